@@ -16,7 +16,7 @@ from leasehold.api.auth.security import refuse_open_routes, scopes_of
 from leasehold.api.console.router import console_router, public_of
 from leasehold.api.fleet import audit, health, keys, operators
 from leasehold.api.http import openapi
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.edge import Edge, identity_of
 from leasehold.api.http.methods import Methods
 from leasehold.api.http.problems import NOT_STORABLE, problem_of
@@ -151,7 +151,7 @@ def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
 def refuse_open_bodies(app: FastAPI, router: APIRouter) -> None:
     """Raises DeclarationError for a route that would read its body before it knows its caller."""
     for route in router.routes:
-        if isinstance(route, APIRoute) and route.body_field is not None and not isinstance(route, CallerFirst):
+        if isinstance(route, APIRoute) and route.body_field is not None and not isinstance(route, AuthenticatedFirst):
             raise DeclarationError(f"{app.title}: {route.path} reads its body before it knows its caller")
 
 

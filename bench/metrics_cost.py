@@ -25,7 +25,7 @@ from bench.testbed import Installation, Testbed
 from leasehold.db.database import connect
 from leasehold.embedded.ports import free_port
 from leasehold.exporter.exporter import EVERY
-from leasehold.exporter.jobs import jobs_ended
+from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.pipelines.demo.pipeline import noop
 from leasehold.transitions import workers
 from leasehold.transitions.endings import JobEnded
@@ -134,7 +134,7 @@ def _counting() -> float:
         metrics.CLAIMS.labels("hint").inc()
         metrics.claimed("default", "pending", 0.05)
         metrics.ended("noop", "only", "succeeded", 0.01, None)
-        jobs_ended(ended)
+        count_ended_jobs(ended)
 
     return min(timeit.repeat(attempt, number=10_000, repeat=20)) / 10_000
 

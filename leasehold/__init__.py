@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from leasehold.app.app import App
     from leasehold.app.current import Current, current
     from leasehold.app.failed import Failed
-    from leasehold.app.flow import Limit, Unique
     from leasehold.app.retry import Retry
     from leasehold.app.run import Run
+    from leasehold.app.run_limits import Limit, Unique
     from leasehold.app.task import Task
     from leasehold.client.external import ExternalWorker
     from leasehold.db.database import connect
@@ -94,7 +94,7 @@ _MODULES = {
     "app.app": ("App",),
     "app.current": ("Current", "current"),
     "app.failed": ("Failed",),
-    "app.flow": ("Limit", "Unique"),
+    "app.run_limits": ("Limit", "Unique"),
     "app.retry": ("Retry",),
     "app.run": ("Run",),
     "app.task": ("Task",),

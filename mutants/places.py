@@ -20,7 +20,7 @@ STATEMENTS = (
     "leasehold/broker/*.py",
     "leasehold/db/idempotency.py",
     "leasehold/db/artifacts.py",
-    "leasehold/db/reads.py",
+    "leasehold/db/event_reads.py",
     "leasehold/db/run_reads.py",
     "leasehold/db/history.py",
     "leasehold/schedules/*.py",

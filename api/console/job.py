@@ -26,7 +26,7 @@ from leasehold.api.jobs.schemas import Reason, RetryRequest
 from leasehold.api.jobs.view import answer, with_links
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.db import log_reads, reads
+from leasehold.db import event_reads, log_reads
 from leasehold.domain.errors import Invalid, NotFound, RequestError
 from leasehold.domain.states import JOB_TERMINAL, JobState
 
@@ -53,7 +53,7 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     job = await with_links(services, found, whole | {"outputs": outputs[:_MAX_OUTPUTS]})
     why = await explain(services, tenant_id, found.row, _MAX_ENTRIES)
     async with services.pool.acquire() as connection:
-        events = await reads.events_after(
+        events = await event_reads.events_after(
             connection, tenant_id, job_id, max(0, found.row["event_seq"] - _MAX_EVENTS), _MAX_EVENTS
         )
         lines = await log_reads.log_end(connection, tenant_id, job_id, _MAX_LINES)

@@ -32,8 +32,8 @@ from leasehold.api.conversion.upload import (
     receive,
 )
 from leasehold.api.conversion.view import STATES, encoded, is_finished, record
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.callback_urls import REFUSED_URL
-from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.early import refuse_early
 from leasehold.api.http.edge import identity_of
@@ -41,7 +41,7 @@ from leasehold.api.http.etags import matches
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, multipart, problems
 from leasehold.api.http.problems import Problem
-from leasehold.api.http.responses import follow_up
+from leasehold.api.http.responses import publish_and_admit
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services, services_of
@@ -49,7 +49,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import BadGateway, Conflict, Gone, LeaseholdError, NotFound, RequestError, StoreError
 from leasehold.domain.ids import new_id
 from leasehold.domain.states import JOB_TERMINAL, JobState
-from leasehold.exporter.jobs import jobs_ended
+from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.limits import uploads
 from leasehold.limits.admission import queues_of
 from leasehold.pipelines.conversion import rows as conversions
@@ -60,7 +60,7 @@ from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.limits import Submitted
 
 log = structlog.get_logger(__name__)
-router = APIRouter(tags=["conversion"], route_class=CallerFirst)
+router = APIRouter(tags=["conversion"], route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(AuditedRequire(CONVERSION_READ))]
 Writer = Annotated[Caller, Depends(AuditedRequire(CONVERSION_WRITE))]
 
@@ -170,7 +170,7 @@ async def _create(
 
     answer = await once(services.pool, caller.tenant_id, idempotency_key, form.fingerprint, write_job)
     for submitted in submissions:
-        await follow_up(services, submitted.hints, submitted.limits)
+        await publish_and_admit(services, submitted.hints, submitted.limits)
         SUBMITTED.labels(conversion.name).inc()
         log.info("job submitted", job_id=str(new_conversion.job.id), bytes=form.model_bytes)
     if not submissions:  # a repeated request got the first answer: no job owns the files that were just stored
@@ -316,10 +316,10 @@ async def cancel_conversion(
             )
             if cancellation.states:
                 await record_act(connection, caller, "job.cancelled", job_id, kind="conversion", reason=reason or None)
-    jobs_ended(cancellation.ended)
+    count_ended_jobs(cancellation.ended)
     status = cancellation.states.get(job_id)
     if status in JOB_TERMINAL:
-        await follow_up(services, [], limit_ids, [job_id])
+        await publish_and_admit(services, [], limit_ids, [job_id])
     row = await find(services, caller, job_id)
     if status is None and row["status"] != JobState.CANCEL_REQUESTED:
         raise Conflict("resource_invalid_state", f"The conversion is {record(row)['status']}: it cannot be cancelled.")

@@ -15,7 +15,7 @@ from leasehold.api.conversion.view import PUBLIC_STATE, is_finished
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.streams import ANSWERS, HEADERS, number_of, stream
 from leasehold.api.process.services import services_of
-from leasehold.db.reads import EventView
+from leasehold.db.event_reads import EventView
 
 router = APIRouter(tags=["conversion"])
 

@@ -17,7 +17,7 @@ from leasehold.api.auth.security import CONVERSION_WRITE
 from leasehold.api.conversion.rates import check_rate
 from leasehold.api.conversion.result import ArtifactName, finished_artifacts
 from leasehold.api.conversion.view import file_name_of
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
@@ -30,7 +30,7 @@ from leasehold.pipelines.conversion.promotion.copying import Copy, Promoter
 from leasehold.pipelines.conversion.promotion.ownership import Turn
 from leasehold.pipelines.conversion.promotion.targets import open_target
 
-router = APIRouter(tags=["conversion"], route_class=CallerFirst)
+router = APIRouter(tags=["conversion"], route_class=AuthenticatedFirst)
 Writer = Annotated[Caller, Depends(AuditedRequire(CONVERSION_WRITE))]
 
 _KEY_PART = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from leasehold.api.auth.audit import AuditedRequire, audit, record
 from leasehold.api.auth.security import CONVERSION_READ
 from leasehold.api.conversion.view import ARTIFACTS, disposition
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
@@ -30,7 +30,7 @@ from leasehold.pipelines.conversion.rows import Row
 from leasehold.runtime.transient import TRY_AGAIN
 
 log = structlog.get_logger(__name__)
-router = APIRouter(tags=["conversion"], route_class=CallerFirst)
+router = APIRouter(tags=["conversion"], route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(AuditedRequire(CONVERSION_READ))]
 ArtifactName = Literal["onnx", "bie", "nef", "report"]
 

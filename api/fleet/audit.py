@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from leasehold.api.auth.security import AUDIT_READ, OPERATE, Require
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import encoded, json_response
@@ -23,7 +23,7 @@ from leasehold.api.runs.schemas import Instant
 from leasehold.db import audit
 from leasehold.db.audit import AuditFilter
 
-router = APIRouter(tags=["audit"], prefix="/v1/audit", route_class=CallerFirst)
+router = APIRouter(tags=["audit"], prefix="/v1/audit", route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(Require(AUDIT_READ))]
 Tenant = Annotated[
     str | None,

@@ -19,7 +19,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from leasehold.api.auth.security import OPERATE, Require, bearer
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.problems import is_database_away
 from leasehold.api.process.services import Services, services_of
 from leasehold.db.schemas import CORE, state_of
@@ -32,7 +32,7 @@ from leasehold.telemetry import database
 from leasehold.telemetry.outages import DATABASE, STORE
 
 log = structlog.get_logger(__name__)
-router = APIRouter(include_in_schema=False, route_class=CallerFirst)
+router = APIRouter(include_in_schema=False, route_class=AuthenticatedFirst)
 _operator = Require(OPERATE)
 
 #: All probes within so many seconds share one answer: probes are public, and one check writes.

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from leasehold.api.auth.security import JOBS_READ, KEYS_WRITE, OPERATE, Require
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response
 from leasehold.api.process.keyring import Caller
@@ -26,7 +26,7 @@ from leasehold.limits import keys
 from leasehold.security.credentials import list_keys
 from leasehold.security.roles import PREFIX
 
-router = APIRouter(tags=["keys"], prefix="/v1", route_class=CallerFirst)
+router = APIRouter(tags=["keys"], prefix="/v1", route_class=AuthenticatedFirst)
 Admin = Annotated[Caller, Depends(Require(KEYS_WRITE))]
 Prefix = Annotated[str, Path(pattern=r"^[a-z0-9]{12}$", description="The part between lh_ and the second underscore.")]
 _DAY = 86_400

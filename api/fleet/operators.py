@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import OPERATE, Require
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
-from leasehold.api.http.responses import follow_up, json_response
+from leasehold.api.http.responses import json_response, publish_and_admit
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.db import run_reads
@@ -25,7 +25,7 @@ from leasehold.domain.json_values import JsonNumber
 from leasehold.limits.bounds import make_room
 from leasehold.transitions import fleet, limits, workers
 
-router = APIRouter(tags=["operators"], prefix="/v1", route_class=CallerFirst)
+router = APIRouter(tags=["operators"], prefix="/v1", route_class=AuthenticatedFirst)
 Operator = Annotated[Caller, Depends(Require(OPERATE))]
 
 
@@ -96,7 +96,7 @@ async def resume_queue(request: Request, queue: str, caller: Operator) -> Respon
     async with services.pool.acquire() as connection, connection.transaction():
         hints = await fleet.resume(connection, queue)
         await record(connection, caller, "queue.resumed", queue, tenant_id=EVERYBODY)
-    await follow_up(services, hints)
+    await publish_and_admit(services, hints)
     return json_response({"queue": queue, "paused": False})
 
 
@@ -167,5 +167,5 @@ async def lift_limit(request: Request, tenant_id: str, key: str, caller: Operato
         if not limit_ids:
             raise NotFound("limit_not_found", "There is no such limit.")
         await record(connection, caller, "limit.lifted", key, tenant_id=tenant_id)
-    await follow_up(services, [], limit_ids)
+    await publish_and_admit(services, [], limit_ids)
     return json_response({"tenant_id": tenant_id, "key": key})

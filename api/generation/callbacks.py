@@ -13,8 +13,8 @@ from uuid import UUID
 
 from fastapi import APIRouter, Path, Request, Response
 
-from leasehold.api.http.caller_first import CallerFirst
-from leasehold.api.http.responses import follow_up
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
+from leasehold.api.http.responses import publish_and_admit
 from leasehold.api.process.services import services_of
 from leasehold.domain.errors import NotFound, Unavailable
 from leasehold.domain.states import JOB_TERMINAL
@@ -24,7 +24,7 @@ from leasehold.security.sealing import Sealing
 from leasehold.transitions.wakes import wake
 
 ROUTE = callbacks.PATH + "/{job_id}/{signature}"
-router = APIRouter(tags=["generation"], route_class=CallerFirst)
+router = APIRouter(tags=["generation"], route_class=AuthenticatedFirst)
 #: How long the endpoint waits for the job to snooze. A provider gives up later (Ark: after five seconds), and tries
 #: again.
 _WAIT_SECONDS = 3.0
@@ -50,7 +50,7 @@ async def hear_provider(request: Request, job_id: UUID, signature: Annotated[str
                 return Response(status_code=HTTPStatus.NO_CONTENT)
             hints = await wake(connection, job_id, row["tenant_id"], "poll")
         if hints:
-            await follow_up(services, hints)
+            await publish_and_admit(services, hints)
             return Response(status_code=HTTPStatus.NO_CONTENT)
         if monotonic() > deadline:
             raise Unavailable("not_waiting", "The generation is not waiting for a callback now. Send it again.")

@@ -15,7 +15,7 @@ from leasehold.api.http.openapi import problems
 from leasehold.api.http.streams import ANSWERS, HEADERS, number_of, stream
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
-from leasehold.db.reads import EventView
+from leasehold.db.event_reads import EventView
 from leasehold.domain.errors import NotFound
 from leasehold.domain.states import JOB_TERMINAL, JobState, TaskState
 from leasehold.pipelines.generation import rows as generations

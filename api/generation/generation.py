@@ -24,12 +24,12 @@ from leasehold.api.generation.schemas import (
     Ordered,
 )
 from leasehold.api.generation.view import answer, is_finished
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.callback_urls import REFUSED_URL, check_callback_url
-from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
-from leasehold.api.http.responses import follow_up
+from leasehold.api.http.responses import publish_and_admit
 from leasehold.api.http.tags import json_of_request
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import SUBMITTED
@@ -39,7 +39,7 @@ from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
 from leasehold.domain.errors import Conflict, Invalid, NotFound
 from leasehold.domain.ids import new_id
-from leasehold.exporter.jobs import jobs_ended
+from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.limits.admission import queues_of
 from leasehold.pipelines.generation import rows as generations
 from leasehold.pipelines.generation.operations import own_limits, seconds_of, withdraw
@@ -55,7 +55,7 @@ from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.limits import Submitted
 
 log = structlog.get_logger(__name__)
-router = APIRouter(tags=["generation"], route_class=CallerFirst)
+router = APIRouter(tags=["generation"], route_class=AuthenticatedFirst)
 Writer = Annotated[Caller, Depends(Require(GENERATION_WRITE))]
 Credential = Annotated[
     str | None,
@@ -143,7 +143,7 @@ async def _create(
 
     stored_answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, write_job)
     for submitted in submissions:
-        await follow_up(services, submitted.hints, submitted.limits)
+        await publish_and_admit(services, submitted.hints, submitted.limits)
         SUBMITTED.labels(generation.name).inc()
         log.info("generation ordered", job_id=str(new_generation.job.id), kind=kind, provider=params.provider)
     return Response(stored_answer.body, stored_answer.status_code, limit_fields, media_type="application/json")
@@ -248,8 +248,8 @@ async def _cancel(request: Request, kind: Kind, body: CancelRequest, caller: Cal
             raise Conflict("resource_invalid_state", "The generation has ended, or is being cancelled.")
         current = await find()
     hints, ended = cancellation
-    jobs_ended(ended)
-    await follow_up(services, hints, limit_ids, [row["job_id"]])
+    count_ended_jobs(ended)
+    await publish_and_admit(services, hints, limit_ids, [row["job_id"]])
     return await answer(services, current or row)
 
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from leasehold.api.auth.security import GENERATION_READ, Require
 from leasehold.api.generation.schemas import SERVER_ID, TASK_ID, GenerationAnswer, GenerationStatistics, TaskQuery
 from leasehold.api.generation.view import answer, etag, is_finished, statistics, unknown
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.etags import matches
 from leasehold.api.http.openapi import problems
 from leasehold.api.process.keyring import Caller
@@ -19,7 +19,7 @@ from leasehold.pipelines.generation import rows as generations
 from leasehold.pipelines.generation.provider import Kind
 from leasehold.pipelines.generation.rows import Row
 
-router = APIRouter(tags=["generation"], route_class=CallerFirst)
+router = APIRouter(tags=["generation"], route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(Require(GENERATION_READ))]
 TaskId = Annotated[str, Query(pattern=TASK_ID)]
 Consume = Annotated[

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 
 from leasehold.api.auth.security import GENERATION_WRITE, Require
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.early import refuse_early
 from leasehold.api.http.multipart import Begin, Data, End, events
 from leasehold.api.http.openapi import multipart, problems
@@ -23,7 +23,7 @@ from leasehold.domain.errors import BadGateway, BodyTooSlow, Invalid, RequestErr
 from leasehold.pipelines.generation import rows as generations
 from leasehold.pipelines.media.kinds import sniff
 
-router = APIRouter(tags=["generation"], route_class=CallerFirst)
+router = APIRouter(tags=["generation"], route_class=AuthenticatedFirst)
 Writer = Annotated[Caller, Depends(Require(GENERATION_WRITE))]
 
 PATH = "/v1/upload/images"

@@ -113,8 +113,8 @@ class Guarded(HttpToolsProtocol):
     # --- requests
 
     def data_received(self, data: bytes) -> None:
-        """The parser calls `on_message_begin`, `on_url`, `on_header`, `on_headers_complete` and `on_message_complete` while
-        it reads `data`. What it has not reported yet, `_head_bytes` counts.
+        """While the parser reads `data`, it calls `on_message_begin`, `on_url`, `on_header`, `on_headers_complete` and
+        `on_message_complete`. `_head_bytes` counts what it has read and not reported yet.
         """
         if self._refused is not None:
             return

@@ -18,11 +18,11 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
 from leasehold.api.auth.security import Require, bearer
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.domain.errors import DeclarationError
 
 
-class QuickRoute(CallerFirst):
+class QuickRoute(AuthenticatedFirst):
     """The route of an endpoint that declares a request, one model as its body, one Require, and optional headers of
     text.
 

@@ -1,4 +1,4 @@
-"""Shared by endpoints after their commit: `json_response`, and `follow_up`, which publishes the commit's hints."""
+"""Shared by endpoints after their commit: they publish its hints, admit jobs that waited, and answer with JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi import Response
 
 from leasehold.api.process.services import Services
 from leasehold.broker.outbox import Announcement
-from leasehold.exporter.jobs import jobs_ended
+from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.transitions import concurrency
 from leasehold.transitions.concurrency import ConcurrencyLimitName
 from leasehold.transitions.runs import CreatedRun
@@ -28,7 +28,7 @@ def json_response(content: Any, status: int = 200, headers: dict[str, str] | Non
     return Response(body, status, headers, media_type="application/json")
 
 
-async def follow_up(
+async def publish_and_admit(
     services: Services,
     hints: Sequence[Announcement],
     limits: Sequence[ConcurrencyLimitName] = (),
@@ -44,9 +44,9 @@ async def follow_up(
             services.announcer.announce(await concurrency.admit(connection, limits, departed))
 
 
-async def follow_up_run(services: Services, effects: CreatedRun) -> None:
-    """Call this after the commit that created or revived a run. Does what `follow_up` does, and counts the runs that
-    the new run replaced.
+async def publish_and_admit_run(services: Services, effects: CreatedRun) -> None:
+    """Call this after the commit that created or revived a run. It is `publish_and_admit`, and counts the runs that the
+    new run replaced.
     """
-    jobs_ended(effects.ended)
-    await follow_up(services, effects.hints, effects.limits, effects.departed)
+    count_ended_jobs(effects.ended)
+    await publish_and_admit(services, effects.hints, effects.limits, effects.departed)

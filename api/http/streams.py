@@ -13,8 +13,8 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from pydantic import Field
 
 from leasehold.api.process.services import Services
-from leasehold.db import reads
-from leasehold.db.reads import EventView
+from leasehold.db import event_reads
+from leasehold.db.event_reads import EventView
 from leasehold.domain.errors import Invalid
 from leasehold.domain.states import JOB_TERMINAL
 
@@ -57,7 +57,7 @@ async def stream(
     ended = expected = False
     while not services.draining and monotonic() < until:
         async with services.pool.acquire() as connection:
-            batch = await reads.events_after(connection, tenant_id, job_id, after, _BATCH)
+            batch = await event_reads.events_after(connection, tenant_id, job_id, after, _BATCH)
         for event in batch:
             yield _encode(event, fields(event))
             after = event.seq

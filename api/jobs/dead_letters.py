@@ -15,10 +15,10 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from leasehold.actions.retrying import revive, template_of
 from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, RUNS_READ, RUNS_WRITE, Require
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
-from leasehold.api.http.responses import follow_up_run, json_response
+from leasehold.api.http.responses import json_response, publish_and_admit_run
 from leasehold.api.jobs.access import Found, found_of
 from leasehold.api.jobs.ending import record
 from leasehold.api.jobs.retrying import retry
@@ -33,7 +33,7 @@ from leasehold.kinds.operations import RUN
 from leasehold.limits.admission import queues_waited_in
 from leasehold.transitions.runs import CreatedRun
 
-router = APIRouter(tags=["dead letters"], prefix="/v1/dead-letters", route_class=CallerFirst)
+router = APIRouter(tags=["dead letters"], prefix="/v1/dead-letters", route_class=AuthenticatedFirst)
 Writer = Annotated[Caller, Depends(Require(JOBS_OPERATE, or_else=RUNS_WRITE))]
 Reader = Annotated[Caller, Depends(Require(JOBS_READ, or_else=RUNS_READ))]
 
@@ -157,7 +157,7 @@ async def replay_many(request: Request, body: BulkReplayRequest, caller: Writer)
         finally:
             await services.admission.refund(connection, caller.payer, len(job_ids) - len(replayed))
     for effects in replayed:
-        await follow_up_run(services, effects)
+        await publish_and_admit_run(services, effects)
     replayed_ids = [effects.id for effects in replayed]
     return json_response({"replayed": replayed_ids, "refused": refused}, HTTPStatus.ACCEPTED, limit_headers)
 

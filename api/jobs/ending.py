@@ -9,13 +9,13 @@ import structlog
 from leasehold.actions import ending
 from leasehold.actions.ending import Effects
 from leasehold.api.auth import audit
-from leasehold.api.http.responses import follow_up
+from leasehold.api.http.responses import publish_and_admit
 from leasehold.api.jobs.access import Found
 from leasehold.api.process.services import Services
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, StoreError
 from leasehold.domain.states import JOB_TERMINAL, JobState
-from leasehold.exporter.jobs import jobs_ended
+from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.limits import uploads
 from leasehold.transitions import concurrency, sweeps
 
@@ -48,8 +48,8 @@ async def cancel(services: Services, found: Found, reason: str) -> JobState:
                 raise invalid_state(status)
             if status is not JobState.CANCEL_REQUESTED:
                 raise Conflict("cancel_not_supported", "The template of this job does not support cancelling.")
-    jobs_ended(effects.ended)
-    await follow_up(services, effects.hints, names if effects.ended else (), [found.id])
+    count_ended_jobs(effects.ended)
+    await publish_and_admit(services, effects.hints, names if effects.ended else (), [found.id])
     return status
 
 
@@ -75,8 +75,8 @@ async def delete(services: Services, found: Found) -> JobState | None:
         async with connection.transaction():
             prefix = await ending.delete(services.actions, connection, found.target, _by(found), effects)
             await record(connection, found, "job.deleted", waits=True if prefix is None else None)
-    jobs_ended(effects.ended)
-    await follow_up(services, effects.hints, names, [found.id])
+    count_ended_jobs(effects.ended)
+    await publish_and_admit(services, effects.hints, names, [found.id])
     if prefix is None:
         return effects.states.get(found.id, JobState.CANCEL_REQUESTED)
     await _remove(services, found, prefix)

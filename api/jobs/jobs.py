@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, Require
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.etags import matches, weak
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import encoded, json_response
@@ -25,12 +25,12 @@ from leasehold.api.jobs.schemas import Acted, EventPage, JobAnswer, Reason, Retr
 from leasehold.api.jobs.view import answer, with_links
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.db import reads
-from leasehold.db.reads import EventView
+from leasehold.db import event_reads
+from leasehold.db.event_reads import EventView
 from leasehold.domain.json_values import MAX_INTEGER
 from leasehold.domain.states import JOB_TERMINAL, JobState
 
-router = APIRouter(tags=["jobs"], prefix="/v1/jobs", route_class=CallerFirst)
+router = APIRouter(tags=["jobs"], prefix="/v1/jobs", route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(Require(JOBS_READ))]
 Operator = Annotated[Caller, Depends(Require(JOBS_OPERATE))]
 Deleter = Annotated[Caller, Depends(Require(JOBS_DELETE))]
@@ -123,7 +123,7 @@ async def stream_job_events(
         events = stream(services, tenant_id, job_id, seen, _status_fields)
         return StreamingResponse(events, media_type=_EVENT_STREAM, headers=HEADERS)
     async with services.pool.acquire() as connection:
-        rows = await reads.events_after(connection, tenant_id, job_id, seen, limit + 1)
+        rows = await event_reads.events_after(connection, tenant_id, job_id, seen, limit + 1)
     page = [content_of(event, _status_fields(event)) for event in rows[:limit]]
     return json_response({"events": page, "next_after": rows[limit - 1].seq if len(rows) > limit else None})
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from leasehold.api.auth.security import JOBS_READ, Require
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response
@@ -24,7 +24,7 @@ from leasehold.db.job_lists import MAX_READ, MAX_SEARCHED, Listing, Page, Scope
 from leasehold.domain.job_filter import MAX_CHARACTERS, JobFilter, parse
 
 Counting = Annotated[bool, Query(description="Also count: exact up to 10,000, above that an estimate.")]
-router = APIRouter(tags=["jobs"], prefix="/v1/jobs", route_class=CallerFirst)
+router = APIRouter(tags=["jobs"], prefix="/v1/jobs", route_class=AuthenticatedFirst)
 
 
 @router.get(

@@ -8,7 +8,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.sse import format_sse_event
 
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
 from leasehold.api.jobs.access import find
 from leasehold.api.jobs.following import INVALID, PAGE_OR_SSE, Item, Source, WantedItems, answer
@@ -17,7 +17,7 @@ from leasehold.api.jobs.schemas import LogPage, StreamPage
 from leasehold.api.process.services import services_of
 from leasehold.db import log_reads
 
-router = APIRouter(tags=["jobs"], prefix="/v1/jobs", route_class=CallerFirst)
+router = APIRouter(tags=["jobs"], prefix="/v1/jobs", route_class=AuthenticatedFirst)
 
 LOG_DESCRIPTION = (
     "JSON, a page at a time: `after` is the `next_after` of the page before. With `Accept: text/event-stream` "

@@ -13,7 +13,7 @@ from typing import Any
 from leasehold.api.auth import audit
 from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE
 from leasehold.api.http.idempotent import Answer, once
-from leasehold.api.http.responses import encoded, follow_up
+from leasehold.api.http.responses import encoded, publish_and_admit
 from leasehold.api.jobs.access import sight_of
 from leasehold.api.jobs.schemas import NewOperation
 from leasehold.api.jobs.view import summary
@@ -135,7 +135,7 @@ async def submit(
 
     request_hash = fingerprint(b"POST /v1/operations", wish.model_dump_json().encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
-    await follow_up(services, hints)
+    await publish_and_admit(services, hints)
     return Submitted(answer, fields)
 
 

@@ -9,7 +9,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, Require
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import IdempotencyKey
@@ -24,7 +24,7 @@ from leasehold.db import operation_reads
 from leasehold.db.job_reads import Row
 from leasehold.domain.errors import NotFound
 
-router = APIRouter(tags=["operations"], prefix="/v1/operations", route_class=CallerFirst)
+router = APIRouter(tags=["operations"], prefix="/v1/operations", route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(Require(JOBS_READ))]
 Operator = Annotated[Caller, Depends(Require(JOBS_OPERATE, or_else=JOBS_DELETE))]
 _MISSING = {HTTPStatus.NOT_FOUND: "`operation_not_found`"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from leasehold.actions.retrying import revive, template_of
 from leasehold.api.http.early import refuse_early
-from leasehold.api.http.responses import follow_up_run
+from leasehold.api.http.responses import publish_and_admit_run
 from leasehold.api.jobs.access import Found
 from leasehold.api.jobs.ending import invalid_state, record
 from leasehold.api.jobs.schemas import RetryRequest
@@ -39,5 +39,5 @@ async def retry(services: Services, found: Found, body: RetryRequest) -> dict[st
         other_payload = None if params is None else True
         await record(connection, found, "job.retried", from_step=body.from_step, other_payload=other_payload)
         paid.queues |= await queues_waited_in(connection, found.id)
-    await follow_up_run(services, effects)
+    await publish_and_admit_run(services, effects)
     return paid.fields

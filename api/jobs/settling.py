@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from leasehold.actions.retrying import revive
-from leasehold.api.http.responses import follow_up_run
+from leasehold.api.http.responses import publish_and_admit_run
 from leasehold.api.jobs.access import Found
 from leasehold.api.jobs.ending import record
 from leasehold.api.jobs.schemas import SettleRequest
@@ -45,7 +45,7 @@ async def settle(services: Services, found: Found, body: SettleRequest) -> dict[
             fields = paid.fields
             await record(connection, found, "job.settled", **details)
     if effects is not None:
-        await follow_up_run(services, effects)
+        await publish_and_admit_run(services, effects)
     return fields
 
 

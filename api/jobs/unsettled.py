@@ -10,7 +10,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, OPERATE, Require
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import json_response
@@ -23,7 +23,7 @@ from leasehold.db import unsettled
 from leasehold.db.database import Connection
 from leasehold.domain.errors import RequestError, TooMany, Unavailable
 
-router = APIRouter(tags=["jobs"], prefix="/v1", route_class=CallerFirst)
+router = APIRouter(tags=["jobs"], prefix="/v1", route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(Require(JOBS_READ))]
 Operator = Annotated[Caller, Depends(Require(JOBS_OPERATE))]
 What = Literal["orders", "external", "webhooks"]

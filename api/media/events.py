@@ -10,18 +10,18 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import StreamingResponse
 
 from leasehold.api.auth.security import MEDIA_READ, Require
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.streams import ANSWERS, HEADERS, LastEventId, number_of, stream
 from leasehold.api.media.media import find_media
 from leasehold.api.media.view import status_word, step_word
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
-from leasehold.db.reads import EventView
+from leasehold.db.event_reads import EventView
 from leasehold.domain.errors import Conflict
 from leasehold.domain.states import JOB_TERMINAL
 
-router = APIRouter(tags=["media"], route_class=CallerFirst)
+router = APIRouter(tags=["media"], route_class=AuthenticatedFirst)
 
 
 @router.get(

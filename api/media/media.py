@@ -15,16 +15,16 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import MEDIA_READ, MEDIA_WRITE, Require
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.etags import matches, weak
 from leasehold.api.http.openapi import problems
-from leasehold.api.http.responses import follow_up
+from leasehold.api.http.responses import publish_and_admit
 from leasehold.api.media.schemas import MediaAnswer
 from leasehold.api.media.view import is_finished, media_answer
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.domain.errors import NotFound, StoreError
-from leasehold.exporter.jobs import jobs_ended
+from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.limits import uploads
 from leasehold.pipelines.media import reads, transitions
 from leasehold.pipelines.media.reads import MediaView
@@ -32,7 +32,7 @@ from leasehold.transitions import concurrency
 
 log = structlog.get_logger(__name__)
 
-router = APIRouter(tags=["media"], route_class=CallerFirst)
+router = APIRouter(tags=["media"], route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(Require(MEDIA_READ))]
 Writer = Annotated[Caller, Depends(Require(MEDIA_WRITE))]
 
@@ -93,9 +93,9 @@ async def delete_media(request: Request, media_id: UUID, caller: Writer) -> Resp
             raise NotFound("media_not_found", "There is no such media.")
         names = await concurrency.limits_of(connection, [deleted.job_id]) if deleted.job_id else []
         await record(connection, caller, "media.deleted", media_id, job_id=deleted.job_id)
-    jobs_ended(deleted.ended)
+    count_ended_jobs(deleted.ended)
     if deleted.ended and deleted.job_id is not None:
-        await follow_up(services, [], names, [deleted.job_id])
+        await publish_and_admit(services, [], names, [deleted.job_id])
     log.info("media deleted", job_id=str(deleted.job_id))
     try:
         await services.store.delete(deleted.original_key)

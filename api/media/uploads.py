@@ -11,14 +11,14 @@ import structlog
 from fastapi import APIRouter, Depends, Request, Response
 
 from leasehold.api.auth.security import MEDIA_WRITE, Require
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.callback_urls import REFUSED_URL, check_callback_url
-from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.early import refuse_early
 from leasehold.api.http.edge import identity_of
 from leasehold.api.http.file_names import clean_file_name
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
-from leasehold.api.http.responses import follow_up
+from leasehold.api.http.responses import publish_and_admit
 from leasehold.api.media.inspection import Refusal, inspect_upload
 from leasehold.api.media.schemas import Accepted, CompleteRequest, UploadRequest, UploadTicket
 from leasehold.api.process.keyring import Caller
@@ -40,7 +40,7 @@ from leasehold.settings import Settings
 from leasehold.transitions.jobs import NewJob
 
 log = structlog.get_logger(__name__)
-router = APIRouter(tags=["media"], route_class=CallerFirst)
+router = APIRouter(tags=["media"], route_class=AuthenticatedFirst)
 Writer = Annotated[Caller, Depends(Require(MEDIA_WRITE))]
 
 
@@ -233,7 +233,7 @@ async def _take_in(
     if submitted is None:
         return await _decided_elsewhere(services, caller, picture.id)
     limit_fields.update(paid.fields)
-    await follow_up(services, submitted.hints, submitted.limits)
+    await publish_and_admit(services, submitted.hints, submitted.limits)
     SUBMITTED.labels(media.name).inc()
     log.info("job submitted", job_id=str(job.id), bytes=inspected)
     return job.id

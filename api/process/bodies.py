@@ -1,7 +1,7 @@
 """Request bodies in memory: each is bounded in bytes and time, and all bodies of the process share one budget.
 
 The bounds count the bytes that arrive, not the Content-Length. The API knows the caller before it reads the first byte:
-`CallerFirst` calls `Bodies.received` after the key is checked.
+`AuthenticatedFirst` calls `Bodies.received` after the key is checked.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Generic, TypeVar
 from uuid import UUID
 
-from leasehold.db import log_reads, reads, run_reads
+from leasehold.db import event_reads, log_reads, run_reads
 from leasehold.db.database import Pool
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.transient import TRY_AGAIN
@@ -115,7 +115,7 @@ class JobWatch(_Watch[UUID]):
 
     async def _read_numbers(self) -> Mapping[UUID, int]:
         async with self._pool.acquire() as connection:
-            return await reads.event_numbers(connection, list(self._waiters))
+            return await event_reads.last_event_numbers(connection, list(self._waiters))
 
     def _due(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
         # A deleted job counts as changed: the request reads it and learns that it does not exist.

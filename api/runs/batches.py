@@ -15,7 +15,7 @@ from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from leasehold.api.http.quick import QuickRoute
-from leasehold.api.http.responses import follow_up, json_response
+from leasehold.api.http.responses import json_response, publish_and_admit
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services, services_of
@@ -25,7 +25,7 @@ from leasehold.broker.base import BANDS
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
 from leasehold.domain.errors import Invalid, RequestError
-from leasehold.evaluation.evaluator import Misfit
+from leasehold.evaluation.evaluator import PayloadMismatch
 from leasehold.limits.admission import queues_of
 from leasehold.runtime.pacing import paced
 from leasehold.transitions import runs
@@ -88,7 +88,7 @@ async def create_runs(
             lambda: once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
         )
     for count, effects in created:
-        await follow_up(services, effects.hints, effects.limits)
+        await publish_and_admit(services, effects.hints, effects.limits)
         SUBMITTED.labels(body.template).inc(count)
         log.info("runs submitted", runs=count)
     return json_response(answer.body, answer.status_code, limit_headers)
@@ -132,7 +132,7 @@ async def _checked_runs(
             return Invalid("batch_too_large", f"A batch of this template has at most {max_runs} runs.")
         payloads = [item.payload for item in body.runs]
         params = await services.templates.params_of_all(caller.tenant_id, template_version, payloads)
-    except Misfit as error:
+    except PayloadMismatch as error:
         return Invalid(error.code, f"runs[{error.place}]: {error.message}")
     except RequestError as error:
         return error

@@ -8,7 +8,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from leasehold.api.auth.audit import record
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import encoded, json_response
@@ -20,7 +20,7 @@ from leasehold.security.sealing import Sealing
 from leasehold.security.signing import new_secret, shown
 from leasehold.transitions import callbacks
 
-router = APIRouter(tags=["webhooks"], prefix="/v1/callbacks", route_class=CallerFirst)
+router = APIRouter(tags=["webhooks"], prefix="/v1/callbacks", route_class=AuthenticatedFirst)
 
 
 @router.post(

@@ -23,7 +23,7 @@ from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from leasehold.api.http.quick import QuickRoute
-from leasehold.api.http.responses import encoded, follow_up_run, json_response
+from leasehold.api.http.responses import encoded, json_response, publish_and_admit_run
 from leasehold.api.http.tags import json_of_request
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import SUBMITTED
@@ -110,7 +110,7 @@ async def _create_alone(
     request_hash = fingerprint(b"POST /v1/runs", json_of_request(body))
     answer = await retry_duplicates(lambda: once(services.pool, caller.tenant_id, idempotency_key, request_hash, work))
     for run, effects in created:
-        await follow_up_run(services, effects)
+        await publish_and_admit_run(services, effects)
         _record_submission(run)
     return accepted_response(answer, limit_headers)
 
@@ -176,7 +176,7 @@ def seconds_or_none(number: int | None) -> timedelta | None:
 
 async def _template_version(services: Services, caller: Caller, body: RunRequest) -> TemplateVersion:
     """The template that the request names. A template declared in code needs no query."""
-    template_version = services.templates.by_code(body.template, body.version)
+    template_version = services.templates.declared_in_code(body.template, body.version)
     if template_version is not None:
         return template_version
     async with services.pool.acquire() as connection:

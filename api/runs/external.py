@@ -17,7 +17,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from leasehold.api.auth.security import EXTERNAL_WORK, Require
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response
 from leasehold.api.process.keyring import Caller
@@ -26,7 +26,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
 from leasehold.domain.json_values import MAX_INTEGER, Flag, Integer, JsonNumber, Number
 from leasehold.domain.lease import Lease
-from leasehold.exporter.jobs import jobs_ended
+from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.limits import external_files
 from leasehold.limits.external_files import HandedIn
 from leasehold.transitions import claims, external, progress, settlements
@@ -34,7 +34,7 @@ from leasehold.transitions.claims import Claimed, LeaseTerms
 from leasehold.transitions.jobs import external_queue
 from leasehold.transitions.settlements import Completion, Failure, Settled, Verdict
 
-router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=CallerFirst)
+router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=AuthenticatedFirst)
 Worker = Annotated[Caller, Depends(Require(EXTERNAL_WORK))]
 
 #: The namespace in which a tenant's worker id becomes the owner of a lease: equal ids of two tenants stay apart.
@@ -189,7 +189,7 @@ async def in_time(services: Services, connection: Connection, caller: Caller, le
             ended = await external.time_out(connection, services.templates, caller.tenant_id, lease)
         yield ended is None
     if ended is not None:
-        jobs_ended(ended.ended)
+        count_ended_jobs(ended.ended)
         services.announcer.announce(ended.announcements)
 
 
@@ -280,7 +280,7 @@ async def _settled(connection: Connection, outcome: Settled, lease: Lease) -> Se
 
 
 async def _settled_response(services: Services, outcome: Settled, task_id: UUID, otherwise: str) -> Response:
-    jobs_ended(outcome.ended)
+    count_ended_jobs(outcome.ended)
     services.announcer.announce(outcome.announcements)
     return json_response({"status": outcome.states.get(task_id, otherwise)})
 

@@ -12,14 +12,14 @@ from uuid import UUID
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
 from leasehold.api.process.services import services_of
 from leasehold.api.runs.external import FileName, Held, Worker, in_time, lease_of, lost
 from leasehold.domain.json_values import Integer
 from leasehold.limits.external_files import Announced, announce
 
-router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=CallerFirst)
+router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=AuthenticatedFirst)
 
 #: The largest file that any installation accepts.
 MAX_BYTES = 5 * 1024**3

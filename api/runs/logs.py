@@ -7,7 +7,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
 
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
 from leasehold.api.jobs.following import INVALID, PAGE_OR_SSE, WantedItems, answer
 from leasehold.api.jobs.logs import LOG, LOG_DESCRIPTION, STREAM, STREAM_DESCRIPTION
@@ -15,7 +15,7 @@ from leasehold.api.jobs.schemas import LogPage, StreamPage
 from leasehold.api.process.services import services_of
 from leasehold.api.runs.runs import Reader, find_run
 
-router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=CallerFirst)
+router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=AuthenticatedFirst)
 _CODES = {HTTPStatus.NOT_FOUND: "`run_not_found`"} | INVALID
 
 

@@ -10,11 +10,11 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import RUNS_WRITE, Require
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
-from leasehold.api.http.responses import follow_up_run, json_response
+from leasehold.api.http.responses import json_response, publish_and_admit_run
 from leasehold.api.jobs.retrying import retry
 from leasehold.api.jobs.schemas import RetryRequest
 from leasehold.api.process.keyring import Caller
@@ -30,7 +30,7 @@ from leasehold.limits.admission import queues_of
 from leasehold.transitions import runs
 from leasehold.transitions.runs import CreatedRun, NewRun
 
-router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=CallerFirst)
+router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=AuthenticatedFirst)
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 
 
@@ -99,5 +99,5 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
     request_hash = fingerprint(b"POST /v1/runs/rerun", str(run_id).encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     for effects in created:
-        await follow_up_run(services, effects)
+        await publish_and_admit_run(services, effects)
     return accepted_response(answer, limit_headers)

@@ -10,7 +10,7 @@ import structlog
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE, Require
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.etags import matches, weak
 from leasehold.api.http.openapi import problems
@@ -27,7 +27,7 @@ from leasehold.db.job_reads import Row
 from leasehold.domain.errors import NotFound
 from leasehold.domain.states import JOB_TERMINAL, JobState
 
-router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=CallerFirst)
+router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=AuthenticatedFirst)
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
 

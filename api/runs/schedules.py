@@ -18,11 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE, Require
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
-from leasehold.api.http.responses import encoded, follow_up_run, json_response
+from leasehold.api.http.responses import encoded, json_response, publish_and_admit_run
 from leasehold.api.http.tags import Tags, json_of_request
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
@@ -41,7 +41,7 @@ from leasehold.schedules import firing as schedules
 from leasehold.transitions import quarantine
 from leasehold.transitions.runs import CreatedRun
 
-router = APIRouter(tags=["schedules"], prefix="/v1/schedules", route_class=CallerFirst)
+router = APIRouter(tags=["schedules"], prefix="/v1/schedules", route_class=AuthenticatedFirst)
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
 _NEXT_RUNS = 5
@@ -346,7 +346,7 @@ async def run_now(
     if answer.status_code == HTTPStatus.CONFLICT:
         raise Conflict("not_started", "The run was refused: the schedule's last_error gives the reason.")
     for effects in started:
-        await follow_up_run(services, effects)
+        await publish_and_admit_run(services, effects)
     return json_response(answer.body, answer.status_code, limit_headers)
 
 
@@ -408,5 +408,5 @@ async def backfill(
         answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     for effects in created:
         if effects is not None:
-            await follow_up_run(services, effects)
+            await publish_and_admit_run(services, effects)
     return json_response(answer.body, answer.status_code, limit_headers)

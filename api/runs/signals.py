@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import RUNS_WRITE, Require
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import encoded as response_body
-from leasehold.api.http.responses import follow_up, json_response
+from leasehold.api.http.responses import json_response, publish_and_admit
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.api.runs.runs import find_run
@@ -25,12 +25,12 @@ from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
 from leasehold.domain.errors import Invalid
 from leasehold.domain.template import encoded_payload
-from leasehold.evaluation.child import misfit
+from leasehold.evaluation.child import first_mismatch
 from leasehold.evaluation.evaluator import sentence
 from leasehold.evaluation.flat import compiled
 from leasehold.transitions.workflows import signals
 
-router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=CallerFirst)
+router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=AuthenticatedFirst)
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 Name = Annotated[str, Path(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
 
@@ -77,7 +77,7 @@ async def signal_run(
 
     async def work(connection: Connection) -> Answer:
         schema = await signals.schema_of(connection, run_id, caller.tenant_id, name)
-        if schema is not None and (problem := misfit(compiled(schema), payload)) is not None:
+        if schema is not None and (problem := first_mismatch(compiled(schema), payload)) is not None:
             raise Invalid("invalid_payload", sentence(*problem))
         hints.extend(await _sent(connection))
         await record(connection, caller, "job.signalled", run_id, kind="run", name=name)
@@ -90,5 +90,5 @@ async def signal_run(
 
     request_hash = fingerprint(f"POST /v1/runs/{run_id}/signals/{name}".encode(), encoded)
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
-    await follow_up(services, hints)
+    await publish_and_admit(services, hints)
     return json_response(answer.body, answer.status_code)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import RUNS_READ, TEMPLATES_WRITE, Require
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
 from leasehold.api.http.openapi import CHECKED_LATER, problems
 from leasehold.api.http.responses import encoded, json_response
@@ -27,7 +27,7 @@ from leasehold.domain.template import Template
 from leasehold.evaluation.templates import TemplateVersion
 from leasehold.limits.bounds import make_room
 
-router = APIRouter(tags=["templates"], prefix="/v1/templates", route_class=CallerFirst)
+router = APIRouter(tags=["templates"], prefix="/v1/templates", route_class=AuthenticatedFirst)
 Writer = Annotated[Caller, Depends(Require(TEMPLATES_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
 Version = Annotated[int, Path(ge=1, le=MAX_SMALLINT)]
@@ -40,7 +40,7 @@ class Enabling(BaseModel):
 
 
 def _answer(template_version: TemplateVersion) -> dict[str, Any]:
-    source = "code" if template_version.by_code else "api"
+    source = "code" if template_version.in_code else "api"
     return template_version.template.model_dump(mode="json", warnings=False) | {
         "enabled": template_version.enabled,
         "source": source,
@@ -72,7 +72,7 @@ async def create_template(
         await make_room(connection, "template", caller.tenant_id, services.settings.templates_per_tenant)
         await services.templates.write(connection, caller.tenant_id, body)
         await record(connection, caller, "template.written", f"{body.type}/{body.version}", enabled=body.enabled)
-        template_version = TemplateVersion(body, body.pipeline(), enabled=body.enabled, by_code=False)
+        template_version = TemplateVersion(body, body.pipeline(), enabled=body.enabled, in_code=False)
         return Answer(HTTPStatus.CREATED, encoded(_answer(template_version)))
 
     request_hash = fingerprint(b"POST /v1/templates", body.model_dump_json().encode())

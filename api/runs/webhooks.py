@@ -18,10 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import WEBHOOKS_WRITE, Require
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
-from leasehold.api.http.responses import encoded, follow_up, json_response
+from leasehold.api.http.responses import encoded, json_response, publish_and_admit
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.broker.outbox import Announcement
@@ -39,7 +39,7 @@ from leasehold.security.signing import new_secret, shown
 from leasehold.transitions import jobs, webhooks
 from leasehold.transitions.jobs import NewJob
 
-router = APIRouter(tags=["webhooks"], prefix="/v1/webhooks", route_class=CallerFirst)
+router = APIRouter(tags=["webhooks"], prefix="/v1/webhooks", route_class=AuthenticatedFirst)
 Owner = Annotated[Caller, Depends(Require(WEBHOOKS_WRITE))]
 Event: TypeAlias = Literal[
     "run.succeeded", "run.failed", "run.cancelled", "run.expired",
@@ -348,5 +348,5 @@ async def _send(
 
     request_hash = fingerprint(b"POST /v1/webhooks/send", webhook_id.bytes, what)
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
-    await follow_up(services, hints)
+    await publish_and_admit(services, hints)
     return json_response(answer.body, answer.status_code, limit_headers)

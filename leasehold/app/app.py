@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol
 
 from leasehold.app.connection import Connections
 from leasehold.app.middleware import Middleware, around
-from leasehold.app.place import wrong
+from leasehold.app.place import declaration_error
 from leasehold.app.processes import Processes
-from leasehold.app.task import Task, TaskOptions, TaskTerms, TaskWith, TaskWithout
-from leasehold.app.workflow import Workflow, WorkflowTerms, WorkflowWith, WorkflowWithout, workflow_of
+from leasehold.app.task import KeywordTask, PositionalTask, Task, TaskOptions, TaskTerms
+from leasehold.app.workflow import KeywordWorkflow, PositionalWorkflow, Workflow, WorkflowTerms, workflow_of
 from leasehold.domain.errors import DeclarationError, Invalid, InvalidArguments
 from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import NAME, Pipeline
@@ -34,39 +34,39 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class TaskDecorator(Protocol):
-    """What `@app.task(...)` with options is."""
+    """The type of the decorator that `@app.task(...)` with options returns."""
 
     @overload
     def __call__(
         self, function: Callable[[], Coroutine[Any, Any, T]], /
-    ) -> TaskWithout[..., T, Coroutine[Any, Any, T]]: ...
+    ) -> KeywordTask[..., T, Coroutine[Any, Any, T]]: ...
     @overload
-    def __call__(self, function: Callable[[], T], /) -> TaskWithout[..., T, T]: ...
+    def __call__(self, function: Callable[[], T], /) -> KeywordTask[..., T, T]: ...
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a coroutine function is a function, too: the first overload wins
         self, function: Callable[Concatenate[A, Q], Coroutine[Any, Any, T]], /
-    ) -> TaskWith[A, Q, T, Coroutine[Any, Any, T]]: ...
+    ) -> PositionalTask[A, Q, T, Coroutine[Any, Any, T]]: ...
     @overload
-    def __call__(self, function: Callable[Concatenate[A, Q], T], /) -> TaskWith[A, Q, T, T]: ...
+    def __call__(self, function: Callable[Concatenate[A, Q], T], /) -> PositionalTask[A, Q, T, T]: ...
     @overload
     def __call__(  # type: ignore[overload-cannot-match]  # functions with named parameters only do
         self, function: Callable[P, Coroutine[Any, Any, T]], /
-    ) -> TaskWithout[P, T, Coroutine[Any, Any, T]]: ...
+    ) -> KeywordTask[P, T, Coroutine[Any, Any, T]]: ...
     @overload
-    def __call__(self, function: Callable[P, T], /) -> TaskWithout[P, T, T]: ...  # type: ignore[overload-cannot-match]  # as above
+    def __call__(self, function: Callable[P, T], /) -> KeywordTask[P, T, T]: ...  # type: ignore[overload-cannot-match]  # as above
 
 
 class WorkflowDecorator(Protocol):
-    """What `@app.workflow(...)` with options is."""
+    """The type of the decorator that `@app.workflow(...)` with options returns."""
 
     @overload
     def __call__(
         self, function: Callable[Concatenate[Context, A, Q], Coroutine[Any, Any, T]], /
-    ) -> WorkflowWith[A, Q, T]: ...
+    ) -> PositionalWorkflow[A, Q, T]: ...
     @overload
     def __call__(
         self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, T]], /
-    ) -> WorkflowWithout[P, T]: ...
+    ) -> KeywordWorkflow[P, T]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +99,21 @@ class App:
     @overload
     def task(
         self, function: Callable[[], Coroutine[Any, Any, T]], /
-    ) -> TaskWithout[..., T, Coroutine[Any, Any, T]]: ...
+    ) -> KeywordTask[..., T, Coroutine[Any, Any, T]]: ...
     @overload
-    def task(self, function: Callable[[], T], /) -> TaskWithout[..., T, T]: ...
+    def task(self, function: Callable[[], T], /) -> KeywordTask[..., T, T]: ...
     @overload
     def task(  # type: ignore[overload-overlap]  # a coroutine function is a function, too: the first overload wins
         self, function: Callable[Concatenate[A, Q], Coroutine[Any, Any, T]], /
-    ) -> TaskWith[A, Q, T, Coroutine[Any, Any, T]]: ...
+    ) -> PositionalTask[A, Q, T, Coroutine[Any, Any, T]]: ...
     @overload
-    def task(self, function: Callable[Concatenate[A, Q], T], /) -> TaskWith[A, Q, T, T]: ...
+    def task(self, function: Callable[Concatenate[A, Q], T], /) -> PositionalTask[A, Q, T, T]: ...
     @overload
     def task(  # type: ignore[overload-cannot-match]  # functions with named parameters only do
         self, function: Callable[P, Coroutine[Any, Any, T]], /
-    ) -> TaskWithout[P, T, Coroutine[Any, Any, T]]: ...
+    ) -> KeywordTask[P, T, Coroutine[Any, Any, T]]: ...
     @overload
-    def task(self, function: Callable[P, T], /) -> TaskWithout[P, T, T]: ...  # type: ignore[overload-cannot-match]  # as above
+    def task(self, function: Callable[P, T], /) -> KeywordTask[P, T, T]: ...  # type: ignore[overload-cannot-match]  # as above
     @overload
     def task(
         self,
@@ -122,30 +122,31 @@ class App:
     def task(self, *function: Any, **options: Any) -> Any:
         """Declare the function below as a task. Raises DeclarationError with file and line.
 
-        `name`: instead of the function's. `queue`: which workers run it (LEASEHOLD_WORKER_QUEUES); `default`, and of
-        isolated tasks `isolated`. `retry`: how often a failed attempt is tried again. `timeout`: the longest that one
-        attempt may take. `process`: a plain function runs in a process of its own, which the worker kills at the time
-        limit with all that it started. `isolated`: it runs in the sandbox, without network, for bytes of strangers.
-        `limit`: how many of its runs at once, and a minute. `unique`: which submissions give the same run.
-        `on_failure`: a task that runs when a run has failed for good or expired; it takes a leasehold.Failed.
+        `name`: the task's name, if it is not the function's. `queue`: only workers that serve this queue run the task
+        (LEASEHOLD_WORKER_QUEUES); without it `isolated` for isolated tasks and `default` for all others. `retry`: how
+        often a failed attempt is tried again. `timeout`: the longest that one attempt may take. `process`: a plain
+        function runs in a process of its own; at the time limit the worker kills it with all that it started.
+        `isolated`: the function runs in the sandbox, without network; choose it for files of strangers. `limit`: how
+        many runs of the task run at once, and how many start each minute. `unique`: which submissions give the same
+        run. `on_failure`: a task that runs when a run has failed for good or expired; it takes a leasehold.Failed.
         """
         terms = TaskTerms(**options)
         if function:
-            return self._declare(function[0], terms, names_of(inspect.currentframe()))
+            return self._declare(function[0], terms, caller_locals(inspect.currentframe()))
 
         def declare(function: Callable[..., Any], /) -> Task[..., Any]:
-            return self._declare(function, terms, names_of(inspect.currentframe()))
+            return self._declare(function, terms, caller_locals(inspect.currentframe()))
 
         return declare
 
     @overload
     def workflow(
         self, function: Callable[Concatenate[Context, A, Q], Coroutine[Any, Any, T]], /
-    ) -> WorkflowWith[A, Q, T]: ...
+    ) -> PositionalWorkflow[A, Q, T]: ...
     @overload
     def workflow(
         self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, T]], /
-    ) -> WorkflowWithout[P, T]: ...
+    ) -> KeywordWorkflow[P, T]: ...
     @overload
     def workflow(
         self, *, name: str | None = None, queue: str = "default", version: int = 1, timeout: timedelta = ...
@@ -153,15 +154,16 @@ class App:
     def workflow(self, *function: Any, **options: Any) -> Any:
         """Declare the `async def` below, whose first parameter is a Context, as a workflow. Raises DeclarationError.
 
-        `name`: instead of the function's. `queue`: which workers run it. `version`: what `ctx.version` is in new runs.
+        `name`: the workflow's name, if it is not the function's. `queue`: only workers that serve this queue run it.
+        `version`: `ctx.version` of new runs.
         `timeout`: the longest that the function may run between two waits.
         """
         terms = WorkflowTerms(**options)
         if function:
-            return self._declare_workflow(function[0], terms, names_of(inspect.currentframe()))
+            return self._declare_workflow(function[0], terms, caller_locals(inspect.currentframe()))
 
         def declare(function: Callable[..., Any], /) -> Workflow:
-            return self._declare_workflow(function, terms, names_of(inspect.currentframe()))
+            return self._declare_workflow(function, terms, caller_locals(inspect.currentframe()))
 
         return declare
 
@@ -173,7 +175,7 @@ class App:
         return workflow
 
     def _declare(self, function: Callable[..., Any], terms: TaskTerms, names: Mapping[str, Any]) -> Task[..., Any]:
-        kind = TaskWith if _takes_one(function) else TaskWithout
+        kind = PositionalTask if _takes_one(function) else KeywordTask
         task: Task[..., Any] = kind(self.name, function, terms, names, self.connections)
         self.register(task)
         return task
@@ -188,26 +190,26 @@ class App:
         catch_up_within: timedelta = timedelta(days=1),
         **options: Unpack[TaskOptions],
     ) -> TaskDecorator:
-        """Declare the function below as a task that runs by the clock. Raises DeclarationError.
+        """Declare the function below as a task that runs at the times of a cron expression. Raises DeclarationError.
 
-        `expression`: five fields, or @hourly, @daily and their kind; `zone`: an IANA time zone. `overlap`: what a tick
-        does while the run before is unfinished. `catch_up`: which ticks that were missed within `catch_up_within` still
-        start runs. `options`: as of `task`. A worker writes the schedule when it starts, and pauses it when the code no
-        longer has it. All parameters of the function have defaults.
+        `expression`: five fields, or @hourly, @daily, @weekly, @monthly, @yearly. `zone`: an IANA time zone. `overlap`:
+        what happens when a run is due while the run before is unfinished. `catch_up`: after a pause, which of the runs
+        that were due within `catch_up_within` still start. `options`: those of `task`. All parameters of the function
+        need defaults. When a worker starts, it writes the schedule; a schedule that left the code it pauses.
         """
         terms = TaskTerms(**options)
 
         def declare(function: Callable[..., Any], /) -> Task[..., Any]:
             from leasehold.domain import cron  # noqa: PLC0415 - it loads the time zones
 
-            task = self._declare(function, terms, names_of(inspect.currentframe()))
+            task = self._declare(function, terms, caller_locals(inspect.currentframe()))
             try:
                 cron.check(expression, zone)
                 payload = task.arguments.encoded((), {})
             except InvalidArguments as error:
-                raise wrong(function, f"the clock calls it without arguments: {error.message}") from error
+                raise declaration_error(function, f"the clock calls it without arguments: {error.message}") from error
             except Invalid as error:
-                raise wrong(function, error.message) from error
+                raise declaration_error(function, error.message) from error
             within = int(catch_up_within.total_seconds())
             schedule = DeclaredSchedule(task.name, expression, zone, payload, overlap, catch_up, within)
             self._schedules.append(schedule)
@@ -218,39 +220,41 @@ class App:
         return decorator
 
     def lifespan(self, function: Callable[[], AsyncIterator[T]], /) -> Callable[[], AsyncIterator[T]]:
-        """Declare the async generator below as the app's lifespan: it runs to its `yield` before a worker serves the
-        app, and on from there when the worker has stopped. Tasks read what it yields as `current().state`.
+        """Declare the async generator below as the app's lifespan. A worker runs it to its `yield` before it serves the
+        app, and to its end when it stops. Tasks read the yielded value as `current().state`.
 
-        Raises DeclarationError for a second lifespan, or one that is no async generator.
+        Raises DeclarationError for a second lifespan, and for a function that is no async generator.
         """
         if self._lifespan is not None:
-            raise wrong(function, f"the app {self.name} has a lifespan already")
+            raise declaration_error(function, f"the app {self.name} has a lifespan already")
         if not inspect.isasyncgenfunction(inspect.unwrap(function)):
-            raise wrong(function, "a lifespan is an async def with one yield")
+            raise declaration_error(function, "a lifespan is an async def with one yield")
         self._lifespan = asynccontextmanager(function)
         return function
 
     def middleware(self, function: Middleware, /) -> Middleware:
-        """Run the async generator below around each attempt of the app's tasks, but isolated ones. It gets the attempt
-        as `current()` has it; what follows its one `yield` runs when the function has ended, or raised there.
+        """Run the async generator below around each attempt of the app's tasks, except isolated ones. It takes the
+        attempt, as `current()` returns it. Its part before the `yield` runs before the task's function. Its part after
+        the `yield` runs when the function has ended; if the function raised, the `yield` raises the same error.
 
-        The first declared one is the outermost. Raises DeclarationError for what is no async generator.
+        The middleware that is declared first is the outermost. Raises DeclarationError for a function that is no async
+        generator.
         """
         if not inspect.isasyncgenfunction(inspect.unwrap(function)):
-            raise wrong(function, "a middleware is an async def with one yield")
+            raise declaration_error(function, "a middleware is an async def with one yield")
         self._middleware.append(function)
         for task in self.tasks.values():
             self._wrap(task)
         return function
 
     def _wrap(self, task: Task[..., Any]) -> None:
-        """An app without a middleware costs its attempts nothing."""
+        """Put the app's middleware around the task's attempts. Without middleware nothing is put around them."""
         if self._middleware:
             task.pipeline.around = around(task.name, self._middleware)
 
     @asynccontextmanager
     async def opened(self, settings: Settings) -> AsyncIterator[Opened]:
-        """What a worker opens once for all tasks of the app."""
+        """A worker opens this once, for all tasks of the app."""
         async with AsyncExitStack() as stack:
             state = None if self._lifespan is None else await stack.enter_async_context(self._lifespan())
             processes = Processes(settings)
@@ -278,17 +282,17 @@ class App:
                 )
 
     def add(self, *others: Pipeline | Kind) -> None:
-        """Serve these, too: pipelines with several steps, files or templates of their own."""
+        """Serve further pipelines and kinds with the app: for jobs with several steps or files."""
         self._others += others
 
     def use(self, settings: Settings) -> None:
-        """Submit by these settings, in place of those of the environment."""
+        """Submit with these settings instead of the environment's."""
         self.connections.use(settings)
 
     @asynccontextmanager
     async def serving(self, settings: Settings | None = None) -> AsyncIterator[Worker]:
         """Run a worker for this app in this process, inside the block: for a small program, and for tests. At the end
-        of the block it drains: what runs may finish for `drain_seconds`.
+        of the block the worker starts nothing more, and waits up to `drain_seconds` for what runs.
         """
         from leasehold.app.logging import log_to_the_program  # noqa: PLC0415 - declaring a task loads no worker
         from leasehold.worker.worker import Worker  # noqa: PLC0415 - as above
@@ -305,7 +309,7 @@ class App:
         self.connections.close()
 
     def pipelines(self) -> Pipelines:
-        """The app's tasks, what `add` was given, and the platform's deliveries of webhooks: what a worker serves."""
+        """All that a worker serves: the app's tasks, the pipelines given to `add`, and deliveries of webhooks."""
         from leasehold.pipelines import with_deliveries  # noqa: PLC0415 - declaring a task needs none of it
 
         registry = with_deliveries(*self._pipelines(), *self._others)
@@ -316,7 +320,7 @@ class App:
         return (task.pipeline for task in self.tasks.values())
 
 
-def names_of(frame: FrameType | None) -> Mapping[str, Any]:
+def caller_locals(frame: FrameType | None) -> Mapping[str, Any]:
     """The local names of the frame's caller, for annotations that name a class of a function's body."""
     caller = None if frame is None else frame.f_back
     return {} if caller is None else dict(caller.f_locals)

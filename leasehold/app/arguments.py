@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError
 
-from leasehold.app.place import wrong
+from leasehold.app.place import declaration_error
 from leasehold.domain.errors import InvalidArguments
 
 _VARIADIC = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -32,9 +32,11 @@ class Arguments:
         for parameter in parameters:
             if parameter.kind in _VARIADIC:
                 sign = _VARIADIC[parameter.kind]
-                raise wrong(function, f"{sign}{parameter.name}: a task takes named parameters only")
+                raise declaration_error(function, f"{sign}{parameter.name}: a task takes named parameters only")
             if parameter.name not in hints:
-                raise wrong(function, f"parameter {parameter.name!r} has no type: its JSON is checked against it")
+                raise declaration_error(
+                    function, f"parameter {parameter.name!r} has no type: its JSON is checked against it"
+                )
         self._single: str | None = None
         first = hints[parameters[0].name] if len(parameters) == 1 else None
         try:
@@ -45,7 +47,7 @@ class Arguments:
                 self.model = _made(function, parameters, hints)
             self.model.model_json_schema()  # clients read it, and a type without one could not be sent
         except (PydanticUserError, TypeError) as error:
-            raise wrong(function, f"its parameters have no JSON: {error}") from error
+            raise declaration_error(function, f"its parameters have no JSON: {error}") from error
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -113,9 +115,11 @@ def hints_of(function: Callable[..., Any], names: Mapping[str, Any] | None = Non
     try:
         return get_type_hints(inspect.unwrap(function), localns=dict(names or {}), include_extras=True)
     except NameError as error:
-        raise wrong(function, f"an annotation names {error.name!r}, which is not defined above it") from error
+        raise declaration_error(
+            function, f"an annotation names {error.name!r}, which is not defined above it"
+        ) from error
     except TypeError as error:
-        raise wrong(function, f"an annotation is no type: {error}") from error
+        raise declaration_error(function, f"an annotation is no type: {error}") from error
 
 
 def _field(name: str) -> str:

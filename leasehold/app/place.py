@@ -20,6 +20,6 @@ def place_of(function: Callable[..., Any]) -> str:
     return f"{os.path.relpath(path) if path.is_relative_to(Path.cwd()) else path}:{code.co_firstlineno}"
 
 
-def wrong(function: Callable[..., Any], sentence: str) -> DeclarationError:
+def declaration_error(function: Callable[..., Any], sentence: str) -> DeclarationError:
     """The error for a function that is declared wrongly."""
     return DeclarationError(f"{place_of(function)}: {sentence}")

@@ -14,7 +14,7 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError
 
 from leasehold.app.arguments import hints_of
-from leasehold.app.place import wrong
+from leasehold.app.place import declaration_error
 from leasehold.domain.errors import Permanent, ResultUnreadable
 
 #: The output of a step that holds a large result.
@@ -31,7 +31,7 @@ class Results:
         try:
             self._adapter: TypeAdapter[Any] = TypeAdapter(annotation)
         except PydanticUserError as error:
-            raise wrong(function, f"its result has no JSON: {error}") from error
+            raise declaration_error(function, f"its result has no JSON: {error}") from error
 
     def encoded(self, result: Any) -> bytes:
         """The result as JSON. Raises Permanent `result_not_serialisable`."""

@@ -19,13 +19,13 @@ from leasehold.app.calls import OPTIONS, Call, Options, SubmitOptions
 from leasehold.app.connection import Connections
 from leasehold.app.current import Current, enter, leave
 from leasehold.app.failed import Failed
-from leasehold.app.flow import Limit, Unique
 from leasehold.app.handling import Handling
 from leasehold.app.local import LocalAttempt
-from leasehold.app.place import place_of, wrong
+from leasehold.app.place import declaration_error, place_of
 from leasehold.app.results import Results
 from leasehold.app.retry import Retry
 from leasehold.app.run import Run
+from leasehold.app.run_limits import Limit, Unique
 from leasehold.app.started import StartedTask
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.pipeline import NAME, Pipeline, PipelineLimit, RunTerms, Step
@@ -109,21 +109,31 @@ class Task(Generic[P, R]):
         if self.terms.unique is not None:
             fields = {field.alias or name for name, field in self.arguments.model.model_fields.items()}
             if unknown := [name for name in self.terms.unique.by if name not in fields]:
-                raise wrong(self.function, f"Unique.by names {unknown}, and the arguments have {sorted(fields)}")
+                raise declaration_error(
+                    self.function, f"Unique.by names {unknown}, and the arguments have {sorted(fields)}"
+                )
         if self.terms.on_failure is not None:
             follower = self.terms.on_failure
             if follower.arguments.model is not Failed:
-                raise wrong(self.function, f"on_failure: {follower.name} must take one parameter, a leasehold.Failed")
+                raise declaration_error(
+                    self.function, f"on_failure: {follower.name} must take one parameter, a leasehold.Failed"
+                )
             self.pipeline.on_failure = follower.pipeline
 
     def _handler(self) -> Callable[..., Any]:
         if (self.terms.process or self.terms.isolated) and self._is_async:
-            raise wrong(self.function, "an async def runs in the worker's loop: a process of its own needs a plain def")
+            raise declaration_error(
+                self.function, "an async def runs in the worker's loop: a process of its own needs a plain def"
+            )
         if self.terms.process and self.terms.isolated:
-            raise wrong(self.function, "process=True has the network and the disk, isolated=True has neither: choose")
+            raise declaration_error(
+                self.function, "process=True has the network and the disk, isolated=True has neither: choose"
+            )
         if self.terms.process:
             if "<locals>" in self.function.__qualname__:
-                raise wrong(self.function, "a process can import no function of a function: declare it at the top")
+                raise declaration_error(
+                    self.function, "a process can import no function of a function: declare it at the top"
+                )
             self.pipeline.room = self.handling.room
             return self.handling.process
         if self.terms.isolated:
@@ -233,15 +243,15 @@ class Prepared(Generic[P, R]):
         return (await self._task._asubmit([self.call(*args, **kwargs)]))[0]  # noqa: SLF001 - of the same module
 
     def submit_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
-        """As TaskWith.submit_in."""
+        """As PositionalTask.submit_in."""
         return self._task._submit_in(connection, [self.call(*args, **kwargs)])[0]  # noqa: SLF001 - as above
 
     async def asubmit_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
-        """As TaskWith.asubmit_in."""
+        """As PositionalTask.asubmit_in."""
         return (await self._task._asubmit_in(connection, [self.call(*args, **kwargs)]))[0]  # noqa: SLF001 - as above
 
 
-class TaskWith(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
+class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
     """A task with at least one parameter. `C`: what calling it gives, the result or a coroutine of it."""
 
     def __call__(self, argument: A, /, *args: Q.args, **kwargs: Q.kwargs) -> C:
@@ -301,7 +311,7 @@ class TaskWith(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
         return argument if isinstance(argument, Call) else self._calls((argument,), {})
 
 
-class TaskWithout(Task[P, R], Generic[P, R, C]):
+class KeywordTask(Task[P, R], Generic[P, R, C]):
     """A task without parameters, or with named ones only."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
@@ -313,7 +323,7 @@ class TaskWithout(Task[P, R], Generic[P, R, C]):
     @overload
     def submit(self, **options: Unpack[SubmitOptions]) -> Run[R]: ...
     def submit(self, *args: Any, **kwargs: Any) -> Run[R]:
-        """As TaskWith.submit."""
+        """As PositionalTask.submit."""
         return self._submit([self._calls(args, kwargs)])[0]
 
     @overload
@@ -329,7 +339,7 @@ class TaskWithout(Task[P, R], Generic[P, R, C]):
     @overload
     def submit_in(self, connection: Any, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
     def submit_in(self, connection: Any, /, *args: Any, **kwargs: Any) -> Run[R]:
-        """As TaskWith.submit_in."""
+        """As PositionalTask.submit_in."""
         return self._submit_in(connection, [self._calls(args, kwargs)])[0]
 
     @overload
@@ -337,7 +347,7 @@ class TaskWithout(Task[P, R], Generic[P, R, C]):
     @overload
     async def asubmit_in(self, connection: Any, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
     async def asubmit_in(self, connection: Any, /, *args: Any, **kwargs: Any) -> Run[R]:
-        """As TaskWith.asubmit_in."""
+        """As PositionalTask.asubmit_in."""
         return (await self._asubmit_in(connection, [self._calls(args, kwargs)]))[0]
 
     def submit_many(self, calls: Iterable[Call[R]]) -> list[Run[R]]:
@@ -355,16 +365,18 @@ def check_function(function: Callable[..., Any]) -> None:
     if not inspect.isfunction(inner):
         raise DeclarationError(f"{function!r} is no function: a task is declared above a def")
     if inner.__name__ == "<lambda>":
-        raise wrong(function, "a lambda has no name that a worker could find: write a def")
+        raise declaration_error(function, "a lambda has no name that a worker could find: write a def")
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
-        raise wrong(function, f"{inner.__name__} is a generator: a task returns its result once")
+        raise declaration_error(function, f"{inner.__name__} is a generator: a task returns its result once")
 
 
 def pipeline_of(app: str, function: Callable[..., Any], terms: TaskTerms, arguments: Arguments) -> Pipeline:
     """The pipeline of one step that a task is."""
     name = terms.name or function.__name__
     if not NAME.match(name):
-        raise wrong(function, f"the task's name {name!r} must match {NAME.pattern}: give another with name=")
+        raise declaration_error(
+            function, f"the task's name {name!r} must match {NAME.pattern}: give another with name="
+        )
     try:
         step = Step(
             STEP,
@@ -382,4 +394,4 @@ def pipeline_of(app: str, function: Callable[..., Any], terms: TaskTerms, argume
             terms=RunTerms(title=name, description=inspect.getdoc(function) or ""),
         )
     except DeclarationError as error:
-        raise wrong(function, str(error)) from error
+        raise declaration_error(function, str(error)) from error

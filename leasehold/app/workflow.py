@@ -12,9 +12,9 @@ from leasehold.app import results as encoding
 from leasehold.app.arguments import Arguments
 from leasehold.app.connection import Connections
 from leasehold.app.limits import ResultLimits
-from leasehold.app.place import wrong
+from leasehold.app.place import declaration_error
 from leasehold.app.results import Results
-from leasehold.app.task import Task, TaskTerms, TaskWith, TaskWithout
+from leasehold.app.task import KeywordTask, PositionalTask, Task, TaskTerms
 from leasehold.domain.verdicts import Done
 
 A = TypeVar("A")
@@ -79,7 +79,7 @@ class _Durable(Task[P, R]):
         return self.local(*args, **kwargs)
 
 
-class WorkflowWith(_Durable[Concatenate[A, Q], R], TaskWith[A, Q, R, NoReturn], Generic[A, Q, R]):
+class PositionalWorkflow(_Durable[Concatenate[A, Q], R], PositionalTask[A, Q, R, NoReturn], Generic[A, Q, R]):
     """A workflow with at least one parameter beside its context. A worker runs it: submit it."""
 
     def __call__(self, _argument: A, /, *_args: Q.args, **_kwargs: Q.kwargs) -> NoReturn:
@@ -87,7 +87,7 @@ class WorkflowWith(_Durable[Concatenate[A, Q], R], TaskWith[A, Q, R, NoReturn], 
         raise _not_called(self)
 
 
-class WorkflowWithout(_Durable[P, R], TaskWithout[P, R, NoReturn], Generic[P, R]):
+class KeywordWorkflow(_Durable[P, R], KeywordTask[P, R, NoReturn], Generic[P, R]):
     """A workflow without parameters beside its context, or with named ones only."""
 
     def __call__(self, *_args: P.args, **_kwargs: P.kwargs) -> NoReturn:
@@ -95,7 +95,7 @@ class WorkflowWithout(_Durable[P, R], TaskWithout[P, R, NoReturn], Generic[P, R]
         raise _not_called(self)
 
 
-Workflow: TypeAlias = "WorkflowWith[Any, ..., Any] | WorkflowWithout[..., Any]"
+Workflow: TypeAlias = "PositionalWorkflow[Any, ..., Any] | KeywordWorkflow[..., Any]"
 
 
 def workflow_of(
@@ -106,7 +106,7 @@ def workflow_of(
     takes_one = any(
         parameter.kind in _POSITIONAL for parameter in list(inspect.signature(function).parameters.values())[1:]
     )
-    kind: Any = WorkflowWith if takes_one else WorkflowWithout
+    kind: Any = PositionalWorkflow if takes_one else KeywordWorkflow
     task_terms = TaskTerms(name=terms.name, queue=terms.queue, timeout=terms.timeout)
     workflow: Workflow = kind(app, function, task_terms, names, connections)
     workflow.pipeline.version = terms.version
@@ -121,7 +121,9 @@ def _check(function: Callable[..., Any]) -> None:
     """Raises DeclarationError for a function that cannot be a workflow."""
     inner = inspect.unwrap(function)
     if not inspect.iscoroutinefunction(inner):
-        raise wrong(function, "a workflow is an async def")
+        raise declaration_error(function, "a workflow is an async def")
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind not in _POSITIONAL:
-        raise wrong(function, "the first parameter of a workflow is its context: async def f(ctx: Context, ...)")
+        raise declaration_error(
+            function, "the first parameter of a workflow is its context: async def f(ctx: Context, ...)"
+        )

@@ -15,7 +15,7 @@ from leasehold.broker.outbox import Announcement
 from leasehold.db import idempotency
 from leasehold.db.database import Connection
 from leasehold.domain.pipeline import Pipeline
-from leasehold.domain.template import declared, encoded_payload
+from leasehold.domain.template import encoded_payload, template_of_pipeline
 from leasehold.evaluation.templates import TemplateVersion
 from leasehold.transitions import runs
 from leasehold.transitions.concurrency import ConcurrencyLimitName
@@ -89,4 +89,4 @@ def _new_run(call: Call[Any], tenant: str, keep_seconds: int) -> NewRun:
 @cache
 def template_version_of(pipeline: Pipeline) -> TemplateVersion:
     """The pipeline as the template of its runs."""
-    return TemplateVersion(declared(pipeline), pipeline, enabled=True, by_code=True)
+    return TemplateVersion(template_of_pipeline(pipeline), pipeline, enabled=True, in_code=True)

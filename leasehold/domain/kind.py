@@ -32,7 +32,7 @@ class Kind:
     `settings`: a `pydantic_settings.BaseSettings` with an `env_prefix` of its own (`LEASEHOLD_{NAME}_`); checked when a
     process starts, and listed by `leasehold settings`. The kind's code makes its own object of it.
     `routers`: FastAPI routers of the kind's endpoints, mounted by every API process. A route needs a scope
-    (`leasehold.api.auth.security.Require`), or its path is among `public`, and a route with a body is `CallerFirst`.
+    (`leasehold.api.auth.security.Require`), or its path is among `public`. A route with a body is `AuthenticatedFirst`.
     `opens`: given the settings, an async context manager of what these endpoints share; they find it as
     `services_of(request).opened[name]`.
     `migrations`: a package (no attribute) of Alembic revisions with one head. `leasehold migrate` runs them after the

@@ -179,7 +179,7 @@ def _seconds(number: int | None) -> timedelta | None:
     return None if number is None else timedelta(seconds=number)
 
 
-def declared(pipeline: Pipeline) -> Template:
+def template_of_pipeline(pipeline: Pipeline) -> Template:
     """A pipeline of code, described as a template: GET shows both kinds alike."""
     terms = pipeline.terms
     return Template.model_construct(

@@ -84,12 +84,12 @@ def _answer(validators: OrderedDict[str, Draft202012Validator], questions: Binar
         return {"unknown": True}
     validators.move_to_end(name)
     for place, payload in enumerate(question["payloads"]):
-        if (problem := misfit(validators[name], payload)) is not None:
+        if (problem := first_mismatch(validators[name], payload)) is not None:
             return {"place": place, "path": problem[0], "message": problem[1]}
     return {}
 
 
-def misfit(validator: Draft202012Validator, payload: Any) -> tuple[str, str] | None:
+def first_mismatch(validator: Draft202012Validator, payload: Any) -> tuple[str, str] | None:
     """The path where the payload does not fit, and why; None when it fits."""
     try:
         validator.validate(payload)

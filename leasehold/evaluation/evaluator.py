@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 
 from leasehold.domain.errors import Invalid, TooMany, Unavailable
-from leasehold.evaluation.child import misfit
+from leasehold.evaluation.child import first_mismatch
 from leasehold.evaluation.flat import FlatSchemas
 from leasehold.evaluation.process import Died, Late, Process
 from leasehold.runtime.gather import cancel_and_wait
@@ -35,7 +35,7 @@ _MAX_REFUSALS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class EvaluationLimits:
     """How much an evaluation may take; the settings of the same names describe each."""
 
     schema_max_size: int
@@ -45,7 +45,7 @@ class Terms:
     waiting: int
 
     @classmethod
-    def of(cls, settings: Settings) -> Terms:
+    def of(cls, settings: Settings) -> EvaluationLimits:
         return cls(
             settings.schema_max_size,
             settings.evaluation_cpu_seconds,
@@ -64,11 +64,11 @@ class _Tenant:
 class Evaluator:
     """Checks schemas and payloads, for any number of tasks of one event loop. `evaluating(settings)` opens it."""
 
-    def __init__(self, terms: Terms) -> None:
-        self._terms = terms
+    def __init__(self, limits: EvaluationLimits) -> None:
+        self._limits = limits
         self._flat = FlatSchemas()
-        self._quick = _Child(terms, terms.cpu_seconds * _QUICK_SHARE)
-        self._slow = _Child(terms, terms.cpu_seconds)
+        self._quick = _Child(limits, limits.cpu_seconds * _QUICK_SHARE)
+        self._slow = _Child(limits, limits.cpu_seconds)
         self._tenants: defaultdict[str, _Tenant] = defaultdict(_Tenant)
         self._slow_until: dict[str, float] = {}
         self._refused: OrderedDict[tuple[str, bytes], float] = OrderedDict()
@@ -79,7 +79,7 @@ class Evaluator:
         and what `_ask` raises.
         """
         encoded = orjson.dumps(schema)
-        question = _Question(_name(encoded), encoded, [], self._terms.schema_max_size)
+        question = _Question(_name(encoded), encoded, [], self._limits.schema_max_size)
         too_complex = Invalid(
             "schema_too_complex", "To check this schema takes too long: use fewer patterns, or shorter ones."
         )
@@ -87,7 +87,7 @@ class Evaluator:
         if "cost" in answer:
             raise Invalid(
                 "schema_too_complex",
-                f"With its references written out the schema has more than {self._terms.schema_max_size} parts.",
+                f"With its references written out the schema has more than {self._limits.schema_max_size} parts.",
             )
         if "cycle" in answer:
             raise Invalid("schema_too_complex", "The schema refers to itself without going deeper into the payload.")
@@ -95,8 +95,10 @@ class Evaluator:
             raise Invalid("invalid_request", f"payload_schema is not a JSON Schema 2020-12: {answer['no_schema']}")
 
     async def check(self, tenant_id: str, schema: dict[str, Any], payloads: Sequence[bytes]) -> None:
-        """Check JSON payloads against a schema that a client wrote. Raises Misfit `invalid_payload` for the first
-        payload that does not fit, with its `place` and the path; Invalid `payload_too_complex`; and what `_ask` raises.
+        """Check JSON payloads against a schema that a client wrote.
+
+        Raises PayloadMismatch `invalid_payload` for the first one that does not fit, Invalid `payload_too_complex`, and
+        what `_ask` raises.
         """
         if not schema:
             return
@@ -104,8 +106,8 @@ class Evaluator:
         validator = self._flat.validator(encoded, sum(map(len, payloads)))
         if validator is not None:
             for place, payload in enumerate(payloads):
-                if (problem := misfit(validator, orjson.loads(payload))) is not None:
-                    raise Misfit(place, "invalid_payload", sentence(*problem))
+                if (problem := first_mismatch(validator, orjson.loads(payload))) is not None:
+                    raise PayloadMismatch(place, "invalid_payload", sentence(*problem))
             return
         question = _Question(_name(encoded), encoded, payloads)
         too_complex = Invalid(
@@ -113,7 +115,7 @@ class Evaluator:
         )
         answer = await self._ask(tenant_id, question, too_complex)
         if "place" in answer:
-            raise Misfit(answer["place"], "invalid_payload", sentence(answer["path"], answer["message"]))
+            raise PayloadMismatch(answer["place"], "invalid_payload", sentence(answer["path"], answer["message"]))
         if answer:  # the schema cannot be used: it was stored by a release that allowed more
             raise too_complex
 
@@ -125,11 +127,11 @@ class Evaluator:
         if (until := self._refused.get(refusal)) is not None and until > monotonic():
             raise too_complex
         tenant = self._tenants[tenant_id]
-        if tenant.waiting >= self._terms.waiting:
+        if tenant.waiting >= self._limits.waiting:
             raise self._too_many("Too many payloads of this tenant wait to be checked.")
         tenant.waiting += 1
         try:
-            async with asyncio.timeout(self._terms.wall_seconds) as timeout:
+            async with asyncio.timeout(self._limits.wall_seconds) as timeout:
                 await tenant.turn.acquire()
                 timeout.reschedule(None)
                 # a task of its own: a client that disconnects must not kill a child. The question keeps the tenant's
@@ -153,7 +155,9 @@ class Evaluator:
                 self._tenants.pop(tenant_id, None)
 
     def _too_many(self, message: str) -> TooMany:
-        return TooMany("evaluations_waiting", message, policy="evaluations", at_most=self._terms.waiting, retry_after=1)
+        return TooMany(
+            "evaluations_waiting", message, policy="evaluations", at_most=self._limits.waiting, retry_after=1
+        )
 
     async def _in_turn(self, tenant_id: str, tenant: _Tenant, question: _Question) -> dict[str, Any]:
         try:
@@ -174,7 +178,7 @@ class Evaluator:
         await self._slow.close()
 
 
-class Misfit(Invalid):
+class PayloadMismatch(Invalid):
     """The payload at position `place` does not fit."""
 
     def __init__(self, place: int, code: str, message: str) -> None:
@@ -217,8 +221,8 @@ class _Question:
 class _Child:
     """A child process that is replaced when it dies, and the queue of the questions that wait for it."""
 
-    def __init__(self, terms: Terms, cpu_seconds: float) -> None:
-        self._terms = terms
+    def __init__(self, limits: EvaluationLimits, cpu_seconds: float) -> None:
+        self._limits = limits
         self._cpu_seconds = cpu_seconds
         self._turn = asyncio.Lock()
         self._process: Process | None = None
@@ -241,14 +245,14 @@ class _Child:
         """Ask by the schema's name first, and with the schema when the child does not know it."""
         for with_schema in (False, True):
             body = question.encoded(with_schema=with_schema)
-            answer = await process.ask(body, self._cpu_seconds, self._terms.wall_seconds)
+            answer = await process.ask(body, self._cpu_seconds, self._limits.wall_seconds)
             if "unknown" not in answer:
                 break
         return answer
 
     async def _living_process(self) -> Process:
         if self._process is None or not self._process.alive:
-            self._process = await Process.start(self._terms.memory_bytes)
+            self._process = await Process.start(self._limits.memory_bytes)
         return self._process
 
     async def close(self) -> None:
@@ -258,7 +262,7 @@ class _Child:
 
 @asynccontextmanager
 async def evaluating(settings: Settings) -> AsyncIterator[Evaluator]:
-    evaluator = Evaluator(Terms.of(settings))
+    evaluator = Evaluator(EvaluationLimits.of(settings))
     try:
         yield evaluator
     finally:

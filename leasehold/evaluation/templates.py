@@ -1,5 +1,6 @@
-"""Finds templates by name and version: those that code declares, for every tenant, and those that a tenant wrote over
-HTTP. It also checks payloads against their schemas.
+"""Finds templates by name and version, and checks payloads against their schemas.
+
+Code declares templates for every tenant. A tenant writes its own over HTTP.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid, NotFound
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.registry import Pipelines
-from leasehold.domain.template import Template, declared, encoded_payload
-from leasehold.evaluation.child import misfit
-from leasehold.evaluation.evaluator import Evaluator, Misfit, Terms, sentence
+from leasehold.domain.template import Template, encoded_payload, template_of_pipeline
+from leasehold.evaluation.child import first_mismatch
+from leasehold.evaluation.evaluator import EvaluationLimits, Evaluator, PayloadMismatch, sentence
 from leasehold.evaluation.flat import compiled
 from leasehold.runtime.pacing import paced
 from leasehold.settings import Settings
@@ -30,12 +31,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class TemplateVersion:
-    """One version of a template, and the pipeline that its runs use. `by_code`: code declares it."""
+    """One version of a template, and the pipeline that its runs use. `in_code`: it is declared in code."""
 
     template: Template
     pipeline: Pipeline
     enabled: bool
-    by_code: bool
+    in_code: bool
 
     @cached_property
     def _validator(self) -> Draft202012Validator:
@@ -47,8 +48,8 @@ class TemplateVersion:
         return self.pipeline.terms.concurrency == "allow"
 
     def params_by_code(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters of a run, for a template of code: its schema is trusted. Raises Invalid with the path."""
-        if (problem := misfit(self._validator, dict(payload))) is not None:
+        """The parameters of a run of a template in code, whose schema is trusted. Raises Invalid with the path."""
+        if (problem := first_mismatch(self._validator, dict(payload))) is not None:
             raise Invalid("invalid_payload", sentence(*problem))
         try:
             return self.pipeline.params.model_validate(payload).model_dump(mode="json", by_alias=True)
@@ -65,10 +66,10 @@ class Templates:
 
     def __init__(self, pipelines: Pipelines, evaluator: Evaluator | None = None) -> None:
         self.pipelines = pipelines
-        self._evaluator = evaluator if evaluator is not None else Evaluator(Terms.of(Settings()))
+        self._evaluator = evaluator if evaluator is not None else Evaluator(EvaluationLimits.of(Settings()))
         self._by_code: dict[str, TemplateVersion] = {}  # kept: declaring costs as much as a run's commit
 
-    def of_code(self) -> list[TemplateVersion]:
+    def all_declared_in_code(self) -> list[TemplateVersion]:
         return [
             self._of_pipeline(pipeline) for pipeline in self.pipelines if pipeline.terms.offered and not pipeline.inputs
         ]
@@ -77,13 +78,13 @@ class Templates:
         template_version = self._by_code.get(pipeline.name)
         if template_version is None or template_version.pipeline is not pipeline:
             template_version = self._by_code[pipeline.name] = TemplateVersion(
-                declared(pipeline), pipeline, enabled=True, by_code=True
+                template_of_pipeline(pipeline), pipeline, enabled=True, in_code=True
             )
         return template_version
 
-    def by_code(self, kind: str, version: int | None = None) -> TemplateVersion | None:
-        """The template that code declares; it precedes any of a tenant with the same name."""
-        for template_version in self.of_code():
+    def declared_in_code(self, kind: str, version: int | None = None) -> TemplateVersion | None:
+        """The template that is declared in code. It comes before a tenant's template of the same name."""
+        for template_version in self.all_declared_in_code():
             if template_version.template.type == kind and version in (None, template_version.template.version):
                 return template_version
         return None
@@ -92,7 +93,7 @@ class Templates:
         self, connection: Connection, tenant_id: str, kind: str, version: int | None = None
     ) -> TemplateVersion:
         """The given version; without one the newest enabled. Raises NotFound `template_not_found`."""
-        template_version = self.by_code(kind, version)
+        template_version = self.declared_in_code(kind, version)
         if template_version is not None:
             return template_version
         row = await connection.fetchrow(
@@ -105,13 +106,13 @@ class Templates:
         if row is None:
             raise NotFound("template_not_found", "There is no such template, or no version of it is enabled.")
         template = _read(row["declaration"])
-        return TemplateVersion(template, template.pipeline(), enabled=row["enabled"], by_code=False)
+        return TemplateVersion(template, template.pipeline(), enabled=row["enabled"], in_code=False)
 
     async def of_run(self, connection: Connection, tenant_id: str, kind: str, version: int) -> TemplateVersion:
-        """The template of an existing run. A template of code is the current one, whatever its version. Raises
-        NotFound.
+        """The template of an existing run. Of a template in code this is the current version, whatever the run's is.
+        Raises NotFound.
         """
-        return self.by_code(kind) or await self.find(connection, tenant_id, kind, version)
+        return self.declared_in_code(kind) or await self.find(connection, tenant_id, kind, version)
 
     async def find_usable(
         self, connection: Connection, tenant_id: str, kind: str, version: int | None
@@ -144,22 +145,22 @@ class Templates:
     async def params_of_all(
         self, tenant_id: str, template_version: TemplateVersion, payloads: Sequence[Mapping[str, Any]]
     ) -> list[dict[str, Any]]:
-        """As `params`, for many payloads. Raises Misfit with the payload's place, in place of Invalid."""
+        """As `params`, for many payloads. Raises PayloadMismatch, which has the payload's position, for Invalid."""
         checked: list[dict[str, Any]] = []
         encoded: list[bytes] = []
         async for payload in paced(payloads):
             try:
                 encoded.append(encoded_payload(payload))
-                checked.append(template_version.params_by_code(payload) if template_version.by_code else dict(payload))
+                checked.append(template_version.params_by_code(payload) if template_version.in_code else dict(payload))
             except Invalid as error:
-                raise Misfit(len(checked), error.code, error.message) from None
-        if not template_version.by_code:
+                raise PayloadMismatch(len(checked), error.code, error.message) from None
+        if not template_version.in_code:
             await self._evaluator.check(tenant_id, template_version.template.payload_schema, encoded)
         return checked
 
     async def check(self, tenant_id: str, template: Template) -> None:
-        """Check that the template may be written. Raises Conflict when its name belongs to code, Invalid for an unknown
-        handler, and what Evaluator.check_schema raises.
+        """Check that the template may be written. Raises Conflict when a pipeline in code has its name, Invalid for an
+        unknown handler, and what Evaluator.check_schema raises.
         """
         if template.type in self.pipelines:
             raise Conflict("template_reserved", "A pipeline of this installation has this name.")
@@ -193,8 +194,8 @@ class Templates:
             raise Invalid("unknown_worker_type", f"No handler {handler!r} is offered to templates.")
 
     async def enable(self, connection: Connection, tenant_id: str, kind: str, version: int, *, enabled: bool) -> None:
-        """Enable or disable a version. Raises NotFound, and Conflict for a template of code: it is always enabled."""
-        if kind in self.pipelines:
+        """Enable or disable a version. Raises NotFound, and Conflict for a template in code: it is always enabled."""
+        if self.declared_in_code(kind) is not None:
             raise Conflict("template_reserved", "Templates that code declares are always enabled.")
         if not await connection.fetchval(
             "UPDATE template SET enabled = $4 WHERE tenant_id = $1 AND type = $2 AND version = $3 RETURNING true",
@@ -213,19 +214,15 @@ class Templates:
             tenant_id,
             kind,
         )
-        listed = [
-            template_version for template_version in self.of_code() if kind in (None, template_version.template.type)
-        ]
+        listed = [version for version in self.all_declared_in_code() if kind in (None, version.template.type)]
         for row in rows:
             try:
                 template = _read(row["declaration"])
             except Conflict as error:  # list the others
                 log.warning("a template is left out of a list", tenant_id=tenant_id, code=error.code)
                 continue
-            listed.append(TemplateVersion(template, template.pipeline(), enabled=row["enabled"], by_code=False))
-        return sorted(
-            listed, key=lambda template_version: (template_version.template.type, -template_version.template.version)
-        )
+            listed.append(TemplateVersion(template, template.pipeline(), enabled=row["enabled"], in_code=False))
+        return sorted(listed, key=lambda version: (version.template.type, -version.template.version))
 
 
 def _read(declaration: Any) -> Template:

@@ -15,7 +15,7 @@ JOBS = tallies(
 JOB_SECONDS = spreads("job_duration_seconds", "From a job's submission to its success", ["pipeline"])
 
 
-def jobs_ended(ends: Sequence[JobEnded]) -> None:
+def count_ended_jobs(ends: Sequence[JobEnded]) -> None:
     """Count the jobs. Call it once the transaction that ended them has committed."""
     for job in ends:
         JOBS.labels(job.pipeline, job.outcome).inc()

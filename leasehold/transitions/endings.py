@@ -145,7 +145,7 @@ class JobEnded:
     seconds: float
 
 
-def jobs_ended(rows: Iterable[Any]) -> list[JobEnded]:
+def ended_jobs(rows: Iterable[Any]) -> list[JobEnded]:
     """The jobs that ended, each once. `rows` have the columns ended_job (NULL: none), pipeline, outcome and seconds."""
     by_id: dict[UUID, JobEnded] = {
         row["ended_job"]: JobEnded(row["pipeline"], row["outcome"], row["seconds"])

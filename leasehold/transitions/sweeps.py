@@ -17,7 +17,7 @@ import asyncpg
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, unindexed
 from leasehold.transitions import jobs
-from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, jobs_ended
+from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, ended_jobs
 from leasehold.transitions.quarantine import each, not_in
 from leasehold.transitions.workers import owner_is_dead
 
@@ -105,7 +105,7 @@ async def expire_leases(
 
     rows = await each(connection, LEASES, take, end)
     hints = [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]
-    return sum(row["status"] is not None for row in rows), hints, jobs_ended(rows)
+    return sum(row["status"] is not None for row in rows), hints, ended_jobs(rows)
 
 
 async def _locked_first(
@@ -174,7 +174,7 @@ async def expire_jobs(connection: Connection, limit: int = 100) -> list[JobEnded
         return await connection.fetch(EXPIRE_JOBS, list(locked))
 
     take = partial(_locked_first, connection, _LOCK_JOBS_PAST_DEADLINE, limit)
-    return jobs_ended(await each(connection, DEADLINES, take, end))
+    return ended_jobs(await each(connection, DEADLINES, take, end))
 
 
 # Only jobs with a step that can be ended now: a batch full of jobs whose steps may not be interrupted would hold up all
@@ -226,7 +226,7 @@ async def end_cancels(connection: Connection, dead_owners: Sequence[UUID], limit
     async def take(only: object | None) -> list[UUID]:
         return await _locked_first(connection, _LOCK_CANCELLED_JOBS, limit, only, list(dead_owners))
 
-    return jobs_ended(await each(connection, CANCELS, take, end))
+    return ended_jobs(await each(connection, CANCELS, take, end))
 
 
 @dataclass(frozen=True, slots=True)

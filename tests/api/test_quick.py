@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.routing import APIRoute
 
 from leasehold.api.auth.security import RUNS_WRITE, Require
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.idempotent import IdempotencyKey
 from leasehold.api.http.quick import QuickRoute
 from leasehold.api.process.keyring import Caller
@@ -39,7 +39,7 @@ def _router(path: str, kind: type[APIRoute]) -> APIRouter:
 
 @pytest.fixture
 async def api(settings: Settings) -> AsyncIterator[Running]:
-    async with serving(settings, _router("/plain", CallerFirst), _router("/quick", QuickRoute)) as running:
+    async with serving(settings, _router("/plain", AuthenticatedFirst), _router("/quick", QuickRoute)) as running:
         yield running
 
 

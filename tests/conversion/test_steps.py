@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
+from leasehold.domain.errors import Permanent
 from leasehold.pipelines.conversion import nef
+from leasehold.pipelines.conversion.toolchain.optimise import largest_difference, trial_answers
 from leasehold.pipelines.conversion.toolchain.running import Runnable
 from tests.conversion.conftest import Bench
-from tests.conversion.models import network, pictures, saved
+from tests.conversion.models import model_of, network, pictures, saved
 
 
 def report(path: Path) -> dict[str, Any]:
@@ -126,3 +128,18 @@ def test_a_damaged_container_is_refused(tmp_path: Path) -> None:
     (tmp_path / "part").write_bytes(whole.replace(b"weights", b"weighty"))
     with pytest.raises(nef.BadContainer):
         nef.read(tmp_path / "part").part("model.onnx")
+
+
+def _adds(value: float, path: Path) -> Path:
+    constant = numpy_helper.from_array(np.full((1, 4), value, np.float32), "c")
+    return saved(model_of([helper.make_node("Add", ["x", "c"], ["y"])], weights=[constant]), path)
+
+
+@pytest.mark.parametrize("other", [-np.inf, np.nan, 1.0])
+def test_an_answer_that_became_another_infinity_is_a_difference(tmp_path: Path, other: float) -> None:
+    trials = trial_answers(_adds(np.inf, tmp_path / "first"), seed=1)
+    assert largest_difference(trials, _adds(np.inf, tmp_path / "same")) == 0
+    with pytest.raises(Permanent, match="differ"):
+        largest_difference(trials, _adds(other, tmp_path / "other"))
+    not_a_number = trial_answers(_adds(np.nan, tmp_path / "nan"), seed=1)
+    assert largest_difference(not_a_number, _adds(np.nan, tmp_path / "also")) == 0

@@ -15,7 +15,7 @@ from leasehold.domain.errors import Conflict
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.domain.pipeline import Concurrency, Pipeline, RunTerms, Step
-from leasehold.domain.template import declared
+from leasehold.domain.template import template_of_pipeline
 from leasehold.evaluation.templates import TemplateVersion
 from leasehold.transitions import claims, concurrency, jobs, limits, runs, settlements, sweeps
 from leasehold.transitions.claims import LeaseTerms
@@ -40,7 +40,7 @@ def known(concurrency: Concurrency = "allow") -> TemplateVersion:
         steps=[Step("only", max_attempts=9)],
         terms=RunTerms(concurrency=concurrency, timeout=timedelta(hours=9)),
     )
-    return TemplateVersion(declared(pipeline), pipeline, enabled=True, by_code=True)
+    return TemplateVersion(template_of_pipeline(pipeline), pipeline, enabled=True, in_code=True)
 
 
 ALLOW = known()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from leasehold.db.database import Connection
 from leasehold.worker.worker import Worker
 from tests.api.media_api import problem
 from tests.runs.conftest import Client
@@ -36,6 +37,23 @@ async def test_templates_of_code_are_listed_and_cannot_be_overwritten(client: Cl
     assert [step["id"] for step in code["branches"]["steps"]] == ["top", "left", "right", "bottom"]
     problem(await client.post("/v1/templates", type="scripted", steps=[STEP]), 409, "template_reserved")
     problem(await client.http.patch("/v1/templates/scripted/1", json={"enabled": False}), 409, "template_reserved")
+
+
+async def test_a_tenant_s_template_whose_name_a_pipeline_for_no_client_took_later_is_still_its_own(
+    client: Client, rows: Connection
+) -> None:
+    await client.post("/v1/templates", type="mine", steps=[STEP])
+    await rows.execute(  # as a release wrote it that had no pipeline of this name
+        "UPDATE template SET type = $1::text, declaration = declaration || jsonb_build_object('type', $1::text)",
+        "bulk_operation",
+    )
+    for enabled in (False, True):
+        answer = await client.http.patch("/v1/templates/bulk_operation/1", json={"enabled": enabled})
+        assert (answer.status_code, answer.json()["enabled"]) == (200, enabled)
+    assert (await client.submit("bulk_operation")).status_code == 202
+    problem(
+        await client.post("/v1/templates", type="bulk_operation", version=2, steps=[STEP]), 409, "template_reserved"
+    )
 
 
 @pytest.mark.parametrize(

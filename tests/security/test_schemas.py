@@ -17,7 +17,7 @@ import pytest
 from leasehold.db.database import Connection, connect
 from leasehold.domain.errors import Invalid
 from leasehold.domain.template import Template
-from leasehold.evaluation.evaluator import Evaluator, Terms
+from leasehold.evaluation.evaluator import EvaluationLimits, Evaluator
 from leasehold.evaluation.flat import weight
 from leasehold.evaluation.templates import Templates
 from leasehold.schedules import firing as schedules
@@ -91,7 +91,7 @@ async def loop() -> AsyncIterator[Loop]:
 
 @pytest.fixture
 async def evaluator(settings: Settings) -> AsyncIterator[Evaluator]:
-    evaluator = Evaluator(Terms.of(settings))
+    evaluator = Evaluator(EvaluationLimits.of(settings))
     yield evaluator
     await evaluator.close()
 
@@ -153,8 +153,8 @@ async def test_an_honest_schema_is_accepted(evaluator: Evaluator, schema: Any) -
 
 
 async def test_a_schema_that_takes_long_to_compile_is_refused(settings: Settings) -> None:
-    terms = Terms.of(settings.model_copy(update={"evaluation_cpu_seconds": 0.01, "schema_max_size": 10**6}))
-    evaluator = Evaluator(terms)
+    limits = EvaluationLimits.of(settings.model_copy(update={"evaluation_cpu_seconds": 0.01, "schema_max_size": 10**6}))
+    evaluator = Evaluator(limits)
     with pytest.raises(Invalid) as refused:
         await evaluator.check_schema("acme", {"patternProperties": {f"\\w{{90}}{n}": True for n in range(3000)}})
     assert refused.value.code == "schema_too_complex"

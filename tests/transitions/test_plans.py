@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from leasehold.db import reads
+from leasehold.db import event_reads
 from leasehold.pipelines.media import reads as media_reads
 from leasehold.transitions import claims
 from leasehold.transitions.settlements import completion
@@ -21,8 +21,8 @@ STATEMENTS = {
 #: What the API reads while a client polls or streams.
 READS = {
     "find_media": ("uuid, text", media_reads.FIND_MEDIA),
-    "event_numbers": ("uuid[]", reads.EVENT_NUMBERS),
-    "events_after": ("uuid, text, int, int", reads.EVENTS_AFTER),
+    "last_event_numbers": ("uuid[]", event_reads.LAST_EVENT_NUMBERS),
+    "events_after": ("uuid, text, int, int", event_reads.EVENTS_AFTER),
 }
 #: What an index of all that waits, or all that runs, is called.
 OF_MANY = ("task_runnable", "task_running", "job_live")

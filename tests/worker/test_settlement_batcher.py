@@ -42,9 +42,9 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """The jobs that the worker counts as ended."""
     found: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        settlement_batcher, "jobs_ended", lambda ends: found.extend((job.pipeline, job.outcome) for job in ends)
+        settlement_batcher, "count_ended_jobs", lambda ends: found.extend((job.pipeline, job.outcome) for job in ends)
     )
-    assert counted.jobs_ended is not settlement_batcher.jobs_ended
+    assert counted.count_ended_jobs is not settlement_batcher.count_ended_jobs
     return found
 
 

@@ -16,7 +16,7 @@ from leasehold.broker.outbox import Announcement
 from leasehold.db.batcher import Batcher
 from leasehold.db.database import Connection, connect
 from leasehold.domain.lease import Lease
-from leasehold.exporter.jobs import jobs_ended
+from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.settings import Settings
 from leasehold.transitions import claims, settlements
 from leasehold.transitions.claims import Claimed, LeaseTerms
@@ -106,7 +106,7 @@ class SettlementBatcher:
         if refused:
             acknowledged = await settlements.acknowledge_cancel(connection, refused)
             answers |= _answers(acknowledged)
-            jobs_ended(acknowledged.ended)
+            count_ended_jobs(acknowledged.ended)
         return [answers[settlement.lease.task_id] for settlement in batch]
 
     async def _carry_out(self, connection: Connection, batch: Sequence[Settlement]) -> dict[UUID, Answer]:
@@ -132,7 +132,7 @@ class SettlementBatcher:
             if outcome is not None:
                 answers |= _answers(outcome)
                 self._announce(outcome.announcements)
-                jobs_ended(outcome.ended)
+                count_ended_jobs(outcome.ended)
         return answers
 
     async def _recover_next(

@@ -21,7 +21,7 @@ from leasehold.domain.errors import DeclarationError
 from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import Pipeline
 from leasehold.evaluation.templates import Templates
-from leasehold.exporter.jobs import jobs_ended
+from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.kinds.operations import subjects_of
 from leasehold.limits import downloads, external_files, rates
 from leasehold.limits.admission import Admission
@@ -137,17 +137,17 @@ class Duties:
 
     async def _end_cancels(self) -> None:
         async with self._frequent() as connection:
-            jobs_ended(await sweeps.end_cancels(connection, self._takeover.dead))
+            count_ended_jobs(await sweeps.end_cancels(connection, self._takeover.dead))
 
     async def _end_jobs(self) -> None:
         async with self._frequent() as connection:
-            jobs_ended(await sweeps.expire_jobs(connection))
+            count_ended_jobs(await sweeps.expire_jobs(connection))
 
     async def _follow_children(self) -> None:
         """Wake the workflows whose awaited runs have ended, and cancel the runs of workflows that did not succeed."""
         async with self._frequent() as connection:
             self._announcer.announce(await children.wake_waiting(connection))
-            jobs_ended(await children.cancel_orphans(connection))
+            count_ended_jobs(await children.cancel_orphans(connection))
             await children.close(connection)
 
     async def _end_late_steps(self) -> None:
@@ -159,7 +159,7 @@ class Duties:
         began = monotonic()
         async with self._frequent() as connection:
             for ended in await external.end_overdue(connection, self._templates):
-                jobs_ended(ended.ended)
+                count_ended_jobs(ended.ended)
                 self._announcer.announce(ended.announcements)
         self._late.done(began)
 
@@ -185,7 +185,7 @@ class Duties:
                 pause_after=self._settings.schedule_failures_limit,
                 admission=self._admission,
             ):
-                jobs_ended(fired.ended)
+                count_ended_jobs(fired.ended)
                 self._announcer.announce(fired.hints)
                 self._announcer.announce(await concurrency.admit(connection, fired.limits, fired.departed))
 

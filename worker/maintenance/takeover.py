@@ -10,7 +10,7 @@ import structlog
 
 from leasehold.broker.announcer import Announcer
 from leasehold.db.database import Connection, Pool
-from leasehold.exporter.jobs import jobs_ended
+from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.runtime.duty_cycle import Pauses
 from leasehold.settings import Settings
 from leasehold.transitions import sweeps, workers
@@ -83,7 +83,7 @@ class Takeover:
 
     async def _expire(self, connection: Connection, dead: Sequence[UUID]) -> None:
         ended, hints, failed = await sweeps.expire_leases(connection, dead, self._settings.max_losses)
-        jobs_ended(failed)
+        count_ended_jobs(failed)
         if ended:
             log.warning("leases of dead workers ended", leases=ended, workers=[str(owner) for owner in dead])
             metrics.EXPIRED.inc(ended)

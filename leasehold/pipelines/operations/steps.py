@@ -20,7 +20,7 @@ from leasehold.domain.attempt import Attempt
 from leasehold.domain.errors import Invalid, Permanent, TooMany
 from leasehold.domain.job_filter import parse
 from leasehold.domain.verdicts import Done, Snooze
-from leasehold.exporter.jobs import jobs_ended
+from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.pipelines.operations.batches import Outcome, act_on
 from leasehold.pipelines.operations.context import OperationContext, open_operation_context
 from leasehold.pipelines.operations.pipeline import Operation, bound_of, bulk_operation
@@ -180,7 +180,7 @@ class _Turn:
             # The hints stand in the outbox: the relay publishes them.
             if outcome.limits:
                 await concurrency.admit(connection, sorted(outcome.limits), outcome.departed)
-        jobs_ended(outcome.ended)
+        count_ended_jobs(outcome.ended)
         return None
 
     def _adapt(self, jobs: int, seconds: float) -> None:

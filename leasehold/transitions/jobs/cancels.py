@@ -8,7 +8,7 @@ from uuid import UUID
 
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain.states import JobState
-from leasehold.transitions.endings import JobEnded, jobs_ended
+from leasehold.transitions.endings import JobEnded, ended_jobs
 
 # REQUEST_CANCEL runs after this statement, in the same transaction: a statement that itself waited for the job's lock
 # would read the steps as they were before. $3: also jobs that are not cancelable.
@@ -90,4 +90,4 @@ async def request_cancel(
         if not locked:
             return Cancels({}, [])
         rows = await connection.fetch(REQUEST_CANCEL, locked, {"reason": reason, "by": by})
-    return Cancels({row["id"]: JobState(row["status"]) for row in rows}, jobs_ended(rows))
+    return Cancels({row["id"]: JobState(row["status"]) for row in rows}, ended_jobs(rows))

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from leasehold.broker.outbox import Announcement
 from leasehold.domain.lease import Lease
-from leasehold.transitions.endings import jobs_ended
+from leasehold.transitions.endings import ended_jobs
 from leasehold.transitions.settlements.records import Settled, Verdict
 
 # The CTEs `asked` and `jobs`. $1 owners, $2 task ids, $3 epochs: the parameters of `lease_columns`.
@@ -76,7 +76,7 @@ def settled_of(rows: Sequence[Any], *, hints: bool = False, ends: bool = False) 
     """The outcome that the `rows` of a settlement describe. Each row has a task's verdict. `hints`: a row with an
     `outbox_id` has a hint instead. `ends`: rows also name the jobs that ended.
     """
-    outcome = Settled({}, ended=jobs_ended(rows) if ends else [])
+    outcome = Settled({}, ended=ended_jobs(rows) if ends else [])
     for row in rows:
         if hints and row["outbox_id"] is not None:
             outcome.announcements.append(Announcement.from_row(row))

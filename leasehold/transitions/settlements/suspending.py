@@ -1,4 +1,8 @@
-"""`suspend`: a workflow waits. Its calls are committed, its lease ends, and news or a time makes it due again."""
+"""`suspend`: a workflow waits. Its calls are committed and its lease ends. A signal, a step's end or a time makes it
+due again.
+
+`task.news` counts what came for a workflow: each signal, and each step of its own that ended.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,9 @@ from leasehold.transitions.settlements.records import Settled
 from leasehold.transitions.workflows.journal_sql import WRITE_CALLS
 from leasehold.transitions.workflows.records import Call, calls_column
 
-# $4 calls, $5 the news that the worker has read, $6 how many more make the workflow due (NULL: none does), $7 seconds
-# until it is due in any case (NULL: never). News that came since the worker read: the workflow is due at once.
+# $4: calls. $5: `news` when the worker read it; if it is higher now, the workflow is due at once. $6: the workflow is
+# due when `news` has grown by so much (NULL: it waits for a time only). $7: seconds until it is due in any case (NULL:
+# never).
 SUSPEND = f"""-- suspend
 WITH {HELD_IN_LIVE_JOB}{WRITE_CALLS}, suspended AS (
     -- The guarded write: the attempt does not count, and what went wrong before it is forgotten.

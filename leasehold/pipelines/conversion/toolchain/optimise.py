@@ -100,9 +100,11 @@ def _largest_difference(first: Tensors, second: Tensors) -> float:
     worst = 0.0
     for name, values in first.items():
         a, b = np.asarray(values, np.float64), np.asarray(second[name], np.float64)
-        if a.shape != b.shape or not np.array_equal(np.isfinite(a), np.isfinite(b)):
-            return float("inf")
         finite = np.isfinite(a)
+        if a.shape != b.shape or not np.array_equal(finite, np.isfinite(b)):
+            return float("inf")
+        if not np.array_equal(a[~finite], b[~finite], equal_nan=True):  # +inf is not -inf, and neither is NaN
+            return float("inf")
         if finite.any():
             scale = max(float(np.abs(a[finite]).max()), 1e-6)
             worst = max(worst, float(np.abs(a[finite] - b[finite]).max()) / scale)

@@ -12,9 +12,9 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from leasehold.api.auth.security import Require
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
-from leasehold.api.http.responses import follow_up, json_response
+from leasehold.api.http.responses import json_response, publish_and_admit
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.domain.errors import Invalid, NotFound
@@ -25,7 +25,7 @@ from leasehold.transitions.jobs import NewJob
 from printing import printing
 from printing.settings import PrintingSettings
 
-router = APIRouter(tags=["printing"], route_class=CallerFirst)
+router = APIRouter(tags=["printing"], route_class=AuthenticatedFirst)
 Writer = Annotated[Caller, Depends(Require("printing:write"))]
 Reader = Annotated[Caller, Depends(Require("printing:read"))]
 
@@ -65,7 +65,7 @@ async def create_print(request: Request, wanted: Order, caller: Writer) -> Respo
             "INSERT INTO print_order (job_id, tenant_id, title, copies) VALUES ($1, $2, $3, $4)",
             job.id, caller.tenant_id, wanted.title, wanted.copies,
         )  # fmt: skip
-    await follow_up(services, submitted.hints, submitted.limits)
+    await publish_and_admit(services, submitted.hints, submitted.limits)
     return json_response({"job_id": job.id}, HTTPStatus.ACCEPTED, paid.fields)
 
 

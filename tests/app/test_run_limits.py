@@ -154,7 +154,7 @@ async def test_a_worker_without_the_code_leaves_the_end_of_a_failed_task_to_one_
     ],
 )
 def test_what_does_not_fit_the_arguments_is_refused_at_import(terms: dict[str, Any], words: str) -> None:
-    with pytest.raises(DeclarationError, match=rf"test_flow\.py:\d+: .*{words}"):
+    with pytest.raises(DeclarationError, match=rf"test_run_limits\.py:\d+: .*{words}"):
         App("shop").task(**terms)(one)
 
 

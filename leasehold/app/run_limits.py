@@ -1,4 +1,4 @@
-"""Flow of a task's runs: how many at once, and which submissions are the same run."""
+"""Limits of a task's runs: how many run at once, and which submissions are the same run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from leasehold.domain.errors import DeclarationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """At most so many runs of a task at once, and so many started a minute, for each tenant by itself. `by`: a JSON
-    pointer into the arguments; each value there has the limit for itself. What is above it waits.
+    """At most `at_most` runs of a task run at once, and at most `per_minute` start each minute; further runs wait. Each
+    tenant has the limit for itself. `by`: a JSON pointer into the arguments; each value there has the limit for itself.
     """
 
     at_most: int | None = None
@@ -33,8 +33,8 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unique:
-    """One run for equal arguments within 24 hours: a further submission gives the first run. `by`: the arguments that
-    count; empty: all of them.
+    """One run for equal arguments: within 24 hours a second submission returns the first one's run. `by`: the names of
+    the arguments that are compared; empty: all of them.
     """
 
     by: tuple[str, ...] = ()
@@ -45,6 +45,6 @@ class Unique:
             raise DeclarationError(f"Unique.by is a tuple of names such as ({by!r},), not a string")
 
     def key(self, params: Mapping[str, Any]) -> str:
-        """The key of a submission, equal for those that are the same run."""
+        """The key of a submission: two submissions with one key are one run."""
         values = {name: params[name] for name in self.by} if self.by else dict(params)
         return f"unique:{hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]}"

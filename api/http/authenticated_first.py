@@ -20,7 +20,7 @@ from leasehold.api.http.nesting import refusal
 from leasehold.api.process.services import services_of
 
 
-class CallerFirst(APIRoute):
+class AuthenticatedFirst(APIRoute):
     """Authenticates before it reads: calls the endpoint's `Require` dependencies first, then reads the body within the
     process's budget (`Bodies`).
 

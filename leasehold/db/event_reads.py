@@ -1,7 +1,6 @@
 """The API's reads of events. Each read is one statement: one round trip, one snapshot.
 
-Every query names the tenant. Exception: `event_numbers`, whose callers have checked the tenant before. The reads of
-runs are in run_reads.py.
+Every query names the tenant. Exception: `last_event_numbers`, whose callers have checked the tenant before.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class EventView:
     data: Mapping[str, Any] | None
 
 
-EVENT_NUMBERS = """
+LAST_EVENT_NUMBERS = """
 -- job_event_numbers
 SELECT j.id, j.event_seq FROM job j WHERE j.id = ANY($1::uuid[])
 """
@@ -40,12 +39,12 @@ ORDER BY e.seq LIMIT $4
 """
 
 
-async def event_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[UUID, int]:
+async def last_event_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[UUID, int]:
     """Read the number of each job's last event, to learn which jobs changed. The answer leaves out deleted jobs.
 
     The query names no tenant: each caller has already found its job through a row of its own tenant.
     """
-    rows = await connection.fetch(EVENT_NUMBERS, list(job_ids))
+    rows = await connection.fetch(LAST_EVENT_NUMBERS, list(job_ids))
     return {row["id"]: row["event_seq"] for row in rows}
 
 
