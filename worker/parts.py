@@ -54,7 +54,7 @@ from leasehold.worker.maintenance import relay as relaying
 from leasehold.worker.maintenance.admitter import Admitter
 from leasehold.worker.maintenance.duties import Duties
 from leasehold.worker.maintenance.relay import Relay
-from leasehold.worker.registration import registered
+from leasehold.worker.registration import Registration, registered
 from leasehold.worker.sandbox import isolation
 from leasehold.worker.sandbox.children import Children
 from leasehold.worker.served_queues import ServedQueues
@@ -76,6 +76,7 @@ class Parts:
     """
 
     pool: Pool
+    registration: Registration
     broker: Broker
     store: ObjectStore
     children: Children
@@ -111,14 +112,14 @@ async def open_parts(
         pool, broker, store, opened = await _open_servers(stack, settings, pipelines, queues, warming)
         is_complete = warming.done()
         ready = warming.result() if is_complete else queues.inline
-        presence_key = await stack.enter_async_context(registered(pool, worker, ready))
+        registration = await stack.enter_async_context(registered(pool, worker, ready))
 
         announcer = Announcer(broker, on_pool(pool))
         announcer.start()
         stack.push_async_callback(announcer.close)
         reporter, admitter = Reporter(pool), Admitter(pool, announcer)
 
-        heartbeat = Heartbeat(settings, worker, presence_key, on_failure, on_drain)
+        heartbeat = Heartbeat(settings, registration, on_failure, on_drain)
         heartbeat.start()
         stack.callback(heartbeat.close)
         await heartbeat.wait_for_presence(_PRESENCE_SECONDS)
@@ -159,6 +160,7 @@ async def open_parts(
         relay = Relay(pool, broker, announcer)
         yield Parts(
             pool=pool,
+            registration=registration,
             broker=broker,
             store=store,
             children=children,

@@ -1,4 +1,4 @@
-"""The worker's row in the registry: added at the start, deleted at the end."""
+"""The worker's row in the registry: added at the start, added again if it is lost, deleted at the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from uuid import UUID
 import asyncpg
 import structlog
 
-from leasehold.db.database import Pool
+from leasehold.db.database import Connection, Pool
 from leasehold.runtime.transient import TRY_AGAIN, until_answered
 from leasehold.transitions import workers
 
@@ -22,42 +22,52 @@ log = structlog.get_logger(__name__)
 _PATIENCE_SECONDS = 60.0
 
 
+class Registration:
+    """What the worker's row says. The main loop and the heartbeat's thread use it, on connections of their own."""
+
+    def __init__(self, worker: UUID, queues: Iterable[str]) -> None:
+        self.worker = worker
+        self._queues = sorted(queues)
+
+    async def write(self, connection: Connection) -> int:
+        """Write the row, unless it is there. Returns the presence key."""
+        return await workers.register(
+            connection,
+            self.worker,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=version("leasehold"),
+            queues=self._queues,
+        )
+
+    async def change_queues(self, pool: Pool, queues: Iterable[str]) -> None:
+        """Record that the worker serves these queues from now on."""
+        self._queues = sorted(queues)
+
+        async def change() -> None:
+            async with pool.acquire() as connection:
+                await workers.serves(connection, self.worker, self._queues)
+
+        await until_answered(change, within=_PATIENCE_SECONDS)
+
+
 @asynccontextmanager
-async def registered(pool: Pool, worker: UUID, queues: Iterable[str]) -> AsyncIterator[int]:
-    """Register the worker for the block. Yields its presence key."""
-    presence_key = await _register(pool, worker, sorted(queues))
-    try:
-        yield presence_key
-    finally:
-        await _unregister(pool, worker)
+async def registered(pool: Pool, worker: UUID, queues: Iterable[str]) -> AsyncIterator[Registration]:
+    """Register the worker for the block."""
+    registration = Registration(worker, queues)
 
-
-async def change_queues(pool: Pool, worker: UUID, queues: Iterable[str]) -> None:
-    """Record that the worker serves these queues from now on."""
-
-    async def change() -> None:
-        async with pool.acquire() as connection:
-            await workers.serves(connection, worker, sorted(queues))
-
-    await until_answered(change, within=_PATIENCE_SECONDS)
-
-
-async def _register(pool: Pool, worker: UUID, queues: list[str]) -> int:
-    async def register() -> int:
+    async def register() -> None:
         async with pool.acquire() as connection:
             try:
-                return await workers.register(
-                    connection,
-                    worker,
-                    host=socket.gethostname(),
-                    pid=os.getpid(),
-                    version=version("leasehold"),
-                    queues=queues,
-                )
+                await registration.write(connection)
             except asyncpg.UndefinedTableError as error:
                 raise ConnectionError("the database is not migrated yet") from error
 
-    return await until_answered(register, within=_PATIENCE_SECONDS)
+    await until_answered(register, within=_PATIENCE_SECONDS)
+    try:
+        yield registration
+    finally:
+        await _unregister(pool, worker)
 
 
 async def _unregister(pool: Pool, worker: UUID) -> None:

@@ -130,15 +130,13 @@ class Worker:
         """Serve the isolated queues, too, as soon as their children are ready. If the handlers cannot be loaded, the
         worker drains first and then raises DeclarationError, so that the running attempts can end.
         """
-        from leasehold.worker.registration import change_queues  # noqa: PLC0415 - see the head of this module
-
         try:
             queues = await asyncio.shield(self.parts.warming)
         except DeclarationError:
             await self.drain()
             raise
         if queues != self.queues and not self._draining:
-            await change_queues(self.parts.pool, self.id, queues)
+            await self.parts.registration.change_queues(self.parts.pool, queues)
             self.parts.slot_pools.start_isolated(self._chosen.isolated)
             self.queues = queues
             self._log_serving(later=frozenset())

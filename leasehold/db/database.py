@@ -95,7 +95,11 @@ async def connect(settings: Settings, name: str) -> asyncpg.Connection[asyncpg.R
         server_settings=_server_settings(name),
         connection_class=connection_class(),
     )
-    await _encode_json(connection)
+    try:
+        await _encode_json(connection)
+    except BaseException:
+        connection.terminate()
+        raise
     return connection
 
 

@@ -358,6 +358,7 @@ worker = Table(
     Column("id", Uuid, primary_key=True),  # a new id for each process start: a reused id would hide orphans
     Column("presence_key", Integer, Identity(always=True), nullable=False, unique=True),
     Column("present", Boolean, nullable=False),  # whether it holds the advisory lock `presence_key`
+    Column("incarnation", _INSTANT),  # of the server that its session was on (transitions/workers.py)
     Column("host", Text, nullable=False),
     Column("pid", Integer, nullable=False),
     Column("version", Text, nullable=False),

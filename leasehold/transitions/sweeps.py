@@ -19,7 +19,7 @@ from leasehold.db.database import Connection, unindexed
 from leasehold.transitions import jobs
 from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, ended_jobs
 from leasehold.transitions.quarantine import each, not_in
-from leasehold.transitions.workers import owner_is_dead
+from leasehold.transitions.workers import LEASE_HAS_PASSED, owner_is_dead
 
 #: The duties of this module in the quarantine.
 LEASES, CANCELS, DEADLINES = "leases", "cancels", "deadlines"
@@ -33,7 +33,7 @@ _LOCK_JOBS_OF_LOST = f"""
 SELECT j.id FROM job j
 WHERE j.id IN (
     SELECT t.job_id FROM task t
-    WHERE t.status = 'running' AND (t.lease_until < clock_timestamp() OR t.lease_owner = ANY($1::uuid[]))
+    WHERE t.status = 'running' AND (({LEASE_HAS_PASSED}) OR t.lease_owner = ANY($1::uuid[]))
       AND ($3::uuid IS NULL OR t.job_id = $3) AND {not_in(LEASES, "t.job_id")}
     LIMIT $2
 ) AND j.status <> 'cancel_requested'
@@ -48,7 +48,7 @@ EXPIRE_LEASES = (
 WITH held AS MATERIALIZED (
     SELECT t.id, t.job_id, t.losses, t.contained FROM task t
     WHERE t.job_id = ANY($3::uuid[])
-      AND t.status = 'running' AND (t.lease_until < clock_timestamp() OR {owner_is_dead("$1::uuid[]")})
+      AND t.status = 'running' AND (({LEASE_HAS_PASSED}) OR {owner_is_dead("$1::uuid[]")})
     ORDER BY t.id
     FOR UPDATE OF t SKIP LOCKED
 ), judged AS MATERIALIZED (

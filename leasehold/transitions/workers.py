@@ -12,12 +12,19 @@ from leasehold.db.database import Connection
 PRESENCE = 7_305
 
 
+# SQL: the incarnation of the server: when it started, or last ended all sessions because one of them crashed (this
+# resets its statistics). Sessions, and so presence locks, belong to one incarnation. After a failover it is another
+# one: a standby has started at another time than its primary.
+_INCARNATION = "greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter))"
+
+
 async def register(
     connection: Connection, worker: UUID, *, host: str, pid: int, version: str, queues: Sequence[str]
 ) -> int:
-    """Register a worker that has just started. It is not present yet. Returns its presence key."""
+    """Register a worker, if it is not registered. A new row is not present yet. Returns its presence key."""
     key: int = await connection.fetchval(
         "INSERT INTO worker (id, present, host, pid, version, queues) VALUES ($1, false, $2, $3, $4, $5)"
+        " ON CONFLICT (id) DO UPDATE SET seen_at = clock_timestamp()"
         " RETURNING presence_key",
         worker,
         host,
@@ -41,17 +48,22 @@ async def appear(connection: Connection, worker: UUID, presence_key: int) -> boo
     """
     if not await connection.fetchval("SELECT pg_try_advisory_lock($1, $2)", PRESENCE, presence_key):
         return False
-    await connection.execute("UPDATE worker SET present = true, seen_at = clock_timestamp() WHERE id = $1", worker)
+    await connection.execute(
+        f"UPDATE worker SET present = true, seen_at = clock_timestamp(), incarnation = {_INCARNATION} WHERE id = $1",
+        worker,
+    )
     return True
 
 
-async def seen(connection: Connection, worker: UUID) -> bool:
-    """Record that the worker lives. True: an operator asked it to drain."""
-    return bool(
-        await connection.fetchval(
-            "UPDATE worker SET seen_at = clock_timestamp() WHERE id = $1 RETURNING draining", worker
-        )
+async def seen(connection: Connection, worker: UUID) -> bool | None:
+    """Record that the worker lives, and on which incarnation of the server. True: an operator asked it to drain. None:
+    the worker is not registered (any more).
+    """
+    draining: bool | None = await connection.fetchval(
+        f"UPDATE worker SET seen_at = clock_timestamp(), incarnation = {_INCARNATION} WHERE id = $1 RETURNING draining",
+        worker,
     )
+    return draining
 
 
 async def ask_to_drain(connection: Connection, worker: UUID) -> bool:
@@ -75,16 +87,22 @@ _IS_PRESENT = f"""EXISTS (
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
       AND l.classid = {PRESENCE}::oid AND l.objid = w.presence_key::oid)"""
 
-# The dead workers: present, but without a session. Just after PostgreSQL has started, or has ended all sessions because
-# one crashed (this resets its statistics), no worker has a session yet. Workers reconnect within a second or two, so
-# the query finds nobody dead for ten seconds.
+# The dead workers: present on this incarnation of the server, but without a session. A worker that was present on
+# another incarnation has not come back yet: only its leases show whether it lives. A worker of an older release
+# names no incarnation: the query finds it dead only ten seconds after the server's start, when it has reconnected.
 DEAD = f"""
 -- gone
 SELECT w.id FROM worker w
 WHERE w.present AND NOT {_IS_PRESENT}
-  AND greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter))
-      < clock_timestamp() - interval '10 seconds'
+  AND (w.incarnation = {_INCARNATION}
+       OR (w.incarnation IS NULL AND {_INCARNATION} < clock_timestamp() - interval '10 seconds'))
 """
+
+#: SQL: the lease of task `t` has passed. If its owner has not come back since a failover or a restart of the server, it
+#: has ten seconds more, to renew the lease or to give it back: no task is charged for a failover.
+LEASE_HAS_PASSED = f"""t.lease_until < clock_timestamp()
+    AND (t.lease_until < clock_timestamp() - interval '10 seconds' OR NOT EXISTS (
+        SELECT 1 FROM worker w WHERE w.id = t.lease_owner AND w.incarnation <> {_INCARNATION}))"""
 
 
 def owner_is_dead(owners: str) -> str:

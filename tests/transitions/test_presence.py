@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -75,9 +76,10 @@ async def test_when_the_server_ends_all_sessions_because_one_of_them_crashed_nob
     worker = uuid4()
     assert await workers.appear(heartbeat, worker, await register(looking, worker))
     await heartbeat.close()
-    async with asyncio.timeout(30):  # not before the server has been up for ten seconds
+    async with asyncio.timeout(30):
         while await workers.dead(looking) != [worker]:
             await asyncio.sleep(0.1)
+    await looking.execute("CHECKPOINT")  # this server forgets what it committed just before a crash
     os.kill(looking.get_server_pid(), signal.SIGKILL)
     with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
         await looking.fetchval("SELECT pg_sleep(10)")
@@ -86,3 +88,38 @@ async def test_when_the_server_ends_all_sessions_because_one_of_them_crashed_nob
     await looking.close()
     await server.kill()
     await server.forget()
+
+
+async def test_a_lease_of_who_has_not_come_back_since_a_failover_lasts_ten_seconds_longer(
+    rows: Rows, another: Open
+) -> None:
+    """Its worker may live: it renews the lease or gives it back once it has found the new primary."""
+    owner, connection = rows.terms.owner, rows.connection
+    key = await register(connection, owner)
+    lease = (await rows.leased()).lease
+    heartbeat = (await another()).connection
+    assert await workers.appear(heartbeat, owner, key)
+    await connection.execute("UPDATE worker SET incarnation = incarnation - interval '1 hour'")
+    late = "UPDATE task SET lease_until = clock_timestamp() - $2::interval WHERE id = $1"
+    await connection.execute(late, lease.task_id, timedelta(seconds=5))
+    assert await sweeps.expire_leases(connection, [], MAX_LOSSES) == (0, [], [])
+    await workers.seen(heartbeat, owner)  # on this server again
+    assert (await sweeps.expire_leases(connection, [], MAX_LOSSES))[0] == 1
+
+    lease = (await rows.leased()).lease
+    await connection.execute("UPDATE worker SET incarnation = incarnation - interval '1 hour'")
+    await connection.execute(late, lease.task_id, timedelta(seconds=11))
+    assert (await sweeps.expire_leases(connection, [], MAX_LOSSES))[0] == 1
+
+
+async def test_a_worker_of_an_older_release_is_found_dead_ten_seconds_after_the_start(
+    rows: Rows, another: Open
+) -> None:
+    key = await register(rows.connection, rows.terms.owner)
+    heartbeat = (await another()).connection
+    assert await workers.appear(heartbeat, rows.terms.owner, key)
+    await heartbeat.close()
+    await rows.connection.execute("UPDATE worker SET incarnation = NULL")
+    async with asyncio.timeout(30):
+        while await workers.dead(rows.connection) != [rows.terms.owner]:
+            await asyncio.sleep(0.1)

@@ -19,11 +19,12 @@ from leasehold.db.database import connect
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.settings import Settings
-from leasehold.transitions import workers
+from leasehold.transitions import claims, jobs, workers
 from leasehold.transitions.claims import LeaseTerms
 from leasehold.transitions.settlements import Failure, fail
 from leasehold.worker.leases.claim_batcher import ClaimBatcher
 from leasehold.worker.leases.heartbeat import Heartbeat
+from leasehold.worker.registration import Registration
 from tests.factories import Rows
 
 SECONDS = 20.0
@@ -61,8 +62,8 @@ async def heartbeat(
         "database_url": SecretStr(through), "database_timeout": 10 * SECONDS, "lease_seconds": ttl,
         "renew_seconds": 0.2, "trust_margin_seconds": margin,
     }  # fmt: skip
-    key = await workers.register(rows.connection, rows.terms.owner, host="here", pid=1, version="0", queues=["default"])
-    heartbeat = Heartbeat(settings.model_copy(update=changes), rows.terms.owner, key, lambda _error: None, lambda: None)
+    registration = Registration(rows.terms.owner, ["default"])
+    heartbeat = Heartbeat(settings.model_copy(update=changes), registration, lambda _error: None, lambda: None)
     heartbeat.start()
     yield heartbeat
     link.heal()
@@ -218,3 +219,79 @@ async def test_a_worker_that_comes_back_learns_at_once_what_it_has_lost_meanwhil
     link.heal()
     link.reset()
     await asyncio.wait_for(stopped.wait(), SECONDS)
+
+
+async def test_a_worker_whose_row_is_lost_registers_again_and_is_present_again(
+    settings: Settings, heartbeat: Heartbeat, rows: Rows
+) -> None:
+    """An asynchronous failover can lose the row with the last commits, and the presence key may belong to another."""
+    await held_and_renewed(heartbeat, rows)
+    worker = "FROM worker WHERE id = $1"
+    before = await rows.connection.fetchval(f"DELETE {worker} RETURNING presence_key", rows.terms.owner)
+    async with asyncio.timeout(SECONDS):
+        while not (await rows.connection.fetchval(f"SELECT present {worker}", rows.terms.owner)):
+            await asyncio.sleep(0.02)
+    after = await rows.connection.fetchval(f"SELECT presence_key {worker}", rows.terms.owner)
+    assert after != before
+    looking = await connect(settings, "test")
+    try:
+        assert await workers.dead(looking) == []  # it holds the lock of its new key
+        old_key_is_free = await looking.fetchval("SELECT pg_try_advisory_lock($1, $2)", workers.PRESENCE, before)
+        assert old_key_is_free
+    finally:
+        await looking.close()
+
+
+async def test_after_a_reconnect_a_worker_gives_back_what_it_does_not_hold_and_nothing_else(
+    heartbeat: Heartbeat, link: Link, rows: Rows
+) -> None:
+    """Its settlement was in the tail that an asynchronous failover lost: the task is running again, by nobody."""
+    held, stopped = await held_and_renewed(heartbeat, rows)
+    (cancelled,) = await rows.submit()
+    forgotten = (await rows.leased()).lease
+    await claims.claim(rows.connection, rows.terms, [cancelled.hint.task_id])
+    job = (await rows.task(cancelled.hint.task_id))["job_id"]
+    await jobs.request_cancel(rows.connection, [job], "t", reason="r", by="b")
+    await asyncio.sleep(2.5)
+    assert (await rows.task(forgotten.task_id))["status"] == "running"  # without a reconnect it is a claim on its way
+    link.reset()
+    async with asyncio.timeout(SECONDS):
+        while (await rows.task(forgotten.task_id))["status"] != "pending":
+            await asyncio.sleep(0.02)
+        while (await rows.job(job))["status"] != "cancelled":
+            await asyncio.sleep(0.02)
+    task = await rows.task(forgotten.task_id)
+    assert (task["losses"], task["errors"], task["attempt"]) == (0, 0, 0)
+    assert (await rows.task(held.task_id))["status"] == "running"
+    assert not stopped.is_set()
+    assert heartbeat.holds(held.task_id)
+
+
+async def test_what_was_claimed_after_the_reconnect_is_not_given_back(
+    heartbeat: Heartbeat, link: Link, rows: Rows
+) -> None:
+    """A claim's answer may be on its way for any time."""
+    await held_and_renewed(heartbeat, rows)
+    forgotten = (await rows.leased()).lease
+    link.reset()
+    async with asyncio.timeout(SECONDS):
+        while (await rows.task(forgotten.task_id))["status"] != "pending":
+            claimed = (await rows.leased()).lease
+            await asyncio.sleep(0.3)
+    assert (await rows.task(claimed.task_id))["status"] == "running"
+
+
+async def test_a_lost_lease_is_given_back_only_when_its_attempt_has_stopped(
+    heartbeat: Heartbeat, link: Link, rows: Rows
+) -> None:
+    lease, _ = await held_and_renewed(heartbeat, rows)
+    held = heartbeat.hold(lease, 600)
+    await asyncio.sleep(0.5)
+    held.lost = True  # as when its trust ended while the database was away
+    link.reset()
+    await asyncio.sleep(2.5)
+    assert (await rows.task(lease.task_id))["status"] == "running"
+    heartbeat.drop(held)
+    async with asyncio.timeout(SECONDS):
+        while (await rows.task(lease.task_id))["status"] != "pending":
+            await asyncio.sleep(0.02)

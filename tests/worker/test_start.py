@@ -15,6 +15,7 @@ from leasehold.domain.errors import DeclarationError
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from leasehold.worker import parts
+from leasehold.worker.registration import Registration
 from leasehold.worker.worker import Worker
 from tests.factories import Rows
 from tests.worker import late_handlers
@@ -63,10 +64,10 @@ async def test_isolated_queues_whose_handlers_load_while_the_worker_registers_ar
             loaded.set()
 
     @asynccontextmanager
-    async def registered_late(*arguments: Any) -> AsyncIterator[int]:
+    async def registered_late(*arguments: Any) -> AsyncIterator[Registration]:
         await loaded.wait()
-        async with registering(*arguments) as presence_key:
-            yield presence_key
+        async with registering(*arguments) as registration:
+            yield registration
 
     monkeypatch.setattr(parts, "_warm", warm_and_say)
     monkeypatch.setattr(parts, "registered", registered_late)

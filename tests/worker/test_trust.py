@@ -13,6 +13,7 @@ from leasehold.settings import Settings
 from leasehold.worker.leases import heartbeat as heartbeat_module
 from leasehold.worker.leases import held_lease
 from leasehold.worker.leases.heartbeat import Heartbeat
+from leasehold.worker.registration import Registration
 from tests.factories import Rows
 
 TTL, MARGIN, RENEW = 30.0, 6.0, 10.0
@@ -64,7 +65,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 async def heartbeat(settings: Settings, rows: Rows, clock: Clock) -> Heartbeat:
     """Not started: the test runs its beats."""
     changes = {"lease_seconds": TTL, "trust_margin_seconds": MARGIN, "renew_seconds": RENEW}
-    heartbeat = Heartbeat(settings.model_copy(update=changes), rows.terms.owner, 1, lambda _error: None, lambda: None)
+    registration = Registration(rows.terms.owner, ["default"])
+    await registration.write(rows.connection)
+    heartbeat = Heartbeat(settings.model_copy(update=changes), registration, lambda _error: None, lambda: None)
     connection: Any = SlowConnection(rows, clock)
     heartbeat._connection = connection
     return heartbeat

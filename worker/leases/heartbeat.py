@@ -21,6 +21,7 @@ import structlog
 
 from leasehold.db.database import Connection, connect, is_direct
 from leasehold.domain.lease import Lease
+from leasehold.exporter.jobs import jobs_ended
 from leasehold.runtime.periodic import unforeseen
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.settings import Settings
@@ -28,6 +29,8 @@ from leasehold.telemetry import database, outages
 from leasehold.transitions import claims, workers
 from leasehold.worker import metrics
 from leasehold.worker.leases.held_lease import HeldLease
+from leasehold.worker.leases.orphans import Orphans
+from leasehold.worker.registration import Registration
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +41,10 @@ _CONFIRMED_SECONDS = 2.0
 _AFTER_ERROR_SECONDS = 1.0
 
 
+class _RowLostError(Exception):
+    """The registry has no row of this worker. The next connection writes one, with a presence key of its own."""
+
+
 class Heartbeat:
     """Create it in the main loop, where the heartbeat calls both callbacks: `on_failure` when an error ends the
     heartbeat's thread, `on_drain` when an operator asks this worker to drain.
@@ -46,14 +53,14 @@ class Heartbeat:
     def __init__(
         self,
         settings: Settings,
-        worker: UUID,
-        presence_key: int,
+        registration: Registration,
         on_failure: Callable[[Exception], None],
         on_drain: Callable[[], None],
     ) -> None:
         self._settings = settings
-        self._worker = worker
-        self._presence_key = presence_key
+        self._registration = registration
+        self._worker = registration.worker
+        self._orphans = Orphans(registration.worker, settings.lease_seconds)
         self._on_failure = on_failure
         self._on_drain = on_drain
         self._main_loop = asyncio.get_running_loop()
@@ -168,9 +175,13 @@ class Heartbeat:
                 await self._renew()
             requested_at = monotonic()
             await self._read_cancels()
+            await self._give_back()
             # Record the time of the request: a process that was stopped meanwhile may read a very old answer.
             self._answered_at = requested_at
             outages.DATABASE.answered()
+        except _RowLostError:
+            log.warning("the registry has no row of this worker any more; the worker registers again")
+            self._disconnect()
         except TRY_AGAIN as error:
             outages.DATABASE.met(error, "heartbeat")
             self._disconnect()
@@ -199,17 +210,19 @@ class Heartbeat:
         connection = await connect(self._settings, "heartbeat")
         connection.add_termination_listener(lambda _connection: self._woken.set())
         self._connection = connection
+        presence_key = await self._registration.write(connection)
+        await self._orphans.connected(connection)
         database.CONNECTS.inc()
         database.UP.set(1)
         if self._settings.presence and not await is_direct(connection):
             log.warning("behind a pooler: presence is off, takeover waits for the lease")
         elif self._settings.presence:
-            await self._appear(connection)
+            await self._appear(connection, presence_key)
         self._connected.set()
 
-    async def _appear(self, connection: Connection) -> None:
+    async def _appear(self, connection: Connection, presence_key: int) -> None:
         # PostgreSQL refuses while this worker's earlier session has not ended. Nothing signals that end: ask again.
-        while not self._closing and not await workers.appear(connection, self._worker, self._presence_key):  # noqa: ASYNC110
+        while not self._closing and not await workers.appear(connection, self._worker, presence_key):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
     def _disconnect(self) -> None:
@@ -224,7 +237,11 @@ class Heartbeat:
         started = monotonic()
         with self._lock:
             renewable = [held for held in self._held.values() if not held.lost and held.renew_until > started]
-        if await workers.seen(self._connection, self._worker):
+        draining = await workers.seen(self._connection, self._worker)
+        if draining is None:
+            # An asynchronous failover lost the row, or this worker was away for so long that the sweeper deleted it.
+            raise _RowLostError
+        if draining:
             self._main_loop.call_soon_threadsafe(self._on_drain)
         if renewable:
             leases = [held.lease for held in renewable]
@@ -259,6 +276,15 @@ class Heartbeat:
         if held:
             for task_id in await claims.to_cancel(self._connection, self._worker, held):
                 self._cancel(held[task_id])
+
+    async def _give_back(self) -> None:
+        """After a reconnect: give back what PostgreSQL says is this worker's and it does not hold."""
+        assert self._connection is not None
+        if self._orphans.due:
+            with self._lock:
+                held = list(self._held)
+            if jobs := await self._orphans.give_back(self._connection, held):
+                self._main_loop.call_soon_threadsafe(jobs_ended, jobs)
 
     def _cancel(self, held: HeldLease) -> None:
         if not held.cancelled:

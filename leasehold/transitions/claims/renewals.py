@@ -1,10 +1,12 @@
-"""`renew` and `to_cancel`: a worker's heartbeat keeps its leases, and learns which attempts must stop."""
+"""`renew`, `to_cancel` and `owned_before`: a worker's heartbeat keeps its leases, learns which attempts must stop, and
+finds what it owns without knowing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from leasehold.db.database import Connection, unindexed
@@ -69,3 +71,19 @@ WHERE t.lease_owner = $1 AND t.cancelable AND {unindexed("t.status = 'running'")
 async def to_cancel(connection: Connection, owner: UUID, held: Iterable[UUID]) -> list[UUID]:
     """The tasks among `held` whose job is being cancelled. The query is cheap enough for two calls a second."""
     return [row["id"] for row in await connection.fetch(CANCELLED, owner, list(held))]
+
+
+_OWNED_BEFORE = """
+-- owned_before
+SELECT t.id, t.epoch FROM task t
+WHERE t.status = 'running' AND t.lease_owner = $1 AND t.lease_until < $2::timestamptz + $3::interval
+"""
+
+
+async def owned_before(connection: Connection, owner: UUID, instant: datetime, ttl: float) -> dict[UUID, int]:
+    """The running tasks of `owner` whose leases were neither claimed nor renewed since `instant`, with their epochs.
+
+    The query reads all running tasks: ask it after a reconnect only.
+    """
+    rows = await connection.fetch(_OWNED_BEFORE, owner, instant, timedelta(seconds=ttl))
+    return {row["id"]: row["epoch"] for row in rows}

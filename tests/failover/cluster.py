@@ -1,0 +1,111 @@
+"""A primary and its standby, by pg_basebackup and streaming replication, on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+from pydantic import SecretStr
+
+from leasehold.db.database import migrate
+from leasehold.embedded.postgres import DATABASE, USER, Postgres, find_postgres
+from leasehold.embedded.process import run, unprivileged
+from leasehold.settings import Settings
+
+SECONDS = 30.0
+
+
+@dataclass
+class Cluster:
+    primary: Postgres
+    standby: Postgres
+
+    @property
+    def url(self) -> str:
+        """Names both servers."""
+        login = self.primary.url.partition("@")[0]
+        return f"{login}@127.0.0.1:{self.primary.port},127.0.0.1:{self.standby.port}/{DATABASE}"
+
+    def settings(self, **more: Any) -> Settings:
+        return Settings(_env_file=None, database_url=SecretStr(self.url), broker="postgres", **more)
+
+    async def replicated(self) -> None:
+        """Wait until the standby has everything that the primary has committed."""
+        async with asyncio.timeout(SECONDS), _connected(self.primary) as primary:
+            while not await primary.fetchval(
+                "SELECT bool_and(replay_lsn >= pg_current_wal_lsn()) FROM pg_stat_replication"
+            ):
+                await asyncio.sleep(0.02)
+
+    async def cut_replication(self) -> None:
+        """From now on the standby gets nothing: what the primary commits is the tail that a failover loses."""
+        async with asyncio.timeout(SECONDS), _connected(self.standby) as standby, _connected(self.primary) as primary:
+            await standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
+            await standby.execute("SELECT pg_reload_conf()")
+            while await primary.fetchval("SELECT count(*) FROM pg_stat_replication"):
+                await asyncio.sleep(0.02)
+
+    async def fail_over(self) -> None:
+        """The primary's machine dies, and the standby is promoted."""
+        await self.primary.kill()
+        await self.promote()
+
+    async def promote(self) -> None:
+        async with _connected(self.standby) as standby:
+            assert await standby.fetchval("SELECT pg_promote()")
+
+
+@asynccontextmanager
+async def _connected(server: Postgres) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    connection = await asyncpg.connect(server.url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def cluster_in(directory: Path, *, synchronous: bool) -> AsyncIterator[Cluster]:
+    """A migrated cluster. `synchronous`: a commit waits until the standby has applied it (`remote_apply`)."""
+    folders = (directory.with_name(f"{directory.name}-{role}") for role in ("primary", "standby"))
+    cluster = Cluster(*(Postgres(folder, durable=True) for folder in folders))
+    try:
+        await cluster.primary.start()
+        await migrate(cluster.primary.url)
+        await _copy(cluster)
+        await cluster.standby.start()
+        if synchronous:
+            await _make_synchronous(cluster)
+        await cluster.replicated()
+        yield cluster
+    finally:
+        for server in (cluster.primary, cluster.standby):
+            await server.kill()
+            await server.forget()
+            shutil.rmtree(server.directory, ignore_errors=True)
+
+
+async def _copy(cluster: Cluster) -> None:
+    run_as, primary, directory = unprivileged(), cluster.primary, cluster.standby.directory
+    run_as.directory(directory)
+    password = primary.url.partition(f"{USER}:")[2].partition("@")[0]
+    run_as.file(directory / "password", password)
+    source = f"postgresql://{USER}:{password}@127.0.0.1:{primary.port}"
+    program = (await find_postgres(run_as)) / "pg_basebackup"
+    arguments = ["-D", directory / "data", "-d", source, "--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
+    await run("pg_basebackup", [program, *arguments], log=directory / "copy.log", env={}, cwd=directory, run_as=run_as)
+
+
+async def _make_synchronous(cluster: Cluster) -> None:
+    async with asyncio.timeout(SECONDS), _connected(cluster.primary) as primary:
+        await primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        await primary.execute("ALTER SYSTEM SET synchronous_commit = 'remote_apply'")
+        await primary.execute("SELECT pg_reload_conf()")
+        while await primary.fetchval("SELECT sync_state FROM pg_stat_replication") != "sync":
+            await asyncio.sleep(0.02)

@@ -1,0 +1,134 @@
+"""A standby is promoted: nothing that was acknowledged is lost, and no task is charged a loss for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+
+from leasehold.db.database import connect, connected
+from leasehold.runtime.transient import until_answered
+from leasehold.transitions import jobs, workers
+from leasehold.worker.worker import Worker
+from tests.failover.cluster import SECONDS, Cluster, cluster_in
+from tests.failover.work import napping
+
+JOBS = 150
+
+
+@pytest.fixture
+async def asynchronous(run_directory: Path) -> AsyncIterator[Cluster]:
+    async with cluster_in(run_directory / "asynchronous", synchronous=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def synchronous(run_directory: Path) -> AsyncIterator[Cluster]:
+    async with cluster_in(run_directory / "synchronous", synchronous=True) as cluster:
+        yield cluster
+
+
+async def test_only_who_has_come_back_to_the_new_primary_and_died_there_is_dead(synchronous: Cluster) -> None:
+    """The standby has run for long: its age proves nobody's absence. Its sessions do, of those who had one."""
+    settings = synchronous.settings()
+    back, late = uuid4(), uuid4()
+    before = await connect(settings, "test")
+    for worker in (back, late):
+        key = await workers.register(before, worker, host="h", pid=1, version="v", queues=["default"])
+        assert await workers.appear(before, worker, key)
+    await synchronous.fail_over()
+    before.terminate()
+    looking, heartbeat = [await connect(settings, "test") for _ in range(2)]
+    key = await workers.register(heartbeat, back, host="h", pid=1, version="v", queues=["default"])
+    assert await workers.appear(heartbeat, back, key)
+    assert await workers.dead(looking) == []
+    await heartbeat.close()
+    async with asyncio.timeout(SECONDS):
+        while not (dead := await workers.dead(looking)):
+            await asyncio.sleep(0.02)
+    assert dead == [back]
+    await looking.close()
+
+
+def _worker(cluster: Cluster, tmp_path: Path) -> Worker:
+    return Worker(
+        cluster.settings(
+            pipelines="tests.failover.work:pipelines",
+            object_store="none",
+            work_dir=str(tmp_path),
+            poll_seconds=0.1,
+            database_host_timeout=0.5,
+        )
+    )
+
+
+async def _all_ended(cluster: Cluster) -> None:
+    async with asyncio.timeout(SECONDS), connected(cluster.settings(), "test") as connection:
+        while await connection.fetchval("SELECT count(*) FROM job WHERE finished_at IS NULL"):
+            await asyncio.sleep(0.05)
+
+
+async def _nothing_was_charged(cluster: Cluster, submitted: Iterable[UUID]) -> None:
+    """Every job has succeeded, each step by one commit, and no attempt counts as lost."""
+    async with connected(cluster.settings(), "test") as connection:
+        ended = await connection.fetch("SELECT id, status FROM job")
+        assert {row["id"]: row["status"] for row in ended} == dict.fromkeys(submitted, "succeeded")
+        assert await connection.fetch("SELECT * FROM failure") == []
+        assert await connection.fetch("SELECT id FROM task WHERE losses + errors + crashes > 0") == []
+        settled = "SELECT count(*) FROM event WHERE task_status = 'succeeded' GROUP BY task_id"
+        assert {row["count"] for row in await connection.fetch(settled)} == {1}
+
+
+async def test_after_a_synchronous_failover_all_that_was_submitted_is_done_once_and_nothing_is_charged(
+    synchronous: Cluster, tmp_path: Path
+) -> None:
+    submitted: set[UUID] = set()
+    enough = asyncio.Event()
+
+    async def submit() -> None:
+        """What is acknowledged must be there afterwards. A submission without an answer is repeated with its id."""
+        while len(submitted) < JOBS:
+            job = jobs.NewJob(napping, "t")
+
+            async def write(job: jobs.NewJob = job) -> None:
+                async with connected(synchronous.settings(database_host_timeout=0.5), "test") as connection:
+                    if not await connection.fetchval("SELECT 1 FROM job WHERE id = $1", job.id):
+                        await jobs.submit(connection, [job])
+
+            await until_answered(write, within=SECONDS)
+            submitted.add(job.id)
+            if len(submitted) > JOBS / 3:
+                enough.set()
+
+    async with _worker(synchronous, tmp_path):
+        submitting = asyncio.create_task(submit())
+        await enough.wait()
+        await synchronous.fail_over()
+        await submitting
+        await _all_ended(synchronous)
+    await _nothing_was_charged(synchronous, submitted)
+
+
+async def test_an_asynchronous_failover_loses_the_tail_and_charges_nothing(
+    asynchronous: Cluster, tmp_path: Path
+) -> None:
+    """The tail has settlements. The worker has forgotten the tasks that the new primary believes to be its own."""
+    async with connected(asynchronous.settings(), "test") as connection:
+        new = [jobs.NewJob(napping, "t", params={"seconds": 1.5}) for _ in range(20)]
+        await jobs.submit(connection, new)
+        async with _worker(asynchronous, tmp_path):
+            async with asyncio.timeout(SECONDS):
+                while await connection.fetchval("SELECT count(*) FROM task WHERE status = 'running'") < len(new):
+                    await asyncio.sleep(0.02)
+            await asynchronous.replicated()
+            await asynchronous.cut_replication()
+            lost = jobs.NewJob(napping, "t")
+            await jobs.submit(connection, [lost])
+            await _all_ended(asynchronous)
+            connection.terminate()
+            await asynchronous.fail_over()
+            await _all_ended(asynchronous)
+    await _nothing_was_charged(asynchronous, [job.id for job in new])
