@@ -21,7 +21,7 @@ import structlog
 
 from leasehold.db.database import Connection, connect, is_direct
 from leasehold.domain.lease import Lease
-from leasehold.exporter.jobs import jobs_ended
+from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.runtime.periodic import unforeseen
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.settings import Settings
@@ -284,7 +284,7 @@ class Heartbeat:
             with self._lock:
                 held = list(self._held)
             if jobs := await self._orphans.give_back(self._connection, held):
-                self._main_loop.call_soon_threadsafe(jobs_ended, jobs)
+                self._main_loop.call_soon_threadsafe(count_ended_jobs, jobs)
 
     def _cancel(self, held: HeldLease) -> None:
         if not held.cancelled:

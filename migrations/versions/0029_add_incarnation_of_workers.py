@@ -1,7 +1,7 @@
 """add the incarnation of workers
 
-Revision ID: 0028_incarnation_of_workers
-Revises: 0027_settlements
+Revision ID: 0029_incarnation_of_workers
+Revises: 0028_callbacks
 May run before the new code: yes; it only adds a column without a default.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from alembic import op
 
-revision: str = "0028_incarnation_of_workers"
-down_revision: str | None = "0027_settlements"
+revision: str = "0029_incarnation_of_workers"
+down_revision: str | None = "0028_callbacks"
 branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
