@@ -49,12 +49,12 @@ from leasehold.worker.claiming.hint_router import HintRouter
 from leasehold.worker.claiming.slot_pools import SlotPools
 from leasehold.worker.leases.claim_batcher import ClaimBatcher
 from leasehold.worker.leases.heartbeat import Heartbeat
+from leasehold.worker.leases.registration import Registration, registered
 from leasehold.worker.leases.settlement_batcher import SettlementBatcher
 from leasehold.worker.maintenance import relay as relaying
 from leasehold.worker.maintenance.admitter import Admitter
 from leasehold.worker.maintenance.duties import Duties
 from leasehold.worker.maintenance.relay import Relay
-from leasehold.worker.registration import Registration, registered
 from leasehold.worker.sandbox import isolation
 from leasehold.worker.sandbox.children import Children
 from leasehold.worker.served_queues import ServedQueues

@@ -24,7 +24,7 @@ from leasehold.transitions.claims import LeaseTerms
 from leasehold.transitions.settlements import Failure, fail
 from leasehold.worker.leases.claim_batcher import ClaimBatcher
 from leasehold.worker.leases.heartbeat import Heartbeat
-from leasehold.worker.registration import Registration
+from leasehold.worker.leases.registration import Registration
 from tests.factories import Rows
 
 SECONDS = 20.0

@@ -15,7 +15,7 @@ from leasehold.domain.errors import DeclarationError
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from leasehold.worker import parts
-from leasehold.worker.registration import Registration
+from leasehold.worker.leases.registration import Registration
 from leasehold.worker.worker import Worker
 from tests.factories import Rows
 from tests.worker import late_handlers

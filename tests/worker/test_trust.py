@@ -13,7 +13,7 @@ from leasehold.settings import Settings
 from leasehold.worker.leases import heartbeat as heartbeat_module
 from leasehold.worker.leases import held_lease
 from leasehold.worker.leases.heartbeat import Heartbeat
-from leasehold.worker.registration import Registration
+from leasehold.worker.leases.registration import Registration
 from tests.factories import Rows
 
 TTL, MARGIN, RENEW = 30.0, 6.0, 10.0

@@ -30,7 +30,7 @@ from leasehold.transitions import claims, workers
 from leasehold.worker import metrics
 from leasehold.worker.leases.held_lease import HeldLease
 from leasehold.worker.leases.orphans import Orphans
-from leasehold.worker.registration import Registration
+from leasehold.worker.leases.registration import Registration
 
 log = structlog.get_logger(__name__)
 
