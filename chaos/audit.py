@@ -41,13 +41,19 @@ BEGIN
     END LOOP;
     INSERT INTO chaos.change (at, ahead, process, of, before, after) VALUES (
         said - make_interval(secs => off), off,
-        current_setting('chaos.process', true), TG_TABLE_NAME,
+        current_setting('chaos.process', true), coalesce(TG_ARGV[0], TG_TABLE_NAME),
         CASE WHEN TG_OP <> 'INSERT' THEN to_jsonb(OLD) END, CASE WHEN TG_OP <> 'DELETE' THEN to_jsonb(NEW) END);
     RETURN NULL;
 END $$;
 CREATE TRIGGER chaos AFTER INSERT OR UPDATE OR DELETE ON task FOR EACH ROW EXECUTE FUNCTION chaos.note();
 CREATE TRIGGER chaos AFTER INSERT OR UPDATE OR DELETE ON job FOR EACH ROW EXECUTE FUNCTION chaos.note();
 CREATE TRIGGER chaos AFTER INSERT OR UPDATE OR DELETE ON gate_job FOR EACH ROW EXECUTE FUNCTION chaos.note();
+DO $$ BEGIN  -- the schema of the release has no workflows
+    IF to_regclass('journal') IS NOT NULL THEN
+        CREATE TRIGGER call AFTER INSERT OR UPDATE OR DELETE ON journal
+        FOR EACH ROW EXECUTE FUNCTION chaos.note('call');
+    END IF;
+END $$;
 CREATE TRIGGER chaos AFTER INSERT OR DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION chaos.note();
 """
 

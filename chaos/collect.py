@@ -38,6 +38,7 @@ _TABLES = {
     "failures": "SELECT * FROM failure", "media": "SELECT * FROM media", "upload_rows": "SELECT * FROM upload",
     "conversions": "SELECT * FROM conversion", "generations": "SELECT * FROM generation",
     "outbox": "SELECT * FROM outbox",
+    "tags": "SELECT * FROM job_tag",
     "run_rows": "SELECT * FROM run", "schedules": "SELECT * FROM schedule",
 }  # fmt: skip
 
@@ -65,7 +66,7 @@ async def gather(it: Installation, load: Load, history: History) -> None:
         history.changes = await audit.changes(connection)
     diary = load.diary
     history.requests, history.streams = diary.requests, diary.streams
-    history.leases, history.bounds = diary.leases, diary.bounds
+    history.leases, history.bounds, history.operations = diary.leases, diary.bounds, diary.operations
     history.orders = [
         Order("gateway" if one.token else "jimeng", one.prompt.split()[1], one.id, one.at, one.polled_at)
         for one in it.provider.bought

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from chaos.amqp_tap import Heard
 from chaos.audit import Change
@@ -74,6 +74,18 @@ class ExternalLease:
     claimed_at: float
     ended_at: float
     end: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A bulk operation that was asked for with `key`, on the runs that have the key as a tag. `targets`: those of them
+    that were known and, of a retry, had failed before.
+    """
+
+    tenant: str
+    action: Literal["retry", "cancel"]
+    key: str
+    targets: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +157,8 @@ class History:
     journal: list[Row] = field(default_factory=list)  # of handlers: begin, tick, end and stop lines
     leases: list[ExternalLease] = field(default_factory=list)
     bounds: list[Bound] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+    tags: list[Row] = field(default_factory=list)
     orders: list[Order] = field(default_factory=list)  # as the providers have them
     heard: list[Heard] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
@@ -170,6 +184,29 @@ class History:
     def by_database(self, at: float) -> float:
         """What the database's clock said at the true instant `at`."""
         return at + next((ahead for since, ahead in reversed(self.jumps) if since <= at), 0.0)
+
+    @cached_property
+    def tagged(self) -> dict[str, list[str]]:
+        """The jobs with a tag of a value, by the value."""
+        grouped: defaultdict[str, list[str]] = defaultdict(list)
+        for tag in self.tags:
+            grouped[tag["value"]].append(tag["job_id"])
+        return grouped
+
+    @cached_property
+    def cancelled_in_bulk(self) -> set[str]:
+        """Jobs that an operation may have cancelled."""
+        return {
+            job
+            for operation in self.operations
+            if operation.action == "cancel"
+            for job in self.tagged.get(operation.key, ())
+        }
+
+    def value_of(self, job: str) -> Any:
+        """The result of a job with one step, or None."""
+        tasks = {task["id"] for task in self.tasks_of.get(job, ())}
+        return next((result["value"] for result in self.results if result["task_id"] in tasks), None)
 
     @cached_property
     def job_by_id(self) -> dict[str, Row]:

@@ -36,6 +36,8 @@ _PER_SECOND: dict[str, dict[str, float]] = {
     "I20": {"numbers of a job": 3, "stream": 0.1},
     "I21": {"task": 8, "event": 20, "media": 0.15, "output": 2, "run": 0.2},
     "I22": {"generation": 0.05, "order": 0.05},
+    "I25": {"call": 0.1},
+    "I26": {"target": 0.05},
     "I23": {"admission to a limit": 0.1, "admission at a rate": 0.05},
 }
 _WITH_BROKER = {"I9": {"ACK": 3.0}, "I10": {"hint dropped": 5.0}}

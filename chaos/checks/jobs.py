@@ -63,7 +63,8 @@ def _of_schedule(history: History, request: Request) -> Iterator[Seen]:
 def _excused(history: History, job: Row) -> bool:
     """Whether its client asked for its end, or its attempts were honestly used up by the faults."""
     if job["status"] == "cancelled":
-        return any(request.kind == "cancel" and request.job == job["id"] for request in history.requests)
+        by_client = any(request.kind == "cancel" and request.job == job["id"] for request in history.requests)
+        return by_client or job["id"] in history.cancelled_in_bulk
     code = (job["error"] or {}).get("code")
     if code == _UNKNOWN_OUTCOME and job["pipeline"] == "generation":
         return True

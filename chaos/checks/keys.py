@@ -13,6 +13,7 @@ _RUNS, _MEDIA, _JOBS_OF_MEDIA = "runs", "media", "jobs of media"
 _DOORS = {
     "POST /v1/runs": _RUNS,
     "POST /v1/runs/batch": _RUNS,
+    "POST /v1/operations": "operations",
     "POST /api/v1/jobs": "conversions",
     "POST /v1/images/generations": "generations",
     "POST /upload-url": _MEDIA,
@@ -54,6 +55,9 @@ def _ledgers(history: History) -> _Ledgers:
     for run in history.run_rows:
         if run["schedule_id"] is None and run["rerun_of"] is None:
             ledgers[_RUNS][run["tenant_id"], run["scope_id"]].append(run["job_id"])
+    for job in history.jobs:
+        if job["pipeline"] == "bulk_operation":
+            ledgers["operations"][job["tenant_id"], _key_of(job)].append(job["id"])
     for conversion in history.conversions:
         ledgers["conversions"][conversion["tenant_id"], conversion["user_id"]].append(conversion["job_id"])
     for generation in history.generations:
@@ -70,6 +74,9 @@ def _names(history: History) -> Mapping[str, set[str]]:
     names: dict[str, set[str]] = defaultdict(set)
     for run in history.run_rows:
         names[run["job_id"]] |= {str(run["schedule_id"]), str(run["rerun_of"]), run["scope_id"]}
+    for job in history.jobs:
+        if job["pipeline"] == "bulk_operation":
+            names[job["id"]].add(_key_of(job))
     for conversion in history.conversions:
         names[conversion["job_id"]].add(conversion["user_id"])
     for generation in history.generations:
@@ -85,6 +92,11 @@ def _told_of(job: Row) -> str:
     if job["pipeline"] == "webhook":
         return str(job["params"]["event"]["data"]["id"])
     return str(job["params"]["job_id"] if job["pipeline"] == "generation_withdrawal" else job["id"])
+
+
+def _key_of(operation: Row) -> str:
+    """Its filter finds runs by the key of its request."""
+    return str(operation["params"]["filter"]).rpartition(":")[2]
 
 
 def _stem(media: Row) -> str:

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import Counter
 
-from chaos.load import direct, errands, media, orders, runs, schedules
+from chaos.load import direct, errands, media, operating, orders, runs, schedules
 from chaos.load.diary import WORDS, Ask, Diary
 from chaos.load.external import ExternalWorkers
 from chaos.load.media import PICTURE_TYPE, picture
@@ -25,6 +25,7 @@ PAUSES = {
     "short": 0.8, "long": 3.0, "fork": 1.5, "parked": 1.5, "flaky": 2.0, "hopeless": 3.0, "wrong": 1.5, "poison": 6.0,
     "unlike": 1.0, "spread": 3.0, "gated": 1.0, "paced": 1.2, "abroad": 1.2,
     "direct short": 0.8, "direct long": 3.0, "direct cancel": 2.0, "direct schedule": 1.5,
+    "operation": 3.0, "workflow": 2.0,
     "batch": 3.0, "cancel": 1.2, "mend": 1.5, "replay": 4.0, "repeat": 3.0, "schedule": 1.5, "errand": 0.8,
 }  # fmt: skip
 
@@ -71,6 +72,8 @@ class Load:
             **{f"direct {pipeline.name}": direct.submitter(diary, pipeline) for pipeline in BY_DIRECT},
             "direct cancel": direct.canceller(diary),
             "direct schedule": direct.scheduler(diary),
+            "operation": operating.operator(diary),
+            "workflow": operating.conductor(diary),
             "batch": runs.batcher(diary),
             "cancel": runs.canceller(diary),
             "mend": runs.mender(diary),

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx2
 
-from chaos.history import Bound, ExternalLease, Request
+from chaos.history import Bound, ExternalLease, Operation, Request
 from chaos.load.client import ANSWER_SECONDS, FOLLOW_SECONDS, MUTANT_FOLLOW_SECONDS, Client, Outcome
 from chaos.stack import Installation
 from leasehold.domain.ids import new_id
@@ -34,6 +34,7 @@ class Diary:
     streams: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)
     leases: list[ExternalLease] = field(default_factory=list)
     bounds: list[Bound] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._http = httpx2.AsyncClient(timeout=ANSWER_SECONDS, limits=httpx2.Limits(max_connections=400))

@@ -25,14 +25,21 @@ _KEYLESS = 0.2
 
 
 async def start(
-    diary: Diary, client: Client, tenant: str, template: str, payload: dict[str, str], *, kind: str = ""
+    diary: Diary,
+    client: Client,
+    tenant: str,
+    template: str,
+    payload: dict[str, str],
+    *,
+    kind: str = "",
+    tags: dict[str, str] | None = None,
 ) -> str:
     """Ask for a run, and write that down. Returns its id, or "" when it was never learnt."""
     key = diary.key()
     keyless = not kind and diary.rng.random() < _KEYLESS
     outcome = await client.ask(
         "POST", "/v1/runs",
-        {"template": template, "payload": payload, "scope": SCOPE, "scope_id": key},
+        {"template": template, "payload": payload, "scope": SCOPE, "scope_id": key, "tags": tags or {}},
         key="" if keyless else key, again=not keyless and diary.asks_again(), patience=0.0 if keyless else PATIENCE,
     )  # fmt: skip
     jobs = tuple((str(said["id"]),) for said in outcome.answered)

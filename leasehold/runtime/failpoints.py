@@ -28,6 +28,8 @@ POINTS = {
     "mid_upload": "worker: some outputs are stored, the primary is not",
     "after_upload": "worker: all outputs are stored, nothing is committed",
     "after_commit": "worker: the settlement is committed, the hint not acknowledged",
+    "mid_batch": "worker: a batch of a bulk operation has acted on its jobs, nothing of that is committed",
+    "after_batch": "worker: the batch and the note about it are committed, the next one is not begun",
     "before_relay": "relay: rows are taken, nothing is published",
     "after_publish": "announcer: the broker confirmed, the rows are still there",
 }

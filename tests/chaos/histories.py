@@ -8,7 +8,7 @@ from typing import Any
 
 from chaos.amqp_tap import Heard, What
 from chaos.audit import Change
-from chaos.history import Bound, History, Order, Request, StoredObject, Terms
+from chaos.history import Bound, History, Operation, Order, Request, StoredObject, Terms
 from chaos.postgres_tap import Session
 from chaos.receiver import Delivery
 
@@ -26,7 +26,7 @@ def task_row(name: str, status: str, **changes: Any) -> dict[str, Any]:
         "id": f"task-{name}", "job_id": "job", "tenant_id": "red", "step": name, "status": status, "epoch": 0,
         "queue": "chaos",
         "attempt": 0, "errors": 0, "crashes": 0, "losses": 0, "max_attempts": 5, "lease_owner": None,
-        "lease_until": None, "available_at": at(0), "cancelable": True,
+        "lease_until": None, "available_at": at(0), "cancelable": True, "contained": False,
     }  # fmt: skip
     return row | changes
 
@@ -53,7 +53,8 @@ class Story:
 def sound() -> History:
     """One `short` job of two steps that were claimed, run and committed by one worker, and whose hints were ACKed. It
     is a run that was asked for over HTTP, admitted by a limit, bought of a provider, made by a schedule, and told of by
-    a webhook. Beside it: a job that was cancelled while it waited, and one that was while it ran.
+    a webhook. Beside it: a job that was cancelled while it waited, one that was while it ran, and a bulk operation that
+    has retried one job; its step has a call, as a workflow's has.
     """
     story = Story()
     running = {"status": "running", "epoch": 1, "attempt": 1, "lease_owner": "me", "lease_until": at(30)}
@@ -76,6 +77,7 @@ def sound() -> History:
     story.changes.append(Change(len(story.changes) + 1, T0, "a", "", "gate_job", None, limit | {"admitted_at": at(0)}))
     _stop_waiting(story)
     _stop_running(story)
+    _operate(story)
     history = History(
         _terms(),
         jobs=[{
@@ -88,7 +90,8 @@ def sound() -> History:
             "job_id": "job", "tenant_id": "red", "name": "first.txt", "key": "jobs/job/output/first.txt", "size": 3,
             "sha256": SHA,
         }],
-        results=[{"task_id": f"task-{step}", "value": {"run": f"run-{step}"}} for step in ("first", "second")],
+        results=[{"task_id": f"task-{step}", "value": {"run": f"run-{step}"}} for step in ("first", "second")]
+        + [{"task_id": "task-bulk", "value": {"acted": 1, "refused": 0}}],
         media=[],
         changes=story.changes,
         requests=[
@@ -97,6 +100,7 @@ def sound() -> History:
             Request("cancel", "red", "cancel waited", T0 + 1, T0 + 1.1, "accepted", "waited"),
             Request("long", "red", "ran", T0, T0 + 0.1, "accepted", "ran"),
             Request("cancel", "red", "cancel ran", T0 + 2, T0 + 2.1, "stopping", "ran"),
+            Request("operation", "red", "op", T0, T0 + 0.1, "accepted", "bulk", 1, "POST /v1/operations", (("bulk",),)),
             Request("scheduled", "red", "clock", T0, T0 + 0.1, "accepted"),
         ],
         run_rows=[{"job_id": "job", "tenant_id": "red", "scope_id": "key", "schedule_id": None, "rerun_of": None}],
@@ -104,6 +108,8 @@ def sound() -> History:
         generations=[{"job_id": "job", "tenant_id": "red", "task_id": "picture"}],
         orders=[Order("gateway", "picture", "1", T0 + 1, T0 + 2)],
         bounds=[Bound("red", "template:short", 1, None, T0 - 1), Bound("red", "template:short", None, 1, T0 - 1)],
+        operations=[Operation("red", "retry", "op", ("again",))],
+        tags=[{"job_id": "again", "name": "operation", "value": "op"}],
         subscribers=frozenset({"red"}),
         deliveries=[Delivery("msg_0", "red", "run.succeeded", "job", T0 + 5, genuine=True, taken=True)],
         journal=_journal(),
@@ -124,6 +130,9 @@ def sound() -> History:
         own = {"id": name, "output_prefix": f"jobs/{name}/output"}
         history.jobs.append(history.jobs[0] | {"pipeline": "long", "status": "cancelled", "event_seq": 2} | own)
         history.tasks.append(story.rows[f"task-{name}"])
+    own = {"id": "bulk", "output_prefix": "jobs/bulk/output", "params": {"filter": "tag.operation:op"}}
+    history.jobs.append(history.jobs[0] | {"pipeline": "bulk_operation", "event_seq": 3} | own)
+    history.tasks.append(story.rows["task-bulk"])
     return history
 
 
@@ -150,6 +159,24 @@ def _stop_running(story: Story) -> None:
     stopped = {"status": "cancelled", "epoch": 1, "attempt": 1, "lease_owner": None, "lease_until": None}
     story.change("task", task | stopped, 2.5, ME)
     story.change("job", job | {"status": "cancelled"}, 2.5, ME)
+
+
+def _operate(story: Story) -> None:
+    """The operation's job, the job that it retries, and a call of its step."""
+    for status, seconds in (("pending", 0.0), ("running", 0.5), ("failed", 1.0), ("pending", 2.2)):
+        story.change("job", {"id": "again", "status": status}, seconds)
+    job, task = {"id": "bulk", "status": "pending"}, task_row("bulk", "pending", job_id="bulk")
+    story.change("job", job, 2.0, xact="e")
+    story.change("task", task, 2.0, xact="e")
+    story.hint("task-bulk", 2.0, "e", gone_at=2.2)
+    running = {"status": "running", "epoch": 1, "attempt": 1, "lease_owner": "me", "lease_until": at(30)}
+    story.change("task", task | running, 3, ME)
+    story.change("job", job | {"status": "running"}, 3, ME)
+    call = {"id": "call", "job_id": "bulk", "branch": "", "number": 1, "state": "open", "epoch": 1}
+    story.change("call", call, 3.2, ME)
+    story.change("call", call | {"state": "done"}, 3.4, ME)
+    story.change("task", task | {"status": "succeeded", "epoch": 1, "attempt": 1}, 4, ME)
+    story.change("job", job | {"status": "succeeded"}, 4, ME)
 
 
 def _terms() -> Terms:
@@ -183,7 +210,16 @@ def _events() -> list[dict[str, Any]]:
         }
         for seq, (kind, job, step, task, epoch) in enumerate(said, 1)
     ]  # fmt: skip
-    return whole + stopped
+    operated = [
+        {
+            "job_id": "bulk", "seq": seq, "tenant_id": "red", "kind": kind, "job_status": status, "step": "bulk",
+            "task_id": task, "task_status": status, "epoch": 1,
+        }
+        for seq, (kind, status, task) in enumerate(
+            (("submitted", "pending", None), ("claimed", "running", "task-bulk"),
+             ("completed", "succeeded", "task-bulk")), 1)
+    ]  # fmt: skip
+    return whole + stopped + operated
 
 
 def _journal() -> list[dict[str, Any]]:
@@ -198,7 +234,13 @@ def _journal() -> list[dict[str, Any]]:
 
 def _heard() -> list[Heard]:
     heard = []
-    for task, start in (("task-first", 0.0), ("task-second", 2.0), ("task-ran", 0.0), ("task-waited", 0.0)):
+    for task, start in (
+        ("task-first", 0.0),
+        ("task-second", 2.0),
+        ("task-ran", 0.0),
+        ("task-waited", 0.0),
+        ("task-bulk", 2.0),
+    ):
         heard += [
             Heard("api-0.0", What.PUBLISHED, task, T0 + start + 0.05),
             Heard("api-0.0", What.CONFIRMED, task, T0 + start + 0.1, T0 + start + 0.05),

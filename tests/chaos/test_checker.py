@@ -52,7 +52,7 @@ def test_a_sound_history_violates_nothing() -> None:
     assert found(sound()) == {}
     states = {verdict.number: verdict.state for verdict in judge(sound())}
     assert {number for number, state in states.items() if state != "ok"} == UNSEEN
-    assert set(states) == set(INVARIANTS) == {f"I{number}" for number in range(1, 25)}
+    assert set(states) == set(INVARIANTS) == {f"I{number}" for number in range(1, 27)}
 
 
 def test_an_empty_history_is_red_for_all_that_a_run_must_have_seen() -> None:
@@ -450,6 +450,44 @@ def a_process_that_lives_on(history: History) -> None:
     history.leftovers.append(("processes", ["process 1 still runs"]))
 
 
+def called(history: History, index: int, **changes: Any) -> None:
+    """One of the two changes of the workflow's call had another row, or came at another time."""
+    places = [place for place, one in enumerate(history.changes) if one.of == "call"]
+    change(history, places[index], **changes)
+
+
+def a_call_written_by_a_zombie(history: History) -> None:
+    after = [one for one in history.changes if one.of == "call"][1].after
+    called(history, 1, after=(after or {}) | {"epoch": 0})
+
+
+def a_call_written_after_the_lease_had_ended(history: History) -> None:
+    called(history, 1, n=10_000)
+
+
+def a_result_of_a_call_that_changed(history: History) -> None:
+    before = [one for one in history.changes if one.of == "call"][1].before
+    called(history, 1, before=(before or {}) | {"state": "done"})
+
+
+def an_operation_that_was_made_twice(history: History) -> None:
+    history.jobs.append(history.job_by_id["bulk"] | {"id": "bulk again"})
+
+
+def an_operation_that_acted_twice(history: History) -> None:
+    again = [one for one in history.changes if one.of == "job" and one.moved() == ("failed", "pending")]
+    history.changes.append(replace(again[0], n=len(history.changes) + 1))
+
+
+def an_operation_that_passed_a_job_over(history: History) -> None:
+    history.operations[0] = replace(history.operations[0], targets=("again", "passed over"))
+    history.tags.append({"job_id": "passed over", "name": "operation", "value": "op"})
+
+
+def an_operation_that_counted_wrong(history: History) -> None:
+    history.results[-1]["value"]["acted"] = 2
+
+
 WAYS: dict[str, list[Callable[[History], None]]] = {
     "I1": [a_job_is_lost, a_job_never_ends, a_schedule_makes_no_run, good_work_is_given_up],
     "I2": [
@@ -509,6 +547,11 @@ WAYS: dict[str, list[Callable[[History], None]]] = {
     ],
     "I23": [more_jobs_than_a_limit_allows, more_jobs_in_a_minute_than_a_rate_allows],
     "I24": [a_process_that_lives_on],
+    "I25": [a_call_written_by_a_zombie, a_call_written_after_the_lease_had_ended, a_result_of_a_call_that_changed],
+    "I26": [
+        an_operation_that_was_made_twice, an_operation_that_acted_twice, an_operation_that_passed_a_job_over,
+        an_operation_that_counted_wrong,
+    ],
 }  # fmt: skip
 
 

@@ -28,6 +28,8 @@ POINTS: list[tuple[Action, str]] = [
     ("retry", "after_commit:kill"),
     ("cancel", "commit.worker:kill:18"),
     ("delete", "commit.worker:kill:19"),
+    ("delete", "mid_batch:kill:3"),
+    ("cancel", "after_batch:kill:3"),
 ]
 
 
@@ -102,7 +104,7 @@ async def test_a_worker_killed_at_a_point_acts_on_each_target_once(fleet: Fleet,
     operation = await submit(fleet, action)
     victim = await fleet.worker(failpoints=point, **TERMS)
     assert await victim.wait() == -signal.SIGKILL
-    if point.startswith("commit"):
+    if point != "after_commit:kill":
         assert 0 < await acted_on(fleet, action) < JOBS, "it died too early or too late to show anything"
     await fleet.worker(**TERMS)
     await assert_each_once(fleet, action, made, operation)

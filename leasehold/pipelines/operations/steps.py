@@ -21,17 +21,17 @@ from leasehold.domain.errors import Invalid, Permanent, TooMany
 from leasehold.domain.job_filter import parse
 from leasehold.domain.verdicts import Done, Snooze
 from leasehold.exporter.jobs import count_ended_jobs
+from leasehold.pipelines.operations.batch_size import MAX_BATCH, BatchSize
 from leasehold.pipelines.operations.batches import Outcome, act_on
 from leasehold.pipelines.operations.context import OperationContext, open_operation_context
 from leasehold.pipelines.operations.pipeline import Operation, bound_of, bulk_operation
 from leasehold.pipelines.operations.progress import Busy, Count, Progress, progress_of
+from leasehold.runtime import failpoints
 from leasehold.transitions import concurrency, operations
 from leasehold.transitions.operations import Refusal
 
 #: An attempt snoozes after this many seconds.
 _TURN_SECONDS = 15.0
-#: A batch holds its locks about this long; it has at most so many jobs.
-_BATCH_SECONDS, _MAX_BATCH = 0.02, 100
 #: Targets that are read ahead, and rows that one such statement may read.
 _STRIDE, _MAX_READ = 500, 15_000
 #: A longer pause gives the slot back.
@@ -39,6 +39,10 @@ _LONGEST_SLEEP = 1.0
 #: The operation comes back to a job that another transaction holds this often.
 _MAX_TRIES, _BUSY_SECONDS = 20, 0.5
 _CANARY_SECONDS = 1.0
+
+#: The locks of a batch do not wait for the disk. If PostgreSQL dies before the disk has the batch, both are gone, what
+#: the batch did and the note about it: the operation acts on these jobs again. The operation's end waits for the disk.
+_NEED_NOT_WAIT = "SET LOCAL synchronous_commit TO off"
 
 bulk_operation.opens_with_pipelines(open_operation_context)
 
@@ -70,7 +74,7 @@ class _Turn:
         self._ends_at = monotonic() + _TURN_SECONDS
         self._ahead: list[tuple[UUID, str]] = []
         self._after_ahead: tuple[UUID | None, bool] = (None, False)
-        self._size = 8
+        self._size = BatchSize()
         highest = self._context.settings.operation_rate
         self._rate = min(self._operation.rate or highest, highest)
 
@@ -129,10 +133,10 @@ class _Turn:
             if not self._ahead:
                 self._progress.before, self._progress.walked = self._after_ahead
                 self._attempt.checkpoint()
-        if self._progress.busy and (not self._ahead or len(self._progress.busy) >= _MAX_BATCH):
+        if self._progress.busy and (not self._ahead or len(self._progress.busy) >= MAX_BATCH):
             tenant_id = self._progress.busy[0].tenant_id
             held = [busy.job_id for busy in self._progress.busy if busy.tenant_id == tenant_id]
-            return _Batch(held[: self._size], tenant_id, self._progress.before, self._progress.walked, again=True)
+            return _Batch(held[: self._size.jobs], tenant_id, self._progress.before, self._progress.walked, again=True)
         if not self._ahead:
             return None
         tenant_id = self._ahead[0][1]
@@ -147,7 +151,7 @@ class _Turn:
 
     def _allowed(self) -> int:
         """How many jobs the next batch may have: as many as the rate allows in a tenth of a second, and the canary."""
-        allowed: int = min(self._size, max(self._rate // 10, 1))
+        allowed: int = min(self._size.jobs, max(self._rate // 10, 1))
         if self._operation.canary and self._progress.canary.passed is None:
             allowed = min(allowed, max(self._operation.canary - self._progress.done, 1))
         return allowed
@@ -163,30 +167,28 @@ class _Turn:
             began = monotonic()
             try:
                 async with connection.transaction():
+                    await connection.execute(_NEED_NOT_WAIT)
                     outcome = await act_on(self._context, connection, self._operation, batch.job_ids, batch.tenant_id)
                     progress = self._after(batch, outcome)
+                    failpoints.reach("mid_batch")
                     await self._report(connection, outcome)
                     await self._attempt.remember(progress.note(), connection)
             except (TooMany, Invalid) as error:  # a batch that exceeds a limit by itself is Invalid
                 if len(batch.job_ids) > 1:
-                    self._size = max(len(batch.job_ids) // 2, 1)
+                    self._size.refused(len(batch.job_ids))
                     return None
                 return error.retry_after or _LONGEST_SLEEP
+            failpoints.reach("after_batch")
             self._progress = progress
             if not batch.again:
                 del self._ahead[: len(batch.job_ids)]
-            self._adapt(len(batch.job_ids), held := monotonic() - began)
+            self._size.measured(len(batch.job_ids), held := monotonic() - began)
             self._progress.longest_ms = max(self._progress.longest_ms, round(1000 * held))
             # The hints stand in the outbox: the relay publishes them.
             if outcome.limits:
                 await concurrency.admit(connection, sorted(outcome.limits), outcome.departed)
         count_ended_jobs(outcome.ended)
         return None
-
-    def _adapt(self, jobs: int, seconds: float) -> None:
-        """Let the next batch take about `_BATCH_SECONDS`."""
-        fitting = int(jobs * _BATCH_SECONDS / max(seconds, 0.001))
-        self._size = max(1, min(fitting, 2 * self._size, _MAX_BATCH))
 
     def _after(self, batch: _Batch, outcome: Outcome) -> Progress:
         """The progress once the batch is committed. A job that was busy too often is refused."""

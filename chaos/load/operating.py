@@ -1,0 +1,79 @@
+"""Bulk operations on runs that have a tag of their own: failed ones are retried, running ones are cancelled.
+
+And workflows, which are signalled while they run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from itertools import cycle
+from typing import Literal
+
+from chaos.history import Operation
+from chaos.load.client import Client, Outcome
+from chaos.load.diary import Ask, Diary
+from chaos.load.runs import SCOPE, start, until
+from chaos.pipelines import BROKEN, long, mendable
+
+#: The tag by which an operation finds its runs.
+TAG = "operation"
+_DOOR = "POST /v1/operations"
+#: Runs of an operation, and how many of them it acts on in a second: one in a batch, so there is time between two.
+_TARGETS, _RATE = 3, 10
+_TO_FAIL_SECONDS = 30.0
+_TO_WAIT_SECONDS = 1.0
+
+
+def operator(diary: Diary) -> Ask:
+    actions: cycle[Literal["retry", "cancel"]] = cycle(("retry", "cancel"))
+
+    async def ask(tenant: str) -> None:
+        client, key, action = diary.client(tenant), diary.key(), next(actions)
+        targets = await asyncio.gather(*(_target(diary, client, tenant, key, action) for _ in range(_TARGETS)))
+        known = tuple(target for target in targets if target)
+        if not known:
+            return
+        diary.operations.append(Operation(tenant, action, key, known))
+        body = {"action": action, "filter": f"tag.{TAG}:{key}", "rate": _RATE}
+        outcome = await client.ask("POST", "/v1/operations", body, key=key, again=diary.asks_again())
+        jobs = tuple((str(said["id"]),) for said in outcome.answered)
+        job = jobs[-1][0] if jobs else ""
+        diary.note("operation", tenant, key, outcome, job=job, door=_DOOR, answers=jobs, answer=_of_old(outcome))
+
+    return ask
+
+
+async def _target(diary: Diary, client: Client, tenant: str, key: str, action: str) -> str:
+    """The id of a run that the operation acts on; "" when it was not learnt, or the run is not what it should be."""
+    tags = {TAG: key}
+    if action == "cancel":
+        return await start(diary, client, tenant, long.name, diary.words(), kind=long.name, tags=tags)
+    job = await start(diary, client, tenant, mendable.name, {"text": BROKEN}, kind="broken", tags=tags)
+    if job and await until(client, job, "failed", seconds=_TO_FAIL_SECONDS) == "failed":
+        return job
+    return ""
+
+
+def _of_old(outcome: Outcome) -> str:
+    """An API of the release knows no such endpoint: an earlier try may have gone to a new one."""
+    return "unknown" if outcome.status == HTTPStatus.NOT_FOUND else ""
+
+
+def conductor(diary: Diary) -> Ask:
+    """A workflow, and the signal that it waits for: before it waits, or while it does."""
+
+    async def ask(tenant: str) -> None:
+        client, key = diary.client(tenant), diary.key()
+        body = {"template": "chaos.stages", "payload": diary.words(), "scope": SCOPE, "scope_id": key}
+        outcome = await client.ask("POST", "/v1/runs", body, key=key, again=diary.asks_again())
+        jobs = tuple((str(said["id"]),) for said in outcome.answered)
+        job = jobs[-1][0] if jobs else ""
+        diary.note(
+            "workflow", tenant, key, outcome, job=job, door="POST /v1/runs", answers=jobs, answer=_of_old(outcome)
+        )
+        if job:
+            await asyncio.sleep(diary.rng.uniform(0.0, _TO_WAIT_SECONDS))
+            await client.ask("POST", f"/v1/runs/{job}/signals/go", {"payload": None}, key=diary.key())
+
+    return ask
