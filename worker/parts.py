@@ -17,7 +17,7 @@ from uuid import UUID
 import structlog
 
 from leasehold.broker import make_broker
-from leasehold.broker.announcer import Announcer, on_pool
+from leasehold.broker.announcer import announcing
 from leasehold.broker.base import Broker
 from leasehold.db.database import Pool, make_pool
 from leasehold.db.pool_sizes import pool_of_worker
@@ -114,9 +114,7 @@ async def open_parts(
         ready = warming.result() if is_complete else queues.inline
         registration = await stack.enter_async_context(registered(pool, worker, ready))
 
-        announcer = Announcer(broker, on_pool(pool))
-        announcer.start()
-        stack.push_async_callback(announcer.close)
+        announcer = await stack.enter_async_context(announcing(broker, pool))
         reporter, admitter = Reporter(pool), Admitter(pool, announcer)
 
         heartbeat = Heartbeat(settings, registration, on_failure, on_drain)

@@ -21,8 +21,8 @@ from leasehold.api.process.refusals import Refusals
 from leasehold.api.process.submissions import Submissions
 from leasehold.api.process.tenant_pool import BulkWrites, TenantPool
 from leasehold.api.process.watch import JobWatch, LogWatch, QueueWatch, StreamWatch
-from leasehold.broker import make_broker
-from leasehold.broker.announcer import Announcer, on_pool
+from leasehold.broker import open_broker
+from leasehold.broker.announcer import Announcer, announcing
 from leasehold.broker.base import Broker
 from leasehold.db.database import make_pool
 from leasehold.db.pool_sizes import pool_of_api
@@ -94,12 +94,8 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
         store = ObjectStore.from_settings(settings)
         await store.open()
         stack.push_async_callback(store.close)
-        broker = make_broker(settings)
-        await broker.open()
-        stack.push_async_callback(broker.close)
-        announcer = Announcer(broker, on_pool(pool))
-        announcer.start()
-        stack.push_async_callback(announcer.close)
+        broker = await stack.enter_async_context(open_broker(settings))
+        announcer = await stack.enter_async_context(announcing(broker, pool))
         submissions = await stack.enter_async_context(Submissions(settings, announcer).open())
         kinds = kinds_of(pipelines)
         exporter = stack.enter_context(exporting(settings, new_id(), pool, broker, questions_of(kinds)))

@@ -17,8 +17,8 @@ from leasehold.app.endings import Endings
 from leasehold.app.logging import log_to_the_program
 from leasehold.app.results import OUTPUT
 from leasehold.app.writing import Written, write
-from leasehold.broker import make_broker
-from leasehold.broker.announcer import Announcer, on_pool
+from leasehold.broker import open_broker
+from leasehold.broker.announcer import Announcer, announcing
 from leasehold.broker.base import Broker
 from leasehold.db.database import Pool, make_pool
 from leasehold.db.pool_sizes import pool_of_app
@@ -93,12 +93,8 @@ class DatabaseLink:
         async with AsyncExitStack() as stack:
             pool = await make_pool(settings, "app", pool_of_app(settings))
             stack.callback(pool.terminate)
-            broker = make_broker(settings)
-            await broker.open()
-            stack.push_async_callback(broker.close)
-            announcer = Announcer(broker, on_pool(pool))
-            announcer.start()
-            stack.push_async_callback(announcer.close)
+            broker = await stack.enter_async_context(open_broker(settings))
+            announcer = await stack.enter_async_context(announcing(broker, pool))
             link = cls(settings, tenant, pool, broker, announcer)
             stack.push_async_callback(link._close)
             yield link

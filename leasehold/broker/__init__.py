@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from leasehold.broker.amqp.broker import AmqpBroker
 from leasehold.broker.base import BANDS, Broker, Delivery, Hint
 from leasehold.broker.postgres import PostgresBroker
 from leasehold.settings import Settings
 
-__all__ = ["BANDS", "Broker", "Delivery", "Hint", "make_broker"]
+__all__ = ["BANDS", "Broker", "Delivery", "Hint", "make_broker", "open_broker"]
 
 
 def make_broker(settings: Settings) -> Broker:
     """Make the broker that `settings.broker` names; it is not open yet."""
     return AmqpBroker(settings) if settings.broker == "amqp" else PostgresBroker(settings)
+
+
+@asynccontextmanager
+async def open_broker(settings: Settings) -> AsyncIterator[Broker]:
+    """The broker that `settings.broker` names, for the block. It connects by itself, and again after an outage."""
+    broker = make_broker(settings)
+    await broker.open()
+    try:
+        yield broker
+    finally:
+        await broker.close()

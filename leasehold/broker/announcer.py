@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import structlog
@@ -25,6 +26,17 @@ log = structlog.get_logger(__name__)
 #: Hints kept in memory while the broker is slow. The relay sends further ones from the outbox.
 _MAX_WAITING = 10_000
 _BATCH = 256
+
+
+@asynccontextmanager
+async def announcing(broker: Broker, pool: ConnectionSource) -> AsyncIterator[Announcer]:
+    """An announcer for the block. It marks hints as sent through `pool`."""
+    announcer = Announcer(broker, on_pool(pool))
+    announcer.start()
+    try:
+        yield announcer
+    finally:
+        await announcer.close()
 
 
 class Waiting:
