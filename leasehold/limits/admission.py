@@ -104,7 +104,8 @@ class Admission:
     ) -> None:
         """Check that one submission would pass now, and charge nothing. Use it before a long request body arrives.
 
-        Raises as `submitting`.
+        Raises as `submitting`. A tenant with exactly as many unfinished jobs as it may have passes: with `dedupe` the
+        submission may find a job that exists.
         """
         for key, per_minute in self._rates(payer, charged_as):
             quota = await rates.peek(connection, key, per_minute)
