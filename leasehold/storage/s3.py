@@ -1,4 +1,4 @@
-"""The S3 clients of aiobotocore: their configuration, and the translation of their errors into the platform's.
+"""The S3 clients of aioboto3: their configuration, and the translation of their errors into the platform's.
 
 Every request to the store runs inside the block `request`.
 """
@@ -12,9 +12,9 @@ from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import aioboto3
 import aiohttp
 from aiobotocore.config import AioConfig
-from aiobotocore.session import AioSession, get_session
 from botocore.exceptions import BotoCoreError, ClientError
 
 from leasehold.domain.errors import ObjectMissing, StoreError, StoreUnavailable
@@ -53,14 +53,14 @@ def _config(settings: Settings) -> AioConfig:
 
 
 @cache
-def _session() -> AioSession:
+def _session() -> aioboto3.Session:
     """The process's only session: each session reads botocore's descriptions of S3, which takes 0.1 s."""
-    return get_session()
+    return aioboto3.Session()
 
 
 @asynccontextmanager
 async def open_client(settings: Settings, endpoint: str | None) -> AsyncIterator[S3Client]:
-    async with _session().create_client(
+    async with _session().client(
         "s3",
         endpoint_url=endpoint,
         region_name=settings.s3_region,

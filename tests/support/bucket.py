@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
+import aioboto3
 import botocore.exceptions
 from aiobotocore.config import AioConfig
-from aiobotocore.session import AioSession, get_session
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
@@ -25,9 +25,9 @@ CONFIG = AioConfig(
 
 
 @cache
-def _session() -> AioSession:
+def _session() -> aioboto3.Session:
     """One for all: each new one would read botocore's descriptions again, a tenth of a second a client."""
-    return get_session()
+    return aioboto3.Session()
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Bucket:
 
     def client(self) -> AbstractAsyncContextManager[S3Client]:
         """Open an S3 client; for looking behind the code under test."""
-        return _session().create_client(
+        return _session().client(
             "s3",
             endpoint_url=self.endpoint,
             aws_access_key_id=self.access_key,
