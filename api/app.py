@@ -121,7 +121,7 @@ def make_app(settings: Settings) -> FastAPI:
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     for error in (LeaseholdError, RequestValidationError, HTTPException, *NOT_STORABLE):
         app.add_exception_handler(error, _answer_problem)
-    app.add_middleware(Edge)  # added last, so outermost
+    app.add_middleware(Edge, database_seconds=settings.database_timeout)  # added last, so outermost
     return app
 
 

@@ -41,7 +41,12 @@ class Settings(BaseSettings):
         description="Role that the API and workers connect as, if another role migrates. `leasehold migrate` lets it "
         "read and write rows, and nothing more.",
     )
-    database_timeout: float = Field(10.0, gt=0, description="The longest a statement may take.")
+    database_timeout: float = Field(
+        10.0,
+        gt=0,
+        description="The longest a statement may take, and the longest that an API request waits for PostgreSQL in "
+        "all, until its answer begins. Bulk writes have it for each statement.",
+    )
     database_host_timeout: float = Field(
         2.0,
         gt=0,

@@ -18,6 +18,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leasehold.api.http.problems import is_database_away, problem_of
+from leasehold.api.process import deadline
+from leasehold.api.process.deadline import Deadline
 from leasehold.api.process.metrics import IN_FLIGHT, REQUESTS, method_label
 from leasehold.db.commit_points import name_commits
 from leasehold.domain.errors import RequestError, StoreError
@@ -75,8 +77,10 @@ def _client_span(headers: Headers) -> dict[str, str] | None:
 
 
 class Edge:
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, database_seconds: float) -> None:
+        """`database_seconds`: how long a request may wait for PostgreSQL in all, until its answer begins."""
         self._app = app
+        self._database_seconds = database_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -92,7 +96,7 @@ class Edge:
 
     async def _serve(self, identity: Identity, span: traces.Span, scope: Scope, receive: Receive, send: Send) -> None:
         scope.setdefault("state", {})["identity"] = identity
-        answer = _Answer(send, identity)
+        answer = _Answer(send, identity, deadline.begin(self._database_seconds))
         started = perf_counter()
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(
@@ -111,16 +115,18 @@ class Edge:
 
 
 class _Answer:
-    """Adds headers to the answer, and remembers its status."""
+    """Adds headers to the answer, and remembers its status. Its beginning lifts the request's deadline."""
 
-    def __init__(self, send: Send, identity: Identity) -> None:
+    def __init__(self, send: Send, identity: Identity, limit: Deadline) -> None:
         self._send = send
         self._identity = identity
+        self._limit = limit
         self.status: int | None = None
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = int(message["status"])
+            self._limit.lift()
             headers = list(message.get("headers", ()))
             present = {name for name, _ in headers}
             headers += [header for header in _HEADERS if header[0] not in present]

@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 from fastapi import Header
 
 from leasehold.db.database import Connection, ConnectionSource
-from leasehold.db.idempotency import Reservation, StoredAnswer, is_answered, release, reserve, store
+from leasehold.db.idempotency import Reservation, StoredAnswer, hold, is_answered, release, reserve, store
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry.outages import DATABASE
 
@@ -59,6 +59,7 @@ async def once(
             return Answer(reserved.status_code, reserved.body, reserved.age)
         try:
             async with connection.transaction():
+                await hold(connection, reserved)
                 answer = await work(connection)
                 if answer.is_stored:
                     await store(connection, reserved, answer.status_code, answer.body)
@@ -82,4 +83,4 @@ async def _release(connection: Connection, reserved: Reservation) -> None:
     try:
         await release(connection, reserved)
     except TRY_AGAIN as error:
-        DATABASE.met(error, "idempotency keys, which stay reserved until their lock expires")
+        DATABASE.met(error, "idempotency keys, which stay reserved for a second")

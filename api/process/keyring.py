@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
+from leasehold.api.process import deadline
 from leasehold.db.database import Connection, Pool
 from leasehold.domain.audit import Actor
 from leasehold.domain.errors import Unauthenticated
@@ -98,7 +99,7 @@ class Keyring:
     async def _load(self, prefix: str, presented: PresentedKey | None) -> StoredKey:
         """Read the key's row, and check the secret of the `presented` key. None: a session, which shows no secret."""
         started = monotonic()
-        async with self._pool.acquire() as connection:
+        async with deadline.lent_in_time(self._pool.acquire()) as connection:
             stored = await find_key(connection, prefix)
             is_right = presented is None or matches(presented, stored)
             if not is_right or stored is None or not stored.usable:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
+from leasehold.api.process import deadline
 from leasehold.broker.announcer import Announcer
 from leasehold.db.batcher import Batcher
 from leasehold.db.database import Connection, connect
@@ -34,7 +35,8 @@ class Submissions:
 
         Raises Invalid, or one of TRY_AGAIN.
         """
-        return await self._batcher.ask(new)
+        async with deadline.current().waiting():
+            return await self._batcher.ask(new)
 
     async def _create(self, connection: Connection, new: Sequence[NewRun], _repeated: bool) -> Sequence[bool]:  # noqa: FBT001 - as Batcher calls it
         written, hints = await runs.create_unlimited(connection, new)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 
+from leasehold.api.process import deadline
 from leasehold.api.process.turnstile import Turnstile
 from leasehold.db.database import Connection, Pool
 from leasehold.db.pool_sizes import pool_of_api
@@ -36,9 +37,14 @@ class TenantPool:
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[Connection]:
-        """Lend a connection for the block. Raises Unavailable `busy` if none becomes free within `patience` seconds, or
-        one of TRY_AGAIN.
+        """Lend a connection for the block, until the request's deadline. Raises Unavailable `busy` if none becomes free
+        within `patience` seconds, or one of TRY_AGAIN.
         """
+        async with deadline.lent_in_time(self._lend()) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def _lend(self) -> AsyncIterator[Connection]:
         async with self._turns.turn(_tenant.get()), self._pool.acquire() as connection:
             yield connection
 
@@ -57,9 +63,11 @@ class BulkWrites:
         )
 
     def turn(self, tenant_id: str) -> AbstractAsyncContextManager[None]:
-        """Enter this around one bulk write. Raises TooMany `bulk_writes_waiting`: at once if too many bulk writes of
-        the tenant wait already, else after `bulk_writes_wait_seconds`.
+        """Enter this around one bulk write: its statements have a limit each, and no deadline together. Raises TooMany
+        `bulk_writes_waiting`: at once if too many bulk writes of the tenant wait already, else after
+        `bulk_writes_wait_seconds`.
         """
+        deadline.current().lift()
         return self._turns.turn(tenant_id)
 
     def _refusal(self) -> TooMany:

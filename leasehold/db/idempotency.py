@@ -3,6 +3,9 @@
 reserve -> Reservation   first request: do the work, then `store` in the work's own transaction; `release` if it failed
 reserve -> StoredAnswer  repetition: return the stored answer
 reserve raises           Invalid: the key came with another request. Conflict: the first request is still running
+
+A first request that cannot release its key (the database went away, or its process died) does not hold the key up: the
+reservation counts only while the request's transaction lasts (`hold`).
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ from leasehold.domain.errors import Conflict, Invalid
 KEEP = timedelta(hours=24)
 #: The time that a first request may take. After this the request counts as dead, and another may reserve the key.
 IN_FLIGHT = timedelta(seconds=60)
+#: A first request holds the key's advisory lock while its transaction lasts. After this time a request without the lock
+#: counts as dead: its transaction ended without an answer, because its connection or its process did.
+_UNHELD = timedelta(seconds=1)
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
 
 
@@ -40,7 +46,11 @@ class StoredAnswer:
     age: timedelta
 
 
-RESERVE = """
+# The lock of a key. A prefix keeps it apart from the names that lock_name locks.
+_LOCK = "hashtextextended('idempotency ' || $1 || ' ' || $2, 0)"
+
+# $1 tenant, $2 key, $3 hash, $4 the time of a first request, $5 the time of an answer, $6 the time without a lock
+RESERVE = f"""
 -- idempotency_reserve
 INSERT INTO idempotency (tenant_id, key, request_hash, locked_until, expires_at)
 VALUES ($1, $2, $3, clock_timestamp() + $4::interval, clock_timestamp() + $5::interval)
@@ -48,7 +58,10 @@ ON CONFLICT (tenant_id, key) DO UPDATE
 SET request_hash = excluded.request_hash, status_code = NULL, body = NULL,
     locked_until = excluded.locked_until, expires_at = excluded.expires_at
 WHERE idempotency.expires_at <= clock_timestamp()
-   OR (idempotency.status_code IS NULL AND idempotency.locked_until <= clock_timestamp())
+   OR (idempotency.status_code IS NULL AND (
+        idempotency.locked_until <= clock_timestamp()
+        OR (idempotency.locked_until <= clock_timestamp() + $4::interval - $6::interval
+            AND pg_try_advisory_xact_lock({_LOCK}))))
 RETURNING locked_until
 """
 
@@ -63,6 +76,11 @@ STORE = """
 UPDATE idempotency SET status_code = $4, body = $5, expires_at = clock_timestamp() + $6::interval
 WHERE tenant_id = $1 AND key = $2 AND locked_until = $3 AND status_code IS NULL
 RETURNING key
+"""
+
+HOLD = f"""
+-- idempotency_hold
+SELECT pg_advisory_xact_lock({_LOCK})
 """
 
 RELEASE = """
@@ -91,7 +109,7 @@ async def reserve(connection: Connection, tenant_id: str, key: str, request_hash
     """Reserve the key, or return the stored answer. Raises Invalid or Conflict (see the module's head)."""
     if not _KEY.fullmatch(key):
         raise Invalid("idempotency_key_malformed", "An Idempotency-Key has 1 to 255 printable ASCII characters.")
-    locked_until = await connection.fetchval(RESERVE, tenant_id, key, request_hash, IN_FLIGHT, KEEP)
+    locked_until = await connection.fetchval(RESERVE, tenant_id, key, request_hash, IN_FLIGHT, KEEP, _UNHELD)
     if locked_until is not None:
         return Reservation(tenant_id, key, locked_until)
     row = await connection.fetchrow(READ, tenant_id, key, request_hash, KEEP)
@@ -104,6 +122,13 @@ async def reserve(connection: Connection, tenant_id: str, key: str, request_hash
     if row["status_code"] is None:
         raise _in_flight()
     return StoredAnswer(row["status_code"], row["body"], row["age"])
+
+
+async def hold(connection: Connection, reservation: Reservation) -> None:
+    """Show that the first request lives until the caller's transaction ends. Call this first in the transaction that
+    does the work; `store` ends it.
+    """
+    await connection.execute(HOLD, reservation.tenant_id, reservation.key)
 
 
 async def is_answered(connection: Connection, tenant_id: str, key: str) -> bool:

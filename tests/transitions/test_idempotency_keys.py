@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 
+from leasehold.api.http.idempotent import Answer, once
 from leasehold.db import idempotency
+from leasehold.db.database import Connection, make_pool
 from leasehold.db.idempotency import Reservation, StoredAnswer
 from leasehold.domain.errors import Conflict, Invalid
+from leasehold.runtime.transient import TRY_AGAIN
+from leasehold.settings import Settings
 from tests.factories import Rows
+from tests.transitions.conftest import Open
 
 HASH = idempotency.fingerprint(b"POST /v1/runs", b"{}")
 NEIGHBOURS = (("t", "other"), ("other", "key"))
@@ -91,3 +96,51 @@ async def test_a_stored_answer_is_neither_replaced_nor_released(rows: Rows) -> N
         await idempotency.store(rows.connection, own, 500, b"again")
     await idempotency.release(rows.connection, own)
     assert await kept(rows) == before
+
+
+async def test_a_reservation_counts_only_while_its_transaction_lasts(rows: Rows, another: Open) -> None:
+    """Its API process died, or its connection did: the client's next try must not be refused for a minute."""
+    first, second = (await another()).connection, (await another()).connection
+    own = await idempotency.reserve(first, "t", "key", HASH)
+    assert isinstance(own, Reservation)
+    async with first.transaction():
+        await idempotency.hold(first, own)
+        await rows.connection.execute("UPDATE idempotency SET locked_until = locked_until - interval '2 seconds'")
+        with pytest.raises(Conflict):
+            await idempotency.reserve(second, "t", "key", HASH)
+    again = await idempotency.reserve(second, "t", "key", HASH)
+    assert isinstance(again, Reservation)
+    with pytest.raises(Conflict):  # whose transaction has yet to begin
+        await idempotency.reserve(rows.connection, "t", "key", HASH)
+    with pytest.raises(Conflict):
+        await idempotency.store(first, own, 202, b"late")
+
+
+async def test_a_held_key_of_one_tenant_holds_no_neighbours(rows: Rows, another: Open) -> None:
+    first, second = (await another()).connection, (await another()).connection
+    own = await reserved(rows)
+    for tenant, key in NEIGHBOURS:
+        await reserved(rows, tenant, key)
+    await rows.connection.execute("UPDATE idempotency SET locked_until = locked_until - interval '2 seconds'")
+    async with first.transaction():
+        await idempotency.hold(first, own)
+        for tenant, key in NEIGHBOURS:
+            assert isinstance(await idempotency.reserve(second, tenant, key, HASH), Reservation)
+
+
+async def test_a_request_whose_connection_broke_is_repeated_within_seconds(rows: Rows, settings: Settings) -> None:
+    async with make_pool(settings, "tests", 2) as pool:
+
+        async def breaks(connection: Connection) -> Answer:
+            await connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+            raise AssertionError("the session is over")
+
+        async def works(_connection: Connection) -> Answer:
+            return Answer(202, b"done")
+
+        with pytest.raises(TRY_AGAIN):
+            await once(pool, "t", "key", HASH, breaks)
+        with pytest.raises(Conflict):
+            await once(pool, "t", "key", HASH, works)
+        await rows.connection.execute("UPDATE idempotency SET locked_until = locked_until - interval '1 second'")
+        assert (await once(pool, "t", "key", HASH, works)).body == b"done"

@@ -1,0 +1,95 @@
+"""A request waits for PostgreSQL only so long in all, however many waits it has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from leasehold.api.http.edge import Edge
+from leasehold.api.process import deadline
+from leasehold.db.database import Pool, make_pool
+from leasehold.runtime.transient import TRY_AGAIN
+from leasehold.settings import Settings
+
+
+@pytest.fixture
+async def pool(settings: Settings) -> AsyncIterator[Pool]:
+    async with make_pool(settings.model_copy(update={"database_timeout": 20.0}), "tests", 1) as pool:
+        yield pool
+
+
+async def test_a_statement_and_the_rollback_after_it_end_at_the_deadline(pool: Pool) -> None:
+    deadline.begin(0.3)
+    with pytest.raises(TRY_AGAIN):
+        async with deadline.lent_in_time(pool.acquire()) as connection, connection.transaction():
+            await connection.execute("SELECT pg_sleep(15)")
+    with pytest.raises(TimeoutError):  # nothing is left for a second try
+        async with deadline.lent_in_time(pool.acquire()):
+            raise AssertionError("lent after the deadline")
+    deadline.begin(5.0)
+    async with deadline.lent_in_time(pool.acquire()) as connection:  # the pool has dropped the broken connection
+        assert await connection.fetchval("SELECT 1") == 1
+
+
+async def test_each_wait_takes_from_what_is_left(pool: Pool) -> None:
+    deadline.begin(0.5)
+    async with deadline.lent_in_time(pool.acquire()) as connection:
+        await connection.execute("SELECT pg_sleep(0.3)")
+    with pytest.raises(TRY_AGAIN):
+        async with deadline.lent_in_time(pool.acquire()) as connection:
+            await connection.execute("SELECT pg_sleep(0.3)")
+
+
+async def test_waiting_for_a_connection_counts_and_other_waits_do_not(pool: Pool) -> None:
+    limit = deadline.begin(0.3)
+    await asyncio.sleep(0.4)  # a body, a long poll, the store
+    async with pool.acquire():
+        with pytest.raises(TimeoutError):
+            async with deadline.lent_in_time(pool.acquire()):
+                raise AssertionError("the only connection is lent")
+    limit.lift()
+    async with deadline.lent_in_time(pool.acquire()) as connection:
+        await connection.execute("SELECT pg_sleep(0.4)")
+
+
+async def test_a_lifted_deadline_breaks_no_connection_that_is_in_use(pool: Pool) -> None:
+    limit = deadline.begin(0.3)
+    async with deadline.lent_in_time(pool.acquire()) as connection:
+        limit.lift()
+        assert await connection.fetchval("SELECT 1 FROM pg_sleep(0.5)") == 1
+
+
+async def test_every_request_has_the_deadline_until_its_answer_begins() -> None:
+    answers: list[Message] = []
+    limited: list[bool] = []
+
+    async def waits() -> bool:
+        try:
+            async with deadline.current().waiting():
+                await asyncio.sleep(0.2)
+        except TimeoutError:
+            return True
+        return False
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        limited.append(await waits())
+
+    async def late(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        async with deadline.current().waiting():
+            await asyncio.sleep(0.2)
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def send(message: Message) -> None:
+        answers.append(message)
+
+    scope: Scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
+    await Edge(app, 0.1)(scope, receive, send)
+    assert limited == [False]
+    await Edge(late, 0.1)(dict(scope), receive, send)
+    assert [answer["status"] for answer in answers if answer["type"] == "http.response.start"] == [200, 503]
