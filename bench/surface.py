@@ -125,7 +125,7 @@ async def rows_read(connection: Connection, listing: Listing) -> int:
     """Of tables and their indexes, with those that a condition threw away. By the plan that a page has: it is made
     without the values.
     """
-    statement = listing.page(_PAGE)
+    statement = (await job_lists.narrowed(connection, listing)).page(_PAGE)
     values = ", ".join(await job_lists.literals(connection, statement))
     await connection.execute(f"PREPARE page AS {statement.text}")
     try:

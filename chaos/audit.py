@@ -104,9 +104,11 @@ async def changes(connection: asyncpg.Connection[asyncpg.Record]) -> list[Change
 
 
 def seconds(instant: datetime | str | None) -> float:
-    """Seconds of the epoch; a missing instant is 0."""
+    """Seconds of the epoch; a missing instant is 0. A workflow that only a signal wakes is due at `infinity`."""
     if instant is None:
         return 0.0
+    if instant == "infinity":
+        return float("inf")
     return (datetime.fromisoformat(instant) if isinstance(instant, str) else instant).timestamp()
 
 

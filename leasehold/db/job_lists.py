@@ -3,7 +3,8 @@
 One term of the filter drives: an index holds its jobs in the order of the list. The page walks that index and checks
 the other terms on each job, for at most MAX_READ rows. So no filter and no neighbour makes a list read a whole table:
 a filter that would is refused, and asks for a narrower time. A search in payloads and texts ends after MAX_SEARCHED
-jobs and says how far back it came; its cursor continues it.
+jobs and says how far back it came; its cursor continues it. A search for a text walks only over jobs that can have it:
+those with an error, a key or a scope, and those of pipelines whose name has it.
 
 Ids are UUIDv7: they sort by the time at which they were made, so `created:` bounds the walk.
 """
@@ -15,6 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Literal
 from uuid import UUID
 
@@ -28,6 +30,9 @@ from leasehold.domain.states import JobState
 
 #: Rows that one page may read, and jobs whose payload or texts it may search.
 MAX_READ, MAX_SEARCHED = 100_000, 10_000
+#: A search for a text in the names of pipelines reads this many names at most, and walks over so many pipelines. Where
+#: there are more, it walks over all jobs.
+_MAX_NAMES, _MAX_NAMED = 500, 20
 #: Up to this number a count is exact.
 MAX_COUNTED = 10_000
 #: Rows that are read for each job: of the index that drives, of the job and of its run. Where a term asks for the job's
@@ -93,7 +98,8 @@ class _Values:
 
 class Listing:
     """The statements of one filter. `before`: the page ends before this job. `bound`: only what an action may act on.
-    `max_read`: rows that a page may read.
+    `max_read`: rows that a page may read. `named`: of a search for a text, the pipelines whose names have it; None: the
+    walk goes over all jobs.
     """
 
     def __init__(
@@ -104,7 +110,10 @@ class Listing:
         *,
         bound: Bound | None = None,
         max_read: int | None = None,
+        named: Sequence[str] | None = None,
     ) -> None:
+        self._renamed = partial(Listing, scope, wanted, before, bound=bound, max_read=max_read)
+        self._named = named
         if bound is not None and bound.state == "failed":
             wanted = replace(wanted, status=JobState.FAILED)
         self._scope, self._wanted, self._before, self._bound = scope, wanted, before, bound
@@ -115,6 +124,23 @@ class Listing:
         self._of_conditions = len(self._made.values)  # PostgreSQL refuses a parameter that a statement does not use
         self._bounds = self._id_bounds()
         self._driver = self._choose()
+
+    @property
+    def searched(self) -> str | None:
+        """The text whose pipelines `with_names` needs. None: another term drives the walk, or there is no text."""
+        wanted = self._wanted
+        others = (wanted.worker, wanted.schedule, wanted.code, wanted.template)
+        if self._tenant is None or wanted.tags or any(other is not None for other in others):
+            return None
+        return next((text for text in wanted.texts if _uuid(text) is None), None)
+
+    @property
+    def tenant_id(self) -> str | None:
+        return self._scope.tenant_id
+
+    def with_names(self, named: Sequence[str]) -> Listing:
+        """The same listing, which walks only over jobs that can have the text `searched`."""
+        return self._renamed(named=named)
 
     @property
     def max_walked(self) -> int:
@@ -230,10 +256,22 @@ class Listing:
 
     def _by_kind(self) -> str:
         """All jobs of the scope. A kind's pipelines have an index each, and runs have one of their own."""
+        if self._named is not None:
+            return self._by_text(self._named)
         named = self._pipelines()
         drivers = [] if named is not None or not self._scope.runs else [self._ids("run", "job_id", "true")]
         names = named if named is not None else [*self._scope.pipelines, *(self._scope.others if drivers else ())]
         drivers += [self._ids("job", "id", f"x.pipeline = {self._made.add(name, 'text')}") for name in names]
+        return self._merged(drivers)
+
+    def _by_text(self, named: Sequence[str]) -> str:
+        """The jobs that can have the text. The conditions decide, as always, which of them are on the page."""
+        drivers = [
+            self._ids("job", "id", "x.error IS NOT NULL"),
+            self._ids("job", "id", "x.dedupe_key IS NOT NULL"),
+            self._ids("run", "job_id", "x.scope_id <> ''"),
+            *(self._ids("job", "id", f"x.pipeline = {self._made.add(name, 'text')}") for name in named),
+        ]
         return self._merged(drivers)
 
     def _ids(self, table: str, column: str, condition: str) -> str:
@@ -355,8 +393,34 @@ async def in_order(connection: Connection) -> AsyncIterator[None]:
         yield
 
 
+# The names of a tenant's pipelines, each by one look into an index, and whether a name has the text. A run has the name
+# twice: as its pipeline's and as its template's.
+_NAMES = f"""
+-- job_names
+WITH RECURSIVE names(name) AS (
+    (SELECT j.pipeline FROM job j WHERE j.tenant_id = $1 ORDER BY j.pipeline LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.pipeline FROM job j WHERE j.tenant_id = $1 AND j.pipeline > names.name
+            ORDER BY j.pipeline LIMIT 1)
+    FROM names WHERE names.name IS NOT NULL
+)
+SELECT name, strpos(lower(name || ' ' || name), lower($2)) > 0 AS has_it
+FROM names WHERE name IS NOT NULL LIMIT {_MAX_NAMES + 1}
+"""
+
+
+async def narrowed(connection: Connection, listing: Listing) -> Listing:
+    """The listing. One that searches for a text walks only over the jobs that can have it, if these can be named."""
+    if (text := listing.searched) is None:
+        return listing
+    names = await connection.fetch(_NAMES, listing.tenant_id, text)
+    named = [row["name"] for row in names if row["has_it"]]
+    return listing if len(names) > _MAX_NAMES or len(named) > _MAX_NAMED else listing.with_names(named)
+
+
 async def page(connection: Connection, listing: Listing, limit: int) -> Page:
     """At most `limit` jobs, newest first."""
+    listing = await narrowed(connection, listing)
     found = await _fetch(connection, listing.page(limit))
     rows = [row for row in found if row["walked"] <= listing.max_walked]
     ended_at = next((row for row in found if row["walked"] > listing.max_walked), None)
@@ -382,6 +446,7 @@ class Stride:
 
 async def stride(connection: Connection, listing: Listing, limit: int) -> Stride:
     """At most `limit` jobs. It may find none and the walk go on: then none of `max_walked` rows matched."""
+    listing = await narrowed(connection, listing)
     found = await _fetch(connection, listing.ids(limit))
     targets = [(row["id"], row["tenant_id"]) for row in found if row["walked"] <= listing.max_walked]
     if len(targets) > limit:
@@ -396,6 +461,7 @@ async def count(connection: Connection, listing: Listing) -> tuple[int, bool]:
     """How many jobs match, and whether that is exact. Above MAX_COUNTED, or where the walk is too long, it is
     PostgreSQL's estimate.
     """
+    listing = await narrowed(connection, listing)
     (counted,) = await _fetch(connection, listing.count())
     if counted["n"] <= MAX_COUNTED and not counted["ended"]:
         return counted["n"], True

@@ -114,6 +114,7 @@ job = Table(
     Index(
         "job_code", "tenant_id", text("(error ->> 'code')"), text("id DESC"), postgresql_where=text("error IS NOT NULL")
     ),
+    Index("job_with_key", "tenant_id", text("id DESC"), postgresql_where=text("dedupe_key IS NOT NULL")),  # searches
     Index("job_cancelling", "cancel_by", postgresql_where=text("cancel_by IS NOT NULL AND finished_at IS NULL")),
     Index("job_to_tell", "finished_at", postgresql_where=text("notify AND finished_at IS NOT NULL")),
     Index(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chaos.amqp_tap import Heard, What
-from chaos.audit import Change
+from chaos.audit import Change, seconds
 from chaos.checker import INVARIANTS, Verdict
 from chaos.checker import judge as judge_by
 from chaos.checks.floors import floors_of
@@ -68,6 +68,10 @@ def test_a_history_that_has_less_than_its_floor_is_red(number: str, what: str) -
         verdict = {each.number: each for each in judge_by(sound(), {number: {what: least}})}[number]
         assert verdict.state == state
         assert verdict.red is (state != "ok")
+
+
+def test_a_step_that_only_a_signal_wakes_is_never_due() -> None:
+    assert seconds("infinity") > seconds(at(10_000))
 
 
 # --- the ways to break it

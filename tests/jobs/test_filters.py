@@ -128,7 +128,45 @@ async def test_a_search_says_how_far_it_came_and_goes_on(
     monkeypatch.setattr(job_lists, "MAX_SEARCHED", 2)
     for n, job_id in enumerate(made):
         assert await search(client, f"payload./n:{n}") == ([job_id], 3)
+    assert await search(client, "nothing") == ([], 1), "no job can have this text"
+    scoped = [str(await maker.make("run", scope_id=f"s{n}")) for n in range(5)]
+    for n, job_id in enumerate(scoped):
+        assert await search(client, f"S{n}") == ([job_id], 3)
     assert await search(client, "nothing") == ([], 3)
+
+
+async def test_a_text_finds_a_job_wherever_it_has_it(maker: Maker, client: httpx2.AsyncClient) -> None:
+    for _ in range(3):
+        await maker.make("run")
+    broken, scoped = str(await maker.make("run")), str(await maker.make("run", scope_id="Customer Nine"))
+    keyed = str(await maker.make("run", dedupe={"key": "invoice-7"}))
+    picture, failed = str(await maker.make("media")), str(await maker.make("conversion"))
+    await maker.fail(UUID(broken), "card_refused")
+    await maker.fail(UUID(failed))
+    for q, found in (
+        ("card_REFUSED", [broken]),
+        ("did", [failed, broken]),  # It did not work.
+        ("nine", [scoped]),
+        ("voice-7", [keyed]),
+        ("Media", [picture]),
+        ("media did", []),
+        ("conversion did", [failed]),
+        ('"outside outside"', [keyed, scoped, broken]),
+        ("outside status:failed", [broken]),
+        (f"{scoped} nine", [scoped]),
+        ("kind:conversion not", [failed]),
+    ):
+        jobs = await search(client, q)
+        assert [job for job in jobs[0] if job in (broken, scoped, keyed, picture, failed)] == found, q
+    assert len((await search(client, "outside"))[0]) == 6
+
+
+async def test_a_text_in_very_many_names_walks_over_all_jobs(
+    maker: Maker, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = str(await maker.make("run"))
+    monkeypatch.setattr(job_lists, "_MAX_NAMED", 0)
+    assert await search(client, "outside") == ([made], 1)
 
 
 async def search(client: httpx2.AsyncClient, q: str) -> tuple[list[str], int]:
@@ -164,7 +202,8 @@ def test_every_statement_names_the_tenant_wherever_it_finds_jobs() -> None:
         for scope in SCOPES
         for wanted in filters()
         for before in (None, new_id())
-        for listing in [Listing(scope, wanted, before)]
+        for plain in [Listing(scope, wanted, before)]
+        for listing in (plain, plain.with_names(["report", "media"]))
         for statement in (listing.page(50), listing.count(), listing.estimate())
     ]
     assert len(statements) > 900
@@ -182,9 +221,11 @@ async def test_postgresql_takes_every_statement(rows: Connection) -> None:
     scopes = (*SCOPES, Scope(None, ("media",), runs=True, others=(), owned=("media", "webhook")))
     for scope in scopes:
         for wanted in filters():
-            listing = Listing(scope, wanted, new_id())
-            for statement in (listing.page(50), listing.count(), listing.estimate()):
-                await rows.prepare(statement.text)
+            plain = Listing(scope, wanted, new_id())
+            named = [plain.with_names(["report", "media"])] if plain.searched is not None else []
+            for listing in (plain, *named):
+                for statement in (listing.page(50), listing.count(), listing.estimate()):
+                    await rows.prepare(statement.text)
 
 
 def test_every_status_is_a_term() -> None:
