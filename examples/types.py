@@ -5,7 +5,7 @@ from typing import assert_type
 
 from pydantic import BaseModel
 
-from leasehold import App, Retry, Run
+from leasehold import App, Batch, Retry, Run
 
 app = App("types")
 
@@ -39,6 +39,16 @@ async def tagged(*, name: str) -> str:
     return name
 
 
+@app.task(batch=Batch(size=100))
+async def index(orders: list[Order]) -> list[int]:
+    return [order.id for order in orders]
+
+
+@app.task(batch=Batch(size=100), queue="mail")
+def count(words: list[str]) -> list[int]:
+    return [len(word) for word in words]
+
+
 async def checked(order: Order) -> None:
     assert_type(
         send_receipt.submit(order, key="order-17", delay=timedelta(minutes=1), tags={"customer": "7"}), Run[str]
@@ -56,6 +66,11 @@ async def checked(order: Order) -> None:
     assert_type(await add(1), int)
     assert_type(nightly.submit().wait(30), Run[None])
     assert_type(await tagged.submit(name="one"), str)
+    assert_type(await index.submit(order, key="one"), int)
+    assert_type(await index([order]), list[int])
+    assert_type(count(["a"]), list[int])
+    assert_type(count.local("a"), int)
+    index.submit([order])  # type: ignore[call-overload]  # an item, and not a list
     send_receipt.submit(1)  # type: ignore[call-overload]  # no Order
     send_receipt.submit(order, keys="one")  # type: ignore[call-overload]  # no such option
     tagged.submit(name=1)  # type: ignore[call-overload]  # no str

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from leasehold.app.failed import Failed
     from leasehold.app.retry import Retry
     from leasehold.app.run import Run
-    from leasehold.app.run_limits import Limit, Unique
+    from leasehold.app.run_limits import Batch, Limit, Unique
     from leasehold.app.task import Task
     from leasehold.client.external import ExternalWorker
     from leasehold.db.database import connect
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = [
     "App",
     "Attempt",
+    "Batch",
     "Cancelled",
     "ConcurrencyLimit",
     "Context",
@@ -94,7 +95,7 @@ _MODULES = {
     "app.app": ("App",),
     "app.current": ("Current", "current"),
     "app.failed": ("Failed",),
-    "app.run_limits": ("Limit", "Unique"),
+    "app.run_limits": ("Batch", "Limit", "Unique"),
     "app.retry": ("Retry",),
     "app.run": ("Run",),
     "app.task": ("Task",),

@@ -58,6 +58,7 @@ ROOMS = (
     "leasehold.worker.claiming",
     "leasehold.worker",
     "leasehold.app",
+    "leasehold.celery",
     "leasehold.testing",
     "leasehold.cli",
     "bench",

@@ -10,10 +10,13 @@ from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
+from leasehold.app.batch_task import BatchTask
+from leasehold.app.batches import Batches
 from leasehold.app.connection import Connections
 from leasehold.app.middleware import Middleware, around
 from leasehold.app.place import declaration_error
 from leasehold.app.processes import Processes
+from leasehold.app.run_limits import Batch
 from leasehold.app.task import KeywordTask, PositionalTask, Task, TaskOptions, TaskTerms
 from leasehold.app.workflow import KeywordWorkflow, PositionalWorkflow, Workflow, WorkflowTerms, workflow_of
 from leasehold.domain.errors import DeclarationError, Invalid, InvalidArguments
@@ -56,6 +59,17 @@ class TaskDecorator(Protocol):
     def __call__(self, function: Callable[P, T], /) -> KeywordTask[P, T, T]: ...  # type: ignore[overload-cannot-match]  # as above
 
 
+class BatchDecorator(Protocol):
+    """What `@app.task(batch=...)` is."""
+
+    @overload
+    def __call__(
+        self, function: Callable[[list[A]], Coroutine[Any, Any, list[T]]], /
+    ) -> BatchTask[A, T, Coroutine[Any, Any, list[T]]]: ...
+    @overload
+    def __call__(self, function: Callable[[list[A]], list[T]], /) -> BatchTask[A, T, list[T]]: ...
+
+
 class WorkflowDecorator(Protocol):
     """The type of the decorator that `@app.workflow(...)` with options returns."""
 
@@ -76,6 +90,7 @@ class Opened:
     settings: Settings
     state: Any
     processes: Processes
+    batches: Batches
 
 
 class App:
@@ -115,10 +130,9 @@ class App:
     @overload
     def task(self, function: Callable[P, T], /) -> KeywordTask[P, T, T]: ...  # type: ignore[overload-cannot-match]  # as above
     @overload
-    def task(
-        self,
-        **options: Unpack[TaskOptions],
-    ) -> TaskDecorator: ...
+    def task(self, *, batch: Batch, **options: Unpack[TaskOptions]) -> BatchDecorator: ...
+    @overload
+    def task(self, **options: Unpack[TaskOptions]) -> TaskDecorator: ...
     def task(self, *function: Any, **options: Any) -> Any:
         """Declare the function below as a task. Raises DeclarationError with file and line.
 
@@ -128,7 +142,10 @@ class App:
         function runs in a process of its own; at the time limit the worker kills it with all that it started.
         `isolated`: the function runs in the sandbox, without network; choose it for files of strangers. `limit`: how
         many runs of the task run at once, and how many start each minute. `unique`: which submissions give the same
-        run. `on_failure`: a task that runs when a run has failed for good or expired; it takes a leasehold.Failed.
+        run. `debounce`: a run starts this long after the last submission with its key (that of `unique`, or `key=`),
+        with the arguments of that one. `batch`: the function takes a list of items and returns a list of results; each
+        item is a run. `on_failure`: a task that runs when a run has failed for good or expired; it takes a
+        leasehold.Failed.
         """
         terms = TaskTerms(**options)
         if function:
@@ -175,7 +192,9 @@ class App:
         return workflow
 
     def _declare(self, function: Callable[..., Any], terms: TaskTerms, names: Mapping[str, Any]) -> Task[..., Any]:
-        kind = PositionalTask if _takes_one(function) else KeywordTask
+        kind: Any = PositionalTask if _takes_one(function) else KeywordTask
+        if terms.batch is not None:
+            kind = BatchTask
         task: Task[..., Any] = kind(self.name, function, terms, names, self.connections)
         self.register(task)
         return task
@@ -259,7 +278,7 @@ class App:
             state = None if self._lifespan is None else await stack.enter_async_context(self._lifespan())
             processes = Processes(settings)
             stack.push_async_callback(processes.close)
-            yield Opened(settings, state, processes)
+            yield Opened(settings, state, processes, Batches())
 
     def register(self, task: Task[..., Any]) -> None:
         """Add a task. Raises DeclarationError if the app has one of its name."""

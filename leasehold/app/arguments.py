@@ -23,12 +23,11 @@ class Arguments:
     `model`: the pydantic model of the JSON. `skip`: leading parameters that the worker fills in (a workflow's `ctx`).
     """
 
-    def __init__(self, function: Callable[..., Any], names: Mapping[str, Any] | None = None, *, skip: int = 0) -> None:
-        """`names`: of the caller's scope, for annotations that name a local class. Raises DeclarationError."""
+    def __init__(self, function: Callable[..., Any], hints: Mapping[str, Any], *, skip: int = 0) -> None:
+        """`hints`: the function's annotations, evaluated. Raises DeclarationError."""
         signature = inspect.signature(function)
         parameters = list(signature.parameters.values())[skip:]
         self._signature = signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
-        hints = hints_of(function, names)
         for parameter in parameters:
             if parameter.kind in _VARIADIC:
                 sign = _VARIADIC[parameter.kind]
@@ -111,7 +110,9 @@ def _unstorable(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def hints_of(function: Callable[..., Any], names: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The annotations of the function, evaluated. Raises DeclarationError for a name that is not known yet."""
+    """The annotations of the function, evaluated. `names`: of the caller's scope, for annotations that name a local
+    class. Raises DeclarationError for a name that is not known yet.
+    """
     try:
         return get_type_hints(inspect.unwrap(function), localns=dict(names or {}), include_extras=True)
     except NameError as error:

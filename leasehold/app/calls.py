@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar
 from uuid import UUID
 
+from leasehold.app.run_limits import Unique
 from leasehold.domain.errors import Invalid
 from leasehold.domain.ids import new_id
 from leasehold.domain.tags import check_tags
@@ -73,6 +74,10 @@ class Call(Generic[R]):
     options: Options = field(default_factory=Options)
     id: UUID = field(default_factory=new_id)
 
+    def __post_init__(self) -> None:
+        if self.options.delay is not None and self.task.terms.debounce is not None:
+            raise Invalid("invalid_delay", f"{self.task.name} has a debounce, which is the delay of its runs.")
+
     @property
     def run_id(self) -> UUID:
         """The id that the run will have, unless an earlier submission had the same key."""
@@ -87,10 +92,19 @@ class Call(Generic[R]):
         return unique.key(self.params)
 
     @property
+    def debounce_key(self) -> str | None:
+        """Equal for the submissions of a task with `debounce` that become one run; None for any other task."""
+        if self.task.terms.debounce is None:
+            return None
+        unique = self.task.terms.unique or Unique()
+        return f"debounce:{self.options.key or unique.key(self.params)}"
+
+    @property
     def is_unique(self) -> bool:
         """Whether the key alone says which submissions are the same, and not the arguments, too."""
         return self.options.key is None
 
     @property
     def scheduled_at(self) -> datetime | None:
-        return datetime.now(UTC) + self.options.delay if self.options.delay else None
+        delay = self.options.delay or self.task.terms.debounce
+        return datetime.now(UTC) + delay if delay else None

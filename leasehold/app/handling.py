@@ -4,34 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from leasehold.app import results as encoding
 from leasehold.app.arguments import Arguments
+from leasehold.app.batches import Batches, result_alone
 from leasehold.app.current import Current, enter, leave
 from leasehold.app.limits import ResultLimits
 from leasehold.app.process_frames import CallOfProcess
 from leasehold.app.results import Results
-from leasehold.app.retry import Retry
 from leasehold.domain.errors import Permanent
 from leasehold.domain.verdicts import Done, File
 from leasehold.domain.work import Work
 
 if TYPE_CHECKING:
     from leasehold.app.processes import Processes
+    from leasehold.app.task import TaskTerms
 
 
 class Handling:
-    """One function as a handler: `plain` for a thread, `loop` for `async def`, `process` and `isolated` for a child."""
+    """One function as a handler: `plain` for a thread, `loop` for `async def`, `process` and `isolated` for a child,
+    `batched` for several attempts together.
+    """
 
     def __init__(
-        self, name: str, function: Callable[..., Any], arguments: Arguments, results: Results, retry: Retry
+        self, name: str, function: Callable[..., Any], arguments: Arguments, results: Results, terms: TaskTerms
     ) -> None:
         self._name = name
         self._function = function
         self._arguments = arguments
         self._results = results
-        self._never = retry.never
+        self._never = terms.retry.never
+        self._batch = terms.batch
 
     def plain(self, attempt: Any) -> Done:
         """For a leasehold.PlainAttempt."""
@@ -51,6 +56,27 @@ class Handling:
             raise refused(error) from error
         finally:
             leave(token)
+        return await self._done(attempt, self._results.encoded(result))
+
+    async def batched(self, attempt: Any) -> Done:
+        """For a leasehold.Attempt, whose function takes the items of several attempts. An item that has failed before
+        is called alone: so an item that always fails spends the attempts of no other.
+        """
+        assert self._batch is not None
+        positional, named = self._arguments.decoded(attempt.params)
+        (item,) = (*positional, *named.values())
+
+        async def call_all(items: list[Any]) -> Any:
+            return await attempt.call(partial(self._function, items))
+
+        try:
+            if attempt.number > 1:
+                result = await result_alone(item, call_all)
+            else:
+                batches: Batches = attempt.opened.batches
+                result = await batches.result_of(self._name, attempt.tenant_id, self._batch, item, call_all)
+        except self._never as error:
+            raise refused(error) from error
         return await self._done(attempt, self._results.encoded(result))
 
     @staticmethod

@@ -13,7 +13,6 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError
 
-from leasehold.app.arguments import hints_of
 from leasehold.app.place import declaration_error
 from leasehold.domain.errors import Permanent, ResultUnreadable
 
@@ -25,8 +24,9 @@ CONTENT_TYPE = "application/json"
 class Results:
     """How the results of one function are written and read. Without a return annotation any JSON is a result."""
 
-    def __init__(self, function: Callable[..., Any], names: Mapping[str, Any] | None = None) -> None:
-        annotation = hints_of(function, names).get("return", Any)
+    def __init__(self, function: Callable[..., Any], hints: Mapping[str, Any]) -> None:
+        """`hints`: the function's annotations, evaluated. Raises DeclarationError."""
+        annotation = hints.get("return", Any)
         self._annotation = annotation
         try:
             self._adapter: TypeAdapter[Any] = TypeAdapter(annotation)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import orjson
@@ -29,6 +30,27 @@ class Limit:
             raise DeclarationError("a Limit of nothing would hold every run: at_most and per_minute are at least 1")
         if self.by is not None and not self.by.startswith("/"):
             raise DeclarationError(f"Limit.by is a JSON pointer such as /customer, not {self.by!r}")
+
+
+#: The most items that one call gets, and the longest that an item waits for others.
+MAX_BATCH = 10_000
+MAX_BATCH_WAIT = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One call of the function serves up to `size` runs of one tenant. A run waits at most `wait` for others, in its
+    worker: there each of them has a slot, so a batch is never larger than the worker's slots.
+    """
+
+    size: int
+    wait: timedelta = timedelta(milliseconds=50)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= MAX_BATCH:
+            raise DeclarationError(f"Batch.size is 1 to {MAX_BATCH}, not {self.size}")
+        if not timedelta(0) <= self.wait <= MAX_BATCH_WAIT:
+            raise DeclarationError(f"Batch.wait is 0 to {MAX_BATCH_WAIT.total_seconds():g} s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

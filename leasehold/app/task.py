@@ -14,8 +14,8 @@ from datetime import timedelta
 from typing import Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 from uuid import UUID
 
-from leasehold.app.arguments import Arguments
-from leasehold.app.calls import OPTIONS, Call, Options, SubmitOptions
+from leasehold.app.arguments import Arguments, hints_of
+from leasehold.app.calls import MAX_DELAY, OPTIONS, Call, Options, SubmitOptions
 from leasehold.app.connection import Connections
 from leasehold.app.current import Current, enter, leave
 from leasehold.app.failed import Failed
@@ -25,7 +25,7 @@ from leasehold.app.place import declaration_error, place_of
 from leasehold.app.results import Results
 from leasehold.app.retry import Retry
 from leasehold.app.run import Run
-from leasehold.app.run_limits import Limit, Unique
+from leasehold.app.run_limits import Batch, Limit, Unique
 from leasehold.app.started import StartedTask
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.pipeline import NAME, Pipeline, PipelineLimit, RunTerms, Step
@@ -53,6 +53,7 @@ class TaskOptions(TypedDict, total=False):
     isolated: bool
     limit: Limit | None
     unique: Unique | None
+    debounce: timedelta | None
     on_failure: Task[[Failed], Any] | None
 
 
@@ -68,6 +69,8 @@ class TaskTerms:
     isolated: bool = False
     limit: Limit | None = None
     unique: Unique | None = None
+    debounce: timedelta | None = None
+    batch: Batch | None = None
     on_failure: Task[[Failed], Any] | None = None
 
 
@@ -91,21 +94,31 @@ class Task(Generic[P, R]):
         self.function = function
         self.place = place_of(function)
         self.terms = terms
-        self.arguments = Arguments(function, names, skip=self._skip)
-        self.results = Results(function, names)
+        hints = self._hints(function, names)
+        self.arguments = Arguments(function, hints, skip=self._skip)
+        self.results = Results(function, hints)
         self.pipeline = pipeline_of(app, function, terms, self.arguments)
         self.name = self.pipeline.name
         self._declare_flow()
         self.runnable = StartedTask(self.pipeline, self.arguments, self.results)
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
         self._option_names = OPTIONS - set(self.arguments.names)
-        self.handling = Handling(self.name, function, self.arguments, self.results, terms.retry)
+        self.handling = Handling(self.name, function, self.arguments, self.results, terms)
         self.pipeline.handlers[STEP] = self._handler()
+
+    @staticmethod
+    def _hints(function: Callable[..., Any], names: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """The types of the arguments and of the result."""
+        return hints_of(function, names)
 
     def _declare_flow(self) -> None:
         if self.terms.limit is not None:
             limit = self.terms.limit
             self.pipeline.limits = (PipelineLimit(limit.at_most, limit.per_minute, limit.by),)
+        if self.terms.debounce is not None and not timedelta(0) < self.terms.debounce <= MAX_DELAY:
+            raise declaration_error(
+                self.function, f"debounce is a time of more than 0 and at most {MAX_DELAY.days} days"
+            )
         if self.terms.unique is not None:
             fields = {field.alias or name for name, field in self.arguments.model.model_fields.items()}
             if unknown := [name for name in self.terms.unique.by if name not in fields]:
@@ -196,7 +209,7 @@ class Task(Generic[P, R]):
         attempt, positional, named = self._local_call(args, kwargs)
         token = enter(Current(self.name, attempt))
         try:
-            return self._local_result(self.function(*positional, **named))
+            return self._local_result(self._call_locally(positional, named))
         finally:
             leave(token)
             attempt.close()
@@ -206,11 +219,15 @@ class Task(Generic[P, R]):
         attempt, positional, named = self._local_call(args, kwargs)
         token = enter(Current(self.name, attempt))
         try:
-            result = self.function(*positional, **named)
+            result = self._call_locally(positional, named)
             return self._local_result(await result if self._is_async else result)
         finally:
             leave(token)
             attempt.close()
+
+    def _call_locally(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """What the function returns: a result, or the coroutine of one."""
+        return self.function(*positional, **named)
 
     def _local_call(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 from uuid import UUID
@@ -17,7 +17,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.template import encoded_payload, template_of_pipeline
 from leasehold.evaluation.templates import TemplateVersion
-from leasehold.transitions import runs
+from leasehold.transitions import debounce, runs
 from leasehold.transitions.concurrency import ConcurrencyLimitName
 from leasehold.transitions.runs import NewRun
 
@@ -40,20 +40,55 @@ async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str,
     """
     written = Written([call.run_id for call in calls])
     together: list[NewRun] = []
+    debounced: dict[tuple[str, str], list[int]] = {}
     for place, call in enumerate(calls):
         encoded = encoded_payload(call.params)
         new = _new_run(call, tenant, keep_seconds)
         key = call.key
-        if key is None:
+        if call.debounce_key is not None:
+            debounced.setdefault((call.task.name, call.debounce_key), []).append(place)
+        elif key is None:
             together.append(new)
         else:
             request = b"" if call.is_unique else encoded
             written.ids[place] = await _write_keyed(connection, new, key, request, written)
+    if debounced:
+        together += await _write_debounced(connection, calls, list(debounced.values()), tenant, keep_seconds, written)
     if together:
         created = await runs.create_together(connection, together)
         written.hints += created.hints
         written.limits += created.limits
     return written
+
+
+async def _write_debounced(
+    connection: Connection,
+    calls: Sequence[Call[Any]],
+    places_by_key: Sequence[Sequence[int]],
+    tenant: str,
+    keep_seconds: int,
+    written: Written,
+) -> list[NewRun]:
+    """Give the last call of each key to the run that waits with it. Returns the runs to write: no run waits for them.
+
+    The calls of one key are one run, with the first one's id and the last one's arguments.
+    """
+    firsts = [calls[places[0]] for places in places_by_key]
+    lasts = [calls[places[-1]] for places in places_by_key]
+    waiting = await debounce.postpone(connection, tenant, [_debounced(call) for call in lasts])
+    new: list[NewRun] = []
+    for places, first, last, run_id in zip(places_by_key, firsts, lasts, waiting, strict=True):
+        if run_id is None:
+            new.append(replace(_new_run(last, tenant, keep_seconds), id=first.run_id, dedupe_key=last.debounce_key))
+        for place in places:
+            written.ids[place] = run_id or first.run_id
+    return new
+
+
+def _debounced(call: Call[Any]) -> debounce.Debounced:
+    assert call.debounce_key is not None
+    assert call.task.terms.debounce is not None
+    return debounce.Debounced(call.task.name, call.debounce_key, call.params, call.task.terms.debounce.total_seconds())
 
 
 async def _write_keyed(connection: Connection, new: NewRun, key: str, arguments: bytes, written: Written) -> UUID:

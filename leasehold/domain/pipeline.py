@@ -92,7 +92,7 @@ class Step:
     `reads`: inputs of the job or outputs of needed steps. The worker downloads them before the handler runs.
     `writes`: the primary output. The worker stores it last, so that its presence proves the other outputs.
     `version`: raise it when the same input would give other output bytes.
-    `part`: this step never runs by itself. Another step fans out into it (verdicts.FanOut).
+    `part`: this step never runs by itself. Another step fans out into it (verdicts.FanOut). A part may read any step.
     `cancelable`: False: a cancel lets a running attempt end, and the job stops after it.
     `external`: external workers do it over HTTP. They claim it by `queue`.
     `handler`: `pipeline.step` of the code that does the step. Templates written over HTTP use it.
@@ -235,7 +235,8 @@ class Pipeline:
         return tuple(by_name[name] for name in order)
 
     def _check_reads(self, step: Step, by_name: dict[str, Step]) -> None:
-        ancestors: set[str] = set()
+        # A part reads what the other steps have committed when it runs, also what the step that fans out has written.
+        ancestors = {other.name for other in by_name.values() if not other.part} if step.part else set()
         queue = list(step.needs)
         while queue:
             name = queue.pop()

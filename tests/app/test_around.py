@@ -153,7 +153,7 @@ async def test_an_attempt_that_found_no_room_snoozes_outside_of_the_middleware(
         while not events:
             await asyncio.sleep(0.01)
         run = await task.asubmit()
-        while not await connection.fetchval("SELECT count(*) FROM event WHERE kind = 'parked'"):
+        while not await connection.fetchval("SELECT count(*) FROM task WHERE status = 'waiting'"):
             await asyncio.sleep(0.02)
         assert events == [hold_process.name if in_process else hold.name]
         go_on.set()

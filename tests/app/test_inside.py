@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import asyncpg
@@ -17,7 +18,7 @@ from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from leasehold import App, Run
+from leasehold import App, Run, Unique
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Invalid, TransactionRefused
 from leasehold.domain.ids import new_id
@@ -40,6 +41,10 @@ def send_receipt(order: Order) -> str:
 
 @app.task
 def nothing() -> None: ...
+
+
+@app.task(debounce=timedelta(hours=1), unique=Unique(by=("id",)))
+def publish(order: Order) -> None: ...
 
 
 @pytest.fixture(autouse=True)
@@ -272,6 +277,19 @@ async def test_declared_limits_hold_the_run_and_a_reused_key_is_refused(
         await own.commit()
     waits = await connection.fetch("SELECT key, admitted_at FROM gate_job WHERE job_id = $1 ORDER BY key", run.id)
     assert [tuple(row) for row in waits] == [("queue:default", None), ("tenant", None)]
+
+
+@every_driver
+async def test_a_debounced_run_takes_the_last_arguments(
+    name: str, mine: None, connection: Connection, database_url: str
+) -> None:
+    run = await publish.asubmit(Order(id=7, note="first"))
+    async with OPENERS[name](database_url) as own:
+        assert await own.submit(publish, Order(id=7, note="100% of 'second'")) == run
+        assert await own.submit(publish, Order(id=8)) != run
+        await own.commit()
+    assert await connection.fetchval("SELECT params ->> 'note' FROM job WHERE id = $1", run.id) == "100% of 'second'"
+    assert await connection.fetchval("SELECT count(*) FROM job") == 2
 
 
 async def test_psycopgs_transaction_block_on_an_autocommit_connection_is_a_transaction(

@@ -196,6 +196,10 @@ class InlineAttempt:
         """Run the workflow whose coroutine `start` makes, until it waits or has ended."""
         return await self._workflows.drive(self, self._held, start)
 
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Call a function: in the loop if it gives a coroutine, else in a thread."""
+        return await self._workflows.call(function)
+
     async def note(self) -> dict[str, Any]:
         if self.lease.epoch == 1:
             return {}

@@ -11,6 +11,7 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -114,6 +115,16 @@ class Workflows:
             self._keep(driver, lease, outcome)
         return outcome
 
+    async def call(self, function: Callable[[], Any], check: Callable[[], None] = lambda: None) -> Any:
+        """Call a function: in the loop if it gives a coroutine, else in a thread. `check` is called each second that
+        it waits for a thread.
+        """
+        if _gives_coroutine(function):
+            return await function()
+        while (thread := await self.threads.reserve(1.0)) is None:
+            check()
+        return await thread.run(function)
+
     def settled(self, lease: Lease, *, committed: bool) -> None:
         """PostgreSQL has answered to the suspension of this lease."""
         kept = self._kept.get(lease.task_id)
@@ -210,12 +221,7 @@ class _Port:
         return await self._workflows.store.fetch_bytes(row["key"], sha256=row["sha256"], max_bytes=_MAX_RESULT_BYTES)
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        if inspect.iscoroutinefunction(inspect.unwrap(function)):
-            return await function()
-        threads = self._workflows.threads
-        while (thread := await threads.reserve(1.0)) is None:
-            self.check()
-        return await thread.run(function)
+        return await self._workflows.call(function, self.check)
 
     def cancelled(self) -> bool:
         return self._held.cancelled
@@ -223,3 +229,8 @@ class _Port:
     def check(self) -> None:
         if not self._held.trusted():
             raise LeaseLost
+
+
+def _gives_coroutine(function: Callable[[], Any]) -> bool:
+    inner = function.func if isinstance(function, partial) else function
+    return inspect.iscoroutinefunction(inspect.unwrap(inner))

@@ -1,0 +1,53 @@
+"""`BatchTask`: a function takes a list of items and returns a list of results, and each item is a run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar, get_args, get_origin
+
+from leasehold.app.arguments import hints_of
+from leasehold.app.place import declaration_error
+from leasehold.app.task import PositionalTask
+
+A = TypeVar("A")
+R = TypeVar("R")
+C = TypeVar("C")
+
+
+class BatchTask(PositionalTask[A, [], R, C], Generic[A, R, C]):
+    """Submit an item: `task.submit(item).result()` is its result. `C`: what calling the function gives."""
+
+    def __call__(self, items: list[A], /) -> C:  # type: ignore[override]  # the function takes the items together
+        result: C = self.function(items)
+        return result
+
+    @staticmethod
+    def _hints(function: Callable[..., Any], names: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Of one item. Raises DeclarationError."""
+        hints = hints_of(function, names)
+        parameters = list(inspect.signature(function).parameters)
+        items = hints.get(parameters[0]) if len(parameters) == 1 else None
+        if get_origin(items) is not list:
+            raise declaration_error(function, "a task with a batch takes one parameter, a list[...] of items")
+        returned = hints.get("return", list[Any])
+        if get_origin(returned) is not list:
+            raise declaration_error(
+                function, "a task with a batch returns a list[...], with the result of each item in its order"
+            )
+        return {parameters[0]: get_args(items)[0], "return": get_args(returned)[0]}
+
+    def _handler(self) -> Callable[..., Any]:
+        if self.terms.process or self.terms.isolated:
+            raise declaration_error(
+                self.function, "a batch is called in the worker: process=True and isolated=True run one item"
+            )
+        return self.handling.batched
+
+    def _call_locally(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        results = self.function([*positional, *named.values()])
+        return _first(results) if self._is_async else results[0]
+
+
+async def _first(results: Any) -> Any:
+    return (await results)[0]

@@ -1,0 +1,113 @@
+"""Batches of a worker: attempts of one task wait for each other, and one call of its function serves them all.
+
+Each item stays a run of its own, with its lease, its retries and its result: only the call is shared. Items of
+different tenants never share one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from typing import Any, TypeAlias
+
+from leasehold.app.run_limits import Batch
+from leasehold.domain.errors import Permanent
+
+#: Calls the function with a list of items. Returns what the function returned.
+CallAll: TypeAlias = "Callable[[list[Any]], Awaitable[Any]]"
+_Item: TypeAlias = "tuple[Any, asyncio.Future[Any]]"
+
+
+class Batches:
+    """Of one app in one worker."""
+
+    def __init__(self) -> None:
+        self._collecting: dict[tuple[str, str], _Collecting] = {}
+
+    async def result_of(self, task: str, tenant: str, batch: Batch, item: Any, call_all: CallAll) -> Any:
+        """The item's result, of a call with the items that the task's other attempts bring meanwhile. Raises what the
+        function raised, or returned for this item.
+        """
+        collecting = self._collecting.setdefault((task, tenant), _Collecting(batch))
+        try:
+            return await collecting.result_of(item, call_all)
+        finally:
+            if collecting.is_idle and self._collecting.get((task, tenant)) is collecting:
+                del self._collecting[task, tenant]
+
+
+async def result_alone(item: Any, call_all: CallAll) -> Any:
+    """The item's result, of a call with this item only."""
+    (result,) = _checked(await call_all([item]), 1)
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+class _Collecting:
+    """The items of one task and tenant that wait for their call."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._waiting: list[_Item] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._calls: dict[asyncio.Task[None], list[_Item]] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting and not self._calls
+
+    async def result_of(self, item: Any, call_all: CallAll) -> Any:
+        loop = asyncio.get_running_loop()
+        entry = (item, loop.create_future())
+        self._waiting.append(entry)
+        if len(self._waiting) >= self._batch.size:
+            self._begin(call_all)
+        elif self._timer is None:
+            self._timer = loop.call_later(self._batch.wait.total_seconds(), self._begin, call_all)
+        try:
+            return await entry[1]
+        finally:
+            self._leave(entry)
+
+    def _begin(self, call_all: CallAll) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        items, self._waiting = self._waiting, []
+        if items:
+            # A context of its own: no run's log, and no `current()`, belongs to all of the items.
+            task = asyncio.get_running_loop().create_task(_serve(items, call_all), context=Context())
+            self._calls[task] = items
+            task.add_done_callback(self._calls.pop)
+
+    def _leave(self, entry: _Item) -> None:
+        """An attempt has its result, or was cancelled: nobody calls for an item that nobody waits for."""
+        if entry in self._waiting:
+            self._waiting.remove(entry)
+        for task, items in list(self._calls.items()):
+            if entry in items and all(future.cancelled() for _, future in items):
+                task.cancel()
+
+
+async def _serve(items: list[_Item], call_all: CallAll) -> None:
+    try:
+        results = _checked(await call_all([item for item, _ in items]), len(items))
+    except Exception as error:  # noqa: BLE001 - it is each item's: its attempt raises it again
+        results = [error] * len(items)
+    for (_, future), result in zip(items, results, strict=True):
+        if future.done():
+            continue
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+
+def _checked(results: Any, count: int) -> list[Any]:
+    """Raises Permanent `batch_mismatch` for what is not a list of so many results."""
+    if not isinstance(results, list) or len(results) != count:
+        kind = f"{len(results)} results" if isinstance(results, list) else f"a {type(results).__name__}"
+        raise Permanent("batch_mismatch", f"the function got {count} items and returned {kind}: return a list as long")
+    return results

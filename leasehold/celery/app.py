@@ -1,0 +1,184 @@
+"""`Celery`: an app of Celery's shape over a leasehold.App, which submits its tasks and serves them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+from uuid import UUID
+
+from leasehold.app.app import App
+from leasehold.app.run import Run
+from leasehold.celery import result
+from leasehold.celery.canvas import run_plan
+from leasehold.celery.exceptions import NotSupported
+from leasehold.celery.options import check_setting, options_of, refused
+from leasehold.celery.task import CeleryTask
+from leasehold.domain.errors import DeclarationError
+from leasehold.domain.registry import Pipelines
+from leasehold.workflows.context import Context
+
+_CANVAS = "celery-canvas"
+
+
+class Conf:
+    """`app.conf`: settings that mean nothing here are refused. Leasehold's own are LEASEHOLD_* variables."""
+
+    def __init__(self) -> None:
+        self.task_default_queue = "default"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        check_setting(name, value)
+        super().__setattr__(name, value)
+
+    def update(self, *settings: dict[str, Any], **more: Any) -> None:
+        """Raises NotSupported."""
+        for name, value in {**(settings[0] if settings else {}), **more}.items():
+            setattr(self, name, value)
+
+
+class Celery:
+    """`main`: the name of the app. `broker` and `backend` are ignored: LEASEHOLD_DATABASE_URL and LEASEHOLD_AMQP_URL
+    say where runs go. Raises NotSupported for other arguments of Celery's.
+    """
+
+    def __init__(self, main: str | None = None, *, broker: str = "", backend: str = "", **others: Any) -> None:
+        del broker, backend
+        for name in others:
+            raise refused(name)
+        self.main = main or "celery"
+        self.app = App(_name(self.main))
+        self.conf = Conf()
+        self.tasks: dict[str, CeleryTask] = {}
+        self._canvas = self._declare_canvas()
+        _apps.append(self)
+        for declare in _shared:
+            declare(self)
+
+    def task(self, *function: Callable[..., Any], **options: Any) -> Any:
+        """`@app.task` and `@app.task(...)`. Raises NotSupported and DeclarationError at import."""
+
+        def declare(function: Callable[..., Any]) -> CeleryTask:
+            given = dict(options)
+            name = given.pop("name", None) or f"{function.__module__}.{function.__name__}"
+            return CeleryTask(self, function, name, options_of(given, self.conf.task_default_queue))
+
+        return declare(function[0]) if function else declare
+
+    def declare(self, task: CeleryTask) -> Any:
+        """Leasehold's task for a task of Celery's."""
+
+        def work(*, args: list[Any], kwargs: dict[str, Any], expires: str | None = None) -> Any:
+            return task.work(args, kwargs, expires)
+
+        work.__module__, work.__doc__ = task.__module__, task.__doc__
+        short = task.name.rpartition(".")[2] if task.name.startswith(f"{task.__module__}.") else task.name
+        declared = self.app.task(
+            name=_name(short),
+            queue=task.options.queue,
+            retry=task.rule,
+            timeout=task.options.time_limit,
+            limit=task.options.limit,
+        )(work)
+        self.tasks[task.name] = task
+        return declared
+
+    def find(self, run_id: UUID) -> Run[Any]:
+        """The run of any of the app's tasks."""
+        run: Run[Any] = self._canvas.find(run_id)
+        return run
+
+    def AsyncResult(self, task_id: str) -> result.AsyncResult:  # noqa: N802 - Celery's name
+        return result.AsyncResult(task_id, self)
+
+    def send_task(self, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> result.AsyncResult:
+        """Submit by name. The task must be declared in this program, which has its queue and its retries."""
+        if name not in self.tasks:
+            raise NotSupported(f"leasehold.celery knows no task {name}: import its module, or submit over HTTP")
+        return self.tasks[name].apply_async(args, kwargs, **options)
+
+    def autodiscover_tasks(self, packages: Iterable[str] | None = None, related_name: str = "tasks") -> None:
+        """Import `tasks` of each package that has it. Raises NotSupported without packages."""
+        if packages is None:
+            raise NotSupported("leasehold.celery finds tasks in packages that are named: autodiscover_tasks([...])")
+        for package in packages:
+            if find_spec(f"{package}.{related_name}") is not None:
+                import_module(f"{package}.{related_name}")
+
+    def config_from_object(self, source: Any, namespace: str = "") -> None:
+        """Take the settings of a module or an object. Raises NotSupported."""
+        found = import_module(source) if isinstance(source, str) else source
+        if namespace:
+            raise NotSupported("leasehold.celery reads no settings with a namespace: use LEASEHOLD_* variables")
+        for name in dir(found):
+            if not name.startswith("_"):
+                setattr(self.conf, name, getattr(found, name))
+
+    def pipelines(self) -> Pipelines:
+        """What `leasehold worker MODULE:app` serves."""
+        return self.app.pipelines()
+
+    def submit_canvas(self, plan: dict[str, Any], args: list[Any]) -> result.AsyncResult:
+        """Submit a chain, group or chord. Raises NotSupported for more than one argument."""
+        if len(args) > 1:
+            raise NotSupported("leasehold.celery gives a chain, group or chord one argument")
+        return result.AsyncResult(self._canvas.submit(plan=plan, args=args).id, self)
+
+    def _declare_canvas(self) -> Any:
+        async def run_canvas(ctx: Context, *, plan: dict[str, Any], args: list[Any]) -> Any:
+            """A chain, group or chord of Celery's."""
+            return await run_plan(ctx, self.tasks, plan, *args)
+
+        return self.app.workflow(name=_CANVAS)(run_canvas)
+
+
+_apps: list[Celery] = []
+_shared: list[Callable[[Celery], CeleryTask]] = []
+
+
+def current_app() -> Celery:
+    """The app that was made last. Raises DeclarationError before the first one."""
+    if not _apps:
+        raise DeclarationError("there is no app yet: app = Celery('name')")
+    return _apps[-1]
+
+
+class SharedTask:
+    """What `@shared_task` gives: the task of the app that was made last."""
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        self._function = function
+        self._options = options
+        self._tasks: dict[int, CeleryTask] = {}
+        self.__name__ = function.__name__
+        self.__wrapped__ = function
+        options_of({name: value for name, value in options.items() if name != "name"}, "default")
+        _shared.append(self._declare)
+        for app in _apps:
+            self._declare(app)
+
+    def _declare(self, app: Celery) -> CeleryTask:
+        task: CeleryTask = app.task(**self._options)(self._function)
+        self._tasks[id(app)] = task
+        return task
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._tasks[id(current_app())](*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tasks[id(current_app())], name)
+
+
+def shared_task(*function: Callable[..., Any], **options: Any) -> Any:
+    """`@shared_task`: a task of every app of the program. Raises NotSupported at import."""
+    if function:
+        return SharedTask(function[0], options)
+    return lambda declared: SharedTask(declared, options)
+
+
+def _name(name: str) -> str:
+    """A name of Celery's as leasehold allows it: small letters, digits, `_` and `-`."""
+    plain = re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_")
+    return plain if plain[:1].isalpha() else f"c-{plain}"

@@ -1,0 +1,123 @@
+"""What `@app.task(...)` of Celery takes: each option means the same here, or is refused with what to do instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from leasehold.app.retry import MAX_TIMES
+from leasehold.app.run_limits import Limit
+from leasehold.celery.exceptions import NotSupported
+
+#: Options of Celery that change nothing here, and why.
+IGNORED = {
+    "acks_late": "a run is always acknowledged after its commit",
+    "reject_on_worker_lost": "another worker always runs what a lost one had",
+    "acks_on_failure_or_timeout": "a failed run is a row",
+    "ignore_result": "results are rows of the run, and end with it",
+    "store_errors_even_if_ignored": "errors are always kept",
+    "track_started": "the run's status always shows it",
+    "send_events": "events are always kept",
+}
+#: Options and settings that have no equal, and what to do.
+REFUSED = {
+    "base": "write a function, and open clients in the app's lifespan",
+    "soft_time_limit": "use time_limit, and Leasehold's current().checkpoint()",
+    "serializer": "arguments and results are JSON: pass ids or pydantic models in place of pickled objects",
+    "compression": "results above 64 KiB go to the object store by themselves",
+    "throws": "catch the exception in the task",
+    "pydantic": "declare the task with leasehold.App: its arguments are checked by their types",
+    "retry_kwargs": "pass max_retries and default_retry_delay",
+    "dont_autoretry_for": "name in autoretry_for only what is tried again",
+    "typing": "arguments are always checked against the signature",
+    "link": "use chain(...), or on_failure= of a leasehold task",
+    "link_error": "use on_failure= of a leasehold task",
+    "exchange": "name the queue",
+    "routing_key": "name the queue",
+    "headers": "use tags of leasehold's submit",
+    "shadow": "name the task",
+    "beat_schedule": "declare the task with leasehold's @app.cron",
+    "task_routes": "name the queue in each task: @app.task(queue=...)",
+    "task_annotations": "pass the option to each task",
+    "task_always_eager": "use leasehold's pytest plugin, or task.local(...)",
+    "include": "import the modules, or call autodiscover_tasks([...])",
+}
+#: Settings of Celery that LEASEHOLD_* variables replace, or that hold always.
+SETTINGS = {
+    "broker_url", "broker", "result_backend", "backend", "timezone", "enable_utc", "result_expires",
+    "broker_connection_retry_on_startup", "worker_prefetch_multiplier", "worker_concurrency", "task_acks_late",
+    "task_track_started", "task_ignore_result", "task_reject_on_worker_lost", "result_extended",
+}  # fmt: skip
+_JSON = {"task_serializer": ("json",), "result_serializer": ("json",), "accept_content": (["json"], ("json",))}
+_RATE = re.compile(r"(\d+)/([smh])")
+
+
+def refused(name: str) -> NotSupported:
+    """The error for an option or a setting."""
+    return NotSupported(f"leasehold.celery has no {name}: {REFUSED.get(name, 'see docs/guides/from-celery.md')}")
+
+
+def check_setting(name: str, value: Any) -> None:
+    """Raises NotSupported for a setting that would mean nothing here."""
+    if name in _JSON and value in _JSON[name]:
+        return
+    if name not in SETTINGS and name != "task_default_queue":
+        raise refused("serializer" if name in _JSON else name)
+
+
+@dataclass(frozen=True, slots=True)
+class CeleryOptions:
+    """The options of one task. `longest`: of a backoff, in seconds."""
+
+    bind: bool
+    max_retries: int | None
+    delay: float
+    autoretry_for: tuple[type[Exception], ...]
+    backoff: float
+    longest: float
+    jitter: bool
+    queue: str
+    time_limit: timedelta
+    limit: Limit | None
+
+    @property
+    def times(self) -> int:
+        """How often a run may be tried again."""
+        return MAX_TIMES if self.max_retries is None else self.max_retries
+
+
+def options_of(given: Mapping[str, Any], default_queue: str) -> CeleryOptions:
+    """Raises NotSupported."""
+    left = {name: value for name, value in given.items() if name not in IGNORED}
+    backoff = left.pop("retry_backoff", False)
+    options = CeleryOptions(
+        bind=left.pop("bind", False),
+        max_retries=left.pop("max_retries", 3),
+        delay=float(left.pop("default_retry_delay", 180)),
+        autoretry_for=tuple(left.pop("autoretry_for", ())),
+        backoff=float(backoff),
+        longest=float(left.pop("retry_backoff_max", 600)),
+        jitter=left.pop("retry_jitter", True),
+        queue=left.pop("queue", None) or default_queue,
+        time_limit=timedelta(seconds=left.pop("time_limit", None) or 86_400),
+        limit=_limit_of(left.pop("rate_limit", None)),
+    )
+    if left.get("serializer") == "json":
+        del left["serializer"]
+    for name in left:
+        raise refused(name)
+    return options
+
+
+def _limit_of(rate: str | float | None) -> Limit | None:
+    """Celery limits each worker by itself. Here the limit is of the installation."""
+    if rate is None:
+        return None
+    found = _RATE.fullmatch(rate if isinstance(rate, str) else f"{rate}/s")
+    per_minute = round(int(found[1]) * {"s": 60, "m": 1, "h": 1 / 60}[found[2]]) if found is not None else 0
+    if per_minute < 1:
+        raise NotSupported(f"leasehold.celery has no rate_limit {rate!r}: at least one a minute, such as '10/m'")
+    return Limit(per_minute=per_minute)

@@ -1,0 +1,98 @@
+"""`AsyncResult`: a run, by the methods of Celery."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from leasehold.domain.errors import NotFound, TaskFailed
+
+if TYPE_CHECKING:
+    from leasehold.app.run import Run
+    from leasehold.celery.app import Celery
+
+#: A run's status -> Celery's state.
+_STATES = {"succeeded": "SUCCESS", "failed": "FAILURE", "cancelled": "REVOKED", "expired": "REVOKED"}
+_BEGUN = {"running": "STARTED", "cancel_requested": "STARTED"}
+#: The code of a run that came after its `expires`.
+EXPIRED = "task_expired"
+
+
+class AsyncResult:
+    """The handle of a run. An id that no run has is PENDING, as in Celery."""
+
+    def __init__(self, id: str | UUID, app: Celery | None = None) -> None:  # noqa: A002 - Celery's name
+        from leasehold.celery.app import current_app  # noqa: PLC0415 - it makes results
+
+        self.id = str(id)
+        self._run: Run[Any] = (app or current_app()).find(UUID(self.id))
+
+    def __repr__(self) -> str:
+        return f"<AsyncResult: {self.id}>"
+
+    def __str__(self) -> str:
+        return self.id
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AsyncResult) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    @property
+    def task_id(self) -> str:
+        return self.id
+
+    def get(self, timeout: float | None = None, propagate: bool = True, **_unused: Any) -> Any:  # noqa: FBT001, FBT002 - Celery's
+        """Wait for the result. Raises TaskFailed (with `propagate`; else returns it), and TimeoutError."""
+        try:
+            return self._run.result(timeout)
+        except TaskFailed as error:
+            if propagate:
+                raise
+            return error
+
+    wait = get
+
+    @property
+    def state(self) -> str:
+        """PENDING, STARTED, SUCCESS, FAILURE or REVOKED. A run that will be tried again is STARTED."""
+        try:
+            status = self._run.status()
+        except NotFound:
+            return "PENDING"
+        if status == "failed" and self._error_code() == EXPIRED:
+            return "REVOKED"
+        return _STATES.get(status) or _BEGUN.get(status, "PENDING")
+
+    status = state
+
+    @property
+    def result(self) -> Any:
+        """The result, the TaskFailed of a run that failed, or None before its end."""
+        return self.get(propagate=False) if self.ready() else None
+
+    @property
+    def traceback(self) -> str | None:
+        """Code and message of a run that failed, or None. The whole traceback is in the run's logs."""
+        return str(self.get(propagate=False)) if self.failed() else None
+
+    def ready(self) -> bool:
+        return self.state in ("SUCCESS", "FAILURE", "REVOKED")
+
+    def successful(self) -> bool:
+        return self.state == "SUCCESS"
+
+    def failed(self) -> bool:
+        return self.state == "FAILURE"
+
+    def revoke(self, **_unused: Any) -> None:
+        """Request the cancel."""
+        self._run.cancel("revoked")
+
+    def forget(self) -> None:
+        """Retention deletes runs."""
+
+    def _error_code(self) -> str | None:
+        error = self.get(propagate=False)
+        return error.code if isinstance(error, TaskFailed) else None

@@ -1,0 +1,202 @@
+"""`CeleryTask`: one function of a Celery program, as a task of leasehold whose arguments are `args` and `kwargs`."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
+from uuid import UUID
+
+from leasehold.app.current import current
+from leasehold.app.retry import Retry as RetryRule
+from leasehold.celery.canvas import Signature
+from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, Retry
+from leasehold.celery.options import IGNORED, CeleryOptions, refused
+from leasehold.celery.result import EXPIRED, AsyncResult
+from leasehold.domain.errors import Permanent, StepError
+
+if TYPE_CHECKING:
+    from leasehold.app.task import Task
+    from leasehold.celery.app import Celery
+
+_HIGH, _LOW = 7, 3
+
+
+class Request:
+    """`self.request` of a task that is bound."""
+
+    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any], queue: str) -> None:
+        attempt = current()
+        self.id = str(attempt.run_id)
+        self.retries = attempt.number - 1
+        self.args = list(args)
+        self.kwargs = dict(kwargs)
+        self.delivery_info = {"routing_key": queue}
+        self.is_eager = False
+
+
+class CeleryTask:
+    """Calling it runs the function. `name`: Celery's name of it. `task`: leasehold's task."""
+
+    def __init__(self, app: Celery, function: Callable[..., Any], name: str, options: CeleryOptions) -> None:
+        self.app = app
+        self.name = name
+        self.run = function
+        self.options = options
+        self.__name__ = function.__name__
+        self.__doc__ = function.__doc__
+        self.__module__ = function.__module__
+        self.__wrapped__ = function
+        self.request: Any = None
+        signature = inspect.signature(function)
+        if options.bind:
+            signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+        self._signature = signature
+        self.task: Task[..., Any] = app.declare(self)
+
+    def __repr__(self) -> str:
+        return f"<@task: {self.name} of {self.app.main}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(self, *args, **kwargs) if self.options.bind else self.run(*args, **kwargs)
+
+    # --- submitting
+
+    def delay(self, *args: Any, **kwargs: Any) -> AsyncResult:
+        """Submit a run. Raises TypeError for arguments that the function does not take."""
+        return self.apply_async(args, kwargs)
+
+    def apply_async(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        countdown: float | None = None,
+        eta: datetime | None = None,
+        expires: float | datetime | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        task_id: str | None = None,
+        **others: Any,
+    ) -> AsyncResult:
+        """Submit a run. `countdown`: seconds until it starts; `eta`: the time instead. A run that starts after
+        `expires` is REVOKED. `priority`: 0 to 9, 9 is the most urgent. `task_id`: a UUID.
+
+        Raises TypeError for arguments that the function does not take, and NotSupported.
+        """
+        for name in others:
+            if name not in IGNORED:
+                raise refused(name)
+        if queue not in (None, self.options.queue):
+            raise NotSupported(f"{self.name} is of the queue {self.options.queue}: declare it with queue={queue!r}")
+        self.check(args or (), kwargs or {})
+        now = datetime.now(UTC)
+        delay = timedelta(seconds=countdown or 0)
+        if eta is not None:
+            delay = max((eta if eta.tzinfo else eta.replace(tzinfo=UTC)) - now, timedelta(0))
+        until = None if expires is None else _until(expires, now).isoformat()
+        run = self.task.options(
+            delay=delay or None, priority=_priority(priority), id=None if task_id is None else UUID(task_id)
+        ).submit(args=list(args or ()), kwargs=dict(kwargs or {}), expires=until)
+        return AsyncResult(run.id, self.app)
+
+    def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raises TypeError for arguments that the function does not take."""
+        self._signature.bind(*args, **kwargs)
+
+    def s(self, *args: Any, **kwargs: Any) -> Signature:
+        """The call, for chain, group and chord."""
+        return Signature.of(self, args, kwargs)
+
+    def si(self, *args: Any, **kwargs: Any) -> Signature:
+        """The call, which takes no result of the call before it."""
+        return Signature.of(self, args, kwargs, immutable=True)
+
+    signature = s
+
+    def AsyncResult(self, task_id: str) -> AsyncResult:  # noqa: N802 - Celery's name
+        return AsyncResult(task_id, self.app)
+
+    # --- in a worker
+
+    def work(self, args: Sequence[Any], kwargs: Mapping[str, Any], expires: str | None) -> Any:
+        """The attempt: what the function returns. Raises StepError."""
+        if expires is not None and datetime.now(UTC) > datetime.fromisoformat(expires):
+            raise Permanent(EXPIRED, f"the run came after its time, {expires}")
+        bound = _Bound(self, Request(args, kwargs, self.options.queue))
+        try:
+            return self.run(bound, *args, **kwargs) if self.options.bind else self.run(*args, **kwargs)
+        except StepError:
+            raise
+        except self.options.autoretry_for as error:
+            bound.retry(exc=error, countdown=self._countdown(bound.request.retries))
+        except Exception as error:
+            raise Permanent("handler_error", f"{type(error).__name__}: {error}") from error
+
+    def _countdown(self, retries: int) -> float:
+        if not self.options.backoff:
+            return self.options.delay
+        seconds = min(self.options.backoff * 2**retries, self.options.longest)
+        return random.uniform(0, seconds) if self.options.jitter else seconds  # noqa: S311 - no secret
+
+    @property
+    def rule(self) -> RetryRule:
+        """As many attempts as a run may have; each retry brings its own delay."""
+        return RetryRule(times=self.options.times, delay=timedelta(seconds=self.options.delay), factor=1)
+
+
+class _Bound:
+    """`self` of a bound task in one attempt: tasks run in many threads, and each has its own request."""
+
+    def __init__(self, task: CeleryTask, request: Request) -> None:
+        self._task = task
+        self.request = request
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+    @property
+    def max_retries(self) -> int | None:
+        return self._task.options.max_retries
+
+    def retry(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        exc: BaseException | None = None,
+        *,
+        countdown: float | None = None,
+        eta: datetime | None = None,
+        max_retries: int | None = None,
+        throw: bool = True,
+        **others: Any,
+    ) -> NoReturn:
+        """Raises Retry: the run is tried again. After the last retry raises `exc`, or MaxRetriesExceededError.
+
+        Raises NotSupported for other arguments than the run's own.
+        """
+        if args is not None or kwargs is not None or not throw or others:
+            raise NotSupported("leasehold.celery retries a run with its own arguments: submit a new run for others")
+        most = self._task.options.times if max_retries is None else min(max_retries, self._task.options.times)
+        if self.request.retries >= most:
+            sentence = f"{self._task.name} was tried again {most} times"
+            final = exc if exc is not None else MaxRetriesExceededError(sentence)
+            raise Permanent("handler_error", f"{type(final).__name__}: {final}") from final
+        if eta is not None:
+            countdown = max((eta - datetime.now(eta.tzinfo)).total_seconds(), 0)
+        reason = f"{type(exc).__name__}: {exc}" if exc is not None else "retry"
+        raise Retry(reason, self._task.options.delay if countdown is None else countdown) from exc
+
+
+def _until(expires: float | datetime, now: datetime) -> datetime:
+    if isinstance(expires, datetime):
+        return expires if expires.tzinfo else expires.replace(tzinfo=UTC)
+    return now + timedelta(seconds=expires)
+
+
+def _priority(priority: int | None) -> Any:
+    if priority is None:
+        return "normal"
+    return "high" if priority >= _HIGH else "low" if priority < _LOW else "normal"

@@ -1,0 +1,84 @@
+"""`debounce`: a run that has not started yet takes the arguments of a later submission, and starts later.
+
+A run that debounces has a dedupe key, which no two unfinished runs of a template share. A run that has started loses
+the key: the next submission is a run of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+from uuid import UUID
+
+from leasehold.db.database import Connection, unindexed
+
+# $1 the tenant, $2 the submissions, as JSON records. Until the transaction ends, no other transaction gets past here
+# with one of their keys.
+_LOCK_KEYS = """
+-- debounce_lock
+SELECT pg_advisory_xact_lock(asked.key) FROM (
+    SELECT DISTINCT hashtextextended($1::text || '/' || a.pipeline || '/' || a.key, 0) AS key
+    FROM jsonb_to_recordset($2::jsonb) AS a(pipeline text, key text) ORDER BY 1
+) AS asked
+"""
+
+# $1 the tenant, $2 the submissions. `waiting` locks the jobs in the order of all statements. A worker that has claimed
+# the task meanwhile has raised its epoch: `postponed` judges the newest row, because it updates the row.
+POSTPONE = f"""
+-- debounce
+WITH asked AS MATERIALIZED (
+    SELECT * FROM jsonb_to_recordset($2::jsonb) AS a(pipeline text, key text, params jsonb, delay float8, nth int)
+), waiting AS MATERIALIZED (
+    SELECT j.id, a.params, a.delay, a.nth
+    FROM asked a JOIN job j ON j.tenant_id = $1 AND j.pipeline = a.pipeline AND j.dedupe_key = a.key
+    WHERE {unindexed("j.finished_at IS NULL")}
+    ORDER BY j.id
+    FOR UPDATE OF j
+), postponed AS (
+    UPDATE task t SET available_at = clock_timestamp() + make_interval(secs => w.delay)
+    FROM waiting w
+    WHERE t.job_id = w.id AND t.epoch = 0 AND {unindexed("t.status IN ('waiting', 'blocked')")}
+    RETURNING t.job_id, t.available_at
+), at_limits AS (
+    UPDATE gate_job g SET ready_at = p.available_at FROM postponed p
+    WHERE g.job_id = p.job_id AND g.admitted_at IS NULL
+), runs AS (
+    UPDATE run r SET scheduled_at = p.available_at FROM postponed p WHERE r.job_id = p.job_id
+), jobs AS (
+    -- The job's time begins when it may start.
+    UPDATE job j
+    SET params = CASE WHEN p.job_id IS NULL THEN j.params ELSE w.params END,
+        dedupe_key = CASE WHEN p.job_id IS NULL THEN NULL ELSE j.dedupe_key END,
+        deadline_at = CASE WHEN p.job_id IS NULL THEN j.deadline_at
+                           ELSE p.available_at + make_interval(secs => CASE WHEN j.held THEN j.start_within_seconds
+                                                                            ELSE j.timeout_seconds END) END
+    FROM waiting w LEFT JOIN postponed p ON p.job_id = w.id
+    WHERE j.id = w.id
+    RETURNING j.id, w.nth, p.job_id IS NOT NULL AS is_postponed
+)
+SELECT id, nth FROM jobs WHERE is_postponed
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Debounced:
+    """A submission: its run starts `delay` seconds after the last one with its key."""
+
+    pipeline: str
+    key: str
+    params: Mapping[str, Any]
+    delay: float
+
+
+async def postpone(connection: Connection, tenant_id: str, submissions: Sequence[Debounced]) -> list[UUID | None]:
+    """waiting -> waiting, due later and with other arguments. Call it in a transaction, in which the caller then writes
+    a run for each submission that none waits for; no other transaction can write one meanwhile.
+
+    Returns for each submission the run that took its arguments, or None. No two submissions have the same key.
+    """
+    records = [{**asdict(submission), "nth": nth} for nth, submission in enumerate(submissions, 1)]
+    await connection.fetch(_LOCK_KEYS, tenant_id, records)
+    rows = await connection.fetch(POSTPONE, tenant_id, records)
+    by_place: dict[int, UUID] = {row["nth"]: row["id"] for row in rows}
+    return [by_place.get(place) for place in range(1, len(submissions) + 1)]

@@ -1,0 +1,200 @@
+"""Programs of Celery run over leasehold.celery: call sites as they are, and refusals where they are declared."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import leasehold.celery
+from leasehold import App, TaskFailed
+from leasehold.celery import AsyncResult, Celery, chain, chord, group, shared_task
+from leasehold.celery import app as facade
+from leasehold.celery.exceptions import NotSupported
+from tests.app.conftest import Serve
+
+SECONDS = 30.0
+app = Celery("proj")
+app.conf.update(task_serializer="json", accept_content=["json"], timezone="Europe/Oslo", enable_utc=True)
+seen: list[tuple[str, int]] = []
+
+
+@app.task
+def add(x, y):
+    return x + y
+
+
+@app.task(name="proj.maths.xsum")
+def xsum(numbers):
+    return sum(numbers)
+
+
+@app.task(bind=True, max_retries=2, default_retry_delay=0)
+def flaky(self, until):
+    seen.append((self.request.id, self.request.retries))
+    if self.request.retries < until:
+        raise self.retry(exc=ConnectionError("away"), countdown=0)
+    return self.request.retries
+
+
+@app.task(autoretry_for=(ConnectionError,), retry_backoff=0.001, max_retries=1)
+def automatic(kind):
+    seen.append((kind, 0))
+    raise {"away": ConnectionError, "wrong": KeyError}[kind]("it")
+
+
+@shared_task
+def shared(word="x"):
+    return word * 2
+
+
+@pytest.fixture(autouse=True)
+def _use(using: Callable[..., App]) -> Iterator[None]:
+    using(app.app)
+    seen.clear()
+    facade._apps.append(app)  # the app that was made last
+    yield
+    facade._apps.remove(app)
+
+
+async def session(serve: Serve, program: Callable[[], Any], served: Any = None) -> Any:
+    """Run a program of Celery's beside a worker. It blocks, as those programs do."""
+    async with serve((served or app).app), asyncio.timeout(SECONDS):
+        return await asyncio.to_thread(program)
+
+
+async def test_the_first_steps_of_celerys_documentation_run_as_they_stand_there(
+    serve: Serve, using: Callable[..., App], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "celery", leasehold.celery)
+    tasks = importlib.import_module("tests.app.celery_first_steps")
+    using(tasks.app.app)
+
+    def program() -> None:
+        result = tasks.add.delay(4, 4)
+        assert result.get(timeout=SECONDS) == 8
+        assert result.ready()
+        assert (result.status, result.result, result.traceback) == ("SUCCESS", 8, None)
+        failing = tasks.add.delay(4, "4")
+        assert "TypeError" in str(failing.get(propagate=False))
+        assert failing.state == "FAILURE"
+        assert "TypeError" in failing.traceback
+        with pytest.raises(TaskFailed):
+            failing.get()
+
+    try:
+        await session(serve, program, tasks.app)
+    finally:
+        facade._apps.remove(tasks.app)
+
+
+async def test_a_call_has_its_options(serve: Serve) -> None:
+    def program() -> None:
+        identity = str(uuid4())
+        result = add.apply_async((2,), {"y": 3}, countdown=0.05, priority=9, queue="default", task_id=identity)
+        assert result.id == identity
+        assert AsyncResult(identity).get() == 5
+        assert app.AsyncResult(result.id) == result
+        late = add.apply_async((1, 1), countdown=0.2, expires=0.01)
+        assert "task_expired" in str(late.get(propagate=False))
+        assert late.status == "REVOKED"
+        assert app.send_task("proj.maths.xsum", ([1, 2],)).get() == 3
+        assert shared.delay(word="ab").get() == "abab"
+        assert (add(1, 2), shared("a")) == (3, "aa")
+
+    await session(serve, program)
+
+
+async def test_a_bound_task_is_tried_again_and_gives_up_after_its_last_retry(serve: Serve) -> None:
+    def program() -> None:
+        result = flaky.delay(2)
+        assert result.get() == 2
+        assert seen == [(result.id, 0), (result.id, 1), (result.id, 2)]
+        with pytest.raises(TaskFailed, match="ConnectionError: away"):
+            flaky.delay(9).get()
+        assert len(seen) == 6
+
+    await session(serve, program)
+
+
+async def test_only_the_named_exceptions_are_tried_again(serve: Serve) -> None:
+    def program() -> None:
+        with pytest.raises(TaskFailed, match="ConnectionError: it"):
+            automatic.delay("away").get()
+        with pytest.raises(TaskFailed, match="KeyError"):
+            automatic.delay("wrong").get()
+
+    await session(serve, program)
+    assert [kind for kind, _ in seen] == ["away", "away", "wrong"]
+
+
+async def test_chains_groups_and_chords_are_workflows(serve: Serve) -> None:
+    def program() -> None:
+        assert chain(add.s(4, 4), add.s(8), add.si(1, 1) | add.s(5))().get() == 7
+        assert (add.s(1, 2) | add.s(3)).delay().get() == 6
+        assert group(add.s(n, n) for n in range(4))().get() == [0, 2, 4, 6]
+        assert chord((add.s(n, n) for n in range(4)), xsum.s())().get() == 12
+        assert chord([add.s(1, 1)])(xsum.s()).get() == 2
+        assert chain(add.s(1), add.s(1)).apply_async((5,)).get() == 7
+        assert add.s(2, 2).delay().get() == add.s(2)(2) == 4
+        with pytest.raises(TaskFailed, match="TypeError"):
+            chain(add.s(1, "x"), add.s(1))().get()
+
+    await session(serve, program)
+
+
+def test_arguments_that_do_not_fit_raise_where_they_are_submitted() -> None:
+    with pytest.raises(TypeError, match="missing a required argument: 'y'"):
+        add.delay(1)
+
+
+def test_an_id_that_no_run_has_is_pending() -> None:
+    result = AsyncResult(uuid4())
+    assert (result.state, result.ready(), result.result) == ("PENDING", False, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"base": object}, "base: write a function"),
+        ({"soft_time_limit": 3}, "soft_time_limit: use time_limit"),
+        ({"serializer": "pickle"}, "serializer: arguments and results are JSON"),
+        ({"rate_limit": "3/h"}, "at least one a minute"),
+        ({"unheard_of": 1}, "from-celery"),
+    ],
+)
+def test_what_the_facade_lacks_is_refused_where_the_task_is_declared(options: dict[str, Any], words: str) -> None:
+    def task() -> None: ...
+
+    for declare in (Celery("refusing").task, shared_task):
+        with pytest.raises(NotSupported, match=words):
+            declare(**options)(task)
+    facade._apps.pop()
+
+
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [
+        (lambda: Celery("a", include=["b"]), "include: import the modules"),
+        (lambda: app.conf.update(beat_schedule={}), "beat_schedule: declare the task"),
+        (lambda: app.conf.update(accept_content=["pickle"]), "serializer"),
+        (lambda: add.apply_async((1, 2), queue="other"), "declare it with queue='other'"),
+        (lambda: add.apply_async((1, 2), link=add.s(1)), "link: use chain"),
+        (lambda: app.send_task("nobody.knows"), "knows no task"),
+        (app.autodiscover_tasks, "packages that are named"),
+        (lambda: app.submit_canvas({}, [1, 2]), "one argument"),
+    ],
+)
+def test_what_else_it_lacks_is_refused_with_what_to_do(refused: Callable[[], Any], words: str) -> None:
+    with pytest.raises(NotSupported, match=words):
+        refused()
+
+
+def test_a_name_that_it_lacks_cannot_be_imported_and_the_error_says_what_to_do() -> None:
+    with pytest.raises(ImportError, match="crontab: declare the task with"):
+        from leasehold.celery import crontab  # noqa: F401, PLC0415 - that is the test
