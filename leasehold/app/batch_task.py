@@ -32,15 +32,13 @@ class BatchTask(PositionalTask[A, [], R, C], Generic[A, R, C]):
             raise declaration_error(function, "a task with a batch takes one parameter, a list[...] of items")
         returned = hints.get("return", list[Any])
         if get_origin(returned) is not list:
-            raise declaration_error(
-                function, "a task with a batch returns a list[...], with the result of each item in its order"
-            )
+            raise declaration_error(function, "a task with a batch returns a list[...], the result of each item")
         return {parameters[0]: get_args(items)[0], "return": get_args(returned)[0]}
 
     def _handler(self) -> Callable[..., Any]:
         if self.terms.process or self.terms.isolated:
             raise declaration_error(
-                self.function, "a batch is called in the worker: process=True and isolated=True run one item"
+                self.function, "a batch runs in the worker: process=True and isolated=True run one item"
             )
         return self.handling.batched
 

@@ -116,9 +116,7 @@ class Task(Generic[P, R]):
             limit = self.terms.limit
             self.pipeline.limits = (PipelineLimit(limit.at_most, limit.per_minute, limit.by),)
         if self.terms.debounce is not None and not timedelta(0) < self.terms.debounce <= MAX_DELAY:
-            raise declaration_error(
-                self.function, f"debounce is a time of more than 0 and at most {MAX_DELAY.days} days"
-            )
+            raise declaration_error(self.function, f"debounce is more than 0 and at most {MAX_DELAY.days} days")
         if self.terms.unique is not None:
             fields = {field.alias or name for name, field in self.arguments.model.model_fields.items()}
             if unknown := [name for name in self.terms.unique.by if name not in fields]:

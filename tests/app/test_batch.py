@@ -164,7 +164,7 @@ def test_a_batch_in_a_child_is_refused_at_import() -> None:
     def listed(numbers: list[int]) -> list[int]: ...
 
     for terms in ({"process": True}, {"isolated": True}):
-        with pytest.raises(DeclarationError, match="a batch is called in the worker"):
+        with pytest.raises(DeclarationError, match="a batch runs in the worker"):
             App("a").task(batch=Batch(size=2), **terms)(listed)
 
 
