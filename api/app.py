@@ -115,7 +115,8 @@ def make_app(settings: Settings) -> FastAPI:
     for router in routers:
         refuse_open_bodies(app, router)
         refuse_open_routes(app, [route for route in router.routes if isinstance(route, APIRoute)], public)
-        app.include_router(router)
+        # Not `include_router`: it makes each route anew for this app, at the first request.
+        app.router.routes.extend(router.routes)
     routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
     app.state.scopes, app.state.methods = scopes_of(routes), Methods(routes)
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
