@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from leasehold.api.auth.security import refuse_open_routes, scopes_of
 from leasehold.api.console.router import console_router, public_of
-from leasehold.api.fleet import audit, health, keys, operators
+from leasehold.api.fleet import audit, health, keys, operators, people
 from leasehold.api.http import openapi
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.edge import Edge, identity_of
@@ -72,6 +72,7 @@ _REST = (
     operators.router,
     audit.router,
     keys.router,
+    people.router,
     webhooks.router,
     callbacks.router,
     health.router,

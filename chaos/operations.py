@@ -64,6 +64,8 @@ SPARED = {
     "rotateKey": "as createKey",
     "expireKey": "as createKey",
     "revokeKey": "as createKey",
+    "changePerson": "nobody signs in to the load's console",
+    "endSessions": "as changePerson",
     "settleJob": "the load's providers honour tokens: no outcome is unknown",
     "settleJobs": "as settleJob",
     "drainWorker": "F10 drains workers by signal",

@@ -8,11 +8,23 @@ from __future__ import annotations
 from importlib.util import find_spec
 from ipaddress import ip_network
 from typing import Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MIB = 1024 * 1024
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Membership(BaseModel):
+    """What a group of the OpenID provider gives: a role within a tenant, and scopes beside it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tenant: str = Field(min_length=1, max_length=100, pattern=r"^[!-~]+$")
+    role: Literal["viewer", "operator", "admin"]
+    scopes: tuple[Literal["fleet:operate"], ...] = ()
 
 
 class Settings(BaseSettings):
@@ -131,6 +143,41 @@ class Settings(BaseSettings):
     )
     console_picture_bytes: int = Field(
         8 * MIB, ge=0, le=64 * MIB, description="Largest picture that a job's page shows; larger outputs are linked."
+    )
+
+    console_oidc_issuer: str | None = Field(
+        None,
+        description="People may sign in to the console at this OpenID provider: its issuer, exactly as the provider "
+        "names itself. http only on this machine. Behind a proxy, public_url must name the API as browsers do.",
+    )
+    console_oidc_client_id: str = Field(
+        "", description="Client id at the provider. Redirect URI: CONSOLE/oidc/callback."
+    )
+    console_oidc_client_secret: SecretStr = Field(
+        SecretStr(""), description="Client secret at the provider. Empty: a public client, protected by PKCE alone."
+    )
+    console_oidc_scopes: str = Field(
+        "openid profile email groups", description="Scopes that the provider is asked for."
+    )
+    console_oidc_claim: str = Field("groups", description="Claim of the ID token, or of the userinfo, with the groups.")
+    console_oidc_roles: dict[str, Membership] = Field(
+        {},
+        description='Groups and what they give, as JSON: {"sre": {"tenant": "acme", "role": "admin", "scopes": '
+        '["fleet:operate"]}}. The group `*` is everybody whom the provider lets in. Who has no group here is refused.',
+    )
+    console_oidc_networks: str = Field(
+        "",
+        description="Private networks that the provider may be in, comma-separated. Webhooks never reach them by this.",
+    )
+    console_oidc_name: str = Field(
+        "OpenID Connect", min_length=1, max_length=60, description="The provider's name on the sign-in page."
+    )
+    console_oidc_at_once: int = Field(
+        8, ge=1, le=100, description="Requests to the provider at once; further sign-ins wait up to 5 seconds."
+    )
+    people_per_tenant: int = Field(10_000, ge=1, description="People of a tenant who may have signed in.")
+    people_days: int = Field(
+        400, ge=30, le=3650, description="Days after which a person who no longer signs in is forgotten."
     )
 
     # --- limits of clients
@@ -458,7 +505,16 @@ class Settings(BaseSettings):
     traces: bool = Field(False, description="Make OpenTelemetry spans; OTEL_* variables name their destination.")
     metrics_public: bool = Field(False, description="Also serve /metrics on the API's public port, without a key.")
 
-    @field_validator("trusted_proxies")
+    @field_validator("console_oidc_issuer")
+    @classmethod
+    def _is_issuer(cls, text: str | None) -> str | None:
+        parts = urlsplit(text or "")
+        is_safe = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)
+        if text is not None and not (is_safe and parts.hostname and not parts.query and not parts.fragment):
+            raise ValueError("an issuer is an https URL without query; http only on this machine")
+        return text
+
+    @field_validator("trusted_proxies", "console_oidc_networks")
     @classmethod
     def _are_networks(cls, text: str) -> str:
         for part in text.split(","):

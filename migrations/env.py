@@ -25,6 +25,7 @@ for room in (
     "db.workflow_tables",
     "db.log_tables",
     "db.audit_tables",
+    "db.people_tables",
     *(f"pipelines.{kind.name}.tables" for kind in SHIPPED),
 ):
     import_module(f"leasehold.{room}")

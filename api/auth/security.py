@@ -37,6 +37,8 @@ JOBS_OPERATE = "jobs:operate"
 JOBS_DELETE = "jobs:delete"
 #: The keys of the tenant: see, make, rotate, expire, revoke them.
 KEYS_WRITE = "keys:write"
+#: The people of the tenant, who sign in by OpenID Connect: see them, set their roles, disable them.
+PEOPLE_WRITE = "people:write"
 #: Who did what: the audit of the tenant.
 AUDIT_READ = "audit:read"
 #: For operators: the queues, workers and limits of all tenants.
@@ -101,22 +103,23 @@ class Require:
     def refuse(self, caller: Caller) -> None:
         """Raises Forbidden if the caller's key lacks the scope."""
         if not self._enough & caller.scopes:
-            raise Forbidden("insufficient_scope", f"The API key lacks the scope {self.scope}.")
+            whose = "The API key" if caller.person_id is None else "Your role"
+            raise Forbidden("insufficient_scope", f"{whose} lacks the scope {self.scope}.")
 
 
 def located(request: Request, caller: Caller) -> Caller:
     """The caller with what the audit names of the request."""
-    return replace(caller, source_ip=source_address(request), request_id=_request_id(request))
+    return replace(caller, source_ip=source_address(request), request_id=request_id_of(request))
 
 
 def stranger(request: Request, key: str) -> Actor:
     """Who the audit names for a refused key: of the key its public prefix, if it has one."""
     presented = parse_key(key)
     prefix = None if presented is None else presented.prefix
-    return Actor("key", "", None, prefix, source_address(request), _request_id(request))
+    return Actor("key", "", None, prefix, source_address(request), request_id_of(request))
 
 
-def _request_id(request: Request) -> str:
+def request_id_of(request: Request) -> str:
     request_id: str = request.scope["state"]["identity"].request_id
     return request_id
 

@@ -16,6 +16,7 @@ from leasehold.api.console import (
     job,
     jobs,
     keys,
+    openid,
     operations,
     overview,
     queues,
@@ -31,6 +32,7 @@ from leasehold.api.console.routes import ConsoleRoute
 #: In the order in which paths are tried.
 _PARTS = (
     signing.router,
+    openid.router,
     assets.router,
     overview.router,
     jobs.router,
@@ -44,7 +46,7 @@ _PARTS = (
     keys.router,
 )
 #: Below the console's path: what needs no session.
-PUBLIC = ("/sign-in", "/enter", "/assets/{hashed}/{name}")
+PUBLIC = ("/sign-in", "/enter", "/oidc", "/oidc/callback", "/assets/{hashed}/{name}")
 _rest = APIRouter()
 
 

@@ -117,14 +117,17 @@ def _shown(request: Request, error: Exception) -> Response | None:
 def sign_in_page(request: Request, error: Unauthenticated | None = None) -> Response:
     """The page that asks for a key, at the address that the person wants to see."""
     prefix = path_of(request)
-    if request.method == "GET" and request.headers.get("sec-fetch-site") == _CROSS_SITE:
+    wanted = request.url.path.removeprefix(prefix) + (f"?{request.url.query}" if request.url.query else "")
+    is_page = request.method == "GET" and not wanted.startswith(("/sign-in", "/enter", "/oidc"))
+    if is_page and request.headers.get("sec-fetch-site") == _CROSS_SITE:
         # A link from elsewhere comes without the cookie, which is SameSite=Strict. The second request has it.
         return page(request, "again.html")
-    wanted = request.url.path.removeprefix(prefix) + (f"?{request.url.query}" if request.url.query else "")
-    following = wanted if request.method == "GET" and not wanted.startswith(("/sign-in", "/enter")) else "/"
+    following = wanted if is_page else "/"
     status = HTTPStatus.OK if error is None else HTTPStatus.UNAUTHORIZED
     sentence = "" if error is None or error.code == "missing_api_key" else error.message
-    return page(request, "sign_in.html", status, following=following, sentence=sentence)
+    services = services_of(request)
+    provider = services.settings.console_oidc_name if services.openid is not None else ""
+    return page(request, "sign_in.html", status, following=following[:500], sentence=sentence, provider=provider)
 
 
 def is_path(text: str) -> bool:

@@ -1,7 +1,8 @@
-"""Who looks at the console: a signed cookie that names an API key, and the token that every form carries.
+"""Who looks at the console: a signed cookie that names an API key or a person, and the token that every form carries.
 
-The cookie has the key's public prefix, the time of the sign-in, the time of the last page, and a random number. It
-holds no secret. A session ends with its key, when nobody opens a page for a while, and after MAX_HOURS.
+The cookie has the key's public prefix or the person's id, the time of the sign-in, the time of the last page, and a
+random number. It holds no secret. A session ends with its key or when an admin disables the person, when nobody opens a
+page for a while, and after MAX_HOURS.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import secrets
 from dataclasses import dataclass, replace
 from time import time
 from typing import Annotated
+from uuid import UUID
 
 from fastapi import Depends, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials
@@ -28,23 +30,27 @@ COOKIE = "leasehold_session"
 MAX_HOURS = 12
 #: A page renews the cookie at most this often, in seconds.
 _RENEW_SECONDS = 60
-_COOKIE = re.compile(r"([a-z0-9]{12})\.(\d{1,12})\.(\d{1,12})\.([A-Za-z0-9_-]{22})\.([A-Za-z0-9_-]{43})")
+#: A person, and how often their sessions were ended before this one began.
+_PERSON = re.compile(r"person-([0-9a-f]{32})-(\d{1,9})")
+_COOKIE = re.compile(
+    r"([a-z0-9]{12}|person-[0-9a-f]{32}-\d{1,9})\.(\d{1,12})\.(\d{1,12})\.([A-Za-z0-9_-]{22})\.([A-Za-z0-9_-]{43})"
+)
 _TICKET = re.compile(r"([a-z0-9]{12})\.(\d{1,12})\.([A-Za-z0-9_-]{43})")
 _SESSION, _FORM, _ENTRY = "console session", "console form", "console ticket"
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`began`, `seen`: in seconds since 1970."""
+    """`owner`: the prefix of a key, or `owner_of` a person. `began`, `seen`: in seconds since 1970."""
 
-    key_prefix: str
+    owner: str
     began: int
     seen: int
     nonce: str
 
     @property
     def text(self) -> str:
-        return f"{self.key_prefix}.{self.began}.{self.seen}.{self.nonce}"
+        return f"{self.owner}.{self.began}.{self.seen}.{self.nonce}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +83,21 @@ class SignedIn(Require):
         session = read(services.settings, request.cookies.get(COOKIE, ""))
         if session is None:
             raise Unauthenticated("missing_api_key", "Sign in with an API key.")
-        caller = located(request, await services.keyring.of_session(session.key_prefix))
+        caller = located(request, await _caller_of(services, session))
         request.state.viewer = Viewer(caller, session, _token(services.settings, session))
         return caller
+
+
+async def _caller_of(services: Services, session: Session) -> Caller:
+    person = _PERSON.fullmatch(session.owner)
+    if person is None:
+        return await services.keyring.of_session(session.owner)
+    return await services.keyring.of_person(UUID(person[1]), int(person[2]))
+
+
+def owner_of(person_id: UUID, generation: int) -> str:
+    """The owner of a person's session, as the cookie names it."""
+    return f"person-{person_id.hex}-{generation}"
 
 
 def viewer_of(request: Request) -> Viewer:
@@ -95,10 +113,10 @@ def viewer_or_none(request: Request) -> Viewer | None:
 Anybody = Annotated[Caller, Depends(SignedIn())]
 
 
-def begin(services: Services, request: Request, response: Response, key_prefix: str) -> None:
+def begin(services: Services, request: Request, response: Response, owner: str) -> None:
     """Begin a session on the response. Raises Unavailable when the installation has no sealing keys."""
     now = int(time())
-    _set(services, request, response, Session(key_prefix, now, now, secrets.token_urlsafe(16)))
+    _set(services, request, response, Session(owner, now, now, secrets.token_urlsafe(16)))
 
 
 def renew(services: Services, request: Request, response: Response, session: Session) -> None:

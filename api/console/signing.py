@@ -50,18 +50,23 @@ async def enter(
 
 async def _entered(request: Request, caller: Caller, following: str) -> Response:
     async with services_of(request).pool.acquire() as connection:
-        await record(connection, caller, "session.began", caller.key_prefix)
+        await record(connection, caller, "session.began", _owner(caller))
     to = path_of(request) + (safe(following) if is_path(following) else "/")
     response = Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": to} | HEADERS)
-    session.begin(services_of(request), request, response, caller.key_prefix)
+    session.begin(services_of(request), request, response, _owner(caller))
     return response
 
 
 @router.post("/sign-out")
 async def sign_out(request: Request, caller: session.Anybody) -> Response:
     async with services_of(request).pool.acquire() as connection:
-        await record(connection, caller, "session.ended", caller.key_prefix)
+        await record(connection, caller, "session.ended", _owner(caller))
     response = go_to(request, "/sign-in", "")
     response.delete_cookie("leasehold_flash", path=path_of(request) or "/")
     session.end(services_of(request), response)
     return response
+
+
+def _owner(caller: Caller) -> str:
+    """The key or the person whose session begins or ends, as the audit names it."""
+    return caller.key_prefix or str(caller.person_id)

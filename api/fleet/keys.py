@@ -81,7 +81,7 @@ def _tenant_of(caller: Caller) -> str | None:
     return None if OPERATE in caller.scopes else caller.tenant_id
 
 
-def _refuse_more(services: Services, caller: Caller, scopes: Iterable[str]) -> None:
+def refuse_more(services: Services, caller: Caller, scopes: Iterable[str]) -> None:
     """Raises Forbidden `scope_not_held` if the scopes are more than the caller's."""
     missing = services.keyring.expanded(scopes) - caller.scopes
     unknown = [scope for scope in scopes if scope.startswith(PREFIX) and not services.keyring.expanded([scope])]
@@ -123,7 +123,7 @@ async def create_key(request: Request, body: NewKeyRequest, caller: Admin) -> Re
     if tenant_id != caller.tenant_id and OPERATE not in caller.scopes:
         raise Forbidden("insufficient_scope", f"The API key lacks the scope {OPERATE}.")
     scopes = body.all_scopes()
-    _refuse_more(services, caller, scopes)
+    refuse_more(services, caller, scopes)
     lives = body.expires_in_seconds
     expires_at = None if lives is None else datetime.now(UTC) + timedelta(seconds=lives)
     async with services.pool.acquire() as connection:
@@ -148,7 +148,7 @@ async def rotate_key(request: Request, prefix: Prefix, caller: Admin, body: Rota
     overlap = timedelta(seconds=(body or Rotation()).overlap_seconds)
     async with services.pool.acquire() as connection, connection.transaction():
         row = await keys.find(connection, prefix, _tenant_of(caller))
-        _refuse_more(services, caller, row["scopes"])
+        refuse_more(services, caller, row["scopes"])
         key = await keys.rotate(connection, caller.actor, prefix, overlap, _tenant_of(caller))
     return json_response({"key": key.text, "prefix": key.prefix, "tenant_id": row["tenant_id"]}, HTTPStatus.CREATED)
 

@@ -9,11 +9,14 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
+from uuid import UUID
 
 from leasehold.api.process import deadline
 from leasehold.db.database import Connection, Pool
-from leasehold.domain.audit import Actor
+from leasehold.db.job_reads import Row
+from leasehold.domain.audit import Actor, ActorKind
 from leasehold.domain.errors import Unauthenticated
+from leasehold.limits import people
 from leasehold.limits.admission import Payer
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.security.credentials import PresentedKey, StoredKey, find_key, mark_used, matches, parse_key
@@ -26,15 +29,17 @@ _CACHED_KEYS = 10_000
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The tenant and client that call, and the scopes of their key. The key's rates and quotas are counted by
-    `quota_key`. `own_tenant`: the tenant of the key, when an operator acts within another tenant.
+    `quota_key`. `own_tenant`: the tenant of the key, when an operator acts within another tenant. `person_id`: a person
+    without a key, who signed in by OpenID Connect; `client_id` is their login then.
     """
 
     tenant_id: str
     client_id: str
-    key_prefix: str
+    key_prefix: str | None
     quota_key: str
     scopes: frozenset[str]
     own_tenant: str | None = None
+    person_id: UUID | None = None
     source_ip: str | None = None
     request_id: str | None = None
 
@@ -42,7 +47,8 @@ class Caller:
     def actor(self) -> Actor:
         """The actor that the audit names for this caller."""
         tenant_id = self.own_tenant or self.tenant_id
-        return Actor("key", self.client_id, tenant_id, self.key_prefix, self.source_ip, self.request_id)
+        kind: ActorKind = "key" if self.person_id is None else "person"
+        return Actor(kind, self.client_id, tenant_id, self.key_prefix, self.source_ip, self.request_id)
 
     @property
     def payer(self) -> Payer:
@@ -59,8 +65,16 @@ class Keyring:
     `cache_seconds` at most.
     """
 
-    def __init__(self, pool: Pool, *, cache_seconds: float, roles: Mapping[str, frozenset[str]] | None = None) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        cache_seconds: float,
+        roles: Mapping[str, frozenset[str]] | None = None,
+        issuer: str | None = None,
+    ) -> None:
         self._roles = roles or {}
+        self._issuer = issuer
         self._pool = pool
         self._cache_seconds = cache_seconds
         self._cache: OrderedDict[str, tuple[StoredKey, float]] = OrderedDict()
@@ -83,6 +97,25 @@ class Keyring:
         Raises Unauthenticated when the key was revoked or has expired, or one of TRY_AGAIN.
         """
         return self._caller_of(self._recall(prefix) or await self._load(prefix, None))
+
+    async def of_person(self, person_id: UUID, generation: int) -> Caller:
+        """Find the caller of a session that a person began at the OpenID provider.
+
+        Nothing is remembered: a person who was disabled has lost the session by the next request, in every process.
+        Raises Unauthenticated `session_ended`, or one of TRY_AGAIN.
+        """
+        async with self._pool.acquire() as connection:
+            row = await people.of_session(connection, person_id)
+        if row is None or (row["issuer"], row["generation"]) != (self._issuer, generation):
+            raise Unauthenticated("session_ended", "Your session has ended. Sign in again.")
+        return self.caller_of_person(row)
+
+    def caller_of_person(self, row: Row) -> Caller:
+        """The caller that a person's row stands for. Raises Unauthenticated `session_ended`."""
+        if row["disabled_at"] is not None or not row["scopes"]:
+            raise Unauthenticated("session_ended", "You may not sign in here. An admin of the tenant can change that.")
+        scopes, quota_key = self.expanded(row["scopes"]), f"person {row['id']}"
+        return Caller(row["tenant_id"], row["login"], None, quota_key, scopes, person_id=row["id"])
 
     def expanded(self, scopes: Iterable[str]) -> frozenset[str]:
         """The scopes with each role replaced by its own."""

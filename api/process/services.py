@@ -40,6 +40,7 @@ from leasehold.limits.admission import Admission
 from leasehold.limits.external_files import Files
 from leasehold.pipelines import kinds_of
 from leasehold.runtime.gather import cancel_and_wait
+from leasehold.security.openid import OpenId
 from leasehold.security.roles import roles_of
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
@@ -75,6 +76,7 @@ class Services:
     opened: Mapping[str, Any]  # name of a kind of work -> what its hook `opens` has opened for its endpoints
     files: Files
     actions: Actions
+    openid: OpenId | None  # None: people sign in with API keys alone
     draining: bool = False
 
     def drain(self) -> None:
@@ -115,6 +117,7 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
         templates = Templates(pipelines, evaluator)
         job_kinds = JobKinds(kinds, pipelines, RUN_SCOPES)
         opened = await open_all(kinds, settings, stack)
+        openid = await _open_openid(settings, stack)
         housekeeping = housekeeping_of(kinds, HousekeepingContext(settings, pool.acquire, store))
         yield Services(
             settings=settings,
@@ -123,7 +126,12 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
             broker=broker,
             announcer=announcer,
             submissions=submissions,
-            keyring=Keyring(pool, cache_seconds=settings.api_key_cache_seconds, roles=roles_of(kinds)),
+            keyring=Keyring(
+                pool,
+                cache_seconds=settings.api_key_cache_seconds,
+                roles=roles_of(kinds),
+                issuer=settings.console_oidc_issuer,
+            ),
             refusals=refusals,
             bodies=Bodies(settings.api_body_bytes),
             bulk=BulkWrites(settings),
@@ -138,7 +146,15 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
             opened=opened,
             files=Files(pool, store),
             actions=Actions(settings, templates, job_kinds, opened, hooks_before_jobs_go(housekeeping)),
+            openid=openid,
         )
+
+
+async def _open_openid(settings: Settings, stack: AsyncExitStack) -> OpenId | None:
+    if settings.console_oidc_issuer is None:
+        return None
+    egress = await stack.enter_async_context(OpenId.egress(settings))
+    return OpenId(settings, settings.console_oidc_issuer, egress)
 
 
 def services_of(request: Request) -> Services:

@@ -1,4 +1,4 @@
-"""Bounds on the number of a tenant's templates, schedules, webhooks, concurrency limits and API keys.
+"""Bounds on the number of a tenant's templates, schedules, webhooks, concurrency limits, API keys and people.
 
 The API calls `make_room` before it inserts a row, in the same transaction, and the rows are counted under a lock.
 """
@@ -16,6 +16,7 @@ _COUNTS = {
     "schedule": "true",
     "webhook": "true",
     "gate": "declared",
+    "person": "true",
     "api_key": "revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp())",
 }
 _WORDS = {
@@ -24,19 +25,20 @@ _WORDS = {
     "webhook": "webhooks",
     "gate": "limits",
     "api_key": "keys",
+    "person": "people",
 }
 
 
 async def make_room(
     connection: Connection,
-    thing: Literal["template", "schedule", "webhook", "gate", "api_key"],
+    thing: Literal["template", "schedule", "webhook", "gate", "api_key", "person"],
     tenant_id: str,
     at_most: int,
 ) -> None:
     """Check that the tenant has fewer than `at_most` rows. The caller then inserts one row, in the same transaction.
 
     Another transaction that adds a row for this tenant waits until this one ends. Raises Conflict `too_many_templates`,
-    `too_many_schedules`, `too_many_webhooks`, `too_many_limits`, `too_many_keys`.
+    `too_many_schedules`, `too_many_webhooks`, `too_many_limits`, `too_many_keys`, `too_many_people`.
     """
     await lock_name(connection, f"{thing} of {tenant_id}")
     counted = await connection.fetchval(

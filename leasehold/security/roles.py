@@ -15,7 +15,7 @@ PREFIX = "role:"
 NAMES = ("viewer", "operator", "admin")
 _VIEWER = frozenset({"jobs:read", "runs:read"})
 _OPERATOR = _VIEWER | {"jobs:operate", "runs:write", "webhooks:write"}
-_ADMIN = _OPERATOR | {"jobs:delete", "templates:write", "keys:write", "audit:read"}
+_ADMIN = _OPERATOR | {"jobs:delete", "templates:write", "keys:write", "people:write", "audit:read"}
 
 
 def roles_of(kinds: Iterable[Kind]) -> Mapping[str, frozenset[str]]:

@@ -233,6 +233,8 @@ _PATHS: dict[str, Making] = {
     "rotateKey": _path("prefix", Things.key, overlap_seconds=0),
     "expireKey": _path("prefix", Things.key, in_seconds=60),
     "revokeKey": _path("prefix", Things.key),
+    "changePerson": _path("person_id", lambda things: things.made("people"), disabled=None),
+    "endSessions": _path("person_id", lambda things: things.made("people")),
     "drainWorker": _path("worker_id", lambda things: things.made("workers")),
     "liftLimit": lambda things: Subject(path={"tenant_id": things.limit(), "key": "tenant"}),
     "changeWebhook": _path("webhook_id", Things.webhook, url=HOOK),

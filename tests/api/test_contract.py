@@ -82,7 +82,15 @@ async def things(everything: Running, client: httpx2.AsyncClient, rows: Connecti
     ids = [new_id() for _ in range(3)]
     for worker in ids:
         await workers.register(rows, worker, host="h", pid=1, version="v", queues=["default"])
+    somebody = [new_id() for _ in range(3)]
+    for person in somebody:
+        await rows.execute(
+            "INSERT INTO person (id, tenant_id, issuer, subject, login, name, scopes)"
+            " VALUES ($1, 'acme', 'https://id.example', $2, $2, 'Somebody', '{role:viewer}')",
+            person, str(person),
+        )  # fmt: skip
     return {
+        "people": [str(person) for person in somebody],
         "media": [picture.media_id for picture in pictures],
         "conversions": [path.rpartition("/")[2] for path in paths],
         "workers": [str(worker) for worker in ids],

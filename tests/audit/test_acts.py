@@ -113,6 +113,8 @@ ACTIONS = {
     "rotateKey": "key.rotated",
     "expireKey": "key.expired",
     "revokeKey": "key.revoked",
+    "changePerson": "person.disabled",
+    "endSessions": "person.sessions_ended",
     "pauseQueue": "queue.paused",
     "resumeQueue": "queue.resumed",
     "drainWorker": "worker.drained",

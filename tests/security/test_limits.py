@@ -323,6 +323,20 @@ def of_key(path: str = "", **body: Any) -> Way:
     return prepare
 
 
+def of_person(method: str, **body: Any) -> Way:
+    async def prepare(world: World) -> Request:
+        person = uuid4()
+        await world.rows.execute(
+            "INSERT INTO person (id, tenant_id, issuer, subject, login, name, scopes)"
+            " VALUES ($1, $2, 'https://id.example', $3, $3, 'Somebody', '{role:viewer}')",
+            person, TENANT, str(person),
+        )  # fmt: skip
+        at = f"/v1/people/{person}{'/end-sessions' if method == 'POST' else ''}"
+        return lambda: world.http.request(method, at, json=body or None)
+
+    return prepare
+
+
 #: What makes no job of the tenant's, and how it is asked. None: only what it does says so.
 MAKES_NOTHING: dict[str, Way | None] = {
     "cancelRun": cancelling,
@@ -354,6 +368,8 @@ MAKES_NOTHING: dict[str, Way | None] = {
     "rotateKey": of_key("/rotate"),
     "expireKey": of_key("/expire", in_seconds=60),
     "revokeKey": of_key(),
+    "changePerson": of_person("PATCH", disabled=True),
+    "endSessions": of_person("POST"),
     "pauseQueue": plain("/v1/queues/q/pause"),
     "resumeQueue": plain("/v1/queues/q/resume"),
     "drainWorker": draining,

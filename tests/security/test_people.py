@@ -22,7 +22,7 @@ READS = {"jobs:read", "runs:read", "media:read", "conversion:read", "generation:
 ADDS = {
     "viewer": READS,
     "operator": {"jobs:operate", "runs:write", "media:write", "conversion:write", "generation:write", "webhooks:write"},
-    "admin": {"jobs:delete", "templates:write", "keys:write", "audit:read"},
+    "admin": {"jobs:delete", "templates:write", "keys:write", "people:write", "audit:read"},
 }
 #: In no role: all tenants, and a program's own.
 BESIDE = {"fleet:operate", "external:work"}

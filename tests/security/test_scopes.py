@@ -40,6 +40,7 @@ OPENS: dict[str, str] = {
     "generation:read": """queryImages queryVideo postImagesQuery postVideoQuery streamImagesEvents streamVideoEvents
         generationStatistics""",
     "keys:write": "listKeys createKey rotateKey expireKey revokeKey",
+    "people:write": "listPeople changePerson endSessions",
     "audit:read": "listAudit exportAudit",
     "fleet:operate": "listQueues pauseQueue resumeQueue listWorkers drainWorker listLimits setLimit liftLimit",
 }

@@ -106,7 +106,7 @@ async def fingerprint(rows: Connection, tenant: str) -> dict[str, str]:
 async def names_of(rows: Connection, tenant: str) -> set[str]:
     """The ids of what the tenant has, and the names of its templates."""
     found = {TEMPLATE, SWITCHED}
-    for table in ("job", "task", "schedule", "webhook", "media"):
+    for table in ("job", "task", "schedule", "webhook", "media", "person"):
         found |= {str(row["id"]) for row in await rows.fetch(f"SELECT id FROM {table} WHERE tenant_id = $1", tenant)}
     return found
 

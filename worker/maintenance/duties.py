@@ -23,7 +23,7 @@ from leasehold.domain.pipeline import Pipeline
 from leasehold.evaluation.templates import Templates
 from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.kinds.operations import subjects_of
-from leasehold.limits import downloads, external_files, rates
+from leasehold.limits import downloads, external_files, people, rates
 from leasehold.limits.admission import Admission
 from leasehold.runtime.duty_cycle import Pauses
 from leasehold.runtime.periodic import Periodic
@@ -103,6 +103,7 @@ class Duties:
             self._tidying("forget_idempotency_keys", sweeps.forget_idempotency_keys),
             self._tidying("forget_tombstones", lambda c: jobs.forget_tombstones(c, self._settings.tombstone_hours)),
             self._tidying("forget_audit", lambda c: audit.forget(c, self._settings.audit_days)),
+            self._tidying("forget_people", lambda c: people.forget(c, self._settings.people_days)),
             self._tidying("forget_gates", concurrency.forget_unused_limits),
             self._tidying("forget_rates", rates.forget_rates),
             self._tidying("forget_downloads", downloads.forget_downloads),

@@ -1,0 +1,175 @@
+"""Signing in at the OpenID provider, and going over to another tenant of one's own.
+
+A sealed cookie keeps the sign-in that has begun. It is SameSite=Lax: the provider's site sends the browser back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from time import time
+from typing import Annotated
+from uuid import UUID
+
+import orjson
+from fastapi import APIRouter, Query, Request, Response
+
+from leasehold.api.auth.audit import record
+from leasehold.api.auth.security import located, request_id_of
+from leasehold.api.auth.source_address import source_address
+from leasehold.api.console import session
+from leasehold.api.console.rendering import HEADERS, page, path_of
+from leasehold.api.console.routes import Fields, is_path, safe
+from leasehold.api.process.services import Services, services_of
+from leasehold.api.process.turnstile import Turnstile
+from leasehold.db.job_reads import Row
+from leasehold.domain.audit import Actor
+from leasehold.domain.errors import Forbidden, NotFound, RequestError, Unauthenticated, Unavailable
+from leasehold.limits import people
+from leasehold.security.openid import Flow, Identity, OpenId, memberships
+from leasehold.security.sealing import Sealing, Unsealable
+
+router = APIRouter()
+COOKIE = "leasehold_oidc"
+#: Seconds that a person has to sign in at the provider.
+_MAX_SECONDS = 600
+_PATIENCE_SECONDS = 5.0
+
+
+@router.get("/oidc")
+async def leave(request: Request, following: Annotated[str, Query(max_length=500)] = "/") -> Response:
+    """Send the browser to the provider."""
+    services = services_of(request)
+    openid = _openid_of(services)
+    sealing = Sealing(services.settings)
+    sealing.sign("console", b"")  # without sealing keys nobody can sign in: raises Unavailable
+    flow = Flow.new()
+    async with _turn(request):
+        address = await openid.address(flow, _redirect_uri(request))
+    text = orjson.dumps([flow.state, flow.nonce, flow.verifier, following, int(time())])
+    response = Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": address} | HEADERS)
+    response.set_cookie(
+        COOKIE,
+        sealing.seal(text).decode(),
+        path=f"{path_of(request)}/oidc",
+        max_age=_MAX_SECONDS,
+        httponly=True,
+        samesite="lax",
+        secure=session.is_encrypted(services, request),
+    )
+    return response
+
+
+@router.get("/oidc/callback")
+async def come_back(request: Request) -> Response:
+    """The provider has sent the browser back."""
+    services = services_of(request)
+    openid = _openid_of(services)
+    flow, following = _begun(services, request.cookies.get(COOKIE, ""))
+    answer = {name: value[:4096] for name, value in request.query_params.items()}
+    try:
+        async with _turn(request):
+            identity = await openid.identify(flow, _redirect_uri(request), answer)
+    except RequestError as error:
+        _refuse(request, error.code, "")
+        raise
+    row = await _entered(request, services, identity)
+    caller = located(request, services.keyring.caller_of_person(row))
+    async with services.pool.acquire() as connection:
+        await record(connection, caller, "session.began", row["id"], issuer=identity.issuer, subject=identity.subject)
+    response = _opened(request, services, row, following)
+    response.delete_cookie(COOKIE, path=f"{path_of(request)}/oidc", httponly=True, samesite="lax")
+    return response
+
+
+async def _entered(request: Request, services: Services, identity: Identity) -> Row:
+    """Write who has signed in. The first tenant that lets them in. Raises Forbidden `no_role`."""
+    given = memberships(services.settings, identity.groups)
+    async with services.pool.acquire() as connection:
+        rows = await people.enter(connection, identity, given, services.settings.people_per_tenant)
+    admitted = [row for row in rows if row["disabled_at"] is None]
+    if not admitted:
+        _refuse(request, "no_role", identity.login)
+        raise Forbidden("no_role", "You are known, but no group of yours has a role here, or an admin disabled you.")
+    return admitted[0]
+
+
+def _opened(request: Request, services: Services, row: Row, following: str) -> Response:
+    to = path_of(request) + (safe(following) if is_path(following) else "/")
+    response = Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": to} | HEADERS)
+    session.begin(services, request, response, session.owner_of(row["id"], row["generation"]))
+    return response
+
+
+@router.get("/tenants")
+async def show_tenants(request: Request, caller: session.Anybody) -> Response:
+    return page(request, "tenants.html", people=await _own(request, caller.person_id))
+
+
+@router.post("/tenants/go")
+async def go_over(request: Request, caller: session.Anybody, form: Fields) -> Response:
+    """Begin a session in another tenant of the same person."""
+    services = services_of(request)
+    row = next((row for row in await _own(request, caller.person_id) if row["tenant_id"] == form.get("tenant")), None)
+    if row is None:
+        raise NotFound("tenant_not_found", "You have no role in this tenant.")
+    entered = located(request, services.keyring.caller_of_person(row))
+    async with services.pool.acquire() as connection:
+        await record(connection, entered, "session.began", row["id"], issuer=row["issuer"], subject=row["subject"])
+    return _opened(request, services, row, "/")
+
+
+async def _own(request: Request, person_id: UUID | None) -> list[Row]:
+    """The rows of the person in all tenants that let them in. A key has none."""
+    if person_id is None:
+        return []
+    async with services_of(request).pool.acquire() as connection:
+        row = await people.of_session(connection, person_id)
+        rows = [] if row is None else await people.of_subject(connection, row["issuer"], row["subject"])
+    return [row for row in rows if row["disabled_at"] is None and row["scopes"]]
+
+
+def _begun(services: Services, cookie: str) -> tuple[Flow, str]:
+    """The sign-in of this browser. Raises Unauthenticated."""
+    try:
+        opened = Sealing(services.settings).open(cookie.encode())
+    except Unsealable:
+        opened = b"[]"
+    fields = orjson.loads(opened)
+    if not fields or time() - fields[4] > _MAX_SECONDS:
+        raise Unauthenticated("sign_in_expired", "This sign-in has expired, or began in another browser. Begin again.")
+    return Flow(fields[0], fields[1], fields[2]), fields[3]
+
+
+def _openid_of(services: Services) -> OpenId:
+    if services.openid is None:
+        raise NotFound("not_found", "There is nothing at this address.")
+    return services.openid
+
+
+def _redirect_uri(request: Request) -> str:
+    base = services_of(request).settings.public_url or str(request.base_url)
+    return f"{base.rstrip('/')}{path_of(request)}/oidc/callback"
+
+
+def _refuse(request: Request, code: str, login: str) -> None:
+    """Count the refusal for the audit: a stranger's, since no tenant has let the person in."""
+    actor = Actor("person", login, None, None, source_address(request), request_id_of(request))
+    services_of(request).refusals.add(code, actor, request.url.path)
+
+
+@asynccontextmanager
+async def _turn(request: Request) -> AsyncIterator[None]:
+    """A place among the requests to the provider: a flood of sign-ins holds no other request up."""
+    state = request.app.state
+    if not hasattr(state, "openid_turns"):
+        at_once = services_of(request).settings.console_oidc_at_once
+        state.openid_turns = Turnstile(at_most=at_once, each=at_once, patience=_PATIENCE_SECONDS, refusal=_busy)
+    turns: Turnstile = state.openid_turns
+    async with turns.turn(""):
+        yield
+
+
+def _busy() -> Unavailable:
+    return Unavailable("sign_ins_waiting", "Too many people sign in at once. Try again soon.", retry_after=1.0)

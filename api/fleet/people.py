@@ -1,0 +1,139 @@
+"""/v1/people: admins see who signs in to the console by OpenID Connect, set their roles, disable them, end sessions.
+
+Nobody gives what they do not have: the scopes that a person gets by a change are among the caller's own.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel, ConfigDict
+
+from leasehold.api.auth.security import OPERATE, PEOPLE_WRITE, Require
+from leasehold.api.fleet.keys import refuse_more
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.openapi import problems
+from leasehold.api.http.responses import json_response
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import services_of
+from leasehold.db.job_reads import Row
+from leasehold.limits import people
+from leasehold.security.roles import NAMES, PREFIX
+
+router = APIRouter(tags=["people"], prefix="/v1/people", route_class=CallerFirst)
+Admin = Annotated[Caller, Depends(Require(PEOPLE_WRITE))]
+MAX_LISTED = 200
+_MISSING = {HTTPStatus.NOT_FOUND: "`person_not_found`"}
+
+
+class Person(BaseModel):
+    """Somebody within one tenant. `role`: the one that counts; null: no group gives one any more. `set_role`: the one
+    that an admin set; null: the groups decide. `scopes`: beside the role. `seen_at`: the last sign-in.
+    """
+
+    id: UUID
+    tenant_id: str
+    login: str
+    name: str
+    issuer: str
+    subject: str
+    role: Literal["viewer", "operator", "admin"] | None
+    set_role: Literal["viewer", "operator", "admin"] | None
+    scopes: list[str]
+    created_at: datetime
+    seen_at: datetime
+    disabled_at: datetime | None
+
+
+class People(BaseModel):
+    people: list[Person]
+
+
+class PersonChange(BaseModel):
+    """What is left out stays as it is."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["viewer", "operator", "admin", "provider"] | None = None
+    disabled: bool | None = None
+
+
+def tenant_of(caller: Caller) -> str | None:
+    """Whose people the caller finds; None: all tenants'."""
+    return None if OPERATE in caller.scopes else caller.tenant_id
+
+
+def shown(row: Row) -> dict[str, Any]:
+    roles = [scope.removeprefix(PREFIX) for scope in row["scopes"] if scope.startswith(PREFIX)]
+    fields = (
+        "id", "tenant_id", "login", "name", "issuer", "subject", "set_role", "created_at", "seen_at", "disabled_at",
+    )  # fmt: skip
+    return {name: row[name] for name in fields} | {
+        "role": max(roles, key=NAMES.index, default=None),
+        "scopes": sorted(scope for scope in row["scopes"] if not scope.startswith(PREFIX)),
+    }
+
+
+@router.get(
+    "",
+    operation_id="listPeople",
+    summary="List people, those who signed in last before others",
+    response_model=People,
+    responses=problems({}),
+)
+async def list_people(
+    request: Request,
+    caller: Admin,
+    tenant: Annotated[str | None, Query(max_length=100, description="For operators: this tenant's.")] = None,
+    text: Annotated[str | None, Query(max_length=100, description="A part of the login or the name.")] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 50,
+) -> Response:
+    whose = tenant if OPERATE in caller.scopes else caller.tenant_id
+    async with services_of(request).pool.acquire() as connection:
+        rows = await people.some(connection, whose, text, limit)
+    return json_response({"people": [shown(row) for row in rows]})
+
+
+@router.patch(
+    "/{person_id}",
+    operation_id="changePerson",
+    summary="Set a person's role, disable or enable the person",
+    description="A role that is set counts instead of what the provider's groups give; `provider`: the groups decide "
+    "again. Who is disabled loses all sessions at once. Nobody changes themselves.",
+    response_model=Person,
+    responses=problems(
+        _MISSING
+        | {
+            HTTPStatus.FORBIDDEN: "`insufficient_scope`, `scope_not_held`: the caller lacks a scope of the person",
+            HTTPStatus.CONFLICT: "`own_person`",
+        }
+    ),
+)
+async def change_person(request: Request, person_id: UUID, body: PersonChange, caller: Admin) -> Response:
+    services = services_of(request)
+    async with services.pool.acquire() as connection, connection.transaction():
+        row = await people.find(connection, person_id, tenant_of(caller))
+        people.refuse_oneself(caller.person_id, row)
+        await people.change(connection, caller.actor, row, people.Change(body.role, body.disabled))
+        changed = await people.find(connection, person_id, tenant_of(caller))
+        if body.role is not None or body.disabled is False:
+            refuse_more(services, caller, changed["scopes"])
+    return json_response(shown(changed))
+
+
+@router.post(
+    "/{person_id}/end-sessions",
+    operation_id="endSessions",
+    summary="End all sessions of a person",
+    status_code=204,
+    responses=problems(_MISSING),
+)
+async def end_sessions(request: Request, person_id: UUID, caller: Admin) -> Response:
+    async with services_of(request).pool.acquire() as connection, connection.transaction():
+        row = await people.find(connection, person_id, tenant_of(caller))
+        await people.end_sessions(connection, caller.actor, row)
+    return Response(status_code=HTTPStatus.NO_CONTENT)

@@ -1,0 +1,63 @@
+"""Checks an ID token with joserfc: its signature by the provider's keys, and each claim that names who and for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+from joserfc import jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import KeySet, import_key
+
+from leasehold.domain.errors import LeaseholdError
+
+log = structlog.get_logger(__name__)
+
+#: Signatures with the provider's private key. Without `none`, and without HMAC, whose key would be the client's secret.
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519", "EdDSA")
+#: Kinds of public keys: with a symmetric key anybody could sign.
+_KEY_TYPES = frozenset({"RSA", "EC", "OKP"})
+#: Seconds by which the provider's clock may differ from this one.
+_LEEWAY_SECONDS = 60
+
+
+class TokenRefused(LeaseholdError):
+    """The ID token is not of this provider, not for this client, or not of this sign-in."""
+
+
+def claims_of(token: object, keys: Sequence[object], *, issuer: str, client_id: str, nonce: str) -> dict[str, Any]:
+    """The claims of the ID token. `keys`: the provider's, as its JWKS lists them. Raises TokenRefused."""
+    registry = jwt.JWTClaimsRegistry(
+        leeway=_LEEWAY_SECONDS,
+        iss={"essential": True, "value": issuer},
+        aud={"essential": True, "value": client_id},
+        sub={"essential": True},
+        exp={"essential": True},
+        iat={"essential": True},
+        nonce={"essential": True, "value": nonce},
+    )
+    try:
+        decoded = jwt.decode(token if isinstance(token, str) else "", _key_set(keys), algorithms=ALGORITHMS)
+        registry.validate(decoded.claims)
+    except (JoseError, ValueError) as error:
+        log.warning("an ID token was refused", reason=type(error).__name__, claim=getattr(error, "claim", None))
+        raise TokenRefused("its ID token is not valid") from None
+    claims: dict[str, Any] = decoded.claims
+    audience = claims["aud"]
+    is_shared = isinstance(audience, list) and len(audience) > 1
+    if claims.get("azp", None if is_shared else client_id) != client_id:
+        raise TokenRefused("its ID token is for another client")
+    return claims
+
+
+def _key_set(listed: Sequence[object]) -> KeySet:
+    keys = []
+    for key in listed:
+        if not isinstance(key, dict) or key.get("kty") not in _KEY_TYPES or key.get("use", "sig") != "sig":
+            continue
+        try:
+            keys.append(import_key(key))
+        except (JoseError, ValueError, KeyError, TypeError):
+            log.warning("a key of the OpenID provider cannot be read", kid=str(key.get("kid"))[:60])
+    return KeySet(keys)

@@ -1,0 +1,250 @@
+"""People sign in at an OpenID provider: the authorization code flow with PKCE (RFC 6749, 7636, 9207).
+
+`id_tokens` checks the ID token's signature and claims. All requests to the provider go through egress. The issuer is the
+installation's own setting, so it may be in a private network: in those of `console_oidc_networks`, which nothing else
+may reach by this.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from time import monotonic
+from typing import Any, Self
+from urllib.parse import quote, urlencode
+
+import orjson
+import structlog
+
+from leasehold.domain.errors import BadGateway, Unauthenticated
+from leasehold.security.egress import Answer, Egress, EgressFailed, EgressRefused
+from leasehold.settings import Membership, Settings
+
+log = structlog.get_logger(__name__)
+
+_TIMEOUT_SECONDS = 10.0
+_MAX_BYTES = 256 * 1024
+#: Seconds for which the provider's configuration is kept.
+_CONFIGURATION_SECONDS = 300.0
+_MAX_TEXT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """A sign-in that has begun: the browser keeps it, sealed, until the provider sends it back."""
+
+    state: str
+    nonce: str
+    verifier: str
+
+    @classmethod
+    def new(cls) -> Self:
+        return cls(secrets.token_urlsafe(32), secrets.token_urlsafe(32), secrets.token_urlsafe(48))
+
+    @property
+    def challenge(self) -> str:
+        digest = hashlib.sha256(self.verifier.encode()).digest()
+        return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who has signed in. `subject`: who it is to the issuer, for good. `login`: how people name it; it may change."""
+
+    issuer: str
+    subject: str
+    login: str
+    name: str
+    groups: frozenset[str]
+
+
+class OpenId:
+    """The installation as a client of its OpenID provider."""
+
+    def __init__(self, settings: Settings, issuer: str, egress: Egress) -> None:
+        self.issuer = issuer
+        self._settings = settings
+        self._egress = egress
+        self._configuration: dict[str, Any] = {}
+        self._until = 0.0
+
+    @staticmethod
+    def egress(settings: Settings) -> Egress:
+        """For the provider alone: it reaches public addresses, and those of `console_oidc_networks`."""
+        networks = [text.strip() for text in settings.console_oidc_networks.split(",") if text.strip()]
+        return Egress(tuple(ipaddress.ip_network(text) for text in networks))
+
+    async def address(self, flow: Flow, redirect_uri: str) -> str:
+        """Where the browser goes to sign in. Raises BadGateway `openid_unavailable`."""
+        endpoint = self._endpoint(await self._configured(), "authorization_endpoint")
+        query = {
+            "response_type": "code",
+            "client_id": self._settings.console_oidc_client_id,
+            "redirect_uri": redirect_uri,
+            "scope": self._settings.console_oidc_scopes,
+            "state": flow.state,
+            "nonce": flow.nonce,
+            "code_challenge": flow.challenge,
+            "code_challenge_method": "S256",
+        }
+        return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}"
+
+    async def identify(self, flow: Flow, redirect_uri: str, answer: Mapping[str, str]) -> Identity:
+        """Find who has signed in. `answer`: what the provider gave the browser.
+
+        Raises Unauthenticated `sign_in_refused`, or BadGateway `openid_unavailable`.
+        """
+        if not hmac.compare_digest(answer.get("state", "").encode(), flow.state.encode()):
+            raise _refused("it belongs to another sign-in")
+        configuration = await self._configured()
+        needs_issuer = configuration.get("authorization_response_iss_parameter_supported") is True
+        if answer.get("iss", self.issuer if not needs_issuer else "") != self.issuer:
+            raise _refused("it comes from another issuer")
+        if "error" in answer or not answer.get("code"):
+            log.info("the OpenID provider refused a sign-in", error=answer.get("error", "")[:60])
+            raise Unauthenticated("sign_in_refused", "The provider did not sign you in.")
+        tokens = await self._exchange(configuration, flow, redirect_uri, answer["code"])
+        claims = await self._claims(configuration, flow, tokens.get("id_token"))
+        wanted = self._settings.console_oidc_claim
+        if wanted not in claims and isinstance(configuration.get("userinfo_endpoint"), str):
+            claims = await self._userinfo(configuration, tokens, str(claims["sub"])) | claims
+        return _identity(self.issuer, claims, wanted)
+
+    async def _exchange(
+        self, configuration: Mapping[str, Any], flow: Flow, redirect_uri: str, code: str
+    ) -> dict[str, Any]:
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": redirect_uri,
+            "code_verifier": flow.verifier,
+        }
+        headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
+        settings = self._settings
+        client_id, secret = settings.console_oidc_client_id, settings.console_oidc_client_secret.get_secret_value()
+        methods = configuration.get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
+        if not secret:
+            form["client_id"] = client_id
+        elif "client_secret_basic" in methods:
+            credentials = f"{quote(client_id, safe='')}:{quote(secret, safe='')}"
+            headers["Authorization"] = f"Basic {base64.b64encode(credentials.encode()).decode()}"
+        else:
+            form |= {"client_id": client_id, "client_secret": secret}
+        endpoint = self._endpoint(configuration, "token_endpoint")
+        answer = await self._request("POST", endpoint, headers, urlencode(form).encode())
+        if answer.status != HTTPStatus.OK:
+            log.warning("the OpenID provider gave no token", status=answer.status, error=_error_of(answer))
+            raise _refused("the provider does not accept its code")
+        return _json_object(answer)
+
+    async def _claims(self, configuration: Mapping[str, Any], flow: Flow, token: object) -> dict[str, Any]:
+        """The claims of the ID token. Each sign-in reads the keys: one that the provider withdrew is not used."""
+        # Only an installation with a provider loads joserfc: it takes a tenth of a second.
+        from leasehold.security.id_tokens import TokenRefused, claims_of  # noqa: PLC0415 - as above
+
+        answer = await self._request("GET", self._endpoint(configuration, "jwks_uri"), {"Accept": "application/json"})
+        keys = _json_object(answer).get("keys") if answer.status == HTTPStatus.OK else None
+        if not isinstance(keys, list) or not keys:
+            raise _unavailable("it has no keys")
+        client_id = self._settings.console_oidc_client_id
+        try:
+            return claims_of(token, keys, issuer=self.issuer, client_id=client_id, nonce=flow.nonce)
+        except TokenRefused as error:
+            raise _refused(str(error)) from None
+
+    async def _userinfo(
+        self, configuration: Mapping[str, Any], tokens: Mapping[str, Any], subject: str
+    ) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {tokens.get('access_token', '')}", "Accept": "application/json"}
+        answer = await self._request("GET", self._endpoint(configuration, "userinfo_endpoint"), headers)
+        claims = _json_object(answer) if answer.status == HTTPStatus.OK else {}
+        if claims.get("sub") != subject:
+            raise _refused("its userinfo is of somebody else")
+        return claims
+
+    async def _configured(self) -> dict[str, Any]:
+        if monotonic() >= self._until:
+            url = f"{self.issuer.rstrip('/')}/.well-known/openid-configuration"
+            answer = await self._request("GET", url, {"Accept": "application/json"})
+            configuration = _json_object(answer) if answer.status == HTTPStatus.OK else {}
+            if configuration.get("issuer") != self.issuer:
+                raise _unavailable("its configuration names another issuer")
+            self._configuration, self._until = configuration, monotonic() + _CONFIGURATION_SECONDS
+        return self._configuration
+
+    def _endpoint(self, configuration: Mapping[str, Any], name: str) -> str:
+        """An endpoint of the configuration. Plain http only where the issuer itself is on this machine."""
+        url = configuration.get(name)
+        schemes = ("https://", "http://") if self.issuer.startswith("http://") else ("https://",)
+        if not isinstance(url, str) or not url.startswith(schemes):
+            raise _unavailable(f"its configuration has no usable {name}")
+        return url
+
+    async def _request(self, method: str, url: str, headers: Mapping[str, str], content: bytes = b"") -> Answer:
+        try:
+            return await self._egress.request(
+                method, url, headers=headers, content=content, max_bytes=_MAX_BYTES, timeout=_TIMEOUT_SECONDS
+            )
+        except (EgressRefused, EgressFailed) as error:
+            raise _unavailable(str(error)) from error
+
+
+def memberships(settings: Settings, groups: frozenset[str]) -> dict[str, list[str]]:
+    """By tenant, the scopes that these groups give together: a role as `role:NAME`."""
+    given: dict[str, list[str]] = {}
+    for group, membership in settings.console_oidc_roles.items():
+        if group == "*" or group in groups:
+            given.setdefault(membership.tenant, []).extend(_scopes(membership))
+    return {tenant: sorted(set(scopes)) for tenant, scopes in given.items()}
+
+
+def _scopes(membership: Membership) -> list[str]:
+    return [f"role:{membership.role}", *membership.scopes]
+
+
+def _identity(issuer: str, claims: Mapping[str, Any], claim: str) -> Identity:
+    subject = claims["sub"]
+    if not isinstance(subject, str) or not _text(subject) or len(subject) > 255:  # noqa: PLR2004 - OpenID Connect Core, 2
+        raise _refused("its ID token names nobody")
+    email = claims.get("email") if claims.get("email_verified", True) in (True, "true") else None
+    login = _text(email) or _text(claims.get("preferred_username")) or _text(subject)
+    groups = claims.get(claim)
+    listed = [groups] if isinstance(groups, str) else groups if isinstance(groups, list) else []
+    named = frozenset(group for group in listed if isinstance(group, str))
+    return Identity(issuer, subject, login, _text(claims.get("name")) or login, named)
+
+
+def _text(value: object) -> str:
+    """The text in one line, and not too long. Empty: it is none."""
+    if not isinstance(value, str):
+        return ""
+    return "".join(character for character in value if character.isprintable()).strip()[:_MAX_TEXT]
+
+
+def _json_object(answer: Answer) -> dict[str, Any]:
+    """The body as a JSON object. {}: it is none."""
+    try:
+        value = orjson.loads(answer.body)
+    except orjson.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _error_of(answer: Answer) -> str:
+    """The code of an OAuth error: never its description, which may quote what was sent."""
+    return str(_json_object(answer).get("error", ""))[:60]
+
+
+def _refused(why: str) -> Unauthenticated:
+    return Unauthenticated("sign_in_refused", f"The provider's answer is not accepted: {why}. Begin again.")
+
+
+def _unavailable(why: str) -> BadGateway:
+    log.warning("the OpenID provider cannot be used", reason=why)
+    return BadGateway("openid_unavailable", "The OpenID provider does not answer as it should. Try again soon.")
