@@ -58,16 +58,25 @@ async def findings_of(request: Request, services: Services, caller: Caller) -> l
 
 
 async def _of_parts(request: Request, caller: Caller) -> list[Finding]:
+    """A part that does not answer has one line. To an operator the line also says what that means."""
     readiness = readiness_of(request)
+    failed = [check for check in await readiness.checks() if not check.ok]
+    checked = [one for one in await readiness.findings() if not one.ok] if OPERATE in caller.scopes else []
+    meanings = {one.part: f" {_capitalized(one.meaning)}." for one in reversed(checked)}
     found = [
-        Finding("bad" if check.required else "warn", f"The {check.name}: {check.detail}.")
-        for check in await readiness.checks()
-        if not check.ok
+        Finding("bad" if check.required else "warn", f"The {check.name}: {check.detail}.{meanings.get(check.name, '')}")
+        for check in failed
     ]
-    if OPERATE in caller.scopes:
-        checked = await readiness.findings()
-        found += [Finding("warn", f"{one.part}: {one.found}. {one.meaning}") for one in checked if not one.ok]
-    return found
+    named = {check.name for check in failed}
+    return found + [
+        Finding("warn", f"The {one.part}: {one.found}. {_capitalized(one.meaning)}.")
+        for one in checked
+        if one.part not in named
+    ]
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 async def _of_fleet(connection: Connection) -> list[Finding]:

@@ -13,10 +13,11 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
 
 from leasehold.actions.retrying import template_of
-from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ
-from leasehold.api.console.rendering import go_to, page
+from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, RUNS_WRITE
+from leasehold.api.console.rendering import go_to, once_of, page
 from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn
+from leasehold.api.console.signal_form import inputs_of, payload_of
 from leasehold.api.console.timeline import timeline
 from leasehold.api.http.nesting import refusal
 from leasehold.api.jobs import jobs as endpoints
@@ -26,13 +27,16 @@ from leasehold.api.jobs.schemas import Reason, RetryRequest
 from leasehold.api.jobs.view import answer, with_links
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
+from leasehold.api.runs.signals import Name, SignalRequest, signal_run
 from leasehold.db import event_reads, log_reads
 from leasehold.domain.errors import Invalid, NotFound, RequestError
 from leasehold.domain.states import JOB_TERMINAL, JobState
+from leasehold.transitions.workflows import signals
 
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
 Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE))]
+Signaller = Annotated[Caller, Depends(SignedIn(RUNS_WRITE))]
 Deleter = Annotated[Caller, Depends(SignedIn(JOBS_DELETE))]
 #: Characters of a payload in a command to copy.
 _MAX_COMMAND = 2000
@@ -57,6 +61,8 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
             connection, tenant_id, job_id, max(0, found.row["event_seq"] - _MAX_EVENTS), _MAX_EVENTS
         )
         lines = await log_reads.log_end(connection, tenant_id, job_id, _MAX_LINES)
+        has_journal = found.row["is_run"] and found.row["status"] not in JOB_TERMINAL
+        waits = await signals.waits_of(connection, job_id, tenant_id) if has_journal else []
     ended = found.row["status"] in JOB_TERMINAL
     return page(
         request,
@@ -70,6 +76,8 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         more_outputs=len(outputs) - _MAX_OUTPUTS,
         ended=ended,
         why=why,
+        waits=[{"name": row["name"], "due_at": row["due_at"], "inputs": inputs_of(row["schema"])} for row in waits],
+        once=once_of(request, "signal", str(job_id)),
         line=timeline(job, steps, why["ledger"], await _needs(services, found), now),
         events=list(reversed(events)),
         lines=lines,
@@ -158,6 +166,21 @@ def _retry_request(request: Request, form: Mapping[str, str]) -> RetryRequest:
         return RetryRequest(payload=payload, from_step=form.get("from_step") or None)
     except ValidationError as error:
         raise Invalid("invalid_payload", f"The payload cannot be used: {error.errors()[0]['msg']}.") from None
+
+
+@router.post("/jobs/{job_id}/signals/{name}")
+async def signal(request: Request, job_id: UUID, name: Name, caller: Signaller, form: Fields) -> Response:
+    """Answer a wait of a workflow by its form."""
+    services = services_of(request)
+    async with services.pool.acquire() as connection:
+        schema = await signals.schema_of(connection, job_id, caller.tenant_id, name)
+    payload = payload_of(inputs_of(schema), form)
+    problem = refusal(orjson.dumps(payload), services.settings.json_max_depth)
+    if problem is not None:
+        raise Invalid(problem.code, problem.detail)
+    await signal_run(request, job_id, name, caller, SignalRequest(payload=payload), form.get("once") or None)
+    to = f"/jobs/{job_id}" if JOBS_READ in caller.scopes else "/"
+    return go_to(request, to, f"The job has your answer to {name}.")
 
 
 @router.post("/jobs/{job_id}/delete")

@@ -1,29 +1,107 @@
-"""Keys: which there are, for whom, and when each was used last. A key's secret is nowhere but with its owner."""
+"""Keys: which there are, for whom, and when each was used last; make, rotate, end and revoke them.
+
+A key's secret is on the page that answers the form which made it, once. It is in no cookie, and no other page has it.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
+import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import ValidationError
 
-from leasehold.api.auth.security import OPERATE
-from leasehold.api.console.rendering import page
+from leasehold.api.auth.security import KEYS_WRITE, OPERATE
+from leasehold.api.console.rendering import go_to, page
+from leasehold.api.console.routes import Fields, Form
 from leasehold.api.console.session import SignedIn
+from leasehold.api.fleet import keys as endpoints
 from leasehold.api.process.keyring import Caller
-from leasehold.api.process.services import services_of
-from leasehold.security.credentials import list_keys
+from leasehold.domain.errors import Invalid
+from leasehold.security.roles import NAMES
 
 router = APIRouter()
-_MAX_KEYS = 500
+Reader = Annotated[Caller, Depends(SignedIn(KEYS_WRITE, or_else=OPERATE))]
+Admin = Annotated[Caller, Depends(SignedIn(KEYS_WRITE))]
+_DAY = 86_400
+_LISTED = 500
 
 
 @router.get("/keys")
 async def show_keys(
     request: Request,
-    _caller: Annotated[Caller, Depends(SignedIn(OPERATE))],
+    caller: Reader,
     tenant: Annotated[str, Query(max_length=100)] = "",
     ended: Annotated[bool, Query()] = False,  # noqa: FBT002 - a query parameter
 ) -> Response:
-    async with services_of(request).pool.acquire() as connection:
-        keys = await list_keys(connection, tenant or None, ended=ended, at_most=_MAX_KEYS)
-    return page(request, "keys.html", keys=keys, tenant=tenant, ended=ended, most=_MAX_KEYS)
+    answer = orjson.loads(bytes((await endpoints.list_all_keys(request, caller, tenant or None, ended)).body))
+    return page(
+        request,
+        "keys.html",
+        keys=answer["keys"],
+        tenant=tenant if OPERATE in caller.scopes else "",
+        ended=ended,
+        most=_LISTED,
+        roles=NAMES,
+    )
+
+
+@router.post("/keys/new")
+async def make(request: Request, caller: Admin, form: Fields) -> Response:
+    wanted: dict[str, Any] = {"client_id": form.get("client_id", "").strip(), "scopes": form.get("scopes", "").split()}
+    if form.get("role"):
+        wanted["role"] = form["role"]
+    if form.get("tenant", "").strip() and OPERATE in caller.scopes:
+        wanted["tenant_id"] = form["tenant"].strip()
+    if days := _number(form, "days"):
+        wanted["expires_in_seconds"] = days * _DAY
+    try:
+        body = endpoints.NewKeyRequest(**wanted)
+    except ValidationError as error:
+        raise _invalid(error) from None
+    return _made(request, await endpoints.create_key(request, body, caller), f"The key of {body.client_id}")
+
+
+@router.post("/keys/{prefix}/rotate")
+async def rotate(request: Request, prefix: endpoints.Prefix, caller: Admin, form: Fields) -> Response:
+    try:
+        body = endpoints.Rotation(overlap_seconds=(_number(form, "hours") or 0) * 3600)
+    except ValidationError as error:
+        raise _invalid(error) from None
+    return _made(request, await endpoints.rotate_key(request, prefix, caller, body), f"The successor of lh_{prefix}")
+
+
+@router.post("/keys/{prefix}/expire")
+async def expire(request: Request, prefix: endpoints.Prefix, caller: Admin, form: Fields) -> Response:
+    try:
+        body = endpoints.Expiry(in_seconds=(_number(form, "days") or 0) * _DAY)
+    except ValidationError as error:
+        raise _invalid(error) from None
+    await endpoints.expire_key(request, prefix, body, caller)
+    return go_to(request, "/keys", f"lh_{prefix} has its end set.")
+
+
+@router.post("/keys/{prefix}/revoke")
+async def revoke(request: Request, prefix: endpoints.Prefix, caller: Admin) -> Response:
+    await endpoints.revoke_key(request, prefix, caller)
+    return go_to(request, "/keys", f"lh_{prefix} is revoked.")
+
+
+def _made(request: Request, response: Response, whose: str) -> Response:
+    """The page with the secret: an answer to the form itself, so that no address leads to it again."""
+    return page(request, "key_made.html", made=orjson.loads(bytes(response.body)), whose=whose)
+
+
+def _number(form: Form, name: str) -> int | None:
+    text = form.get(name, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal()):
+        raise Invalid("invalid_request", f"{name.capitalize()} is a whole number.")
+    return int(text[:6])
+
+
+def _invalid(error: ValidationError) -> Invalid:
+    wrong = error.errors()[0]
+    where = ".".join(str(part) for part in wrong["loc"])
+    return Invalid("invalid_request", f"{where or 'The key'}: {wrong['msg']}.")

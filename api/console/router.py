@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from leasehold.api.console import (
     assets,
+    audit,
     dead_letters,
     job,
     jobs,
@@ -19,9 +20,11 @@ from leasehold.api.console import (
     openid,
     operations,
     overview,
+    people,
     queues,
     schedules,
     session,
+    settling,
     signing,
     templating,
     webhooks,
@@ -44,6 +47,9 @@ _PARTS = (
     templating.router,
     webhooks.router,
     keys.router,
+    people.router,
+    audit.router,
+    settling.router,
 )
 #: Below the console's path: what needs no session.
 PUBLIC = ("/sign-in", "/enter", "/oidc", "/oidc/callback", "/assets/{hashed}/{name}")

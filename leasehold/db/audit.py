@@ -129,7 +129,20 @@ async def piece(connection: Connection, head: Mapping[str, Any], after: int) -> 
 
 async def verify(connection: Connection, head: Mapping[str, Any]) -> Broken | None:
     """Recompute the hashes of a chain up to the head. Returns the first row that is not as it was written."""
-    chain = Chain.after(head)
+    return await _check(connection, head, Chain.after(head))
+
+
+async def verify_newest(connection: Connection, head: Mapping[str, Any], at_most: int) -> Broken | None:
+    """As `verify`, of the newest `at_most` rows alone. The first of them says itself which hash comes before it."""
+    after = head["seq"] - at_most
+    if after < head["first_seq"]:
+        return await verify(connection, head)
+    rows = await piece(connection, {**head, "seq": after + 1}, after)
+    previous = rows[0]["previous"] if rows else ""  # without the row the check fails at once
+    return await _check(connection, head, Chain(head["tenant_id"], after, previous))
+
+
+async def _check(connection: Connection, head: Mapping[str, Any], chain: Chain) -> Broken | None:
     while rows := await piece(connection, head, chain.seq):
         for row in rows:
             broken = chain.check(row)

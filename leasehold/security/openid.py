@@ -1,8 +1,7 @@
 """People sign in at an OpenID provider: the authorization code flow with PKCE (RFC 6749, 7636, 9207).
 
-`id_tokens` checks the ID token's signature and claims. All requests to the provider go through egress. The issuer is the
-installation's own setting, so it may be in a private network: in those of `console_oidc_networks`, which nothing else
-may reach by this.
+`id_tokens` checks signatures and claims. All requests to the provider go through egress. The issuer is a setting of the
+installation, so it may be in a private network: in those of `console_oidc_networks`, which webhooks do not reach by it.
 """
 
 from __future__ import annotations

@@ -11,24 +11,19 @@ import pytest
 
 from leasehold.api.auth import security
 from leasehold.db.database import Connection
+from leasehold.pipelines import SHIPPED
 from leasehold.security.credentials import NewKey, create_key
+from leasehold.security.roles import roles_of
 from tests.api.conftest import Running
 from tests.jobs.conftest import SCOPES, client, client_with, maker, rows, running
 
 __all__ = ["client", "client_with", "maker", "rows", "running"]
 
-#: What a person may do, as the scopes of a key.
-VIEWER = frozenset(
-    {
-        security.JOBS_READ,
-        security.MEDIA_READ,
-        security.RUNS_READ,
-        security.CONVERSION_READ,
-        security.GENERATION_READ,
-    }
-)
-OPERATOR = SCOPES - {security.OPERATE, security.JOBS_DELETE, security.TEMPLATES_WRITE}
-ROLES = {"viewer": VIEWER, "operator": OPERATOR, "admin": SCOPES}
+#: The roles of the product. The admin here operates all tenants, too.
+ROLES = {
+    name: scopes | ({security.OPERATE} if name == "admin" else frozenset())
+    for name, scopes in roles_of(SHIPPED).items()
+}
 _TOKEN = re.compile(r'name="token" value="([^"]+)"')
 HTML = {"Accept": "text/html"}
 

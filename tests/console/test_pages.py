@@ -7,9 +7,11 @@ import re
 
 import pytest
 
+from leasehold.api.fleet.health import Check
 from leasehold.db import job_lists
 from leasehold.db.database import Connection
 from leasehold.domain.ids import new_id
+from leasehold.selfcheck import Finding as SelfCheck
 from leasehold.transitions import fleet
 from tests.api.conftest import Running
 from tests.console.conftest import ROLES, MakePerson
@@ -246,3 +248,27 @@ async def test_every_view_can_be_read_beside_many_jobs_of_other_tenants(
         for view in views:
             if "created" not in view:
                 await somebody.see(view.replace("&amp;", "&"))
+
+
+class Broken:
+    """A broker that is away, as the process's readiness and its self-check say it, each in its own words."""
+
+    async def checks(self) -> list[Check]:
+        return [Check("database", ok=True, required=True, detail="migrated"),
+                Check("broker", ok=False, required=False, detail="amqp is not connected")]  # fmt: skip
+
+    async def findings(self) -> list[SelfCheck]:
+        return [
+            SelfCheck("broker", ok=False, found="not connected", meaning="workers poll the database"),
+            SelfCheck("store", ok=False, found="ignores If-None-Match", meaning="two writers may race"),
+        ]
+
+
+async def test_a_part_that_does_not_answer_has_one_line(person: MakePerson, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leasehold.api.console.findings.readiness_of", lambda _: Broken())
+    page = await (await person(ROLES["admin"])).see("/")
+    assert "The broker: amqp is not connected. Workers poll the database." in page
+    assert page.count("not connected") == 1
+    assert "The store: ignores If-None-Match. Two writers may race." in page
+    page = await (await person(ROLES["viewer"])).see("/")
+    assert ("The broker: amqp is not connected." in page, "Workers poll" in page) == (True, False)

@@ -39,8 +39,17 @@ ACTS: dict[str, set[str]] = {
     "/webhooks/{webhook_id}/test": {"webhooks:write"},
     "/webhooks/{webhook_id}/enable": {"webhooks:write"},
     "/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver": {"webhooks:write"},
-    "/sign-out": set(),
+    "/jobs/{job_id}/signals/{name}": {"runs:write"},
+    "/to-settle/settle": {"jobs:operate"},
+    "/keys/new": {"keys:write"},
+    "/keys/{prefix}/rotate": {"keys:write"},
+    "/keys/{prefix}/expire": {"keys:write"},
+    "/keys/{prefix}/revoke": {"keys:write"},
+    "/people/{person_id}/role": {"people:write"},
+    "/people/{person_id}/disable": {"people:write"},
+    "/people/{person_id}/end-sessions": {"people:write"},
     "/tenants/go": set(),
+    "/sign-out": set(),
 }
 #: For who signed in at the OpenID provider: a key has one tenant.
 OF_PEOPLE = {"/tenants/go"}
@@ -99,6 +108,18 @@ async def furnished(maker: Maker, rows: Connection) -> list[str]:
     await fleet.pause(rows, "conversion", "a test")
     await rows.execute("INSERT INTO gate (tenant_id, key, at_most, declared) VALUES ('*', 'queue:media', 5, true)")
     await rows.execute(
+        "INSERT INTO journal (job_id, branch, number, kind, name, state, value, epoch)"
+        " VALUES ($1, '', 1, 'signal', 'approved', 'open', '{\"schema\": {\"type\": \"boolean\"}}', 1)",
+        running,
+    )
+    await rows.execute(
+        "INSERT INTO person (id, tenant_id, issuer, subject, login, name, scopes)"
+        " VALUES ($1, 'acme', 'https://id.example', 'x', 'anna@example.org', 'Anna', '{role:viewer}')",
+        new_id(),
+    )
+    unknown = await maker.make("generation")
+    await maker.fail(unknown, "submit_outcome_unknown")
+    await rows.execute(
         "INSERT INTO worker (id, present, host, pid, version, queues) VALUES ($1, false, 'h', 1, '0', '{media}')",
         new_id(),
     )
@@ -106,7 +127,8 @@ async def furnished(maker: Maker, rows: Connection) -> list[str]:
         "/jobs", "/operations", "/operations/new?action=retry&q=status:failed", f"/jobs/{failed}", f"/jobs/{running}",
         "/dead-letters", f"/dead-letters/{letters[0]['fingerprint']}", "/queues", "/workers", "/limits", "/keys",
         "/schedules", f"/schedules/{schedule.json()['id']}", "/templates", "/templates/outside/1", "/webhooks",
-        f"/webhooks/{webhook}",
+        f"/webhooks/{webhook}", "/to-settle", "/to-settle?what=external", "/to-settle?what=webhooks", "/people",
+        "/audit",
     ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
+from leasehold.db.job_reads import Row
 from leasehold.domain.errors import Conflict, NotFound, TooMany
 
 #: Seconds after which a client may try again when a run has too many signals.
@@ -62,6 +63,21 @@ SELECT e.value -> 'schema' FROM journal e JOIN job j ON j.id = e.job_id
 WHERE e.job_id = $1 AND j.tenant_id = $2 AND e.kind = 'signal' AND e.state = 'open' AND e.name = $3
 ORDER BY e.branch, e.number LIMIT 1
 """
+
+
+# By the index of open waits. Branches may wait for the same name: the form is that of the first.
+_WAITS = """
+-- signal_waits
+SELECT DISTINCT ON (e.name) e.name, e.value -> 'schema' AS schema, e.due_at
+FROM journal e JOIN job j ON j.id = e.job_id
+WHERE e.job_id = $1 AND j.tenant_id = $2 AND e.kind = 'signal' AND e.state = 'open'
+ORDER BY e.name, e.branch, e.number LIMIT 20
+"""
+
+
+async def waits_of(connection: Connection, run_id: UUID, tenant_id: str) -> Sequence[Row]:
+    """The signals that the run's workflow waits for now, at most 20: name, schema, and when the wait ends by itself."""
+    return await connection.fetch(_WAITS, run_id, tenant_id)
 
 
 async def schema_of(connection: Connection, run_id: UUID, tenant_id: str, name: str) -> dict[str, Any] | None:

@@ -1,0 +1,69 @@
+"""People: who signs in by OpenID Connect, with which role; set a role, disable, enable, end sessions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+import orjson
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from leasehold.api.auth.security import OPERATE, PEOPLE_WRITE
+from leasehold.api.console.rendering import go_to, page
+from leasehold.api.console.routes import Fields
+from leasehold.api.console.session import SignedIn
+from leasehold.api.fleet import people as endpoints
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import services_of
+from leasehold.domain.errors import Invalid
+from leasehold.security.roles import NAMES
+
+router = APIRouter()
+Admin = Annotated[Caller, Depends(SignedIn(PEOPLE_WRITE))]
+_ROLES = (*NAMES, "provider")
+
+
+@router.get("/people")
+async def show_people(
+    request: Request,
+    caller: Admin,
+    tenant: Annotated[str, Query(max_length=100)] = "",
+    text: Annotated[str, Query(max_length=100)] = "",
+) -> Response:
+    response = await endpoints.list_people(request, caller, tenant or None, text.strip() or None, endpoints.MAX_LISTED)
+    return page(
+        request,
+        "people.html",
+        people=orjson.loads(bytes(response.body))["people"],
+        tenant=tenant if OPERATE in caller.scopes else "",
+        text=text,
+        most=endpoints.MAX_LISTED,
+        roles=NAMES,
+        is_open=services_of(request).openid is not None,
+    )
+
+
+@router.post("/people/{person_id}/role")
+async def set_role(request: Request, person_id: UUID, caller: Admin, form: Fields) -> Response:
+    role: Any = form.get("role", "")
+    if role not in _ROLES:
+        raise Invalid("invalid_request", f"A role is one of {', '.join(NAMES)}, or what the provider says.")
+    response = await endpoints.change_person(request, person_id, endpoints.PersonChange(role=role), caller)
+    changed = orjson.loads(bytes(response.body))
+    sentence = f"{changed['login']} is {changed['role'] or 'without a role'} now."
+    return go_to(request, "/people", sentence)
+
+
+@router.post("/people/{person_id}/disable")
+async def disable(request: Request, person_id: UUID, caller: Admin, form: Fields) -> Response:
+    disabled = form.get("disabled", "true") == "true"
+    response = await endpoints.change_person(request, person_id, endpoints.PersonChange(disabled=disabled), caller)
+    login = orjson.loads(bytes(response.body))["login"]
+    sentence = f"{login} is disabled, and has no session any more." if disabled else f"{login} may sign in again."
+    return go_to(request, "/people", sentence)
+
+
+@router.post("/people/{person_id}/end-sessions")
+async def end_sessions(request: Request, person_id: UUID, caller: Admin) -> Response:
+    await endpoints.end_sessions(request, person_id, caller)
+    return go_to(request, "/people", "All sessions of the person have ended.")

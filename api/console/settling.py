@@ -1,0 +1,75 @@
+"""To settle: what only a person can decide. Orders of unknown outcome, silent external steps, disabled webhooks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+import orjson
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import ValidationError
+
+from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ
+from leasehold.api.console.rendering import go_to, page
+from leasehold.api.console.routes import Fields
+from leasehold.api.console.session import SignedIn
+from leasehold.api.http.cursors import IdCursor
+from leasehold.api.jobs import unsettled as endpoints
+from leasehold.api.jobs.schemas import BulkSettleRequest, SettleItem
+from leasehold.api.process.keyring import Caller
+from leasehold.domain.errors import Invalid
+
+router = APIRouter()
+Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
+Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE))]
+_PAGE = 50
+_DEEDS = {"adopt": "adopted", "again": "ordered again", "give_up": "given up"}
+
+
+@router.get("/to-settle")
+async def show_unsettled(
+    request: Request,
+    caller: Reader,
+    what: Annotated[endpoints.What, Query()] = "orders",
+    cursor: IdCursor = None,
+) -> Response:
+    answer = orjson.loads(bytes((await endpoints.list_unsettled(request, caller, what, None, cursor, _PAGE)).body))
+    return page(
+        request, "to_settle.html", what=what, items=answer["items"], next_cursor=answer["next_cursor"], cursor=cursor
+    )
+
+
+@router.post("/to-settle/settle")
+async def settle(request: Request, caller: Operator, form: Fields) -> Response:
+    """Settle the orders that were picked. To adopt one, its row names the order's id."""
+    action: Any = form.get("action", "")
+    picked = dict.fromkeys(form.picked("job"))
+    if not picked:
+        raise Invalid("nothing_picked", "Pick the orders first.")
+    try:
+        items = [
+            SettleItem(
+                job_id=UUID(job_id),
+                action=action,
+                ref=(form.get(f"ref-{job_id}", "").strip() or None) if action == "adopt" else None,
+                reason=form.get("reason", "")[:500],
+            )
+            for job_id in picked
+        ]
+        body = BulkSettleRequest(settlements=items)
+    except ValidationError as error:
+        raise Invalid("invalid_request", _sentence(error, action)) from None
+    except ValueError:
+        raise Invalid("invalid_request", "An order is picked by its job's id.") from None
+    answer = orjson.loads(bytes((await endpoints.settle_jobs(request, body, caller)).body))
+    settled, refused = len(answer["settled"]), answer["refused"]
+    sentence = f"{settled} of {len(picked)} {_DEEDS[action]}."
+    if refused:
+        sentence += f" {len(refused)} refused, the first because: {refused[0]['detail']}"
+    return go_to(request, "/to-settle", sentence, good=not refused)
+
+
+def _sentence(error: ValidationError, action: str) -> str:
+    if action == "adopt":
+        return "To adopt an order, write the id that it has at the provider into its row."
+    return f"The orders cannot be settled so: {error.errors()[0]['msg']}."

@@ -1,0 +1,87 @@
+"""The form of a workflow's wait: fields from the JSON Schema of what it waits for, and the payload that they make.
+
+A schema that needs more than plain fields gets one field for JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import orjson
+
+from leasehold.domain.errors import Invalid
+
+Kind: TypeAlias = Literal["text", "number", "integer", "boolean", "choice", "json"]
+#: Fields of a form, and choices of a field.
+_MAX_FIELDS, _MAX_CHOICES = 20, 50
+_KINDS: dict[str, Kind] = {"string": "text", "number": "number", "integer": "integer", "boolean": "boolean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """`name`: the member of the payload; empty: the payload itself."""
+
+    name: str
+    label: str
+    kind: Kind
+    required: bool
+    choices: tuple[str, ...] = ()
+    hint: str = ""
+
+
+def inputs_of(schema: Any) -> list[Input]:
+    """The fields for a payload that fits the schema. None: any payload."""
+    if not isinstance(schema, dict):
+        return [Input("", "Payload (JSON)", "json", required=False)]
+    properties = schema.get("properties")
+    if schema.get("type") == "object" and isinstance(properties, dict) and len(properties) <= _MAX_FIELDS:
+        required = schema.get("required", [])
+        # PostgreSQL keeps the order of an array, not that of an object: the fields that must be filled in come first.
+        names = [*(name for name in required if name in properties), *(sorted(properties.keys() - set(required)))]
+        inputs = [_input(name, properties[name], required=name in required) for name in names]
+        if all(inputs):
+            return [one for one in inputs if one is not None]
+    single = _input("", schema, required=True)
+    return [single or Input("", "Payload (JSON)", "json", required=True, hint=str(schema.get("title", ""))[:80])]
+
+
+def _input(name: str, schema: Any, *, required: bool) -> Input | None:
+    """A field for a value of this schema. None: it needs more than one."""
+    if not isinstance(schema, dict):
+        return None
+    title = str(schema.get("title") or name or "Payload")[:80]
+    hint = str(schema.get("description", ""))[:200]
+    options = [one for one in schema.get("anyOf", []) if one != {"type": "null"}]
+    if len(options) == 1:  # or null: the field may stay empty
+        inner = _input(name, options[0], required=False)
+        return None if inner is None else Input(name, title, inner.kind, inner.required, inner.choices, hint)
+    listed = schema.get("enum")
+    if isinstance(listed, list) and len(listed) <= _MAX_CHOICES and all(isinstance(one, str) for one in listed):
+        return Input(name, title, "choice", required, tuple(listed), hint)
+    kind = _KINDS.get(schema["type"]) if isinstance(schema.get("type"), str) else None
+    return None if kind is None else Input(name, title, kind, required, (), hint)
+
+
+def payload_of(inputs: list[Input], form: Mapping[str, str]) -> Any:
+    """The payload that a person has filled in. The endpoint checks it against the schema. Raises Invalid."""
+    if [one.name for one in inputs] == [""]:
+        return _value(inputs[0], form.get("payload", ""))
+    values = {one.name: _value(one, form.get(f"payload.{one.name}", "")) for one in inputs}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _value(field: Input, text: str) -> Any:
+    if field.kind == "boolean":
+        return {"true": True, "false": False}.get(text)
+    if field.kind in ("text", "choice"):
+        return text if text or field.required else None
+    if not text.strip():
+        return None
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        what = "JSON" if field.kind == "json" else "a number"
+        raise Invalid("invalid_payload", f"{field.label}: this is not {what}.") from None
+    return value

@@ -1,0 +1,190 @@
+"""What only a person settles, approvals among them; keys with their secrets shown once; the audit, and people."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from leasehold.api.console.signal_form import Input, inputs_of, payload_of
+from leasehold.db.database import Connection
+from tests.api.conftest import Running, client_of
+from tests.console.conftest import ROLES, MakePerson
+from tests.jobs.conftest import Maker
+
+_KEY = re.compile(r"lh_[a-z0-9]{12}_[A-Za-z0-9_-]{43}")
+
+
+async def unknown(maker: Maker) -> UUID:
+    """A generation whose provider never answered the order."""
+    job_id = await maker.make("generation")
+    await maker.fail(job_id, "submit_outcome_unknown")
+    return job_id
+
+
+async def test_orders_are_settled_in_bulk_and_each_refusal_is_told(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    somebody = await person(ROLES["operator"])
+    one, other = await unknown(maker), await unknown(maker)
+    page = await somebody.see("/to-settle")
+    assert page.count('name="job"') == 2
+    assert "2 of 2 given up." in await somebody.do("/to-settle/settle", job=[str(one), str(other)], action="give_up")
+    assert "No order waits for a person." in await somebody.see("/to-settle")
+    again = await somebody.do("/to-settle/settle", job=[str(one)], action="again", back="/to-settle")
+    assert "0 of 1 ordered again. 1 refused, the first because: somebody gave the order up" in again
+    acts = await rows.fetch("SELECT target FROM audit WHERE action = 'job.settled'")
+    assert {act["target"] for act in acts} == {str(one), str(other)}
+
+
+async def test_an_order_is_adopted_by_its_id_in_its_row(person: MakePerson, maker: Maker, rows: Connection) -> None:
+    somebody = await person(ROLES["operator"])
+    job_id = await unknown(maker)
+    without = await somebody.do("/to-settle/settle", job=[str(job_id)], action="adopt", back="/to-settle")
+    assert "write the id that it has at the provider into its row" in without
+    fields = {f"ref-{job_id}": "order-17", f"ref-{uuid4()}": "another"}
+    assert "1 of 1 adopted." in await somebody.do("/to-settle/settle", job=[str(job_id)], action="adopt", **fields)
+    assert await rows.fetchval("SELECT ref FROM settlement WHERE job_id = $1", job_id) == "order-17"
+    assert "Pick the orders first." in await somebody.do("/to-settle/settle", action="again", back="/to-settle")
+
+
+async def test_a_viewer_sees_what_waits_and_settles_nothing(person: MakePerson, maker: Maker, rows: Connection) -> None:
+    await unknown(maker)
+    await rows.execute(
+        "INSERT INTO webhook (id, tenant_id, url, events, secrets, enabled, disabled_because)"
+        " VALUES ($1, 'acme', 'https://hook.example/', '{job.failed}', '{}', false, 'it failed for a day')",
+        uuid4(),
+    )
+    viewer, operator = await person(ROLES["viewer"]), await person(ROLES["operator"])
+    page = await viewer.see("/to-settle")
+    assert ("It did not work." in page, 'action="/console/to-settle' in page) == (True, False)
+    assert "hook.example" in await viewer.see("/to-settle?what=webhooks")
+    assert 'value="true"' not in await viewer.see("/to-settle?what=webhooks")
+    assert 'value="true"' in await operator.see("/to-settle?what=webhooks")
+    assert "No external step is silent." in await viewer.see("/to-settle?what=external")
+    stranger = await person(ROLES["operator"], tenant="other")
+    assert "No order waits for a person." in await stranger.see("/to-settle")
+
+
+async def waits(maker: Maker, rows: Connection, schema: dict[str, Any] | None = None) -> UUID:
+    """A run whose workflow waits for the signal `approved`."""
+    job_id = await maker.make("run", scope="user", scope_id=str(uuid4()))
+    await rows.execute(
+        "INSERT INTO journal (job_id, branch, number, kind, name, state, value, epoch)"
+        " VALUES ($1, '', 1, 'signal', 'approved', 'open', jsonb_build_object('schema', $2::jsonb), 1)",
+        job_id, schema,
+    )  # fmt: skip
+    return job_id
+
+
+APPROVAL = {
+    "type": "object",
+    "title": "Approval",
+    "required": ["by", "amount"],
+    "properties": {
+        "by": {"type": "string", "title": "By"},
+        "amount": {"type": "integer"},
+        "grade": {"anyOf": [{"enum": ["a", "b"]}, {"type": "null"}]},
+        "final": {"type": "boolean"},
+    },
+}
+
+
+async def test_a_wait_is_answered_by_its_form_and_a_wrong_answer_says_what_is_wrong(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    somebody, viewer = await person(ROLES["operator"]), await person(ROLES["viewer"])
+    job_id = await waits(maker, rows, APPROVAL)
+    path = f"/jobs/{job_id}/signals/approved"
+    page = await somebody.see(f"/jobs/{job_id}")
+    assert re.findall(r'name="(payload[^"]*)"', page) == [
+        "payload.by", "payload.amount", "payload.final", "payload.grade"
+    ]  # fmt: skip
+    seen = await viewer.see(f"/jobs/{job_id}")
+    assert ("waits for" in seen, path in seen) == (True, False)
+    back = {"back": f"/jobs/{job_id}"}
+    wrong = {"payload.by": "anna", "payload.amount": "many"}
+    assert "amount: this is not a number." in await somebody.do(path, **wrong, **back)
+    assert "integer" in await somebody.do(path, **{"payload.by": "anna", "payload.amount": "1.5"}, **back)
+    assert await rows.fetchval("SELECT count(*) FROM signal") == 0
+    right = {"payload.by": "anna", "payload.amount": "12", "payload.final": "true", "payload.grade": ""}
+    assert "The job has your answer to approved." in await somebody.do(path, **right, once="x", **back)
+    await somebody.do(path, **right, once="x", **back)
+    sent = await rows.fetch("SELECT payload FROM signal WHERE job_id = $1", job_id)
+    assert [row["payload"] for row in sent] == [{"by": "anna", "amount": 12, "final": True}]
+    stranger = await person(ROLES["operator"], tenant="other")
+    assert (await stranger.send(path, payload="1")).status_code == 404
+
+
+def test_a_form_has_the_fields_of_its_schema_or_one_for_json() -> None:
+    anything = [Input("", "Payload (JSON)", "json", required=False)]
+    assert inputs_of(None) == anything
+    assert [one.kind for one in inputs_of({"type": "boolean"})] == ["boolean"]
+    assert [one.kind for one in inputs_of({"type": "array", "items": {}})] == ["json"]
+    nested = {"type": "object", "properties": {"a": {"type": "object", "properties": {}}}}
+    assert [one.kind for one in inputs_of(nested)] == ["json"]
+    assert payload_of(anything, {"payload": '{"a": [1]}'}) == {"a": [1]}
+    assert payload_of(anything, {"payload": ""}) is None
+    assert payload_of(inputs_of({"type": "boolean"}), {"payload": "false"}) is False
+    text = [Input("a", "A", "text", required=True), Input("b", "B", "text", required=False)]
+    assert payload_of(text, {"payload.a": "", "payload.b": ""}) == {"a": ""}
+
+
+async def test_a_keys_secret_is_shown_once_and_the_key_works(
+    person: MakePerson, running: Running, rows: Connection
+) -> None:
+    admin = await person(ROLES["admin"])
+    made = await admin.send("/keys/new", client_id="billing", role="viewer", days="30")
+    (text,) = set(_KEY.findall(made.text))
+    assert (made.status_code, made.headers["cache-control"]) == (200, "no-store")
+    assert text.rpartition("_")[2] not in str(made.headers)
+    async with client_of(running.url, text) as billing:
+        assert (await billing.get("/v1/jobs")).status_code == 200
+    prefix = text.split("_")[1]
+    page = await admin.see("/keys")
+    assert ("billing" in page, text.rpartition("_")[2] in page) == (True, False)
+    rotated = await admin.send(f"/keys/{prefix}/rotate", hours="1")
+    successor = _KEY.findall(rotated.text)[0].split("_")[1]
+    assert f"lh_{successor} has its end set." in await admin.do(f"/keys/{successor}/expire", days="2")
+    assert f"lh_{prefix} is revoked." in await admin.do(f"/keys/{prefix}/revoke")
+    acts = [
+        row["action"] for row in await rows.fetch("SELECT action FROM audit WHERE target_kind = 'key' ORDER BY seq")
+    ]
+    assert acts == ["key.created", "key.rotated", "key.expired", "key.revoked"]
+    weaker = await person(ROLES["admin"] - {"fleet:operate"})
+    refused = await weaker.do("/keys/new", client_id="x", scopes="fleet:operate", role="", back="/keys")
+    assert "Nobody gives what they do not have" in refused
+
+
+async def test_the_audit_says_who_did_what(person: MakePerson, maker: Maker) -> None:
+    admin = await person(ROLES["admin"])
+    job_id = await maker.make("run")
+    await admin.do(f"/jobs/{job_id}/cancel", reason="enough of it")
+    page = await admin.see("/audit?actor=somebody&action=job.cancelled")
+    assert (f'href="/console/jobs/{job_id}"' in page, "enough of it" in page, "unbroken" in page) == (True, True, True)
+    assert "No act matches." in await admin.see("/audit?action=job.deleted")
+    assert "No act matches." in await admin.see("/audit?until=2020-01-01")
+    assert "A time is written as" in await admin.see("/audit?since=yesterday", 422)
+    stranger = await person(ROLES["admin"] - {"fleet:operate"}, tenant="other")
+    assert str(job_id) not in await stranger.see("/audit?tenant=acme")
+
+
+async def test_a_chain_that_somebody_changed_is_shown_as_broken(
+    person: MakePerson, maker: Maker, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where only the newest rows are checked."""
+    monkeypatch.setattr("leasehold.api.console.audit.MAX_CHECKED", 3)
+    admin, other = await person(ROLES["admin"]), await person(ROLES["admin"], tenant="other")
+    for _ in range(4):
+        job_id = await maker.make("run", scope="user", scope_id=str(uuid4()))
+        await admin.do(f"/jobs/{job_id}/cancel")
+    assert "the newest 3 are as they were written" in await admin.see("/audit?tenant=acme")
+    await rows.execute("UPDATE audit SET actor = 'nobody' WHERE tenant_id = 'acme' AND target = $1", str(job_id))
+    page = await other.see("/audit?tenant=acme")
+    assert "unbroken" in page  # the answer of a moment ago is shared
+    monkeypatch.setattr("leasehold.api.console.shared.monotonic", lambda: 1e12)
+    seq = await rows.fetchval("SELECT seq FROM audit WHERE actor = 'nobody'")
+    broken = f"is broken</b> at row {seq}: its content is not what was written"
+    assert broken in await admin.see("/audit?tenant=acme")
