@@ -1,7 +1,7 @@
 """add people
 
-Revision ID: 0028_people
-Revises: 0027_settlements
+Revision ID: 0031_people
+Revises: 0030_indexes_of_searches
 May run before the new code: yes; it only adds a table.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from alembic import op
 
-revision: str = "0028_people"
-down_revision: str | None = "0027_settlements"
+revision: str = "0031_people"
+down_revision: str | None = "0030_indexes_of_searches"
 branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
