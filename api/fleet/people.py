@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from leasehold.api.auth.security import OPERATE, PEOPLE_WRITE, Require
 from leasehold.api.fleet.keys import refuse_more
-from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response
 from leasehold.api.process.keyring import Caller
@@ -24,7 +24,7 @@ from leasehold.db.job_reads import Row
 from leasehold.limits import people
 from leasehold.security.roles import NAMES, PREFIX
 
-router = APIRouter(tags=["people"], prefix="/v1/people", route_class=CallerFirst)
+router = APIRouter(tags=["people"], prefix="/v1/people", route_class=AuthenticatedFirst)
 Admin = Annotated[Caller, Depends(Require(PEOPLE_WRITE))]
 MAX_LISTED = 200
 _MISSING = {HTTPStatus.NOT_FOUND: "`person_not_found`"}
