@@ -104,7 +104,7 @@ class Keyring:
         Nothing is remembered: a person who was disabled has lost the session by the next request, in every process.
         Raises Unauthenticated `session_ended`, or one of TRY_AGAIN.
         """
-        async with self._pool.acquire() as connection:
+        async with deadline.lent_in_time(self._pool.acquire()) as connection:
             row = await people.of_session(connection, person_id)
         if row is None or (row["issuer"], row["generation"]) != (self._issuer, generation):
             raise Unauthenticated("session_ended", "Your session has ended. Sign in again.")
