@@ -9,17 +9,21 @@ import argparse
 import signal
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from types import FrameType
 
 import structlog
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 
 from leasehold.api.app import make_app
 from leasehold.api.http.connections import allow_files, guarded
-from leasehold.domain.errors import DeclarationError
+from leasehold.db.poolers import check_pooler
+from leasehold.domain.errors import BadSetting, DeclarationError
 from leasehold.runtime import failpoints
 from leasehold.runtime.garbage import freeze_loaded
+from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.settings import Settings
 from leasehold.telemetry.logs import configure_logs
 from leasehold.telemetry.meters import expose
@@ -84,8 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         begin_traces("api")
     allow_files(settings)
     try:
+        with suppress(*TRY_AGAIN):  # the API starts without its database
+            uvloop.run(check_pooler(settings))
         server = make_server(settings, host=options.host, port=options.port)
-    except DeclarationError as error:
+    except (BadSetting, DeclarationError) as error:
         log.error("not started", reason=str(error))  # noqa: TRY400 - the reason suffices, without a traceback
         raise SystemExit(1) from error
     freeze_loaded()

@@ -44,7 +44,7 @@ async def check_database(
     )
     assert row is not None
     durable = "off" not in (row["fsync"], row["synchronous_commit"], row["full_page_writes"])
-    direct = await is_direct(connection)
+    direct = bool(settings.database_direct_url.get_secret_value()) or await is_direct(connection)
     return [
         Finding("database", row["number"] >= OLDEST_POSTGRES, f"PostgreSQL {row['version']}", "15 to 18 are supported"),
         Finding(

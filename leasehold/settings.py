@@ -59,6 +59,11 @@ class Settings(BaseSettings):
         description="The longest a statement may take, and the longest that an API request waits for PostgreSQL in "
         "all, until its answer begins. Bulk writes have it for each statement.",
     )
+    database_direct_url: SecretStr = Field(
+        SecretStr(""),
+        description="URL of PostgreSQL itself, where database_url leads to a pooler: for the presence of workers, "
+        "LISTEN and `leasehold migrate`, which need a session of their own. Unset: database_url.",
+    )
     database_host_timeout: float = Field(
         2.0,
         gt=0,
@@ -531,6 +536,12 @@ class Settings(BaseSettings):
         """Raises ValueError when models would be promoted into the bucket that holds every tenant's objects."""
         if self.promote_bucket is not None and self.promote_bucket == self.s3_bucket:
             raise ValueError("LEASEHOLD_PROMOTE_BUCKET is LEASEHOLD_S3_BUCKET: models are promoted to another bucket")
+
+    def direct(self) -> Self:
+        """These settings for connections that need a session of their own: their URL leads to PostgreSQL itself."""
+        if not self.database_direct_url.get_secret_value():
+            return self
+        return self.model_copy(update={"database_url": self.database_direct_url})
 
     @property
     def console_path(self) -> str | None:

@@ -55,6 +55,8 @@ class BrokerUrl:
 def check_urls(settings: Settings) -> None:
     """Check the URLs and certificate files of the settings. Every process calls it first. Raises BadSetting."""
     database_url(settings.database_url.get_secret_value())
+    if direct_url := settings.database_direct_url.get_secret_value():
+        database_url(direct_url, "LEASEHOLD_DATABASE_DIRECT_URL")
     if settings.broker == "amqp":
         broker_urls(settings.amqp_url.get_secret_value())
     if settings.s3_ca_file is not None:
@@ -70,9 +72,8 @@ def refuse_bad_urls(settings: Settings) -> None:
 
 
 @lru_cache(maxsize=16)
-def database_url(text: str) -> DatabaseUrl:
-    """Parse LEASEHOLD_DATABASE_URL. Raises BadSetting."""
-    name = "LEASEHOLD_DATABASE_URL"
+def database_url(text: str, name: str = "LEASEHOLD_DATABASE_URL") -> DatabaseUrl:
+    """Parse the URL of the variable `name`. Raises BadSetting."""
     parts = _split(name, text, ("postgresql", "postgres"))
     query = _query(name, parts, _POSTGRES, dict.fromkeys(("host", "port"), _SEVERAL_HOSTS))
     mode = query.get("sslmode", "prefer")

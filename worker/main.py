@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 import uvloop
 
-from leasehold.domain.errors import DeclarationError
+from leasehold.domain.errors import BadSetting, DeclarationError
 from leasehold.runtime import failpoints
 from leasehold.runtime.garbage import freeze_loaded
 from leasehold.runtime.gather import cancel_and_wait
@@ -65,6 +65,6 @@ def main() -> None:
         begin_traces("worker")
     try:
         uvloop.run(serve(settings))
-    except DeclarationError as error:
+    except (BadSetting, DeclarationError) as error:
         log.error("not started", reason=str(error))  # noqa: TRY400 - the reason says it all; a traceback would hide it
         raise SystemExit(1) from error

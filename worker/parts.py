@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -21,6 +22,7 @@ from leasehold.broker.announcer import announcing
 from leasehold.broker.base import Broker
 from leasehold.db.database import Pool, make_pool
 from leasehold.db.pool_sizes import pool_of_worker
+from leasehold.db.poolers import check_pooler
 from leasehold.domain.errors import StoreError
 from leasehold.domain.pipeline import Opener, RegistryOpener
 from leasehold.domain.registry import Pipelines
@@ -31,6 +33,7 @@ from leasehold.kinds.metrics import questions_of
 from leasehold.pipelines import kinds_of
 from leasehold.runtime.gather import cancel_and_wait, gather_or_cancel
 from leasehold.runtime.periodic import Periodic
+from leasehold.runtime.transient import until_answered
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry import attempt_logs
@@ -64,6 +67,8 @@ log = structlog.get_logger(__name__)
 
 #: The most tasks of one claiming or settling statement.
 _BATCH = 128
+#: The seconds that the database may be away while a worker starts.
+_PATIENCE_SECONDS = 60.0
 #: Seconds for which a worker waits for its presence before it claims.
 _PRESENCE_SECONDS = 5.0
 
@@ -112,6 +117,7 @@ async def open_parts(
         pool, broker, store, opened = await _open_servers(stack, settings, pipelines, queues, warming)
         is_complete = warming.done()
         ready = warming.result() if is_complete else queues.inline
+        await until_answered(partial(check_pooler, settings), within=_PATIENCE_SECONDS)
         registration = await stack.enter_async_context(registered(pool, worker, ready))
 
         announcer = await stack.enter_async_context(announcing(broker, pool))

@@ -39,8 +39,8 @@ class PostgresBroker:
     name = "postgres"
 
     def __init__(self, settings: Settings) -> None:
-        self._notifier = _Session(settings.database_url, "notify", self._notify)
-        self._listener = _Session(settings.database_url, "listen", self._listen)
+        self._notifier = _Session(settings.direct().database_url, "notify", self._notify)
+        self._listener = _Session(settings.direct().database_url, "listen", self._listen)
         self._pending: dict[str, None] = {}  # queue names, in the order of their first hint
         self._changed = asyncio.Event()
         self._all_notified = asyncio.Event()  # no queue is pending

@@ -6,6 +6,7 @@ from leasehold.cli.running import command_actor
 from leasehold.db import audit
 from leasehold.db.audit import Target
 from leasehold.db.database import connected, migrate
+from leasehold.db.poolers import refuse_shared_sessions
 from leasehold.db.roles import grant
 from leasehold.db.schemas import CORE, state_of
 from leasehold.domain.registry import Pipelines
@@ -20,6 +21,8 @@ async def upgrade(settings: Settings, revision: str) -> None:
     Raises DeclarationError for an unknown kind, before any change. Raises Invalid when the role `database_app_role`
     does not exist, or could change the schema all the same.
     """
+    settings = settings.direct()
+    await refuse_shared_sessions(settings)
     url = settings.database_url.get_secret_value()
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
     async with connected(settings, "migrate") as connection:

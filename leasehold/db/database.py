@@ -41,7 +41,7 @@ _LONGER_THAN_ANYTHING = timedelta(days=36_500)
 #: Settings of the planner for the transitions. These statements find rows by key and join in the order of their text.
 #: The planner must follow: statistics of a young table would make it scan the whole table. And it must plan only once:
 #: planning these statements costs more than running them.
-_BY_KEY = {
+PLANNER_SETTINGS = {
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
@@ -59,7 +59,7 @@ def _server_settings(name: str) -> dict[str, str]:
         "tcp_keepalives_idle": "10",
         "tcp_keepalives_interval": "5",
         "tcp_keepalives_count": "2",
-        **_BY_KEY,
+        **PLANNER_SETTINGS,
     }
 
 

@@ -36,8 +36,7 @@ async def open_connection(url: DatabaseUrl, *, timeout: float, host_timeout: flo
     """
     if len(url.hosts) < 2:  # noqa: PLR2004 - one host, or what asyncpg finds in the environment
         host, port = url.hosts[0] if url.hosts else (None, None)
-        only: _Connection = await asyncpg.connect(url.dsn, host=host, port=port, timeout=timeout, **options)
-        return only
+        return await _connect(url, host, port, timeout, options)
     opened: list[_Connection] = []
     chosen: _Connection | None = None
     error: BaseException = TimeoutError()
@@ -45,7 +44,7 @@ async def open_connection(url: DatabaseUrl, *, timeout: float, host_timeout: flo
         async with asyncio.timeout(timeout):
             for host, port in _in_order(url):
                 try:
-                    opened.append(await asyncpg.connect(url.dsn, host=host, port=port, timeout=host_timeout, **options))
+                    opened.append(await _connect(url, host, port, host_timeout, options))
                 except _NEXT_HOST as refused:
                     error = refused
                     continue
@@ -64,6 +63,23 @@ async def open_connection(url: DatabaseUrl, *, timeout: float, host_timeout: flo
     if chosen is None:
         raise error
     return chosen
+
+
+async def _connect(
+    url: DatabaseUrl, host: str | None, port: int | None, timeout: float, options: dict[str, Any]
+) -> _Connection:
+    """Connect to one host. A pooler that refuses settings at the start of a session gets none but the name: poolers.py
+    checks that the role has them.
+    """
+    try:
+        connection: _Connection = await asyncpg.connect(url.dsn, host=host, port=port, timeout=timeout, **options)
+    except asyncpg.ProtocolViolationError as refused:
+        if "startup parameter" not in str(refused):
+            raise
+        name = {"application_name": options.get("server_settings", {}).get("application_name", "leasehold")}
+        options = options | {"server_settings": name}
+        connection = await asyncpg.connect(url.dsn, host=host, port=port, timeout=timeout, **options)
+    return connection
 
 
 def _in_order(url: DatabaseUrl) -> list[tuple[str, int]]:

@@ -257,6 +257,7 @@ OPENERS = {
     "leasehold/app/link.py": 1,  # the pool of a program with an App
     "leasehold/broker/postgres.py": 1,  # for two sessions
     "leasehold/db/database.py": 4,
+    "leasehold/db/poolers.py": 4,  # before a process opens any other, and closed again
     "leasehold/db/servers.py": 2,  # for database.py
     "leasehold/pipelines/operations/context.py": 1,
     "worker/attempts/chunk_writer.py": 1,  # for logs and for streams

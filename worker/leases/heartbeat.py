@@ -207,7 +207,7 @@ class Heartbeat:
             self._disconnect()  # the server ended the session, and with it this worker's presence
 
     async def _connect(self) -> None:
-        connection = await connect(self._settings, "heartbeat")
+        connection = await connect(self._settings.direct(), "heartbeat")
         connection.add_termination_listener(lambda _connection: self._woken.set())
         self._connection = connection
         presence_key = await self._registration.write(connection)
