@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_type_hints
 
-import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError
 
 from leasehold.app.place import declaration_error
 from leasehold.domain.errors import InvalidArguments
+from leasehold.domain.storable import NotStorable, storable
 
 _VARIADIC = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
@@ -65,12 +65,14 @@ class Arguments:
             checked = self.model.model_validate(given)
             encoded: dict[str, Any] = checked.model_dump(mode="json", by_alias=True)
             self.model.model_validate(encoded)
-            _check_storable(encoded)
+            storable(encoded)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise InvalidArguments("".join(f"/{part}" for part in first["loc"]), first["msg"]) from None
         except PydanticSerializationError as error:
             raise InvalidArguments("", str(error)) from None
+        except NotStorable as error:
+            raise InvalidArguments(error.path, error.reason) from None
         return encoded
 
     def decoded(self, params: BaseModel) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -81,32 +83,6 @@ class Arguments:
             values = {name: getattr(params, _field(name)) for name in self.names}
         positional = [p.name for p in self._signature.parameters.values() if p.kind is p.POSITIONAL_ONLY]
         return tuple(values.pop(name) for name in positional), values
-
-
-def _check_storable(encoded: dict[str, Any]) -> None:
-    """Raises InvalidArguments with the path of what PostgreSQL cannot store."""
-    try:
-        if b"\\u0000" not in orjson.dumps(encoded):
-            return
-    except TypeError:
-        pass  # the walk below finds which value it was
-    path, reason = next(_unstorable("", encoded), ("", ""))
-    if reason:
-        raise InvalidArguments(path, reason)
-
-
-def _unstorable(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _unstorable(f"{path}/{name}", name)
-            yield from _unstorable(f"{path}/{name}", inner)
-    elif isinstance(value, list):
-        for number, inner in enumerate(value):
-            yield from _unstorable(f"{path}/{number}", inner)
-    elif isinstance(value, str) and "\x00" in value:
-        yield path, "a text with a NUL character cannot be stored"
-    elif isinstance(value, int) and not -(2**63) <= value < 2**64:
-        yield path, "an integer has at most 64 bits"
 
 
 def hints_of(function: Callable[..., Any], names: Mapping[str, Any] | None = None) -> dict[str, Any]:

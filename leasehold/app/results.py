@@ -15,6 +15,7 @@ from pydantic_core import PydanticSerializationError
 
 from leasehold.app.place import declaration_error
 from leasehold.domain.errors import Permanent, ResultUnreadable
+from leasehold.domain.storable import storable
 
 #: The output of a step that holds a large result.
 OUTPUT = "result.json"
@@ -36,8 +37,7 @@ class Results:
     def encoded(self, result: Any) -> bytes:
         """The result as JSON. Raises Permanent `result_not_serialisable`."""
         try:
-            # Not `dump_json`: orjson refuses numbers beyond 64 bits, which readers of the JSON would round.
-            return orjson.dumps(self._adapter.dump_python(result, mode="json", warnings="error", by_alias=True))
+            return storable(self._adapter.dump_python(result, mode="json", warnings="error", by_alias=True))
         except (PydanticSerializationError, TypeError, ValueError) as error:
             kind = type(result).__name__
             sentence = f"the function returned a {kind}, which is not JSON of {self._annotation!r}: {error}"

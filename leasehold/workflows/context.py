@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
 
 from leasehold.domain.errors import Permanent
+from leasehold.domain.storable import storable
 from leasehold.workflows.pending import (
     Gather,
     LocalCall,
@@ -192,8 +193,6 @@ def _returned(function: Callable[..., Any]) -> Any:
 
 def _encoded(adapter: TypeAdapter[Any], result: Any) -> bytes:
     try:
-        encoded = adapter.dump_json(result, warnings="error")
-        orjson.loads(encoded)  # a number beyond 64 bits is JSON, and PostgreSQL's driver has no form for it
-    except (PydanticSerializationError, ValueError) as error:
+        return storable(adapter.dump_python(result, mode="json", warnings="error"))
+    except (PydanticSerializationError, TypeError, ValueError) as error:
         raise Permanent("result_not_serialisable", f"ctx.call returned what is not JSON: {error}") from error
-    return encoded

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import uuid
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -177,6 +179,35 @@ SEVEN = Order(id=7, amount=5)
 async def starts(ctx: Context) -> str:
     child = await ctx.start(checkout, SEVEN)
     return await child.result()
+
+
+@app.workflow
+async def two_approvals(ctx: Context) -> list[str]:
+    return list(await ctx.gather(ctx.wait_for("first", str), ctx.wait_for("second", str)))
+
+
+@app.workflow
+async def slow_child(ctx: Context) -> str:
+    child = await ctx.start(approved_later)
+    await ctx.sleep(0.01)
+    return await child.result()
+
+
+@app.workflow
+async def approved_later(ctx: Context) -> str:
+    return await ctx.wait_for("go", str)
+
+
+@app.workflow
+async def odd_values(ctx: Context, text: str) -> str:
+    return repr(await ctx.call(_value_of(text)))
+
+
+def _value_of(text: str) -> Callable[[], Awaitable[Any]]:
+    async def value() -> Any:
+        return ast.literal_eval(text)
+
+    return value
 
 
 @app.workflow

@@ -147,3 +147,56 @@ async def test_a_cancel_ends_a_workflow_that_waits_with_its_steps(runs: Runs, wo
     await runs.waits(run)
     await runs.cancel(run)
     assert (await runs.ended(run))[0] == "cancelled"
+
+
+@MEMORY
+async def test_a_wait_without_a_time_limit_outlives_what_comes_for_another(
+    runs: Runs, worker_of: Start, memory: int
+) -> None:
+    await worker_of(workflow_memory=memory)
+    run = await runs.submit(shop.two_approvals)
+    await runs.waits(run)
+    await runs.signal(run, "first", "a")
+    await runs.until(run, "EXISTS (SELECT 1 FROM journal e WHERE e.job_id = j.id AND e.state = 'done')")
+    await runs.waits(run)
+    await runs.signal(run, "second", "b")
+    assert await runs.ended(run) == ("succeeded", ["a", "b"])
+
+
+@MEMORY
+async def test_a_workflow_that_waits_for_a_run_is_claimed_only_when_something_has_come(
+    runs: Runs, worker_of: Start, memory: int
+) -> None:
+    await worker_of(workflow_memory=memory)
+    run = await runs.submit(shop.slow_child)
+    await runs.until(run, "EXISTS (SELECT 1 FROM journal e WHERE e.job_id = j.id AND e.kind = 'result')")
+    await asyncio.sleep(0.5)  # it could be claimed hundreds of times
+    child = await runs.connection.fetchval("SELECT child_id FROM journal WHERE job_id = $1 AND kind = 'result'", run)
+    await runs.signal(child, "go", "gone")
+    assert await runs.ended(run) == ("succeeded", "gone")
+    claims = await runs.connection.fetchval(
+        "SELECT count(*) FROM event e JOIN task t ON t.id = e.task_id AND NOT t.contained"
+        " WHERE e.job_id = $1 AND e.task_status = 'running'",
+        run,
+    )
+    assert claims <= 5
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (str(2**64 - 1), None),
+        (str(2**64), "an integer has at most 64 bits"),
+        (r"{'a': 'b\x00'}", "/a: a text with a NUL character"),
+    ],
+)
+async def test_a_value_that_would_change_when_it_is_stored_is_refused_where_it_is_returned(
+    runs: Runs, worker_of: Start, value: str, reason: str | None
+) -> None:
+    await worker_of()
+    status, result = await runs.ended(await runs.submit(shop.odd_values, value))
+    if reason is None:
+        assert (status, result) == ("succeeded", value)
+    else:
+        assert (status, result["code"]) == ("failed", "result_not_serialisable")
+        assert reason in result["message"]

@@ -12,23 +12,23 @@ from leasehold.db.database import Connection, unindexed
 from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
 
-# `status`: of the task or run that the call awaits; `seconds`: until its time has passed, 0 if it has.
+# The columns stand in the order of `Entry`. `greatest` would make 0 of a NULL: a wait without an end would have ended.
 _ENTRIES = """
     SELECT coalesce(jsonb_agg(jsonb_build_array(
         e.branch, e.number, e.kind, e.name, e.state, coalesce(e.value, r.value), e.child_id,
-        coalesce(c.status, other.status), coalesce(f.code, other.error ->> 'code'),
-        coalesce(f.message, other.error ->> 'message'),
-        greatest(extract(epoch FROM e.due_at - clock_timestamp()), 0)::float8,
-        coalesce(c.finished_at, other.finished_at, CASE WHEN e.kind = 'sleep' THEN e.due_at END, e.at))
+        coalesce(step.status, child.status), coalesce(f.code, child.error ->> 'code'),
+        coalesce(f.message, child.error ->> 'message'),
+        CASE WHEN e.due_at IS NOT NULL THEN greatest(extract(epoch FROM e.due_at - clock_timestamp()), 0)::float8 END,
+        coalesce(step.finished_at, child.finished_at, CASE WHEN e.kind = 'sleep' THEN e.due_at END, e.at))
         ORDER BY e.branch, e.number), '[]')
     FROM {rows}
-    LEFT JOIN task c ON e.kind = 'run' AND c.id = e.child_id
-    LEFT JOIN job other ON e.kind = 'result' AND other.id = e.child_id AND other.tenant_id = t.tenant_id
-    LEFT JOIN result r ON r.task_id = CASE WHEN c.status = 'succeeded' THEN c.id
-        WHEN other.status = 'succeeded' THEN (SELECT o.id FROM task o WHERE o.job_id = other.id AND NOT o.contained) END
+    LEFT JOIN task step ON e.kind = 'run' AND step.id = e.child_id
+    LEFT JOIN job child ON e.kind = 'result' AND child.id = e.child_id AND child.tenant_id = t.tenant_id
+    LEFT JOIN result r ON r.task_id = CASE WHEN step.status = 'succeeded' THEN step.id
+        WHEN child.status = 'succeeded' THEN (SELECT o.id FROM task o WHERE o.job_id = child.id AND NOT o.contained) END
     LEFT JOIN LATERAL (
         SELECT f.code, f.message FROM failure f
-        WHERE f.task_id = c.id AND c.status = 'failed' ORDER BY f.epoch DESC LIMIT 1) AS f ON true"""
+        WHERE f.task_id = step.id AND step.status = 'failed' ORDER BY f.epoch DESC LIMIT 1) AS f ON true"""
 
 
 def _read(name: str, rows: str) -> str:
@@ -56,10 +56,11 @@ READ_OPEN = _read(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A row of the journal, with what became of the task or run that it awaits.
+    """A row of the journal, with the state of the task or run that it awaits.
 
-    `state`: open | done | failed | timed_out, as the workflow recorded it. `status`: of the task or run, or None.
-    `seconds`: until the wait ends by itself; None: never. `at`: when the result came to be, or the call was made.
+    `state`: open | done | failed | timed_out, as the workflow recorded it. `status`: the state of the task or run; None
+    if it awaits neither. `seconds`: after this time the wait ends by itself, 0 if it is over; None: it does not end by
+    itself. `at`: when the result came, or when the call was made.
     """
 
     branch: str
@@ -88,7 +89,9 @@ class StoredSignal:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """`news`: the count that `suspend` compares. `version`: of the workflow's code when the run was submitted."""
+    """`news`: how many signals and ends of steps have come for the workflow; `suspend` compares it. `version`: the
+    version of the workflow's code when the run was submitted.
+    """
 
     news: int
     started_at: datetime
