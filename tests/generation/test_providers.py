@@ -23,6 +23,7 @@ from leasehold.pipelines.generation.provider import (
 )
 from leasehold.pipelines.generation.providers import Catalogue, Providers, open_providers
 from leasehold.pipelines.generation.providers.declared import declarations
+from leasehold.pipelines.generation.providers.requests import ProviderAnswer
 from leasehold.settings import Settings
 from tests.generation.conftest import CREDENTIALS
 from tests.generation.simulator.server import Simulator
@@ -182,6 +183,39 @@ async def test_ark_does_not_stop_what_runs(providers: Providers) -> None:
     assert isinstance(taken, Accepted)
     await provider.poll(taken.ref, wanted, CREDENTIALS["ark"])
     assert not await provider.cancel(taken.ref, wanted, CREDENTIALS["ark"])
+
+
+@pytest.mark.parametrize(("name", "kind"), [("ark", "video"), ("replicate", "image")])
+async def test_a_cancel_with_a_revoked_key_is_no_answer_about_the_order(
+    providers: Providers, name: str, kind: Kind
+) -> None:
+    provider, wanted = providers[name], order(name, kind, "#never")
+    taken = await provider.submit(wanted, CREDENTIALS[name])
+    assert isinstance(taken, Accepted)
+    with pytest.raises(Rejected) as refused:
+        await provider.cancel(taken.ref, wanted, "revoked")
+    assert refused.value.code == "provider_unauthorized"
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [
+        *((status, True) for status in (200, 204)),
+        *((status, False) for status in (400, 404, 405, 409, 410, 422)),
+        *((status, Rejected) for status in (302, 401, 402, 403, 418)),
+        *((status, OutcomeUnknown) for status in (408, 500, 502)),
+        (429, TryLater),
+    ],
+)
+def test_only_an_answer_about_the_order_says_whether_a_cancel_stopped_it(
+    status: int, outcome: bool | type[ProviderError]
+) -> None:
+    answer = ProviderAnswer(status, None, None)
+    if isinstance(outcome, bool):
+        assert answer.stopped() is outcome
+    else:
+        with pytest.raises(outcome):
+            answer.stopped()
 
 
 @pytest.mark.parametrize("name", ["jimeng", "ark", "replicate"])

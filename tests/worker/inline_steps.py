@@ -88,6 +88,12 @@ async def reader(attempt: Attempt) -> Done:
     return Done(value={name: (await attempt.read(name)).decode() for name in ("again.txt", "kept.txt")})
 
 
+async def _cancelled() -> None:
+    other = asyncio.ensure_future(asyncio.sleep(60))
+    other.cancel()
+    await other
+
+
 @scripted.handles("first")
 async def first(attempt: Attempt) -> Any:
     match attempt.params.does:
@@ -99,8 +105,8 @@ async def first(attempt: Attempt) -> Any:
             await asyncio.to_thread(Path("/dev/full").write_bytes, b"more than there is room for")
         case "permanent":
             raise Permanent("hopeless", "this will never work")
-        case "hang":
-            await asyncio.sleep(3600)
+        case "hang" | "await what was cancelled" as does:
+            await (_cancelled() if does != "hang" else asyncio.sleep(3600))
         case "share":
             attempt.opened.users += 1
             (attempt.directory / "note.txt").write_text("hello")

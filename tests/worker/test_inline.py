@@ -118,6 +118,7 @@ async def test_what_an_attempt_remembers_is_known_to_the_next_and_its_value_to_t
         ("fill", "disk_full", 2),
         ("permanent", "hopeless", 1),
         ("hang", "step_timeout", 2),
+        ("await what was cancelled", "handler_error", 2),
         ("unstorable", "bad_output", 1),
         ("nonsense", "bad_answer", 1),
     ],

@@ -16,7 +16,7 @@ import asyncpg
 import structlog
 
 from leasehold.db.database import Pool
-from leasehold.domain.errors import Cancelled, LeaseLost, ObjectExists, Permanent, Unforeseen
+from leasehold.domain.errors import Cancelled, LeaseLost, ObjectExists, Permanent, Retryable, Unforeseen
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
 from leasehold.runtime import failpoints
@@ -230,7 +230,10 @@ class Runner:
         try:
             return await work
         except (asyncio.CancelledError, Cancelled) as stop:
-            return self._settlement_of_stop(claimed, step, held, stop)
+            settlement = self._settlement_of_stop(claimed, step, held, stop)
+            if isinstance(settlement, Failure):
+                log_and_stream.recorder.add_final("error", settlement.message, trace=traceback_of(stop))
+            return settlement
         except (LeaseLost, ObjectExists):
             # ObjectExists: another attempt has written different bytes under this attempt's key, so another worker has
             # probably taken the lease over. Settle nothing: the newer attempt does.
@@ -246,8 +249,8 @@ class Runner:
     def _settlement_of_stop(
         self, claimed: Claimed, step: Step, held: HeldLease, stop: BaseException
     ) -> Settlement | None:
-        """The settlement of work that stopped early: the lease is lost, a client cancelled the job, or the worker has
-        to end.
+        """The settlement of work that stopped early: the lease is lost, a client cancelled the job, the worker has to
+        end, or the handler awaited something that was cancelled. Raises `stop` if this attempt's own task is cancelled.
         """
         if held.lost:
             return None
@@ -258,7 +261,11 @@ class Runner:
             return failure_of(claimed, step, Permanent("handler_cancelled", message))
         if self._releasing:
             return Release(claimed.lease)
-        raise stop
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise stop
+        message = "the handler let a CancelledError out, but nobody has cancelled the attempt"
+        return failure_of(claimed, step, Retryable(message, code="handler_error"))
 
     async def _was_unforeseen_before(self, claimed: Claimed) -> bool:
         """Whether the attempt before this one ended with an unforeseen exception, too."""

@@ -10,6 +10,8 @@ from types import TracebackType
 from uuid import UUID
 
 _LOCK = "owner.lock"
+#: Held while a worker starts: another's sweep does not meet a directory whose lock is not taken yet.
+_START_LOCK = "start.lock"
 
 
 class WorkDir:
@@ -24,10 +26,13 @@ class WorkDir:
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._root.stat().st_uid != os.getuid():
             raise PermissionError(f"{self._root} belongs to another user; set LEASEHOLD_WORK_DIR")
-        self._sweep()
-        self._path.mkdir(mode=0o700)
-        self._lock = os.open(self._path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        starting = _locked(self._root / _START_LOCK)
+        try:
+            self._sweep()
+            self._path.mkdir(mode=0o700)
+            self._lock = _locked(self._path / _LOCK)
+        finally:
+            os.close(starting)
         attempts = self._path / "attempts"
         attempts.mkdir(mode=0o700)
         return attempts
@@ -40,9 +45,7 @@ class WorkDir:
             os.close(self._lock)
 
     def _sweep(self) -> None:
-        """Remove the directories of killed workers. A directory without a lock file stays: its worker may be just
-        starting.
-        """
+        """Remove the directories of killed workers. Whatever has no lock file stays."""
         for directory in self._root.iterdir():
             try:
                 lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC)
@@ -56,3 +59,10 @@ class WorkDir:
                 shutil.rmtree(directory, ignore_errors=True)
             finally:
                 os.close(lock)
+
+
+def _locked(path: Path) -> int:
+    """A descriptor of the file, locked; waits for whoever has the lock. Closing it frees the lock."""
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor

@@ -6,18 +6,18 @@ SELECT t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipeline_ve
     (
     SELECT coalesce(jsonb_agg(jsonb_build_array(
         e.branch, e.number, e.kind, e.name, e.state, coalesce(e.value, r.value), e.child_id,
-        coalesce(c.status, other.status), coalesce(f.code, other.error ->> 'code'),
-        coalesce(f.message, other.error ->> 'message'),
-        greatest(extract(epoch FROM e.due_at - clock_timestamp()), 0)::float8,
-        coalesce(c.finished_at, other.finished_at, CASE WHEN e.kind = 'sleep' THEN e.due_at END, e.at))
+        coalesce(step.status, child.status), coalesce(f.code, child.error ->> 'code'),
+        coalesce(f.message, child.error ->> 'message'),
+        CASE WHEN e.due_at IS NOT NULL THEN greatest(extract(epoch FROM e.due_at - clock_timestamp()), 0)::float8 END,
+        coalesce(step.finished_at, child.finished_at, CASE WHEN e.kind = 'sleep' THEN e.due_at END, e.at))
         ORDER BY e.branch, e.number), '[]')
     FROM unnest($4::text[], $5::int[]) AS p(branch, number) JOIN journal e ON e.job_id = t.job_id AND e.branch = p.branch AND e.number = p.number
-    LEFT JOIN task c ON e.kind = 'run' AND c.id = e.child_id
-    LEFT JOIN job other ON e.kind = 'result' AND other.id = e.child_id AND other.tenant_id = t.tenant_id
-    LEFT JOIN result r ON r.task_id = CASE WHEN c.status = 'succeeded' THEN c.id
-        WHEN other.status = 'succeeded' THEN (SELECT o.id FROM task o WHERE o.job_id = other.id AND NOT o.contained) END
+    LEFT JOIN task step ON e.kind = 'run' AND step.id = e.child_id
+    LEFT JOIN job child ON e.kind = 'result' AND child.id = e.child_id AND child.tenant_id = t.tenant_id
+    LEFT JOIN result r ON r.task_id = CASE WHEN step.status = 'succeeded' THEN step.id
+        WHEN child.status = 'succeeded' THEN (SELECT o.id FROM task o WHERE o.job_id = child.id AND NOT o.contained) END
     LEFT JOIN LATERAL (
         SELECT f.code, f.message FROM failure f
-        WHERE f.task_id = c.id AND c.status = 'failed' ORDER BY f.epoch DESC LIMIT 1) AS f ON true) AS entries
+        WHERE f.task_id = step.id AND step.status = 'failed' ORDER BY f.epoch DESC LIMIT 1) AS f ON true) AS entries
 FROM task t JOIN job j ON j.id = t.job_id
 WHERE t.id = $1 AND t.lease_owner = $2 AND t.epoch = $3 AND CASE WHEN t.status = 'running' THEN true ELSE false END

@@ -24,6 +24,8 @@ _MAX_MESSAGE_CHARACTERS = 500
 _MAX_RETRY_AFTER = 86_400.0
 _REJECTED = {401: "provider_unauthorized", 402: "provider_payment_required", 403: "provider_unauthorized"}
 _TOO_MANY, _UNAVAILABLE = 429, 503
+#: Answers to a cancel of an order that has ended, that is unknown by now, or that cannot be cancelled.
+_CANNOT_STOP = frozenset({400, 404, 405, 409, 410, 422})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +43,18 @@ class ProviderAnswer:
         return 200 <= self.status < 300  # noqa: PLR2004 - HTTP statuses
 
     def stopped(self) -> bool:
-        """Whether this answer to a cancel means that the order is stopped. False: the cancel came too late. Raises
-        TryLater or OutcomeUnknown.
+        """Whether this answer to a cancel means that the order is stopped. False: the provider says that it cannot stop
+        it any more. Raises `refusal` for any other answer: the order may go on, and cost money.
         """
-        if self.status == _TOO_MANY or self.status >= 500:  # noqa: PLR2004 - HTTP statuses
-            raise self.refusal()
-        return self.good
+        if self.good or self.status in _CANNOT_STOP:
+            return self.good
+        raise self.refusal()
 
     def refusal(self, message: str = "", fail_code: str | None = None) -> ProviderError:
-        """The error that a status other than 2xx means. `message`: the provider's own, if the answer has one."""
+        """The error for an answer with this status. A good status means that the answer's body was not as documented.
+
+        `message`, `fail_code`: the provider's own, if the answer has them.
+        """
         text = f"The provider answered {self.status}" + (f": {message[:_MAX_MESSAGE_CHARACTERS]}" if message else ".")
         if self.status == _TOO_MANY or (self.status == _UNAVAILABLE and self.after is not None):
             return TryLater("provider_busy", text, fail_code=fail_code, after=self.after)
@@ -87,7 +92,7 @@ class RequestSender:
         """Send the request. `buys`: the request may cost money.
 
         Raises TryLater if the request certainly did not arrive, OutcomeUnknown if that is unknown, and Rejected if the
-        guard refuses the address.
+        rules for outgoing requests forbid the address (EgressRefused).
         """
         request_headers = {"accept": "application/json", "user-agent": "leasehold", **headers}
         if body:
