@@ -23,6 +23,7 @@ from leasehold.embedded.rabbitmq_install import install_rabbitmq
 from leasehold.embedded.s3 import S3
 from leasehold.runtime import holding
 from leasehold.settings import Settings
+from tests.support.at_once import FailuresAtOnce
 from tests.support.backend import Backend, backend_of
 from tests.support.broker_node import BrokerNode
 from tests.support.bucket import Bucket
@@ -215,6 +216,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((n for n, path in enumerate(first) if item.nodeid.startswith(path)), len(first))
 
     items.sort(key=place)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:  # the processes of xdist have none
+        session.config.pluginmanager.register(FailuresAtOnce(terminal))
 
 
 def pytest_report_header() -> str:

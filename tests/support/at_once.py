@@ -1,0 +1,22 @@
+"""Shows a failure when it happens: pytest's own report comes when all is over."""
+
+from __future__ import annotations
+
+import pytest
+
+LINES = 40
+
+
+class FailuresAtOnce:
+    """Writes the end of each failure into the running report."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.failed:
+            return
+        self._terminal.ensure_newline()
+        self._terminal.write_line(f"FAILED already, in its {report.when}: {report.nodeid}", red=True)
+        for line in report.longreprtext.splitlines()[-LINES:]:
+            self._terminal.write_line(f"    {line}")
