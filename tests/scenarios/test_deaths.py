@@ -31,7 +31,7 @@ WORKER_POINTS = [
 async def test_a_worker_killed_at_any_point_loses_nothing_and_doubles_nothing(
     fleet: Fleet, s3: Bucket, point: str
 ) -> None:
-    await fleet.api()
+    await fleet.api_here()
     victim = await fleet.worker(failpoints=f"{point}:kill")
     accepted = await fleet.send(PICTURE)
     assert await victim.wait() == -signal.SIGKILL
@@ -49,7 +49,7 @@ async def test_a_worker_killed_at_any_point_loses_nothing_and_doubles_nothing(
 
 async def test_another_worker_takes_over_without_waiting_for_the_lease(fleet: Fleet) -> None:
     """The lease lasts ten minutes here; only the end of the dead worker's presence can free its task so soon."""
-    await fleet.api()
+    await fleet.api_here()
     victim = await fleet.worker(failpoints="mid_process:kill", lease_seconds=600, renew_seconds=200)
     await fleet.worker(lease_seconds=600, renew_seconds=200)
     accepted = [await fleet.send(PICTURE) for _ in range(4)]
@@ -61,7 +61,7 @@ async def test_another_worker_takes_over_without_waiting_for_the_lease(fleet: Fl
 
 async def test_without_presence_the_lease_decides(fleet: Fleet) -> None:
     terms = {"presence": "false", "lease_seconds": 3, "renew_seconds": 1, "trust_margin_seconds": 1}
-    await fleet.api()
+    await fleet.api_here()
     victim = await fleet.worker(failpoints="mid_process:kill", **terms)
     accepted = await fleet.send(PICTURE)
     assert await victim.wait() == -signal.SIGKILL
@@ -74,7 +74,7 @@ async def test_a_zombie_that_wakes_after_its_task_was_finished_elsewhere_changes
     fleet: Fleet, s3: Bucket
 ) -> None:
     terms = {"presence": "false", "lease_seconds": 3, "renew_seconds": 1, "trust_margin_seconds": 1}
-    await fleet.api()
+    await fleet.api_here()
     zombie = await fleet.worker(failpoints="after_upload:stop", **terms)
     accepted = await fleet.send(PICTURE)
     job_id = UUID(accepted["job_id"])
@@ -93,7 +93,7 @@ async def test_a_zombie_that_wakes_after_its_task_was_finished_elsewhere_changes
 
 
 async def test_a_worker_told_to_stop_finishes_what_it_runs(fleet: Fleet) -> None:
-    await fleet.api()
+    await fleet.api_here()
     worker = await fleet.worker()
     accepted = await fleet.send(PICTURE)
     job_id = UUID(accepted["job_id"])
@@ -108,7 +108,7 @@ async def test_a_worker_told_to_stop_finishes_what_it_runs(fleet: Fleet) -> None
 
 
 async def test_a_worker_with_no_time_to_finish_gives_its_leases_back(fleet: Fleet) -> None:
-    await fleet.api()
+    await fleet.api_here()
     worker = await fleet.worker(drain_seconds=0)
     accepted = await fleet.send(PICTURE)
     job_id = UUID(accepted["job_id"])
@@ -148,7 +148,7 @@ async def test_work_is_accepted_and_done_while_the_broker_is_down_and_fast_again
     )  # fmt: skip
     fleet = await open_fleet(settings, tmp_path)
     try:
-        await fleet.api()
+        await fleet.api_here()
         worker = await fleet.worker()
         first = await fleet.send(PICTURE)
         await fleet.finished(first["media_id"])

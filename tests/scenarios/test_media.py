@@ -54,7 +54,7 @@ async def test_a_picture_goes_in_and_ready_comes_out(fleet: Fleet, s3: Bucket, p
 
 
 async def test_the_same_picture_twice_gives_the_same_bytes(fleet: Fleet, s3: Bucket, picture: bytes) -> None:
-    await fleet.api()
+    await fleet.api_here()
     await fleet.worker()
     first, second = await fleet.send(picture), await fleet.send(picture)
     for accepted in (first, second):
@@ -65,7 +65,7 @@ async def test_the_same_picture_twice_gives_the_same_bytes(fleet: Fleet, s3: Buc
 async def test_completing_an_upload_ten_times_at_once_makes_one_of_everything(
     fleet: Fleet, s3: Bucket, picture: bytes
 ) -> None:
-    await fleet.api()
+    await fleet.api_here()
     await fleet.worker()
     upload = await fleet.upload(picture)
     answers = await asyncio.gather(*(fleet.call("POST", "/complete-upload", json=upload) for _ in range(10)))
@@ -81,7 +81,7 @@ async def test_completing_an_upload_ten_times_at_once_makes_one_of_everything(
 async def test_a_message_delivered_five_times_and_out_of_order_does_its_work_once(
     fleet: Fleet, settings: Settings, picture: bytes
 ) -> None:
-    await fleet.api()
+    await fleet.api_here()
     accepted = await fleet.send(picture)
     job_id = UUID(accepted["job_id"])
     tasks = await fleet.rows.connection.fetch(
@@ -116,7 +116,7 @@ BAD = {
 @pytest.mark.parametrize("kind", BAD)
 async def test_a_bad_picture_fails_with_its_code_and_delays_nobody(fleet: Fleet, kind: str, picture: bytes) -> None:
     data, code = BAD[kind]
-    await fleet.api()
+    await fleet.api_here()
     await fleet.worker()
     upload = await fleet.upload(data)
     answer = await fleet.call("POST", "/complete-upload", json=upload)
@@ -132,7 +132,7 @@ async def test_an_original_that_was_swapped_for_a_huge_one_fails_and_fills_no_di
     fleet: Fleet, s3: Bucket, picture: bytes
 ) -> None:
     """The upload URL still works for a while after complete-upload has looked at what was there."""
-    await fleet.api()
+    await fleet.api_here()
     upload = await fleet.upload(picture)
     accepted = await fleet.call("POST", "/complete-upload", json=upload)
     assert accepted.status_code == 202

@@ -37,7 +37,7 @@ LONG_STEP = 30
 
 
 async def test_12_4_a_worker_that_crashes_in_the_middle_of_a_step_is_replaced(fleet: Fleet) -> None:
-    await fleet.api()
+    await fleet.api_here()
     victim = await fleet.worker(failpoints="mid_process:kill")
     accepted = await fleet.send(encoded(noisy(1200, 900), "JPEG", quality=85))
     assert await victim.wait() == -signal.SIGKILL
