@@ -20,7 +20,8 @@ from chaos.disk import Volume
 from chaos.release import Release
 from leasehold.db.database import migrate
 from leasehold.embedded.guard import descendants
-from leasehold.embedded.postgres import Postgres, find_postgres
+from leasehold.embedded.postgres import Postgres
+from leasehold.embedded.postgres_programs import find_postgres
 from leasehold.embedded.process import EmbeddedError, unprivileged
 from leasehold.embedded.rabbitmq import RabbitMQ
 from leasehold.embedded.rabbitmq_install import install_rabbitmq

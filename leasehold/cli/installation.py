@@ -190,7 +190,16 @@ class Installation:
             await connection.close()
 
     async def _until_ready(self) -> None:
-        async with httpx2.AsyncClient() as client, asyncio.timeout(_START_SECONDS):
+        """Raises EmbeddedError with the end of a log."""
+        api = next(server for server in self._processes if server.name == "api")
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                await self._until_the_api_is_ready()
+        except TimeoutError:
+            raise api.failure(f"was not ready within {_START_SECONDS:g} s") from None
+
+    async def _until_the_api_is_ready(self) -> None:
+        async with httpx2.AsyncClient() as client:
             while True:
                 for server in self._processes:
                     if not server.running:
@@ -212,8 +221,7 @@ def _own_sealing_key(directory: Path) -> str:
     """The key of an installation for which the user set none. It lies beside the data that it seals."""
     file = directory / "sealing-key"
     if not file.exists():
-        file.touch(mode=0o600)
-        file.write_text(Fernet.generate_key().decode())
+        RunAs().file(file, Fernet.generate_key().decode())
     return file.read_text()
 
 

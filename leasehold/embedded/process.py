@@ -12,9 +12,10 @@ import os
 import pwd
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from leasehold.domain.errors import LeaseholdError
 
@@ -57,12 +58,12 @@ class RunAs:
         return self.own(path)
 
     def file(self, path: Path, text: str) -> Path:
-        """Write a file that only this user can read."""
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        """Write a file that only this user can read. It gets its name with its text: a kill leaves no empty file."""
+        new = path.with_name(f"{path.name}.new")
+        new.unlink(missing_ok=True)
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
-        return self.own(path)
+        return self.own(new).replace(path)
 
 
 def unprivileged() -> RunAs:
@@ -115,6 +116,21 @@ class Server:
     async def wait(self) -> int:
         """The exit code, once the server and all processes that it started have ended."""
         return await self._process.wait()
+
+    async def wait_until_ready(self, probe: Coroutine[Any, Any, None], *, seconds: float) -> None:
+        """Wait until `probe` returns. If it raises or takes longer than `seconds`, the server is killed.
+
+        Raises:
+            EmbeddedError: the server runs but did not answer within `seconds`.
+        """
+        try:
+            await asyncio.wait_for(probe, seconds)
+        except TimeoutError:
+            await self.kill()
+            raise self.failure(f"did not answer within {seconds:g} s") from None
+        except BaseException:
+            await self.kill()
+            raise
 
     async def stop(self, number: signal.Signals, *, grace: float) -> None:
         """Send a signal and wait until the server has ended. After `grace` seconds kill it."""

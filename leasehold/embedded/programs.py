@@ -38,7 +38,7 @@ async def can_run(program: Path, run_as: RunAs) -> bool:
         await end(process)
 
 
-async def reachable(program: Path, tree: Sequence[Path], run_as: RunAs) -> Path:
+async def copy_if_not_runnable(program: Path, tree: Sequence[Path], run_as: RunAs) -> Path:
     """The path of `program`, or of a copy in the cache if `run_as` cannot start the program where it is.
 
     Args:

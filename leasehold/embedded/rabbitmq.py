@@ -109,7 +109,7 @@ class RabbitMQ:
         """Start the node, and wait until clients can connect.
 
         Raises:
-            EmbeddedError: the node did not start.
+            EmbeddedError: the node did not start, or it did not answer in time.
         """
         if self.running:
             return
@@ -122,11 +122,7 @@ class RabbitMQ:
             cwd=self.directory,
             run_as=self._run_as,
         )
-        try:
-            await asyncio.wait_for(self._until_ready(self._server), START_SECONDS)
-        except BaseException:
-            await self.kill()
-            raise
+        await self._server.wait_until_ready(self._until_ready(self._server), seconds=START_SECONDS)
 
     async def stop(self) -> None:
         """Stop the node in order. A node that does not run stays stopped."""

