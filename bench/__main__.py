@@ -28,6 +28,7 @@ from bench import (
     recovery,
     report,
     runs,
+    sdk,
     snapshot,
     start,
     steady,
@@ -72,10 +73,11 @@ FIGURES: Mapping[str, Callable[[Testbed, Scale], Awaitable[list[Figure]]]] = {
     "peers": peers.measure,
     "delays": delays.measure,
     "pictures": pictures.measure,
+    "sdk": sdk.measure,
     "hostile": hostile.measure,
 }
 #: Not without being asked for: they install others' packages, or take a quarter of an hour and more.
-ASKED_FOR = {"peers", "delays", "pictures", "steady", "tables", "surface", "operations", "hostile"}
+ASKED_FOR = {"peers", "delays", "pictures", "steady", "tables", "surface", "operations", "sdk", "hostile"}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

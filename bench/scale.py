@@ -35,6 +35,10 @@ class Scale:
     requests_at_once: int = 16
     model_width: int = 64  # 64 is ResNet-50: 102 MB
     model_images: int = 16
+    workflow_steps: int = 6400  # of one run of sdk, in 64 workflows, or in one ctx.gather
+    workflow_calls: int = 1000  # of the workflow that resumes
+    asleep: int = 100_000  # workflows
+    woken: int = 5000  # of these
     generations: int = 100_000  # that wait to be polled
     polls_a_second: float = 200.0
     generation_seconds: float = 75.0  # of orders and queries; polls begin meanwhile

@@ -31,7 +31,10 @@ async def total(attempt: Attempt) -> FanOut | Done:
     parts = await attempt.joined()
     if parts is None:
         return FanOut("part", await split(attempt))
-    return Done(value=dict(sum((Counter(one) for one in parts), Counter[str]())))
+    sums: Counter[str] = Counter()
+    for one in parts:
+        sums.update(one)
+    return Done(value=dict(sums))
 
 
 async def split(attempt: Attempt) -> list[str]:

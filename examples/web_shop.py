@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from uuid import UUID
 
@@ -43,7 +43,7 @@ async def send_receipt(order: int, email: str) -> str:
 
 
 @asynccontextmanager
-async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
     engine = create_async_engine(os.environ["SHOP_DATABASE_URL"])
     async with engine.begin() as connection:
         await connection.run_sync(Base.metadata.create_all)

@@ -118,8 +118,8 @@ def environment_of(installation: Installation) -> dict[str, str]:
     }
 
 
-async def driven(python: str, peer: Peer, said: list[str], environment: dict[str, str]) -> None:
-    """Have its driver do something. Raises RuntimeError with what it printed, or TimeoutError."""
+async def driven(python: str, peer: Peer, said: list[str], environment: dict[str, str]) -> str:
+    """Have its driver do something. Returns what it printed; raises RuntimeError with that, or TimeoutError."""
     process = await asyncio.create_subprocess_exec(
         python, str(peer.driver), *said, env=environment,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
@@ -131,6 +131,7 @@ async def driven(python: str, peer: Peer, said: list[str], environment: dict[str
         raise
     if process.returncode != 0:
         raise RuntimeError(output.decode(errors="replace")[-1500:])
+    return output.decode(errors="replace")
 
 
 @asynccontextmanager

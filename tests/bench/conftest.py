@@ -47,4 +47,9 @@ def scale() -> Scale:
         generation_head_start=3.0,
         attacks=("bodies",),
         hostile_seconds=2.0,
+        peers=(),
+        workflow_steps=128,
+        workflow_calls=20,
+        asleep=60,
+        woken=20,
     )
