@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 from leasehold import App, Context
+from leasehold.pipelines.demo.pipeline import noop
 
 app = App("sdk")
+app.add(noop)  # the bare pipeline that the task is compared with
 
 
 @app.task
