@@ -38,7 +38,8 @@ class Scale:
     workflow_steps: int = 6400  # of one run of sdk, in 64 workflows, or in one ctx.gather
     workflow_calls: int = 1000  # of the workflow that resumes
     asleep: int = 100_000  # workflows
-    woken: int = 5000  # of these
+    woken: int = 5000  # more, that wake beside them
+    wake_lead_seconds: float = 30.0  # until the first of them: all have fallen asleep by then
     generations: int = 100_000  # that wait to be polled
     polls_a_second: float = 200.0
     generation_seconds: float = 75.0  # of orders and queries; polls begin meanwhile

@@ -215,27 +215,20 @@ async def _until(connection: asyncpg.Connection[asyncpg.Record], query: str, cou
 
 
 async def _woken(installation: Installation, scale: Scale) -> dict[str, float]:
-    """Make some of them due, twice the goal's rate, and see how late they end."""
+    """Beside those that sleep, more fall asleep and wake, at twice the goal's rate: how late do they end?"""
+    seconds = scale.woken / (2 * _WAKES.value)
+    lead = scale.wake_lead_seconds
+    await sdk_app.sleeper.asubmit_many(
+        [sdk_app.sleeper.call(seconds=lead + seconds * number / scale.woken) for number in range(scale.woken)]
+    )
     async with installation.connection() as connection:
-        await _make_due(connection, scale.woken, scale.woken / (2 * _WAKES.value))
         await _until(connection, _WOKEN, scale.woken)
         rows = await connection.fetch(
             "SELECT extract(epoch FROM j.finished_at - l.due_at)::float8 AS late, j.finished_at FROM job j"
             " JOIN journal l ON l.job_id = j.id WHERE j.finished_at IS NOT NULL ORDER BY j.finished_at"
         )
-    seconds = (rows[-1]["finished_at"] - rows[0]["finished_at"]).total_seconds()
-    return {"wakes": (len(rows) - 1) / seconds, "late": quantile([row["late"] for row in rows], 0.99)}
-
-
-async def _make_due(connection: asyncpg.Connection[asyncpg.Record], count: int, seconds: float) -> None:
-    """Due one after another within `seconds`, a second from now."""
-    await connection.execute(
-        "WITH due AS (SELECT id, job_id, clock_timestamp() + make_interval(secs => 1 + $2 * row_number() OVER () / $1)"
-        " AS at FROM task WHERE status = 'waiting' LIMIT $1::int), woken AS (UPDATE task t SET available_at = due.at"
-        " FROM due WHERE t.id = due.id) UPDATE journal l SET due_at = due.at FROM due WHERE l.job_id = due.job_id",
-        count,
-        seconds,
-    )
+    passed = (rows[-1]["finished_at"] - rows[0]["finished_at"]).total_seconds()
+    return {"wakes": (len(rows) - 1) / passed, "late": quantile([row["late"] for row in rows], 0.99)}
 
 
 def _figures_asleep(rounds: Sequence[dict[str, float]], load: tuple[float, ...], scale: Scale) -> list[Figure]:

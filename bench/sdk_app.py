@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from leasehold import App, Context
 from leasehold.pipelines.demo.pipeline import noop
 
@@ -43,5 +41,5 @@ async def long(ctx: Context, *, calls: int) -> None:
 
 
 @app.workflow
-async def sleeper(ctx: Context) -> None:
-    await ctx.sleep(timedelta(days=30))
+async def sleeper(ctx: Context, *, seconds: float = 30 * 86_400) -> None:
+    await ctx.sleep(seconds)

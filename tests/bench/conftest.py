@@ -52,4 +52,5 @@ def scale() -> Scale:
         workflow_calls=20,
         asleep=60,
         woken=20,
+        wake_lead_seconds=1.0,
     )
