@@ -1,7 +1,7 @@
 """Starts the children of a worker before the rest of the worker: their handlers load on another core meanwhile.
 
-`Worker` enters `warm_up` first. This module imports little: importing the other parts takes as long as half of all that
-a zygote loads.
+`Worker` enters `warm_up` first. This module must not import the rest of the worker: that takes about half as long as a
+zygote needs to load its handlers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from uuid import UUID
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.settings import Settings
 from leasehold.worker.attempts.workdir import WorkDir
-from leasehold.worker.sandbox.children import Children, children_of
+from leasehold.worker.sandbox.children import Children, number_of_children
 from leasehold.worker.served_queues import ServedQueues
 
 
@@ -39,7 +39,7 @@ async def warm_up(settings: Settings, queues: ServedQueues, worker: UUID) -> Asy
     """
     with WorkDir(_root(settings), worker) as work_dir:
         children = Children(
-            children_of(settings) if queues.isolated_pipelines else 0,
+            number_of_children(settings) if queues.isolated_pipelines else 0,
             pipelines=sorted(queues.isolated_pipelines),
             work_dir=work_dir,
             source=settings.pipelines,

@@ -124,8 +124,8 @@ async def create_key(request: Request, body: NewKeyRequest, caller: Admin) -> Re
         raise Forbidden("insufficient_scope", f"The API key lacks the scope {OPERATE}.")
     scopes = body.all_scopes()
     refuse_more(services, caller, scopes)
-    lives = body.expires_in_seconds
-    expires_at = None if lives is None else datetime.now(UTC) + timedelta(seconds=lives)
+    lifetime = body.expires_in_seconds
+    expires_at = None if lifetime is None else datetime.now(UTC) + timedelta(seconds=lifetime)
     async with services.pool.acquire() as connection:
         key = await keys.make(
             connection, caller.actor, services.settings.keys_per_tenant,
@@ -160,9 +160,9 @@ async def rotate_key(request: Request, prefix: Prefix, caller: Admin, body: Rota
     responses=problems(_MISSING),
 )
 async def expire_key(request: Request, prefix: Prefix, body: Expiry, caller: Admin) -> Response:
-    lives = timedelta(seconds=body.in_seconds)
+    lifetime = timedelta(seconds=body.in_seconds)
     async with services_of(request).pool.acquire() as connection:
-        ends_at = await keys.expire(connection, caller.actor, prefix, lives, _tenant_of(caller))
+        ends_at = await keys.expire(connection, caller.actor, prefix, lifetime, _tenant_of(caller))
     return json_response({"prefix": prefix, "expires_at": ends_at})
 
 

@@ -28,9 +28,11 @@ _CACHED_KEYS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The tenant and client that call, and the scopes of their key. The key's rates and quotas are counted by
-    `quota_key`. `own_tenant`: the tenant of the key, when an operator acts within another tenant. `person_id`: a person
-    without a key, who signed in by OpenID Connect; `client_id` is their login then.
+    """The tenant and client that call, and the scopes of their key.
+
+    `quota_key`: the counter of rates and quotas; a rotated key shares that of the key before. `own_tenant`: the tenant
+    of the key, when an operator acts within another tenant. `person_id`: a person without a key, who signed in by
+    OpenID Connect; `client_id` is their login then.
     """
 
     tenant_id: str
@@ -118,7 +120,7 @@ class Keyring:
         return Caller(row["tenant_id"], row["login"], None, quota_key, scopes, person_id=row["id"])
 
     def expanded(self, scopes: Iterable[str]) -> frozenset[str]:
-        """The scopes with each role replaced by its own."""
+        """The scopes, with each role replaced by the scopes that it stands for."""
         return expanded(scopes, self._roles)
 
     def _caller_of(self, stored: StoredKey) -> Caller:

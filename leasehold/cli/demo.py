@@ -18,10 +18,11 @@ from rich.table import Table
 from leasehold.cli.installation import Installation
 from leasehold.domain.errors import LeaseholdError
 from leasehold.pipelines.media.kinds import HEAD_BYTES, sniff
+from leasehold.runtime.gather import gather_or_cancel
 
 SHIPPED = Path(__file__).with_name("picture.jpg")
 _WAIT_SECONDS = 120.0
-_UNKNOWN = "image/jpeg"  # the content type of a file of unknown kind: the API then refuses it
+_UNKNOWN = "image/jpeg"  # sent for a file that the demo does not recognise; the API looks at its bytes and refuses it
 
 
 class DemoFailed(LeaseholdError):
@@ -38,15 +39,19 @@ class Sent:
     job_id: str | None = None
 
 
-async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **where: Any) -> None:
+async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **servers: Any) -> None:
     """Send all pictures and report on each. `keep`: then print the address of the first job's page and wait for Ctrl-C.
+    `servers`: addresses of servers that run elsewhere, as for Installation.
 
-    Raises DemoFailed at the end if a picture did not become READY.
+    Raises DemoFailed at the end if a picture did not become READY; before that if an upload is refused, or if two
+    results would have one name.
     """
+    paths = pictures or [SHIPPED]
+    _refuse_lost_results(paths, out)
     console = Console()
     started = monotonic()
     with console.status("starting PostgreSQL, an S3 server, the API and a worker"):
-        installation = Installation(patient=False, **where)
+        installation = Installation(patient=False, **servers)
         await installation.__aenter__()
     try:
         console.print(
@@ -54,12 +59,12 @@ async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **wher
         )
         if installation.isolation == "best_effort":
             console.print(f"fences: {installation.fences}")
-        sent = [Sent(path, {"status": "INIT", "steps": []}) for path in (pictures or [SHIPPED])]
+        sent = [Sent(path, {"status": "INIT", "steps": []}) for path in paths]
         headers = {"Authorization": f"Bearer {installation.api_key}"}
         async with httpx2.AsyncClient(base_url=installation.api_url, headers=headers, timeout=60) as client:
             with Live(_table(sent), console=console, refresh_per_second=10) as live:
-                await asyncio.gather(
-                    *(_follow(client, picture, out, lambda: live.update(_table(sent))) for picture in sent)
+                await gather_or_cancel(
+                    _follow(client, picture, out, lambda: live.update(_table(sent))) for picture in sent
                 )
         for picture in sent:
             _report(console, picture)
@@ -70,6 +75,20 @@ async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **wher
     console.print(f"everything is stopped; {monotonic() - started:.1f} s in all")
     if failed := [str(picture.path) for picture in sent if picture.view["status"] != "READY"]:
         raise DemoFailed(f"not READY: {', '.join(failed)}")
+
+
+def _refuse_lost_results(pictures: Sequence[Path], out: Path) -> None:
+    """Raises DemoFailed if a result would be written over another, or over one of the pictures."""
+    saved = [_saved_as(picture, out) for picture in pictures]
+    for picture, path in zip(pictures, saved, strict=True):
+        if saved.count(path) > 1:
+            raise DemoFailed(f"two pictures would be saved as {path}: send one of them under another name")
+        if path.resolve() in {other.resolve() for other in pictures}:
+            raise DemoFailed(f"the result of {picture} would replace {path}: choose another folder with --out")
+
+
+def _saved_as(picture: Path, out: Path) -> Path:
+    return out / f"{picture.stem}.webp"
 
 
 async def _until_stopped(console: Console, installation: Installation, first: Sent) -> None:
@@ -101,10 +120,10 @@ async def _follow(client: httpx2.AsyncClient, picture: Sent, out: Path, show: An
         show()
         return
     picture.job_id = accepted.json()["job_id"]
-    async with asyncio.timeout(_WAIT_SECONDS):
-        while picture.view["status"] not in ("READY", "FAILED"):
-            picture.view = await _json_of(client.get(f"/media/{ticket['media_id']}", params={"wait": 5}))
-            show()
+    until = monotonic() + _WAIT_SECONDS
+    while picture.view["status"] not in ("READY", "FAILED") and monotonic() < until:
+        picture.view = await _json_of(client.get(f"/media/{ticket['media_id']}", params={"wait": 5}))
+        show()
     if picture.view["status"] == "READY":
         picture.saved = await _save(picture, out)
 
@@ -123,7 +142,7 @@ async def _save(picture: Sent, out: Path) -> Path:
     async with httpx2.AsyncClient(timeout=60) as plain:
         final = await plain.get(picture.view["final_url"])
         final.raise_for_status()
-    saved = out / f"{picture.path.stem}.webp"
+    saved = _saved_as(picture.path, out)
     await asyncio.to_thread(out.mkdir, parents=True, exist_ok=True)
     await asyncio.to_thread(saved.write_bytes, final.content)
     return saved

@@ -1,4 +1,6 @@
-"""The work of `leasehold keys` and `leasehold signing-key`: API keys in the database, and keys that sign packages."""
+"""The work of `leasehold keys` and `leasehold signing-key`: API keys in the database, and the key pair that signs the
+packages of converted models.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,10 @@ def make_signing_key() -> dict[str, str]:
 
 
 async def create_one(
-    settings: Settings, tenant: str, client: str, scopes: Sequence[str], lives: timedelta | None = None
+    settings: Settings, tenant: str, client: str, scopes: Sequence[str], lifetime: timedelta | None = None
 ) -> NewKey:
     """Create an API key. Its text is stored nowhere. Raises Invalid, and Conflict `too_many_keys`."""
-    ends = None if lives is None else datetime.now(UTC) + lives
+    ends = None if lifetime is None else datetime.now(UTC) + lifetime
     async with connected(settings, "keys") as connection:
         return await keys.make(
             connection, command_actor(), settings.keys_per_tenant,
@@ -46,10 +48,12 @@ async def rotate_one(settings: Settings, prefix: str, overlap: timedelta) -> New
         return await keys.rotate(connection, command_actor(), prefix, overlap)
 
 
-async def expire_one(settings: Settings, prefix: str, lives: timedelta) -> datetime:
-    """Let the key end after `lives`, never later than before. Return the end. Raises NotFound."""
+async def expire_one(settings: Settings, prefix: str, lifetime: timedelta) -> datetime:
+    """End the key after `lifetime`; a key that would end sooner keeps its end. Returns the end. Raises NotFound for an
+    unknown, revoked or expired key.
+    """
     async with connected(settings, "keys") as connection:
-        return await keys.expire(connection, command_actor(), prefix, lives)
+        return await keys.expire(connection, command_actor(), prefix, lifetime)
 
 
 async def revoke_one(settings: Settings, prefix: str) -> None:

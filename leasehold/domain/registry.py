@@ -19,7 +19,8 @@ from leasehold.domain.pipeline import Pipeline
 
 #: A package offers its own work under this entry-point group; each entry is a `Pipeline` or a `Kind`.
 ENTRY_POINTS = "leasehold.pipelines"
-#: The package of the platform's own kinds of work. The handlers in a folder need the extra with the folder's name.
+#: The package of the platform's own kinds of work. The handlers in its folder `media` need the extra
+#: `leasehold[media]`, and so on.
 _SHIPPED = "leasehold.pipelines."
 
 
@@ -42,7 +43,8 @@ class Pipelines:
     def __init__(self, *declared: Pipeline | Kind) -> None:
         self._by_name: dict[str, Pipeline] = {}
         self._kinds: dict[str, Kind] = {}
-        #: By app: a worker writes them when it starts. An app without schedules is there, too: it may have had some.
+        #: The schedules of each app, by its name. A worker that starts makes the database match. An app without
+        #: schedules has an empty entry, so that the worker pauses those that it had.
         self.schedules: dict[str, tuple[DeclaredSchedule, ...]] = {}
         for pipeline_or_kind in declared:
             self.add(pipeline_or_kind)
@@ -82,7 +84,8 @@ class Pipelines:
     def load_handlers(self, pipeline: str) -> Pipeline:
         """Import the module with the pipeline's handlers. Every step must have one, except external steps.
 
-        Raises DeclarationError that names the steps without a handler, or the extra of Leasehold that is not installed.
+        Raises DeclarationError that names the steps without a handler, or the extra of Leasehold that is not installed;
+        and ImportError if a module of yours cannot be imported.
         """
         declared = self[pipeline]
         try:
@@ -95,26 +98,32 @@ class Pipelines:
                 f"pipeline {pipeline} needs {error.name}, which is not installed: pip install 'leasehold[{extra}]', "
                 "or leave the pipeline out (LEASEHOLD_PIPELINES)"
             ) from error
-        inline = [step.name for step in declared.steps if not step.external]
-        if missing := [name for name in inline if name not in declared.handlers]:
+        with_handler = [step.name for step in declared.steps if not step.external]
+        if missing := [name for name in with_handler if name not in declared.handlers]:
             raise DeclarationError(f"pipeline {pipeline}: no handler in {declared.module} for {missing}")
         return declared
 
     @classmethod
     def from_source(cls, source: str) -> Pipelines:
-        """The registry that `source` ("module:name") names: an App, or a callable that returns the registry. The module
-        may lie in the current folder.
+        """The registry that `source` ("module:name") names: an App, a registry, or a callable that returns the
+        registry. Without `:name` it is `app`. The module may lie in the current folder.
 
         Raises DeclarationError when there is none.
         """
         module, _, name = source.partition(":")
+        if not module:
+            raise DeclarationError(f"{source!r} names no module: write MODULE:NAME")
         import_from_current_folder()
         try:
             found = getattr(importlib.import_module(module), name or "app")
         except (ImportError, AttributeError) as error:
             hint = f"; {Path.cwd()} is searched, too" if isinstance(error, ModuleNotFoundError) else ""
             raise DeclarationError(f"cannot load pipelines from {source!r}: {error}{hint}") from error
-        registry = found.pipelines() if hasattr(found, "pipelines") else found() if callable(found) else found
+        registry = found
+        if hasattr(found, "pipelines"):
+            registry = found.pipelines()
+        elif callable(found):
+            registry = found()
         if not isinstance(registry, cls):
             raise DeclarationError(f"{source!r} returned a {type(registry).__name__}, not Pipelines")
         return registry

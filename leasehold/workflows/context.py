@@ -61,7 +61,9 @@ class Child(Generic[R]):
 
 
 class Context:
-    """The first parameter of a workflow. Await what its methods return; await nothing else."""
+    """The first parameter of a workflow. A workflow awaits only what its methods return, also in coroutines of its own
+    (`gather`).
+    """
 
     def __init__(self, driver: Driver, name: str | None = None, *, detach: bool = False) -> None:
         self._driver = driver
@@ -86,7 +88,7 @@ class Context:
         return RunCall(task.runnable, task.runnable.encode(args, kwargs), self._name)
 
     def named(self, name: str) -> Context:
-        """The same context, whose `run` names its steps so instead of by the task: `ctx.named("deposit").run(...)`."""
+        """A context whose `run` names the step `name`, not by its task: `ctx.named("deposit").run(...)`."""
         return Context(self._driver, _checked(name), detach=self._detach)
 
     def start(self, task: TaskOf[P, R], *args: P.args, **kwargs: P.kwargs) -> Pending[Child[R]]:
@@ -156,8 +158,8 @@ class Context:
         return self._driver.patched(_checked(name))
 
     def now(self) -> datetime:
-        """The time of the last result that this branch has received; at first, of the run's start. The same at each
-        replay.
+        """The time when the newest result of a step, a run, a sleep or a signal came to this branch; before the first
+        one, the start of the run. The same at each replay.
         """
         return self._driver.active.now
 

@@ -268,7 +268,7 @@ class Runner:
         return failure_of(claimed, step, Retryable(message, code="handler_error"))
 
     async def _was_unforeseen_before(self, claimed: Claimed) -> bool:
-        """Whether the attempt before this one ended with an unforeseen exception, too."""
+        """Whether the last attempt that raised an error ended with an unforeseen exception, too."""
         if not claimed.errors:
             return False
         try:

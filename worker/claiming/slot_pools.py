@@ -13,7 +13,7 @@ from leasehold.worker.attempts.runner import Runner
 from leasehold.worker.claiming.claimer import Claimer
 from leasehold.worker.claiming.hint_router import HintRouter
 from leasehold.worker.claiming.slot_pool import SlotPool
-from leasehold.worker.sandbox.children import children_of
+from leasehold.worker.sandbox.children import number_of_children
 
 #: Hints in hand for each slot. The broker divides them between the bands without lending: each band's part alone must
 #: be able to fill the slots.
@@ -84,7 +84,7 @@ class SlotPools:
             yield self._pool(queues, slots, reserve=slots if reserve is None else reserve)
 
     def _isolated_pool(self, queues: frozenset[str]) -> SlotPool:
-        return self._pool(queues, children_of(self._settings), reserve=0)
+        return self._pool(queues, number_of_children(self._settings), reserve=0)
 
     def _pool(self, queues: Iterable[str], slots: int, *, reserve: int) -> SlotPool:
         return SlotPool(

@@ -219,6 +219,6 @@ def _requests(
         raise Permanent("bad_params", f"the parameters cannot be sent to a child process: {error}") from error
 
 
-def children_of(settings: Settings) -> int:
+def number_of_children(settings: Settings) -> int:
     """How many isolated steps the worker runs at once: as many as it has cores, unless a setting says otherwise."""
     return settings.worker_children or os.cpu_count() or 1
