@@ -40,6 +40,8 @@ async def check_database(
         " pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on' AS read_only,"
         " current_setting('fsync') AS fsync, current_setting('synchronous_commit') AS synchronous_commit,"
         " current_setting('full_page_writes') AS full_page_writes,"
+        " current_setting('synchronous_standby_names') AS standby_names,"
+        " (SELECT count(*) FROM pg_stat_replication) AS standbys,"
         " (SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass('task')) AS owns"
     )
     assert row is not None
@@ -59,6 +61,7 @@ async def check_database(
             ", ".join(f"{name} {row[name]}" for name in ("fsync", "synchronous_commit", "full_page_writes")),
             "with any of them off, a crash of the machine may lose commits that clients were told of",
         ),
+        _replication(row["standby_names"], row["synchronous_commit"], row["standbys"]),
         *[await _check_schema(connection, schema) for schema in schemas],
         Finding(
             "role",
@@ -77,6 +80,27 @@ async def check_database(
             else "tasks of a dead worker wait until their leases end; LEASEHOLD_PRESENCE=false accepts that",
         ),
     ]
+
+
+#: What a synchronous standby has when a commit is acknowledged, by `synchronous_commit`.
+_STANDBY_HAS = {
+    "remote_apply": "has applied it",
+    "on": "has it on its disk",
+    "remote_write": "has it in memory: the loss of both machines at once loses it",
+}
+
+
+def _replication(standby_names: str, synchronous_commit: str, standbys: int) -> Finding:
+    """The row of docs/operations/failover.md in which the installation stands."""
+    if standby_names and synchronous_commit in _STANDBY_HAS:
+        found = f"quorum, {synchronous_commit}" if "ANY " in standby_names.upper() else synchronous_commit
+        has = _STANDBY_HAS[synchronous_commit]
+        meaning = f"a failover loses nothing acknowledged: when a commit is answered, a standby {has}"
+    elif standby_names or standbys:
+        found, meaning = "asynchronous", "a failover loses the last commits, also acknowledged ones"
+    else:
+        found, meaning = "none", "if this server's disk is lost, only a backup has what was acknowledged"
+    return Finding("replication", True, found, meaning)
 
 
 async def _check_schema(connection: Connection, schema: Schema) -> Finding:

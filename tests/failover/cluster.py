@@ -71,8 +71,8 @@ async def _connected(server: Postgres) -> AsyncIterator[asyncpg.Connection[async
 
 
 @asynccontextmanager
-async def cluster_in(directory: Path, *, synchronous: bool) -> AsyncIterator[Cluster]:
-    """A migrated cluster. `synchronous`: a commit waits until the standby has applied it (`remote_apply`)."""
+async def cluster_in(directory: Path, mode: str) -> AsyncIterator[Cluster]:
+    """A migrated cluster. `mode`: a row of docs/operations/failover.md."""
     folders = (directory.with_name(f"{directory.name}-{role}") for role in ("primary", "standby"))
     cluster = Cluster(*(Postgres(folder, durable=True) for folder in folders))
     try:
@@ -80,8 +80,8 @@ async def cluster_in(directory: Path, *, synchronous: bool) -> AsyncIterator[Clu
         await migrate(cluster.primary.url)
         await _copy(cluster)
         await cluster.standby.start()
-        if synchronous:
-            await _make_synchronous(cluster)
+        if mode != "asynchronous":
+            await _make_synchronous(cluster, mode)
         await cluster.replicated()
         yield cluster
     finally:
@@ -102,10 +102,12 @@ async def _copy(cluster: Cluster) -> None:
     await run("pg_basebackup", [program, *arguments], log=directory / "copy.log", env={}, cwd=directory, run_as=run_as)
 
 
-async def _make_synchronous(cluster: Cluster) -> None:
+async def _make_synchronous(cluster: Cluster, mode: str) -> None:
+    names, _, commit = mode.rpartition(", ")
+    state = "quorum" if names else "sync"
     async with asyncio.timeout(SECONDS), _connected(cluster.primary) as primary:
-        await primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
-        await primary.execute("ALTER SYSTEM SET synchronous_commit = 'remote_apply'")
+        await primary.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{'ANY 1 (*)' if names else '*'}'")
+        await primary.execute(f"ALTER SYSTEM SET synchronous_commit = '{commit}'")
         await primary.execute("SELECT pg_reload_conf()")
-        while await primary.fetchval("SELECT sync_state FROM pg_stat_replication") != "sync":
+        while await primary.fetchval("SELECT sync_state FROM pg_stat_replication") != state:
             await asyncio.sleep(0.02)

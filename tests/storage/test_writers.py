@@ -48,6 +48,30 @@ async def test_what_a_predecessor_left_is_replaced(store: ObjectStore) -> None:
     assert await store.read_head("k", 20) == b"right"
 
 
+async def test_of_two_owners_of_one_epoch_the_one_that_postgresql_confirms_replaces(store: ObjectStore) -> None:
+    """An asynchronous failover lost the first claim, and the new primary gave its epoch out again."""
+    lost, claimed_anew = held(2), held(2)
+    lost.confirmed = lambda: False  # its heartbeat has no connection to the new primary yet
+    await write(store, claimed_anew, b"committed")
+    with pytest.raises(ObjectExists):
+        await write(store, lost, b"late")
+    assert await store.read_head("k", 20) == b"committed"
+
+    await store.delete("k")
+    await write(store, lost, b"lost")
+    await write(store, lost, b"lost, again")  # what it wrote itself
+    await write(store, claimed_anew, b"right")
+    assert await store.read_head("k", 20) == b"right"
+
+
+async def test_what_an_older_release_signed_without_the_owner_is_an_attempts_own(store: ObjectStore) -> None:
+    by = held(2)
+    by.confirmed = lambda: False
+    await store.put("k", b"draft", content_type="text/plain", metadata={"writer": f"{TASK} 2"})
+    await write(store, by, b"final")
+    assert await store.read_head("k", 20) == b"final"
+
+
 async def test_an_attempt_may_write_a_key_again(store: ObjectStore) -> None:
     await write(store, held(2), b"draft")
     await write(store, held(2), b"final")
@@ -113,13 +137,13 @@ async def test_an_attempt_replaces_a_leftover_of_an_earlier_one_and_nothing_once
     for name in ("leftover", "right", "third"):
         (tmp_path / name).write_bytes(name.encode())
     await way(store, held(1), tmp_path / "leftover")
-    await way(store, held(2), tmp_path / "right")
+    await way(store, right := held(2), tmp_path / "right")
     with pytest.raises((ObjectExists, LeaseLost)):
         await way(store, held(3, seconds=-1.0), tmp_path / "third")
     assert await store.read_head("p/made", 20) == b"right"
     written = await store.head("p/made")
     assert written is not None
-    assert written.metadata["writer"] == f"{TASK} 2"
+    assert written.metadata["writer"] == f"{TASK} 2 {right.lease.owner}"
 
 
 @pytest.mark.parametrize("way", [write_bytes, write_file])

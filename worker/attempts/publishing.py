@@ -36,7 +36,7 @@ _MANIFEST_BYTES = 1500
 
 def writer_of(lease: Lease) -> dict[str, str]:
     """The metadata that names the attempt that wrote an object."""
-    return {_WRITER: f"{lease.task_id} {lease.epoch}"}
+    return {_WRITER: f"{lease.task_id} {lease.epoch} {lease.owner}"}
 
 
 def replaceable(held: HeldLease) -> Callable[[Stored], bool]:
@@ -46,12 +46,19 @@ def replaceable(held: HeldLease) -> Callable[[Stored], bool]:
     newer attempt wrote the object. Trust alone is not enough: an early takeover (the owner's presence ended) reaches
     the old owner's heartbeat late, and until then the old owner could overwrite the new owner's output. Exception: a
     store that drops metadata leaves only trust.
+
+    An asynchronous failover can give an epoch out twice. Of two owners of one epoch only the one that PostgreSQL
+    confirms may replace what the other wrote.
     """
 
     def may_replace(existing: Stored) -> bool:
-        task_id, _, epoch = existing.metadata.get(_WRITER, "").partition(" ")
-        is_newer = task_id == str(held.lease.task_id) and epoch.isdecimal() and int(epoch) > held.lease.epoch
-        return held.trusted() and not is_newer
+        task_id, epoch, owner = [*existing.metadata.get(_WRITER, "").split(" "), "", "", ""][:3]
+        if not held.trusted():
+            return False
+        if task_id != str(held.lease.task_id) or not epoch.isdecimal() or int(epoch) < held.lease.epoch:
+            return True
+        is_own_epoch = int(epoch) == held.lease.epoch
+        return is_own_epoch and (owner in ("", str(held.lease.owner)) or held.confirmed())
 
     return may_replace
 

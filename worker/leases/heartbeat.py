@@ -13,6 +13,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from contextvars import copy_context
+from functools import partial
 from time import monotonic, perf_counter
 from uuid import UUID
 
@@ -102,7 +103,8 @@ class Heartbeat:
         The returned lease is lost already in two cases: the claim's answer came too late to be trusted, or the worker
         has a newer claim of the same task.
         """
-        held = HeldLease(lease, monotonic() + seconds)
+        confirmed = partial(self.ownership_confirmed, lease.task_id)
+        held = HeldLease(lease, monotonic() + seconds, confirmed=confirmed)
         with self._lock:
             older = self._held.get(lease.task_id)
             is_newest = older is None or older.lease.epoch <= lease.epoch

@@ -25,6 +25,8 @@ class HeldLease:
     #: The worker has sent the settlement. PostgreSQL may have committed it already; then others may claim the task.
     settlement_sent: bool = field(default=False, init=False)
     cancelled: bool = field(default=False, init=False)
+    #: Whether PostgreSQL has just confirmed that this worker owns the lease.
+    confirmed: Callable[[], bool] = field(default=lambda: True)
     _on_lost: Callable[[], object] | None = field(default=None, init=False)
     _on_cancel: Callable[[], object] | None = field(default=None, init=False)
 
