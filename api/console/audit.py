@@ -73,29 +73,34 @@ async def show_audit(
         )
     )
     chain = tenant if tenant and OPERATE in caller.scopes else caller.tenant_id
-    shared: Shared[Checked | None] = shared_of(request, "audit", _CHECKED_SECONDS)
+    shared: Shared[Checked] = shared_of(request, "audit", _CHECKED_SECONDS)
     return page(
         request,
         "audit.html",
         rows=[row | {"link": _link(row)} for row in answer["rows"]],
         next_cursor=answer["next_cursor"],
-        chain=await shared.get(chain, lambda: _checked(services, chain)),
+        chain=await _chain(services, shared, chain),
         wanted={"tenant": tenant, "actor": actor, "action": action, "target": target, "since": since, "until": until},
         cursor=cursor,
         sees_all=OPERATE in caller.scopes,
     )
 
 
-async def _checked(services: Services, tenant_id: str) -> Checked | None:
-    """None: the chain has no rows."""
+async def _chain(services: Services, shared: Shared[Checked], tenant_id: str) -> Checked | None:
+    """The state of the chain with its head of now. None: it has no rows."""
     async with services.pool.acquire() as connection:
         heads = await audit.heads(connection, tenant_id)
-        if not heads:
-            return None
-        (head,) = heads
+    if not heads:
+        return None
+    (head,) = heads
+    return await shared.get((tenant_id, head["seq"], head["hash"]), lambda: _checked(services, head))
+
+
+async def _checked(services: Services, head: Mapping[str, Any]) -> Checked:
+    async with services.pool.acquire() as connection:
         broken = await audit.verify_newest(connection, head, MAX_CHECKED)
     rows = head["seq"] - head["first_seq"] + 1
-    return Checked(tenant_id, rows, min(rows, MAX_CHECKED), head["hash"], broken)
+    return Checked(head["tenant_id"], rows, min(rows, MAX_CHECKED), head["hash"], broken)
 
 
 def _instant(text: str) -> datetime | None:

@@ -26,7 +26,9 @@ MAX_TASKS, _MAX_LETTERS = 1000, 100
 #: Waiting longer than this is worth a sentence.
 _LONG = timedelta(minutes=1)
 #: Reasons to wait that are as somebody wanted.
-_WANTED = frozenset({"waiting_until", "waiting_for_external_worker", "running"})
+_WANTED = frozenset(
+    {"waiting_until", "waiting_for_external_worker", "waiting_for_signal", "waiting_for_steps", "running"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,13 @@ def _in_line(row: Row) -> dict[str, Any]:
 
 
 def _later(row: Row) -> dict[str, Any]:
-    at: datetime = row["available_at"]
+    at: datetime | None = row["available_at"]
+    if row["signals"]:
+        names = " or ".join(row["signals"])
+        message = f"{row['step']} waits for the signal {names}{'' if at is None else f', until {at.isoformat()}'}."
+        return _reason("waiting_for_signal", message, step=row["step"], signals=row["signals"], until=at)
+    if at is None:
+        return _reason("waiting_for_steps", f"{row['step']} waits for steps that it started.", step=row["step"])
     if row["status"] == "retry":
         message = f"{row['step']} failed and is tried again at {at.isoformat()}."
         return _reason("retry_later", message, step=row["step"], until=at, error=row["failure"])

@@ -97,11 +97,16 @@ def _waits_for(row: Row, steps: list[Mapping[str, Any]]) -> list[dict[str, Any]]
             step=step["id"],
             state=step["state"],
             queue=_shown(step["queue"]),
-            until=step["available_at"] if datetime.fromisoformat(step["available_at"]) > now else None,
+            until=_later(step["available_at"], now),
         )
         for step in steps
         if step["state"] in _OPEN
     ]
+
+
+def _later(text: str | None, now: datetime) -> str | None:
+    """The instant if it is still to come. `text` None: a workflow waits for a signal or a step, and for no instant."""
+    return text if text is not None and datetime.fromisoformat(text) > now else None
 
 
 def _callback(callback: Mapping[str, Any] | None) -> dict[str, Any] | None:

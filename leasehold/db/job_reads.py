@@ -44,7 +44,8 @@ SELECT {COLUMNS}, j.params, j.output_prefix, j.exclusive_key,
              (SELECT e.at FROM history e WHERE e.job_id = j.id ORDER BY e.seq DESC LIMIT 1)) AS updated_at,
     (SELECT jsonb_agg(jsonb_build_object(
         'id', t.step, 'state', t.status, 'attempt', t.attempt, 'max_attempts', t.max_attempts, 'task_id', t.id,
-        'queue', t.queue, 'started_at', t.started_at, 'finished_at', t.finished_at, 'available_at', t.available_at,
+        'queue', t.queue, 'started_at', t.started_at, 'finished_at', t.finished_at,
+        'available_at', nullif(t.available_at, 'infinity'),
         'worker', t.lease_owner, 'percent', p.percent, 'summary', p.summary,
         'result', (SELECT x.value FROM result x WHERE x.task_id = t.id),
         'attempts', (SELECT jsonb_agg(jsonb_build_object('epoch', f.epoch, 'cause', f.cause, 'code', f.code,
@@ -194,7 +195,10 @@ async def ledger(connection: Connection, tenant_id: str, job_id: UUID, at_most: 
 async def why_waiting(connection: Connection, tenant_id: str, job_id: UUID) -> Sequence[Row]:
     """For each unfinished step, the facts that decide whether a worker can claim it."""
     return await connection.fetch(
-        "SELECT t.step, t.status, t.queue, t.available_at, t.available_at > clock_timestamp() AS later, t.waiting_on,"
+        "SELECT t.step, t.status, t.queue, nullif(t.available_at, 'infinity') AS available_at,"
+        " t.available_at > clock_timestamp() AS later, t.waiting_on,"
+        " (SELECT array_agg(DISTINCT e.name ORDER BY e.name) FROM journal e WHERE e.job_id = t.job_id"
+        "   AND NOT t.contained AND e.kind = 'signal' AND e.state = 'open') AS signals,"
         " t.lease_until, t.lease_owner, t.lease_until < clock_timestamp() AS lapsed,"
         " (SELECT p.reason FROM paused_queue p WHERE p.queue = t.queue) AS paused_because,"
         " (SELECT count(*) FROM worker w WHERE t.queue = ANY(w.queues) AND NOT w.draining) AS workers,"

@@ -29,7 +29,7 @@ SELECT found.*, j.params AS payload,
     (SELECT jsonb_agg(jsonb_build_object(
         'id', t.step, 'status', t.status, 'attempt', t.attempt, 'max_attempts', t.max_attempts, 'task_id', t.id,
         'epoch', t.epoch, 'queue', t.queue, 'started_at', t.started_at, 'finished_at', t.finished_at,
-        'available_at', t.available_at, 'percent', p.percent, 'summary', p.summary,
+        'available_at', nullif(t.available_at, 'infinity'), 'percent', p.percent, 'summary', p.summary,
         'result', (SELECT x.value FROM result x WHERE x.task_id = t.id),
         'error', (SELECT jsonb_build_object('code', f.code, 'message', f.message, 'retryable', f.retryable)
                   FROM failure f WHERE f.task_id = t.id ORDER BY f.epoch DESC LIMIT 1)

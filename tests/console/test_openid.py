@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 from urllib.parse import urlencode
@@ -16,7 +17,7 @@ from pydantic import SecretStr, ValidationError
 
 from leasehold.api.console import openid, session
 from leasehold.db.database import Connection
-from leasehold.domain.errors import Unauthenticated
+from leasehold.domain.errors import Conflict, Unauthenticated
 from leasehold.limits import people
 from leasehold.security.egress import Answer
 from leasehold.security.openid import Flow, Identity, OpenId
@@ -290,6 +291,44 @@ async def test_somebody_else_with_the_same_address_is_told_apart(rows: Connectio
     assert other["login"] == f"a@example.org#{str(other['id'])[-8:]}"
     (again,) = await people.enter(rows, first, given, 10)
     assert (again["id"], again["login"]) == (one["id"], "a@example.org")
+
+
+async def test_people_of_a_tenant_are_bounded_and_those_who_stay_away_are_forgotten(rows: Connection) -> None:
+    """Whoever is disabled stays: forgotten, they would come again and be let in."""
+    given = {"acme": ["role:viewer"]}
+    for number in range(3):
+        await people.enter(rows, Identity("https://i", str(number), f"p{number}", "P", frozenset()), given, 3)
+    more = Identity("https://i", "3", "p3", "P", frozenset())
+    with pytest.raises(Conflict, match="at most 3 people"):
+        await people.enter(rows, more, given, 3)
+    assert len(await people.enter(rows, Identity("https://i", "0", "p0", "P", frozenset()), given, 3)) == 1
+    await rows.execute("UPDATE person SET seen_at = now() - interval '31 days' WHERE subject <> '0'")
+    await rows.execute("UPDATE person SET disabled_at = now() WHERE subject = '1'")
+    await people.forget(rows, 30)
+    left = await rows.fetch("SELECT subject FROM person ORDER BY subject")
+    assert [row["subject"] for row in left] == ["0", "1"]
+
+
+async def test_a_flood_of_sign_ins_waits_and_is_refused_then(
+    settings: Settings, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request to the provider at once: a second one waits, and no longer than its patience."""
+    monkeypatch.setattr("leasehold.api.console.openid._PATIENCE_SECONDS", 0.05)
+    narrow = configured(settings, provider.issuer).model_copy(update={"console_oidc_at_once": 1})
+    held, free = asyncio.Event(), asyncio.Event()
+
+    async def hold(*_: Any) -> str:
+        held.set()
+        await free.wait()
+        return provider.issuer
+
+    monkeypatch.setattr(OpenId, "address", hold)
+    async with serving(narrow) as running, browser_of(running) as browser:
+        first = asyncio.create_task(browser.get("/console/oidc"))
+        await held.wait()
+        problem(await browser.get("/console/oidc", headers={"Accept": "*/*"}), 503, "sign_ins_waiting")
+        free.set()
+        assert (await first).status_code == 303
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ let dueAt = 0;
 
 function isBusy() {
   const selected = document.getSelection();
-  return refreshing || document.querySelector("details.ask[open], dialog[open]") || (selected && !selected.isCollapsed);
+  return refreshing || document.querySelector("details.ask[open], dialog[open], main form[data-begun]") || (selected && !selected.isCollapsed);
 }
 
 function refresh(now) {
@@ -83,6 +83,9 @@ Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, node) =>
   !(name === "open" && node.tagName === "DETAILS") && !(name === "checked" && node.tagName === "INPUT");
 Idiomorph.defaults.callbacks.beforeNodeMorphed = (old) => !(old.nodeType === 1 && old.tagName === "INPUT" && old.type === "checkbox");
 
+// On a phone the pages' names scroll: the one that is open is in view.
+document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+
 setInterval(() => { countTimes(); refresh(false); }, 1000);
 dueAt = Date.now() + 4000;
 countTimes();
@@ -116,6 +119,12 @@ document.addEventListener("submit", (event) => {
   if (event.target.method === "post" && button) setTimeout(() => { button.disabled = true; }, 0);
 });
 addEventListener("pageshow", () => { for (const button of document.querySelectorAll("form button[disabled]:not([data-off])")) button.disabled = false; });
+
+// What a person has begun to write stays: the page refreshes itself again after the form is sent.
+document.addEventListener("input", (event) => {
+  const form = event.target.closest("main form[method=post]");
+  if (form && event.target.type !== "checkbox") form.dataset.begun = "";
+});
 
 document.addEventListener("change", (event) => {
   if (!event.target.matches("[data-pick-all], [name=job]")) return;
