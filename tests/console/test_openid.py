@@ -344,9 +344,9 @@ async def test_a_private_provider_is_reached_only_where_its_network_is_named(
 ) -> None:
     closed = configured(settings, provider.issuer).model_copy(update={"console_oidc_networks": ""})
     async with serving(closed) as running, browser_of(running) as browser:
-        before = len(provider.paths)
+        before = provider.requests
         problem(await browser.get("/console/oidc", headers={"Accept": "*/*"}), 502, "openid_unavailable")
-        assert len(provider.paths) == before
+        assert provider.requests == before
     without = settings.model_copy(update={"console_oidc_issuer": None})
     async with serving(without) as running, browser_of(running) as browser:
         assert (await browser.get("/console/oidc")).status_code == 404
