@@ -12,6 +12,9 @@ from pathlib import Path
 from rich.console import Console
 
 from bench import (
+    console as console_pages,
+)
+from bench import (
     conversion,
     fleet,
     generation,
@@ -67,6 +70,7 @@ FIGURES: Mapping[str, Callable[[Testbed, Scale], Awaitable[list[Figure]]]] = {
     "snapshot": snapshot.measure,
     "tables": tables.measure,
     "surface": surface.measure,
+    "console": console_pages.measure,
     "operations": operations.measure,
     "steady": steady.measure,
     "recovery": recovery.measure,
@@ -77,7 +81,7 @@ FIGURES: Mapping[str, Callable[[Testbed, Scale], Awaitable[list[Figure]]]] = {
     "hostile": hostile.measure,
 }
 #: Not without being asked for: they install others' packages, or take a quarter of an hour and more.
-ASKED_FOR = {"peers", "delays", "pictures", "steady", "tables", "surface", "operations", "sdk", "hostile"}
+ASKED_FOR = {"peers", "delays", "pictures", "steady", "tables", "surface", "console", "operations", "sdk", "hostile"}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -18,6 +18,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._closed = asyncio.get_running_loop().create_future()
         self._answer: asyncio.Future[tuple[int, bytes]] | None = None
+        self._head = b""
         self._received = b""
 
     @classmethod
@@ -30,6 +31,11 @@ class Connection(asyncio.Protocol):
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return self._answer
+
+    async def send_for_head(self, request: bytes) -> tuple[int, bytes, bytes]:
+        """Status, body and head of the answer."""
+        status, body = await self.send(request)
+        return status, body, self._head
 
     async def close(self) -> None:
         self._transport.close()
@@ -48,6 +54,7 @@ class Connection(asyncio.Protocol):
         missing = int(length.partition(b"\r\n")[0] or 0) - len(body)
         if missing <= 0 and self._answer is not None:
             self._received = b""
+            self._head = head
             self._answer.set_result((int(head.split(b" ", 2)[1]), body))
 
     def connection_lost(self, error: Exception | None) -> None:

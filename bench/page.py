@@ -35,6 +35,7 @@ MEASURED = {
     "tables": ("leasehold/db", "leasehold/transitions", "migrations"),
     "growth": ("leasehold/db", "leasehold/transitions", "migrations"),
     "surface": ("leasehold/db", "migrations"),
+    "console": ("api/console", "api/jobs", "leasehold/db"),
     "operations": ("leasehold/actions", "leasehold/pipelines/operations", "leasehold/transitions"),
     "image": ("leasehold/pipelines/media", "leasehold/storage", "worker"),
     "pictures": ("leasehold/pipelines/media", "leasehold/storage", "worker"),

@@ -72,8 +72,12 @@ _FILL = (
                 ELSE 'succeeded' END, 1, CASE WHEN NOT live THEN at END
     FROM made
     """,
+    """
+    INSERT INTO failure (task_id, epoch, cause, code, message, retryable, at)
+    SELECT id, 1, 'error', 'code' || (g / 100) % 20, 'timeout', false, at FROM made WHERE failed AND NOT live
+    """,
     "DROP TABLE made",
-    "VACUUM ANALYZE job, run, job_tag, task",
+    "VACUUM ANALYZE job, run, job_tag, task, failure",
 )
 
 
@@ -81,7 +85,7 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     jobs = max(scale.finished)
     figures: list[Figure] = []
     async with testbed.installation(broker="postgres") as installation:
-        await _fill(installation, jobs)
+        await fill(installation, jobs)
         await testbed.checkpoint()
         connection = await connect(installation.settings, "bench")
         try:
@@ -92,7 +96,8 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     return figures
 
 
-async def _fill(installation: Installation, jobs: int) -> None:
+async def fill(installation: Installation, jobs: int) -> None:
+    """Write so many jobs, as `_FILL` describes."""
     async with installation.connection() as unhurried:
         first, *others = _FILL
         await unhurried.execute(first.replace("$1", str(jobs)))

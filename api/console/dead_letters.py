@@ -17,23 +17,32 @@ from leasehold.api.http.cursors import InstantCursor
 from leasehold.api.jobs import dead_letters as endpoints
 from leasehold.api.jobs.schemas import BulkReplayRequest
 from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import services_of
 from leasehold.domain.errors import Invalid
 
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ, or_else=RUNS_READ))]
 Writer = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE, or_else=RUNS_WRITE))]
 Kind = Annotated[str, Query(max_length=63)]
-_GROUPS = 50
+#: Groups on a page, and the dead letters that they are made of: the page is refreshed as long as it is open.
+_GROUPS, _GROUPED = 50, 1000
 #: Dead letters of one bulk retry.
 _AT_ONCE = 1000
 
 
 @router.get("/dead-letters")
 async def show_groups(request: Request, caller: Reader, kind: Kind = "") -> Response:
-    answer = _json(await endpoints.group_dead_letters(request, caller, kind or None, _GROUPS))
+    groups = await endpoints.groups(services_of(request), caller, kind or None, _GROUPS, _GROUPED)
     address = f"{request.url.path}?{request.url.query}"
     return page(
-        request, "dead_letters.html", groups=answer["groups"], kind=kind, most=_GROUPS, live=10, live_url=address
+        request,
+        "dead_letters.html",
+        groups=groups,
+        kind=kind,
+        most=_GROUPS,
+        grouped=_GROUPED,
+        live=10,
+        live_url=address,
     )
 
 

@@ -41,22 +41,39 @@ class Finding:
     link_text: str = ""
 
 
-async def findings_of(request: Request, services: Services, caller: Caller) -> list[Finding]:
-    """All findings, the worst first. What another tenant does is an operator's to see."""
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What Overview shows beside the findings. None: the caller may not see it. `queues`, `workers`: of all tenants."""
+
+    live: Row | None
+    queues: list[Row] | None
+    workers: int | None
+
+
+async def numbers_of(connection: Connection, caller: Caller) -> Numbers:
+    live = await overview_reads.live(connection, caller.tenant_id) if JOBS_READ in caller.scopes else None
+    if OPERATE not in caller.scopes:
+        return Numbers(live, None, None)
+    queues = list(await run_reads.queues(connection, MAX_TASKS))
+    return Numbers(live, queues, len(await run_reads.workers(connection)))
+
+
+async def findings_of(request: Request, services: Services, caller: Caller) -> tuple[list[Finding], Numbers]:
+    """All findings, the worst first, and the numbers. What another tenant does is an operator's to see."""
     found = await _of_parts(request, caller)
     async with services.pool.acquire() as connection:
+        numbers = await numbers_of(connection, caller)
         if OPERATE in caller.scopes:
-            found += await _of_fleet(connection)
+            found += await _of_fleet(connection, numbers)
         if JOBS_READ in caller.scopes:
             found += await _of_dead_letters(services, connection, caller)
         if RUNS_READ in caller.scopes:
             found += [_paused(row) for row in await overview_reads.paused_schedules(connection, caller.tenant_id)]
         if WEBHOOKS_WRITE in caller.scopes:
             found += [_disabled(row) for row in await overview_reads.disabled_webhooks(connection, caller.tenant_id)]
-        live = await overview_reads.live(connection, caller.tenant_id) if JOBS_READ in caller.scopes else None
-    if live is not None and live["oldest_waiting"] is not None:
-        found += await _of_oldest(services, caller, live)
-    return sorted(found, key=lambda finding: finding.level != "bad")
+    if numbers.live is not None and numbers.live["oldest_waiting"] is not None:
+        found += await _of_oldest(services, caller, numbers.live)
+    return sorted(found, key=lambda finding: finding.level != "bad"), numbers
 
 
 async def _of_parts(request: Request, caller: Caller) -> list[Finding]:
@@ -81,13 +98,12 @@ def _capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-async def _of_fleet(connection: Connection) -> list[Finding]:
+async def _of_fleet(connection: Connection, numbers: Numbers) -> list[Finding]:
     found = []
-    workers = await run_reads.workers(connection)
-    if not workers:
+    if not numbers.workers:
         found.append(Finding("bad", "No worker is registered: nothing runs.", "/workers", "Workers"))
-    for row in await run_reads.queues(connection, MAX_TASKS):
-        found += _of_queue(row, any_worker=bool(workers))
+    for row in numbers.queues or ():
+        found += _of_queue(row, any_worker=bool(numbers.workers))
     for row in await overview_reads.quarantined(connection):
         found.append(Finding("warn", f"The duty {row['duty']} leaves {row['n']} things alone for now: {row['code']}."))
     return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 
-from leasehold.api.auth.security import JOBS_READ, OPERATE
+from leasehold.api.auth.security import JOBS_READ
 from leasehold.api.console.findings import MAX_TASKS, Finding, findings_of
 from leasehold.api.console.rates import Rates, rates_of
 from leasehold.api.console.rendering import page
@@ -14,12 +14,12 @@ from leasehold.api.console.session import Anybody
 from leasehold.api.console.shared import Shared, shared_of
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.db import overview_reads, run_reads
+from leasehold.db import overview_reads
 from leasehold.db.job_reads import Row
 
 router = APIRouter()
 #: Seconds for which the process gives the same answers again.
-_STATE_SECONDS, _RATES_SECONDS = 3.0, 20.0
+_STATE_SECONDS, _RATES_SECONDS = 10.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ async def show_overview(request: Request, caller: Anybody) -> Response:
     return page(
         request,
         "overview.html",
+        made_of=(state, known),
         live=5,
         live_url=request.url.path,
         state=state,
@@ -53,10 +54,5 @@ async def show_overview(request: Request, caller: Anybody) -> Response:
 
 
 async def _state(request: Request, services: Services, caller: Caller) -> State:
-    findings = await findings_of(request, services, caller)
-    sees_all = OPERATE in caller.scopes
-    async with services.pool.acquire() as connection:
-        live = await overview_reads.live(connection, caller.tenant_id) if JOBS_READ in caller.scopes else None
-        queues = list(await run_reads.queues(connection, MAX_TASKS)) if sees_all else None
-        workers = len(await run_reads.workers(connection)) if sees_all else None
-    return State(findings, live, queues, workers)
+    findings, numbers = await findings_of(request, services, caller)
+    return State(findings, numbers.live, numbers.queues, numbers.workers)

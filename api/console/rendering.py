@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Mapping, MutableMapping
 from datetime import UTC, datetime
 from functools import cache
 from http import HTTPStatus
+from operator import is_
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -33,6 +35,8 @@ MARK = "X-Console-Mark"
 #: A message for the next page, after an act.
 FLASH = "leasehold_flash"
 _MAX_JSON = 12_000
+#: Sessions whose last page is remembered.
+_MAX_SHOWN = 2000
 _COUNTED = re.compile(r"(<time[^>]*>)[^<]*")
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 
@@ -58,11 +62,28 @@ def path_of(request: Request) -> str:
     return services_of(request).settings.console_path or ""
 
 
-def page(request: Request, template: str, /, status: int = HTTPStatus.OK, **values: Any) -> Response:
-    """The page. To a refresh that shows the same state already: 204."""
+def page(
+    request: Request,
+    template: str,
+    /,
+    status: int = HTTPStatus.OK,
+    made_of: tuple[object, ...] = (),
+    **values: Any,
+) -> Response:
+    """The page. To a refresh that shows the same state already: 204.
+
+    `made_of`: all that the page of one session is made of, as objects that many requests share (shared.py). While these
+    are the same, a refresh costs no rendering.
+    """
     services, viewer = services_of(request), session.viewer_or_none(request)
     prefix = path_of(request)
     flash = _read_flash(request.cookies.get(FLASH, ""))
+    shown = _shown(request) if made_of and viewer is not None else None
+    asker = None if viewer is None else (viewer.session.nonce, str(request.url))
+    if shown is not None and flash is None and asker in shown:
+        last_mark, last_parts = shown[asker]
+        if request.headers.get(MARK) == last_mark and all(map(is_, made_of, last_parts)):
+            return Response(status_code=HTTPStatus.NO_CONTENT, headers=HEADERS)
     html = (
         _environment()
         .get_template(template)
@@ -81,6 +102,8 @@ def page(request: Request, template: str, /, status: int = HTTPStatus.OK, **valu
     body = html.encode()
     # Browsers count times themselves: a page on which only these have changed is not new.
     mark = hashlib.blake2b(_COUNTED.sub(r"\1", html).encode(), digest_size=12).hexdigest()
+    if shown is not None:
+        shown[asker] = (mark, made_of)
     if request.headers.get(MARK) == mark:
         return Response(status_code=HTTPStatus.NO_CONTENT, headers=HEADERS)
     response = Response(body, status, HEADERS | {MARK: mark}, media_type="text/html; charset=utf-8")
@@ -89,6 +112,17 @@ def page(request: Request, template: str, /, status: int = HTTPStatus.OK, **valu
     if viewer is not None and "hx-request" not in request.headers:
         session.renew(services, request, response, viewer.session)
     return response
+
+
+def _shown(request: Request) -> MutableMapping[object, tuple[str, tuple[object, ...]]]:
+    """By session and URL: the mark of the page that it last got, and what that page was made of."""
+    state = request.app.state
+    if not hasattr(state, "console_shown"):
+        state.console_shown = OrderedDict()
+    shown: OrderedDict[object, tuple[str, tuple[object, ...]]] = state.console_shown
+    while len(shown) > _MAX_SHOWN:
+        shown.popitem(last=False)
+    return shown
 
 
 def _url(path: str, query: Mapping[str, Any]) -> str:

@@ -15,7 +15,9 @@ _MAX_KEYS = 500
 
 
 class Shared(Generic[_Answer]):
-    """`seconds`: how long an answer is given again. Requests that come while it is being made wait for it."""
+    """`seconds`: how long an answer is given again. Requests that come while it is being made wait for it. An answer
+    that equals the one before is that very object: a page that is made of it is not made again (rendering.page).
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -25,7 +27,8 @@ class Shared(Generic[_Answer]):
         """`key` must name the tenant and the scopes, where the answer depends on them."""
         made = self._made.get(key)
         if made is None or (made[1].done() and (monotonic() >= made[0] or _failed(made[1]))):
-            made = monotonic() + self._seconds, asyncio.ensure_future(make())
+            before = None if made is None or _failed(made[1]) else made[1].result()
+            made = monotonic() + self._seconds, asyncio.ensure_future(_made(make, before))
             self._made[key] = made
             self._made.move_to_end(key)
             if len(self._made) > _MAX_KEYS:
@@ -35,6 +38,11 @@ class Shared(Generic[_Answer]):
     def forget(self) -> None:
         """Make every answer anew: the caller has changed what they are about."""
         self._made.clear()
+
+
+async def _made(make: Callable[[], Awaitable[_Answer]], before: _Answer | None) -> _Answer:
+    answer = await make()
+    return before if before is not None and answer == before else answer
 
 
 def _failed(task: asyncio.Task[_Answer]) -> bool:

@@ -104,11 +104,17 @@ async def group_dead_letters(
     """Groups the latest 10,000 dead letters by fingerprint: template, step, code, and the message without its
     numbers.
     """
-    services = services_of(request)
+    return json_response({"groups": await groups(services_of(request), caller, kind, limit)})
+
+
+async def groups(
+    services: Services, caller: Caller, kind: str | None, limit: int, of_last: int = job_reads.MAX_GROUPED
+) -> list[dict[str, Any]]:
+    """The largest groups of the caller's last dead letters."""
     wanted = readable(services, caller, kind, None, None)
     async with services.pool.acquire() as connection:
-        rows = await job_reads.dead_letter_groups(connection, caller.tenant_id, wanted, limit)
-    return json_response({"groups": [_item(services, row) for row in rows]})
+        rows = await job_reads.dead_letter_groups(connection, caller.tenant_id, wanted, limit, of_last)
+    return [_item(services, row) for row in rows]
 
 
 @router.post(

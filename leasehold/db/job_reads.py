@@ -25,6 +25,9 @@ MAX_LEDGER = 5000
 #: Tasks of a queue are counted up to this number. A count of MAX_COUNTED means "at least".
 MAX_COUNTED = 10_000
 
+#: Dead letters that are grouped.
+MAX_GROUPED = 10_000
+
 #: SQL: the columns of a job `j` and, if the job is a run, of its run `r`. `job_lists` reads the same columns.
 COLUMNS = """
 j.id, j.tenant_id, j.pipeline, j.pipeline_version, j.status, j.priority, j.error, j.cancel, j.created_at, j.started_at,
@@ -156,16 +159,19 @@ def _parameters(tenant_id: str, wanted: DeadLetterFilter, before: tuple[datetime
 
 
 async def dead_letter_groups(
-    connection: Connection, tenant_id: str, wanted: DeadLetterFilter, limit: int
+    connection: Connection, tenant_id: str, wanted: DeadLetterFilter, limit: int, of_last: int = MAX_GROUPED
 ) -> Sequence[Row]:
-    """The last 10,000 dead letters, grouped by template, step, code and message. Numbers in messages are ignored."""
+    """The last dead letters, `of_last` of them, grouped by template, step, code and message. Numbers in messages are
+    ignored.
+    """
     return await connection.fetch(
         "SELECT fingerprint, pipeline, is_run, template, step, code, count(*) AS n, min(at) AS first_at,"
         " max(at) AS last_at, (array_agg(message ORDER BY at DESC))[1] AS message"
-        f" FROM ({DEAD_LETTERS} ORDER BY t.finished_at DESC LIMIT 10000) AS d"
+        f" FROM ({DEAD_LETTERS} ORDER BY t.finished_at DESC LIMIT $10) AS d"
         " GROUP BY fingerprint, pipeline, is_run, template, step, code ORDER BY n DESC, fingerprint LIMIT $9",
         *_parameters(tenant_id, wanted, None),
         limit,
+        of_last,
     )
 
 
