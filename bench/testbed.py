@@ -30,11 +30,15 @@ _STOP_SECONDS = 40.0
 
 
 class Testbed:
-    """`async with Testbed() as testbed`: servers up, schema migrated; all gone at the end."""
+    """`async with Testbed() as testbed`: servers up, schema migrated; all gone at the end.
+
+    `settings`: what every installation has, unless it says otherwise.
+    """
 
     __test__ = False  # pytest takes a class of such a name for tests
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: object) -> None:
+        self._settings = settings
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -62,7 +66,7 @@ class Testbed:
             "LEASEHOLD_PIPELINES": "leasehold.pipelines:with_demonstrations",
             "LEASEHOLD_WORK_DIR": str(self._stack.directory / "work"),
             "LEASEHOLD_ISOLATION": decided(),
-            **_variables(settings),
+            **_variables({**self._settings, **settings}),
         }
         async with AsyncExitStack() as processes:
             try:
