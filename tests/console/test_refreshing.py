@@ -1,0 +1,92 @@
+"""An Overview that is open costs little: what many share is made once, and the same state is not rendered again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from leasehold.api.console import overview, rendering
+from leasehold.api.console.shared import Shared
+from tests.console.conftest import MakePerson, Person
+from tests.jobs.conftest import Maker
+
+
+async def test_an_answer_that_equals_the_one_before_is_that_object() -> None:
+    shared: Shared[list[int]] = Shared(0.0)
+    answers = iter(([1], [1], [2]))
+
+    async def make() -> list[int]:
+        return next(answers)
+
+    first, same, other = [await shared.get("key", make) for _ in range(3)]
+    assert same is first
+    assert other == [2]
+
+
+async def test_a_failed_answer_is_asked_for_again() -> None:
+    shared: Shared[int] = Shared(60.0)
+
+    async def fail() -> int:
+        raise ValueError("no")
+
+    async def make() -> int:
+        return 7
+
+    with pytest.raises(ValueError, match="no"):
+        await shared.get("key", fail)
+    assert await shared.get("key", make) == 7
+
+
+async def refreshed(somebody: Person, mark: str) -> tuple[int, str]:
+    answer = await somebody.http.get("/console/", headers={"X-Console-Mark": mark, "HX-Request": "true"})
+    return answer.status_code, answer.headers.get("x-console-mark", mark)
+
+
+async def test_the_same_state_is_not_rendered_again_and_another_is_shown(
+    person: MakePerson, maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "_STATE_SECONDS", 0.0)
+    rendered = []
+    environment = rendering._environment
+
+    def counted() -> object:
+        rendered.append(1)
+        return environment()
+
+    monkeypatch.setattr(rendering, "_environment", counted)
+    somebody, other = await person(), await person()
+    first = await somebody.http.get("/console/")
+    mark = first.headers["x-console-mark"]
+    assert [await refreshed(somebody, mark) for _ in range(3)] == [(204, mark)] * 3
+    assert len(rendered) == 1
+    assert (await refreshed(other, mark))[0] == 200, "a page has the token of its session"
+    assert (await refreshed(somebody, "another"))[0] == 200, "a browser that shows another page gets this one"
+    await maker.make("run")
+    status, newer = await refreshed(somebody, mark)
+    assert (status, newer == mark) == (200, False)
+    await asyncio.gather(*(refreshed(somebody, newer) for _ in range(3)))
+    assert await refreshed(somebody, newer) == (204, newer)
+
+
+async def test_a_message_is_shown_although_the_state_is_the_same(person: MakePerson) -> None:
+    somebody = await person()
+    mark = (await somebody.http.get("/console/")).headers["x-console-mark"]
+    assert (await refreshed(somebody, mark))[0] == 204
+    somebody.http.cookies.set(rendering.FLASH, "W3RydWUsImRvbmUiXQ==", domain="127.0.0.1", path="/console")
+    answer = await somebody.http.get("/console/", headers={"X-Console-Mark": mark})
+    assert (answer.status_code, "done" in answer.text) == (200, True)
+
+
+async def test_dead_letters_group_the_latest_alone(
+    person: MakePerson, maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasehold.api.console.dead_letters._GROUPED", 2)
+    somebody = await person()
+    for code in ("oldest", "middle", "newest"):
+        await maker.fail(await maker.make("run"), code)
+    shown = await somebody.see("/dead-letters")
+    assert ("newest" in shown, "middle" in shown, "oldest" in shown) == (True, True, False)
+    assert "latest 2 dead letters" in shown
+    everything = (await maker.client.get("/v1/dead-letters/groups")).json()["groups"]
+    assert {group["code"] for group in everything} == {"oldest", "middle", "newest"}
