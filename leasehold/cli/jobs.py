@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -62,17 +63,7 @@ def get_job(job: JobId, as_json: AsJson = False) -> None:
         answer = client.get(f"/v1/jobs/{job}")
 
     def print_summary() -> None:
-        for name in (
-            "id",
-            "kind",
-            "template",
-            "status",
-            "created_at",
-            "started_at",
-            "finished_at",
-            "tags",
-            "parameters",
-        ):
+        for name in _SHOWN:
             if answer.get(name):
                 console.print(f"{name:12}{answer[name]}", highlight=False, markup=False)
         table(answer["steps"], "id", "state", "attempt", "queue", "started_at", "finished_at", "worker")
@@ -121,23 +112,28 @@ Filter = Annotated[
     typer.Option("--filter", help="Act on every job that it finds, as a bulk operation."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; count the jobs and show some.")]
-Canary = Annotated[int, typer.Option(help="So many jobs go first; the operation stops if one of them fails.")]
+Canary = Annotated[
+    int | None, typer.Option(help="Try this number of jobs first; stop if one of them fails.", show_default=False)
+]
 Rate = Annotated[int | None, typer.Option(help="Jobs a second, at most.")]
 
 
 @app.command("retry")
 def retry_job(
     job: OptionalJobId = None,
-    from_step: Annotated[str | None, typer.Option(help="This step runs again, too, and what needs it.")] = None,
-    payload: Annotated[str | None, typer.Option(help="JSON: another payload, of a run.")] = None,
+    from_step: Annotated[
+        str | None, typer.Option(help="Also rerun this step and every step that depends on it.")
+    ] = None,
+    payload: Annotated[str | None, typer.Option(help="New payload as JSON (runs only).")] = None,
     filter_: Filter = None,
     dry_run: DryRun = False,
-    canary: Canary = 0,
+    canary: Canary = None,
     rate: Rate = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a failed job again from the step that failed, or every failed job that a filter finds."""
-    if _is_bulk(job, filter_, single_only=from_step or payload, bulk_only=dry_run or canary or rate):
+    _check_target(job, filter_, single_only=(from_step, payload), bulk_only=(dry_run or None, canary, rate))
+    if filter_ is not None:
         operate("retry", filter_, {"dry_run": dry_run, "canary": canary, "rate": rate}, as_json=as_json)
         return
     body = {} if from_step is None else {"from_step": from_step}
@@ -154,14 +150,15 @@ def cancel_job(
     reason: Annotated[str, typer.Option(help="Stored in the job's history.")] = "",
     filter_: Filter = None,
     dry_run: DryRun = False,
-    canary: Canary = 0,
+    canary: Canary = None,
     rate: Rate = None,
     as_json: AsJson = False,
 ) -> None:
     """Request the cancel of a job, or of every unfinished job that a filter finds."""
-    if _is_bulk(job, filter_, bulk_only=dry_run or canary or rate):
-        more = {"reason": reason, "dry_run": dry_run, "canary": canary, "rate": rate}
-        operate("cancel", filter_, more, as_json=as_json)
+    _check_target(job, filter_, bulk_only=(dry_run or None, canary, rate))
+    if filter_ is not None:
+        options = {"reason": reason, "dry_run": dry_run, "canary": canary, "rate": rate}
+        operate("cancel", filter_, options, as_json=as_json)
         return
     with api_client() as client:
         answer = client.post(f"/v1/jobs/{job}/cancel", {"reason": reason})
@@ -170,7 +167,10 @@ def cancel_job(
 
 @app.command("unsettled")
 def list_unsettled(
-    what: Annotated[str, typer.Option(help="orders, external or webhooks.")] = "orders",
+    what: Annotated[
+        str,
+        typer.Option(help="orders (outcome unknown), external (silent external workers) or webhooks (disabled)."),
+    ] = "orders",
     cursor: Cursor = None,
     as_json: AsJson = False,
 ) -> None:
@@ -188,7 +188,9 @@ def list_unsettled(
 @app.command("settle")
 def settle_jobs(
     jobs: Annotated[list[str], typer.Argument(help="The ids of the jobs.")],
-    adopt: Annotated[str | None, typer.Option(help="The order arrived: its id at the provider. Of one job.")] = None,
+    adopt: Annotated[
+        str | None, typer.Option(help="The provider did receive the order: its id there. Only with a single job.")
+    ] = None,
     again: Annotated[bool, typer.Option("--again", help="Order once more.")] = False,
     give_up: Annotated[bool, typer.Option("--give-up", help="The jobs stay failed.")] = False,
     reason: Annotated[str, typer.Option(help="Stored in the audit.")] = "",
@@ -198,7 +200,7 @@ def settle_jobs(
     if (adopt is not None) + again + give_up != 1:
         raise print_failure("choose one of --adopt REF, --again and --give-up", WRONG_USE)
     if adopt is not None and len(jobs) != 1:
-        raise print_failure("an order is adopted by one job", WRONG_USE)
+        raise print_failure("--adopt takes exactly one job", WRONG_USE)
     action = "adopt" if adopt is not None else "again" if again else "give_up"
     item = {"action": action, "reason": reason} | ({"ref": adopt} if adopt is not None else {})
     with api_client() as client:
@@ -220,12 +222,13 @@ def delete_job(
     job: OptionalJobId = None,
     filter_: Filter = None,
     dry_run: DryRun = False,
-    canary: Canary = 0,
+    canary: Canary = None,
     rate: Rate = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete a job with its objects, or every job that a filter finds. An unfinished job is cancelled first."""
-    if _is_bulk(job, filter_, bulk_only=dry_run or canary or rate):
+    _check_target(job, filter_, bulk_only=(dry_run or None, canary, rate))
+    if filter_ is not None:
         operate("delete", filter_, {"dry_run": dry_run, "canary": canary, "rate": rate}, as_json=as_json)
         return
     with api_client() as client:
@@ -234,20 +237,24 @@ def delete_job(
     show(answer, as_json, lambda: console.print(waits, highlight=False))
 
 
-def _is_bulk(job: str | None, filter_: str | None, *, single_only: object = None, bulk_only: object = None) -> bool:
-    """Whether the command is about all that a filter finds. Options that do not fit are a failure."""
+def _check_target(
+    job: str | None, filter_: str | None, *, single_only: Iterable[object] = (), bulk_only: Iterable[object]
+) -> None:
+    """End the command unless it has either a job or a filter, and only options that fit it. An option that was not
+    given is None.
+    """
     if (job is None) == (filter_ is None):
         raise print_failure("name one job, or write --filter", WRONG_USE)
-    if filter_ is not None and single_only:
+    if filter_ is not None and any(option is not None for option in single_only):
         raise print_failure("--from-step and --payload are for one job", WRONG_USE)
-    if filter_ is None and bulk_only:
+    if filter_ is None and any(option is not None for option in bulk_only):
         raise print_failure("--dry-run, --canary and --rate go with --filter", WRONG_USE)
-    return filter_ is not None
 
 
-def operate(action: str, filter_: str | None, more: dict[str, Any], *, as_json: bool) -> None:
-    """Submit a bulk operation, or preview it."""
-    body = {"action": action, "filter": _checked([filter_ or ""])} | {k: v for k, v in more.items() if v}
+def operate(action: str, filter_: str, options: dict[str, Any], *, as_json: bool) -> None:
+    """Submit a bulk operation, or preview it. Options that are None keep the API's defaults."""
+    given = {name: value for name, value in options.items() if value is not None}
+    body = {"action": action, "filter": _checked([filter_])} | given
     with api_client() as client:
         answer = client.post("/v1/operations", body)
 

@@ -180,13 +180,16 @@ def message(name: str, at: datetime, data: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": name, "timestamp": at.isoformat(), "data": data}
 
 
-async def disable(connection: Connection, webhook_id: UUID, tenant_id: str, reason: str) -> None:
-    await connection.execute(
-        "UPDATE webhook SET enabled = false, disabled_because = $3 WHERE id = $1 AND tenant_id = $2",
+async def disable(connection: Connection, webhook_id: UUID, tenant_id: str, url: str, reason: str) -> bool:
+    """Disable the webhook if its URL is still `url`. Returns whether that is so."""
+    status = await connection.execute(
+        "UPDATE webhook SET enabled = false, disabled_because = $4 WHERE id = $1 AND tenant_id = $2 AND url = $3",
         webhook_id,
         tenant_id,
+        url,
         reason,
     )
+    return status != "UPDATE 0"
 
 
 async def find(connection: Connection, webhook_id: UUID, tenant_id: str) -> Any:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import orjson
 import pytest
 
+from leasehold.pipelines.generation.pipeline import GenerationParams
 from leasehold.pipelines.generation.provider import Finished, Order, OutcomeUnknown, ProviderError, Rejected, TryLater
 from leasehold.pipelines.generation.providers import open_providers
 from leasehold.pipelines.generation.providers.requests import urls_in
+from leasehold.pipelines.generation.steps import _retry_delay
 from leasehold.settings import Settings
 from tests.generation.conftest import CREDENTIALS
 from tests.generation.simulator.http import HttpServer, Reply, Request
@@ -87,6 +90,15 @@ async def test_a_provider_that_says_when_to_come_back_is_heard(status: int, said
             await providers["replicate"].submit(ORDER, CREDENTIALS["replicate"])
     assert caught.value.after is not None
     assert caught.value.after >= least
+
+
+@pytest.mark.parametrize(("after", "least"), [(0.0, 15.0), (14.0, 15.0), (60.0, 60.0), (1e9, 600.0), (None, 15.0)])
+def test_a_provider_may_lengthen_the_pause_and_not_shorten_it(after: float | None, least: float) -> None:
+    """A provider that always answers 0 would otherwise get requests in a loop until the deadline."""
+    deadline = datetime.now(UTC) + timedelta(days=30)
+    params = GenerationParams(kind="image", provider="ark", prompt="a", deadline_at=deadline, poll_seconds=15.0)
+    delay = _retry_delay(params, TryLater("provider_busy", "busy", after=after), 1)
+    assert timedelta(seconds=least) <= delay <= timedelta(days=2)
 
 
 @pytest.mark.parametrize(

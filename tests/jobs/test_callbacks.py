@@ -170,8 +170,9 @@ def worker_settings(running: Running, monkeypatch: pytest.MonkeyPatch) -> Settin
 
 
 async def test_a_callback_is_signed_with_the_tenants_secrets_and_tried_again_under_its_id(
-    maker: Maker, client: httpx2.AsyncClient, client_with: MakeClient, worker_settings: Settings, receiver: Receiver
-) -> None:
+    maker: Maker, client: httpx2.AsyncClient, client_with: MakeClient, worker_settings: Settings, receiver: Receiver,
+    rows: Connection,
+) -> None:  # fmt: skip
     await client.post("/v1/callbacks/secret")
     older, newer = [(await client.post("/v1/callbacks/secret")).json()["secret"] for _ in range(2)]
     theirs = (await (await client_with("webhooks:write", tenant="other")).post("/v1/callbacks/secret")).json()
@@ -180,7 +181,7 @@ async def test_a_callback_is_signed_with_the_tenants_secrets_and_tried_again_und
     job_id = await maker.make("run", callback_url=receiver.url)
     await client.post(f"/v1/jobs/{job_id}/cancel")
     async with Worker(worker_settings), asyncio.timeout(30):
-        await receiver.hears(3)
+        await receiver.hears_retries(3, rows)
         while (await job_of(client, job_id))["callback"]["delivery"]["status"] != "succeeded":
             await asyncio.sleep(0.05)
     assert len({headers["webhook-id"] for headers, _ in receiver.heard}) == 1

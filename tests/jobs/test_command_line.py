@@ -133,13 +133,23 @@ async def test_all_that_match_are_retried_as_an_operation_that_is_shown_and_abor
         assert body["action"] == action
 
 
+@pytest.mark.parametrize("action", ["retry", "cancel", "delete"])
+async def test_a_rate_of_nothing_is_not_a_rate_without_a_limit(cli: Cli, action: str) -> None:
+    refused = await cli(action, "--filter", "kind:media", "--rate", "0", "--dry-run")
+    assert (refused.exit_code, "invalid_request" in refused.stderr) == (1, True), refused.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (("retry",), "name one job"),
         (("cancel", "X", "--filter", "kind:media"), "name one job"),
         (("retry", "--filter", "kind:media", "--from-step", "a"), "for one job"),
+        (("retry", "--filter", "kind:media", "--payload", ""), "for one job"),
+        (("retry", "--filter", "kind:media", "--from-step", ""), "for one job"),
         (("delete", "X", "--dry-run"), "go with --filter"),
+        (("cancel", "X", "--rate", "0"), "go with --filter"),
+        (("retry", "X", "--canary", "0"), "go with --filter"),
         (("delete", "--filter", "kindd:media"), "There is no term"),
     ],
 )

@@ -7,7 +7,7 @@ import base64
 import hashlib
 import hmac
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from time import time
 from typing import Any
@@ -36,6 +36,8 @@ class Receiver:
     url: str = ""
     statuses: list[int] = field(default_factory=lambda: [200])
     heard: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+    retry_after: str = "0"
+    before_answer: Callable[[], Awaitable[object]] | None = None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[1:]
@@ -43,7 +45,9 @@ class Receiver:
         body = await reader.readexactly(int(headers["content-length"]))
         status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         self.heard.append((headers, body))
-        writer.write(f"HTTP/1.1 {status} X\r\nretry-after: 0\r\ncontent-length: 0\r\n\r\n".encode())
+        if self.before_answer is not None:
+            await self.before_answer()
+        writer.write(f"HTTP/1.1 {status} X\r\nretry-after: {self.retry_after}\r\ncontent-length: 0\r\n\r\n".encode())
         await writer.drain()
         writer.close()
 
@@ -51,6 +55,13 @@ class Receiver:
         async with asyncio.timeout(30):
             while len(self.heard) < messages:
                 await asyncio.sleep(0.02)
+
+    async def hears_retries(self, messages: int, rows: Connection) -> None:
+        """As `hears`, and nobody waits for the delay of a retry."""
+        async with asyncio.timeout(30):
+            while len(self.heard) < messages:
+                await rows.execute("UPDATE task SET available_at = clock_timestamp() WHERE status = 'retry'")
+                await asyncio.sleep(0.05)
 
 
 @pytest.fixture
@@ -105,12 +116,12 @@ async def test_a_run_that_ends_is_told_of_with_a_signature(client: Client, worke
 
 
 async def test_a_delivery_that_is_refused_is_tried_again_under_the_same_id(
-    client: Client, worker: Worker, receiver: Receiver
+    client: Client, worker: Worker, receiver: Receiver, rows: Connection
 ) -> None:
     receiver.statuses = [500, 302, 200]
     hook = await subscribe(client, receiver.url)
     await client.start()
-    await receiver.hears(3)
+    await receiver.hears_retries(3, rows)
     assert len({headers["webhook-id"] for headers, _ in receiver.heard}) == 1
     async with asyncio.timeout(20):
         while True:
@@ -142,6 +153,54 @@ async def test_an_address_that_is_gone_disables_its_webhook(client: Client, work
     assert (await client.http.patch(f"/v1/webhooks/{hook['id']}", json={"enabled": True})).json()["enabled"]
 
 
+@pytest.mark.parametrize(
+    ("retry_after", "shortest", "longest"),
+    [
+        ("0", 2.5, 60.0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 2.5, 60.0),
+        ("600", 600.0, 660.0),
+    ],
+)
+async def test_a_receiver_may_lengthen_the_delay_of_a_retry_and_not_shorten_it(
+    client: Client,
+    worker: Worker,
+    receiver: Receiver,
+    rows: Connection,
+    retry_after: str,
+    shortest: float,
+    longest: float,
+) -> None:
+    """A receiver that always answers 0 would otherwise use up all attempts in seconds."""
+    receiver.statuses, receiver.retry_after = [503], retry_after
+    await subscribe(client, receiver.url)
+    await client.start()
+    query = (
+        "SELECT extract(epoch FROM available_at - started_at)::float8 FROM task WHERE status = 'retry' AND attempt = 1"
+    )
+    async with asyncio.timeout(30):
+        while (delay := await rows.fetchval(query)) is None:
+            await asyncio.sleep(0.01)
+    assert shortest <= delay < longest
+
+
+async def test_a_url_that_is_changed_during_a_request_is_not_disabled_for_the_old_ones_410(
+    client: Client, worker: Worker, receiver: Receiver, rows: Connection
+) -> None:
+    receiver.statuses = [410, 200]
+    hook = await subscribe(client, receiver.url)
+
+    async def change() -> None:
+        receiver.before_answer = None
+        answer = await client.http.patch(f"/v1/webhooks/{hook['id']}", json={"url": f"{receiver.url}/new"})
+        assert answer.status_code == 200, answer.text
+
+    receiver.before_answer = change
+    await client.start()
+    await receiver.hears_retries(2, rows)
+    (shown,) = (await client.http.get("/v1/webhooks")).json()["webhooks"]
+    assert (shown["enabled"], shown["url"]) == (True, f"{receiver.url}/new")
+
+
 async def ended_run(client: Client) -> str:
     run = await client.start()
     assert (await client.post(f"/v1/runs/{run}/cancel")).is_success
@@ -159,10 +218,10 @@ async def test_a_disabled_webhook_is_told_of_nothing_until_it_is_enabled_again(
     client: Client, receiver: Receiver, rows: Connection
 ) -> None:
     hook, other = await subscribe(client, receiver.url), await subscribe(client, receiver.url)
-    await disable(rows, UUID(hook["id"]), "rival", "it is not theirs")
+    await disable(rows, UUID(hook["id"]), "rival", receiver.url, "it is not theirs")
     first = await ended_run(client)
     assert sorted(await deliveries(rows)) == sorted([(first, hook["id"]), (first, other["id"])])
-    await disable(rows, UUID(hook["id"]), "acme", "a test")
+    await disable(rows, UUID(hook["id"]), "acme", receiver.url, "a test")
     found = {one["id"]: one for one in (await client.http.get("/v1/webhooks")).json()["webhooks"]}
     assert (found[hook["id"]]["enabled"], found[hook["id"]]["disabled_because"]) == (False, "a test")
     assert found[other["id"]]["enabled"]

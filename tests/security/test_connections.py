@@ -14,7 +14,7 @@ from cryptography.fernet import Fernet
 from pydantic import SecretStr, ValidationError
 
 from leasehold.db.database import Connection, connect, make_pool
-from leasehold.pipelines.webhooks.shares import DeliveryShares
+from leasehold.pipelines.webhooks.limits import DeliveryLimits
 from leasehold.runtime.holding import ConnectionHeld
 from leasehold.security.credentials import create_key
 from leasehold.security.egress import Egress, EgressFailed
@@ -189,14 +189,14 @@ async def test_a_delivery_over_its_bound_gives_its_lease_back_and_loses_no_attem
 
 
 def test_turns_count_by_tenant_and_by_host_and_are_given_back() -> None:
-    turns = DeliveryShares(per_tenant=2, per_host=3)
-    with turns.share(tenant="a", host="x") as first, turns.share(tenant="a", host="x") as second:
+    limits = DeliveryLimits(per_tenant=2, per_host=3)
+    with limits.try_acquire(tenant="a", host="x") as first, limits.try_acquire(tenant="a", host="x") as second:
         assert (first, second) == (True, True)
-        with turns.share(tenant="a", host="y") as third:
+        with limits.try_acquire(tenant="a", host="y") as third:
             assert not third
-        with turns.share(tenant="b", host="x") as fourth, turns.share(tenant="c", host="x") as fifth:
+        with limits.try_acquire(tenant="b", host="x") as fourth, limits.try_acquire(tenant="c", host="x") as fifth:
             assert (fourth, fifth) == (True, False)
-    with turns.share(tenant="a", host="x") as again:
+    with limits.try_acquire(tenant="a", host="x") as again:
         assert again
 
 

@@ -176,12 +176,15 @@ async def _permanent(attempt: Attempt, error: Rejected, note: dict[str, Any] | N
 
 
 def _retry_delay(params: GenerationParams, error: TryLater | OutcomeUnknown, misses: int) -> timedelta:
-    """The pause before the next request: the provider's Retry-After, or else twice as long each time."""
+    """The pause before the next request: the provider's Retry-After, but at least the poll interval. Without a
+    Retry-After the pause doubles each time.
+    """
     retry_after = getattr(error, "after", None)
-    seconds = min(params.poll_seconds * 2 ** min(misses - 1, 10), _MAX_BACKOFF_SECONDS)
-    return _before_deadline(
-        params, _with_jitter(seconds if retry_after is None else min(retry_after, _MAX_RETRY_AFTER_SECONDS))
-    )
+    if retry_after is None:
+        seconds = min(params.poll_seconds * 2 ** min(misses - 1, 10), _MAX_BACKOFF_SECONDS)
+    else:
+        seconds = max(params.poll_seconds, min(retry_after, _MAX_RETRY_AFTER_SECONDS))
+    return _before_deadline(params, _with_jitter(seconds))
 
 
 def _with_jitter(seconds: float) -> timedelta:

@@ -1,4 +1,6 @@
-"""Shared by all deliveries of a worker: a guarded HTTP client, the sealing keys, and shares of tenants and hosts."""
+"""Shared by all deliveries of a worker: a guarded HTTP client, the sealing keys, and limits for
+tenants and hosts.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from leasehold.pipelines.webhooks.shares import DeliveryShares
+from leasehold.pipelines.webhooks.limits import DeliveryLimits
 from leasehold.security.egress import Egress
 from leasehold.security.sealing import Sealing
 from leasehold.settings import Settings
@@ -18,12 +20,12 @@ class DeliveryContext:
 
     egress: Egress
     sealing: Sealing
-    shares: DeliveryShares
+    limits: DeliveryLimits
     seconds: float
 
 
 @asynccontextmanager
 async def open_delivery_context(settings: Settings) -> AsyncIterator[DeliveryContext]:
-    shares = DeliveryShares(per_tenant=settings.webhook_per_tenant, per_host=settings.webhook_per_host)
+    limits = DeliveryLimits(per_tenant=settings.webhook_per_tenant, per_host=settings.webhook_per_host)
     async with Egress.from_settings(settings) as egress:
-        yield DeliveryContext(egress, Sealing(settings), shares, settings.webhook_seconds)
+        yield DeliveryContext(egress, Sealing(settings), limits, settings.webhook_seconds)

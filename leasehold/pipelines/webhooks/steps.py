@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
 
 from leasehold.domain.attempt import Attempt
 from leasehold.domain.backoff import delay_after
-from leasehold.domain.errors import Permanent, Retryable
+from leasehold.domain.errors import Permanent, Retryable, StepError
 from leasehold.domain.verdicts import Snooze
 from leasehold.pipelines.webhooks.context import DeliveryContext, open_delivery_context
 from leasehold.pipelines.webhooks.pipeline import Delivery, webhooks
@@ -43,15 +43,16 @@ async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
     if destination is None:
         return {"delivered": False, "because": "the webhook is deleted or disabled"}
     host = urlsplit(destination.url).hostname or ""
-    with delivery_context.shares.share(tenant=attempt.tenant_id, host=host) as has_share:
-        if not has_share:
+    with delivery_context.limits.try_acquire(tenant=attempt.tenant_id, host=host) as acquired:
+        if not acquired:
             return await _snoozed(attempt)
         answer = await _send(delivery_context, attempt, destination, orjson.dumps(delivery.event))
     if answer.status == _STATUS_GONE:
-        await _gone(attempt, delivery)
+        raise await _gone_error(attempt, delivery, destination)
     if 200 <= answer.status < 300:  # noqa: PLR2004 - HTTP statuses
         return {"delivered": True, "status": answer.status}
-    raise Retryable(f"the address answered {answer.status}", code="webhook_refused", after=_retry_after(answer))
+    message = f"the address answered {answer.status}"
+    raise Retryable(message, code="webhook_refused", after=_delay(attempt, answer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +75,20 @@ async def _destination(delivery_context: DeliveryContext, attempt: Attempt, deli
     return _Destination(row["url"], row["secrets"]) if row is not None and row["enabled"] else None
 
 
-async def _gone(attempt: Attempt, delivery: Delivery) -> NoReturn:
-    """Raises Permanent: the address wants no further message."""
+async def _gone_error(attempt: Attempt, delivery: Delivery, destination: _Destination) -> StepError:
+    """The error after a 410: the address wants no further message. Disables the webhook, unless its URL was changed
+    during the request: then the next attempt goes to the new URL.
+    """
     if delivery.webhook_id is None:
-        raise Permanent("callback_gone", "The callback URL answered 410 Gone.")
+        return Permanent("callback_gone", "The callback URL answered 410 Gone.")
+    reason = "its address answered 410 Gone"
     async with attempt.connection() as connection:
-        await transitions.disable(connection, delivery.webhook_id, attempt.tenant_id, "its address answered 410 Gone")
-    raise Permanent("webhook_gone", "The address answered 410 Gone; the webhook is disabled.")
+        is_disabled = await transitions.disable(
+            connection, delivery.webhook_id, attempt.tenant_id, destination.url, reason
+        )
+    if not is_disabled:
+        return Retryable("the webhook's old address answered 410 Gone", code="webhook_refused")
+    return Permanent("webhook_gone", "The address answered 410 Gone; the webhook is disabled.")
 
 
 async def _snoozed(attempt: Attempt) -> Snooze:
@@ -114,6 +122,16 @@ async def _send(delivery_context: DeliveryContext, attempt: Attempt, destination
         raise Permanent(error.code, str(error)) from None
     except EgressFailed as error:
         raise Retryable(str(error), code="webhook_unreachable") from None
+
+
+def _delay(attempt: Attempt, answer: Answer) -> timedelta | None:
+    """The receiver's Retry-After, but at least the ladder's delay: a receiver that answers 0 must not use up all
+    attempts at once. None: the answer has no Retry-After.
+    """
+    retry_after = _retry_after(answer)
+    if retry_after is None:
+        return None
+    return max(retry_after, delay_after(attempt.number, webhooks.by_name["deliver"].retry_ladder))
 
 
 def _retry_after(answer: Answer) -> timedelta | None:

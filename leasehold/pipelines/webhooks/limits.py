@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class DeliveryShares:
+class DeliveryLimits:
     """The deliveries in progress. A host that does not answer holds at most `per_host` slots, and a tenant at most
     `per_tenant`.
     """
@@ -17,7 +17,7 @@ class DeliveryShares:
         self._busy: Counter[tuple[str, str]] = Counter()
 
     @contextmanager
-    def share(self, *, tenant: str, host: str) -> Iterator[bool]:
+    def try_acquire(self, *, tenant: str, host: str) -> Iterator[bool]:
         """Count one delivery while the block runs. Yields False, and counts nothing, if the tenant or the host has
         reached its limit.
         """
