@@ -163,6 +163,35 @@ async def test_an_attempt_that_found_no_room_snoozes_outside_of_the_middleware(
     assert events[1:] == [task.name]
 
 
+failing = App("failing")
+
+
+@failing.middleware
+async def fail_first(attempt: Current) -> AsyncIterator[None]:
+    if attempt.number == 1:
+        raise ConnectionError("before the function")
+    yield
+
+
+@failing.task(retry=Retry(times=1, delay=timedelta(0)))
+def in_the_only_thread() -> str:
+    return "done"
+
+
+@failing.task(process=True, retry=Retry(times=1, delay=timedelta(0)))
+def in_the_only_process() -> str:
+    return "done"
+
+
+async def test_a_middleware_that_fails_first_keeps_no_thread_and_no_process(
+    using: Callable[..., App], serve: Serve
+) -> None:
+    using(failing)
+    async with serve(failing, worker_threads=1, worker_children=1), asyncio.timeout(SECONDS):
+        for task in (in_the_only_thread, in_the_only_process):
+            assert await (await task.asubmit()) == "done"
+
+
 def test_what_is_no_async_generator_is_refused() -> None:
     async def plain(attempt: Current) -> None: ...
 

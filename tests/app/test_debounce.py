@@ -100,6 +100,15 @@ async def test_a_run_that_has_started_takes_no_more_arguments(connection: Connec
     assert went == [2, 3]
 
 
+async def test_a_run_that_waits_for_its_next_attempt_has_started_too(connection: Connection) -> None:
+    first = await publish.asubmit(Page(path="/a", version=1))
+    await connection.execute("UPDATE task SET epoch = 1 WHERE job_id = $1", first.id)  # it snoozes after a claim
+    second = await publish.asubmit(Page(path="/a", version=2))
+    assert second != first
+    assert (await row_of(connection, first))["params"]["version"] == 1
+    assert await publish.asubmit(Page(path="/a", version=3)) == second
+
+
 async def test_submissions_at_the_same_time_make_one_run(connection: Connection) -> None:
     runs = await asyncio.gather(*(publish.asubmit(Page(path="/a", version=n)) for n in range(20)))
     assert len(set(runs)) == 1
