@@ -85,5 +85,8 @@ make_environment() {
         # With bytecode: a child process must not write any, and where nobody may each process would compile all it loads.
         "$uv" sync --quiet --frozen --compile-bytecode --project "$root" --python "$python" "${wanted[@]}"
     )
+    # The wheel of canaille has its own `tests` in it: child processes, which have the checkout last on their path, would
+    # find that in place of ours.
+    rm -rf "$venv"/lib/python*/site-packages/tests
     stamp_of "$profile" >"$venv/leasehold-stamp"
 }

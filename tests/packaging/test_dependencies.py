@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import sysconfig
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -32,6 +33,14 @@ EXTRAS = {
 }
 #: Imported by a path that ends with a sentence where the module is not there.
 FROM_ELSEWHERE = {"ktc"}
+
+
+def test_no_installed_package_hides_a_folder_of_the_checkout() -> None:
+    """Child processes have the checkout last on their path."""
+    installed = Path(sysconfig.get_paths()["purelib"])
+    ours = {path.name for path in ROOT.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
+    assert "tests" in ours
+    assert {name for name in ours if (installed / name).exists() and name != "leasehold"} == set()
 
 
 def normal(name: str) -> str:
