@@ -40,15 +40,20 @@ def living_dev_file() -> Path | None:
         return None
     try:
         os.kill(pid, 0)
+    except PermissionError:  # the process lives, and is another user's
+        return path
     except OSError:  # it was killed, and could not delete its file
         return None
     return path
 
 
 def dev_variables() -> dict[str, str]:
-    """The variables of that file; none runs here: none."""
+    """The variables in the file of the running `leasehold dev`; empty if none runs here."""
     path = living_dev_file()
-    lines = [] if path is None else path.read_text().splitlines()[1:]
+    try:
+        lines = [] if path is None else path.read_text().splitlines()[1:]
+    except FileNotFoundError:  # it ended at this moment
+        return {}
     return {name: value.strip("'") for name, _, value in (line.partition("=") for line in lines)}
 
 

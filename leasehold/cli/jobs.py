@@ -13,7 +13,7 @@ from leasehold.cli.answers import AsJson, Cursor, api_client, console, parsed, p
 from leasehold.cli.running import WRONG_USE, print_failure
 from leasehold.domain.job_filter import InvalidFilter, parse
 
-app = typer.Typer(no_args_is_help=True, help="Jobs of every kind: find, read, explain, retry, cancel, delete.")
+app = typer.Typer(no_args_is_help=True, help="Find, show, explain, retry, cancel and delete jobs of every kind.")
 _SHOWN = ("id", "kind", "template", "status", "created_at", "started_at", "finished_at", "tags", "parameters")
 JobId = Annotated[str, typer.Argument(help="The job's id.")]
 
@@ -106,7 +106,9 @@ def list_events(
     show(answer, as_json, lambda: table(answer["events"], *columns))
 
 
-OptionalJobId = Annotated[str | None, typer.Argument(help="The job's id; none: all that --filter finds.")]
+OptionalJobId = Annotated[
+    str | None, typer.Argument(help="The job's id. Leave it out to act on all jobs that --filter finds.")
+]
 Filter = Annotated[
     str | None,
     typer.Option("--filter", help="Act on every job that it finds, as a bulk operation."),

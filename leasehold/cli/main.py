@@ -48,7 +48,7 @@ _S3Endpoint = Annotated[
 def migrate(
     revision: Annotated[str, typer.Argument(help="Alembic revision.")] = "head", as_json: AsJson = False
 ) -> None:
-    """Bring the database's schema up to date; safe to run from several places at once."""
+    """Bring the database's schema up to date. Several processes may run this at once."""
     from leasehold.cli.migrate import upgrade  # noqa: PLC0415 - each command loads only what it needs
 
     run_or_exit(upgrade(environment(), revision))
@@ -67,14 +67,14 @@ def api(source: _AppSource = None) -> None:
 
 @app.command()
 def worker(source: _AppSource = None) -> None:
-    """Run one worker; SIGTERM drains it."""
+    """Run one worker. SIGTERM drains it."""
     use_source(source)
     os.execv(sys.executable, [sys.executable, "-P", "-m", "leasehold.worker"])  # noqa: S606 - our own module, and no shell
 
 
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
-    """Look at the database, the broker and the store: what they can promise. Exits with 1 when something is wrong."""
+    """Check what the database, the broker and the store can promise. Exits with 1 if something is wrong."""
     from leasehold.cli.doctor import examine, show  # noqa: PLC0415 - each command loads only what it needs
 
     with quiet():
@@ -87,7 +87,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 @app.command()
 def settings(as_json: AsJson = False) -> None:
-    """Every variable, its default and its meaning."""
+    """List every variable with its default and its meaning."""
     from leasehold.cli.variables import variables  # noqa: PLC0415 - each command loads only what it needs
 
     rows = run_or_exit(variables())
@@ -103,7 +103,9 @@ def settings(as_json: AsJson = False) -> None:
 @app.command()
 def dev(
     source: _AppSource = None,
-    data: Annotated[Path | None, typer.Option(help="Keep the data here; without it the data goes at the end.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Keep the data here. Without this option the data is deleted at the end.")
+    ] = None,
     port: Annotated[int, typer.Option(help="Port of the API; 0 takes a free one.")] = 8000,
     database_url: _DatabaseUrl = None,
     amqp_url: _AmqpUrl = None,

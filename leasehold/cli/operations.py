@@ -8,7 +8,7 @@ import typer
 
 from leasehold.cli.answers import AsJson, Cursor, api_client, console, print_next_page, show, table
 
-app = typer.Typer(no_args_is_help=True, help="Bulk operations: see, follow, abort.")
+app = typer.Typer(no_args_is_help=True, help="List, show and abort bulk operations.")
 OperationId = Annotated[str, typer.Argument(help="The operation's id.")]
 _SHOWN = ("id", "action", "filter", "status", "by", "rate", "canary", "total", "acted", "refused", "percent", "error")
 

@@ -17,10 +17,10 @@ from leasehold.cli.logs import logs
 from leasehold.cli.running import FAILED, WRONG_USE, print_failure
 from leasehold.client.errors import ClientError
 
-schedules = typer.Typer(no_args_is_help=True, help="Runs by the clock.")
-queues = typer.Typer(no_args_is_help=True, help="Queues: see, pause, resume.")
-workers = typer.Typer(no_args_is_help=True, help="Workers: see, drain.")
-dead_letters = typer.Typer(no_args_is_help=True, help="Steps that failed for good: see, replay.")
+schedules = typer.Typer(no_args_is_help=True, help="List, create, pause, resume and delete schedules.")
+queues = typer.Typer(no_args_is_help=True, help="List, pause and resume queues.")
+workers = typer.Typer(no_args_is_help=True, help="List and drain workers.")
+dead_letters = typer.Typer(no_args_is_help=True, help="List and replay steps that failed for good.")
 
 RunId = Annotated[str, typer.Argument(help="The run's id.")]
 _ENDED = ("succeeded", "failed", "cancelled", "expired")
@@ -29,7 +29,7 @@ _POLL_SECONDS = 10
 
 def submit(
     template: Annotated[str, typer.Argument(help="The template's type.")],
-    payload: Annotated[str, typer.Argument(help="JSON.")] = "{}",
+    payload: Annotated[str, typer.Argument(help="Payload as JSON.")] = "{}",
     scope: Annotated[str, typer.Option(help="What the run is for, such as user.")] = "tenant",
     scope_id: Annotated[str, typer.Option(help="Which of them.")] = "",
     priority: Annotated[str, typer.Option(help="high, normal or low.")] = "normal",
@@ -146,7 +146,7 @@ def create_schedule(
     template: Annotated[str, typer.Argument(help="The template's type.")],
     cron: Annotated[str, typer.Argument(help="Five fields, or @hourly and its like.")],
     timezone: Annotated[str, typer.Option(help="An IANA zone.")] = "UTC",
-    payload: Annotated[str, typer.Option(help="JSON.")] = "{}",
+    payload: Annotated[str, typer.Option(help="Payload as JSON.")] = "{}",
     overlap: Annotated[str, typer.Option(help="skip, buffer_one, cancel_other or allow_all.")] = "skip",
     as_json: AsJson = False,
 ) -> None:
@@ -165,13 +165,13 @@ def create_schedule(
 
 @schedules.command("pause")
 def pause_schedule(schedule: str, as_json: AsJson = False) -> None:
-    """Pause a schedule: it fires no more."""
+    """Pause a schedule. It then fires no more."""
     _enable(schedule, as_json, enabled=False)
 
 
 @schedules.command("resume")
 def resume_schedule(schedule: str, as_json: AsJson = False) -> None:
-    """Resume a schedule: it fires again from now on."""
+    """Resume a schedule. It fires again from now on."""
     _enable(schedule, as_json, enabled=True)
 
 
@@ -241,7 +241,7 @@ def pause_queue(
     reason: Annotated[str, typer.Option(help="Shown by `queues list`.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Pause a queue: workers start no more of its tasks."""
+    """Pause a queue. Workers then start no more of its tasks."""
     with api_client() as client:
         answer = client.post(f"/v1/queues/{queue}/pause", {"reason": reason})
     show(answer, as_json, lambda: console.print(f"{queue} is paused"))
@@ -257,7 +257,7 @@ def resume_queue(queue: str, as_json: AsJson = False) -> None:
 
 @workers.command("list")
 def list_workers(as_json: AsJson = False) -> None:
-    """Who works, on what, with how many leases."""
+    """List workers with their queues and leases."""
     with api_client() as client:
         answer = client.get("/v1/workers")
     show(
@@ -269,7 +269,7 @@ def list_workers(as_json: AsJson = False) -> None:
 
 @workers.command("drain")
 def drain_worker(worker: str, as_json: AsJson = False) -> None:
-    """Let it finish what it has, and end."""
+    """Let a worker finish its tasks and then exit."""
     with api_client() as client:
         answer = client.post(f"/v1/workers/{worker}/drain")
     show(answer, as_json, lambda: console.print(f"{worker} drains", highlight=False))

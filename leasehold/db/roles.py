@@ -15,10 +15,11 @@ FROM pg_class c
 WHERE c.relnamespace = current_schema()::regnamespace AND c.relowner = current_user::regrole
   AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition
 """
-#: A partition that statements name directly. They reach the other partitions through `event`.
-_DEFAULT_DAY = "event_default"
+#: The default partition of table `event`. Our SQL names it directly, so it needs its own grant; rights on `event` cover
+#: the others.
+_DEFAULT_EVENT_PARTITION = "event_default"
 _FUNCTIONS = ("add_event_day(date)", "drop_event_day(date)", "forget_audit(int, int)")
-#: Tables that the role only reads and adds rows to, and the columns that its rows may give: the audit.
+#: The audit tables: the role may read them and insert, and may set only these columns.
 _APPEND_ONLY: dict[str, tuple[str, ...]] = {
     "audit": (
         "id", "tenant_id", "actor_kind", "actor", "actor_tenant", "key_prefix", "action", "target_kind", "target",
@@ -30,6 +31,8 @@ _APPEND_ONLY: dict[str, tuple[str, ...]] = {
 
 async def grant(connection: Connection, role: str) -> None:
     """Let `role` read and write the rows of every table that the caller owns. Repeating it changes nothing.
+
+    Exceptions: `role` only reads views and Alembic's table, and only reads and inserts into the audit.
 
     Rights to change the schema that were granted to `role` itself are revoked.
 
@@ -53,7 +56,7 @@ async def grant(connection: Connection, role: str) -> None:
         await connection.execute(f"GRANT USAGE ON SCHEMA {schema} TO {name}")
         for table in await connection.fetch(_OWN_TABLES):
             await _grant_rows(connection, table["name"], name, only_read=table["only_read"])
-        await _grant_rows(connection, _DEFAULT_DAY, name)
+        await _grant_rows(connection, _DEFAULT_EVENT_PARTITION, name)
         for function in _FUNCTIONS:
             await connection.execute(f"GRANT EXECUTE ON FUNCTION {function} TO {name}")
 

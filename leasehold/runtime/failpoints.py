@@ -60,13 +60,25 @@ def arm(spec: str) -> None:
     for part in filter(None, (item.strip() for item in spec.split(","))):
         name, _, rest = part.partition(":")
         act, _, count = rest.partition(":")
-        exists = name in POINTS or _COMMITTED.fullmatch(name)
-        if not exists or act not in _ACTS or not (count or "1").isdigit():
-            raise DeclarationError(
-                f"no such failpoint: {part!r}; points are {', '.join(POINTS)}, {COMMIT}NAME;"
-                f" acts are {', '.join(_ACTS)}"
-            )
+        if not _exists(name) or act not in _ACTS or not (count or "1").isdigit():
+            raise _unknown(part)
         _armed[name] = _Armed(act, int(count or "1"))
+
+
+def check(point: str) -> None:
+    """Raises DeclarationError for an unknown point. Changes nothing that is armed."""
+    if not _exists(point):
+        raise _unknown(point)
+
+
+def _exists(point: str) -> bool:
+    return point in POINTS or _COMMITTED.fullmatch(point) is not None
+
+
+def _unknown(part: str) -> DeclarationError:
+    return DeclarationError(
+        f"no such failpoint: {part!r}; points are {', '.join(POINTS)}, {COMMIT}NAME; acts are {', '.join(_ACTS)}"
+    )
 
 
 def has_commit_points() -> bool:

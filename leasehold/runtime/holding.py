@@ -1,7 +1,7 @@
 """A check that no task holds a pooled connection during outbound I/O.
 
-A silent server would otherwise empty the pool for all other tasks. The pool calls `lent` for each connection; HTTP, the
-object store and the broker call `going_out` before they send.
+Otherwise tasks that wait for a remote server that does not answer would use up the pool. The pool calls `lent` for each
+connection; HTTP, the object store and the broker call `going_out` before they send.
 """
 
 from __future__ import annotations

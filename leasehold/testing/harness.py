@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import tempfile
 from collections import defaultdict
@@ -16,6 +17,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from pydantic import BaseModel, SecretStr
 
 from leasehold.app.app import App
+from leasehold.app.handling import refused
 from leasehold.app.run import Run
 from leasehold.app.task import STEP, Task
 from leasehold.db.database import Connection, connected
@@ -39,7 +41,7 @@ WHERE j.finished_at IS NULL AND (t.status = 'running' OR (t.available_at <= cloc
 UNION ALL
 SELECT 'a tick of the schedule', template, 'due' FROM schedule WHERE next_run_at <= clock_timestamp()
 UNION ALL
-SELECT 'what follows its end', pipeline, 'due' FROM job WHERE notify AND finished_at IS NOT NULL
+SELECT 'webhooks and follow-up runs', pipeline, 'due' FROM job WHERE notify AND finished_at IS NOT NULL
 LIMIT 5
 """
 
@@ -107,7 +109,7 @@ class TestApp:
             death, self._death = self._death, None
             await self._die(death, deadline)
         with tempfile.TemporaryDirectory(prefix="leasehold-test-") as folder:
-            settings = self.settings.model_copy(update={"work_dir": folder})
+            settings = self.settings.model_copy(update={"work_dir": folder} | self._source_of_children())
             async with self.app.serving(settings), connected(self.settings, "testing") as connection:
                 for name, declared in self.app.pipelines().schedules.items():
                     await reconcile(connection, TENANT, name, declared)
@@ -116,6 +118,12 @@ class TestApp:
                         names = ", ".join(f"{row['pipeline']}: {row['step']} is {row['status']}" for row in busy)
                         raise TimeoutError(f"after {timeout:g} s there is still work: {names}")
                     await asyncio.sleep(_POLL_SECONDS)
+
+    def _source_of_children(self) -> dict[str, str]:
+        """The setting from which the children of isolated tasks load the app, if the app has such tasks."""
+        if any(task.terms.isolated for task in self.app.tasks.values()):
+            return {"pipelines": source_of(self.app)}
+        return {}
 
     async def _die(self, point: str, deadline: float) -> None:
         """Run a worker process that is killed at the point."""
@@ -133,7 +141,8 @@ class TestApp:
                 if process.returncode is None:
                     process.kill()
                     await process.wait()
-            if process.returncode is not None and process.returncode >= 0:
+            was_killed = process.returncode == -signal.SIGKILL
+            if not was_killed:
                 end = output.decode(errors="replace")[-2000:]
                 raise RuntimeError(f"the worker ended before it reached the point {point}:\n{end}")
 
@@ -152,8 +161,8 @@ class TestApp:
     # --- what the test arranges
 
     def travel(self, **time: float) -> None:
-        """Let time pass for all that waits: `travel(hours=1)`, as `timedelta` takes it. Nobody sleeps. A schedule that
-        time passes over has one tick, however often it would have fired.
+        """Let time pass for all that waits: `travel(hours=1)`, as `timedelta` takes it. Nobody sleeps. A schedule fires
+        at most once per `travel`, even if it was due several times in that span.
         """
 
         async def travel(connection: Connection) -> None:
@@ -162,22 +171,26 @@ class TestApp:
         self._on_connection(travel)
 
     def fail_next(self, task: Task[..., Any], error: BaseException) -> None:
-        """The next attempt at the task raises `error` in place of the function. Twice: the next two attempts do."""
+        """The next attempt at the task raises `error` in place of the function. Calls add up: two calls make the next
+        two attempts fail. Raises DeclarationError for an isolated task, which runs in another process.
+        """
+        if task.terms.isolated:
+            raise DeclarationError(f"{task.name} is isolated: it runs in a process that fail_next cannot reach")
         if task.name not in self._handlers:
             handler = self._handlers[task.name] = task.pipeline.handlers[STEP]
             wrapped = _failing_in_loop if iscoroutinefunction(handler) else _failing_in_thread
-            task.pipeline.handlers[STEP] = wrapped(handler, self._errors[task.name])
+            task.pipeline.handlers[STEP] = wrapped(handler, self._errors[task.name], task.terms.retry.never)
         self._errors[task.name].append(error)
 
     def die_at(self, point: str) -> None:
         """The next `drain` begins with a worker process that is killed at this point; then another worker goes on.
 
         `after_claim`: the task is claimed, and its function has not run. `after_commit`: the result is committed.
-        `commit.NAME`: after the commit of a statement. The process imports the app: it is at the top of its module.
+        `commit.NAME`: after the commit of a statement, NAME from leasehold/db/commit_points.py. The worker process
+        imports the app, so the app must be a module-level variable.
         Raises DeclarationError for an unknown point.
         """
-        failpoints.arm(f"{point}:kill")
-        failpoints.arm("")
+        failpoints.check(point)
         self._death = point
 
     # --- what the test reads
@@ -212,22 +225,33 @@ def _arguments(task: Task[..., Any], params: dict[str, Any]) -> dict[str, Any]:
     return dict(zip(task.arguments.names, positional, strict=False)) | named
 
 
-def _failing_in_loop(handler: Callable[..., Any], errors: list[BaseException]) -> Callable[..., Any]:
+_Never = tuple[type[Exception], ...]
+
+
+def _failing_in_loop(handler: Callable[..., Any], errors: list[BaseException], never: _Never) -> Callable[..., Any]:
     async def failing(attempt: Any) -> Any:
-        if errors:
-            raise errors.pop(0)
+        _raise_next(errors, never)
         return await handler(attempt)
 
     return failing
 
 
-def _failing_in_thread(handler: Callable[..., Any], errors: list[BaseException]) -> Callable[..., Any]:
+def _failing_in_thread(handler: Callable[..., Any], errors: list[BaseException], never: _Never) -> Callable[..., Any]:
     def failing(attempt: Any) -> Any:
-        if errors:
-            raise errors.pop(0)
+        _raise_next(errors, never)
         return handler(attempt)
 
     return failing
+
+
+def _raise_next(errors: list[BaseException], never: _Never) -> None:
+    """Raise the next error as the task's handler does when the function raises it."""
+    if not errors:
+        return
+    error = errors.pop(0)
+    if isinstance(error, never):
+        raise refused(error) from error
+    raise error
 
 
 def source_of(app: App) -> str:

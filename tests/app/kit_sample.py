@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from leasehold.domain.errors import DeclarationError
 from leasehold.testing.harness import TestApp
-from tests.app.kit_shop import Order, add, checkout, nightly, send_receipt
+from tests.app.kit_shop import Order, add, charge, checkout, measure, nightly, send_receipt
 
 ORDER = Order(id=1, email="a@b")
 
@@ -60,6 +61,21 @@ def test_an_attempt_fails_as_often_as_the_test_says(leasehold_app: TestApp) -> N
         leasehold_app.travel(hours=4)
         leasehold_app.drain()
     assert run.result() == "sent to a@b by attempt 3"
+
+
+def test_an_isolated_task_runs_in_its_child(leasehold_app: TestApp) -> None:
+    run = measure.submit("four")
+    leasehold_app.drain()
+    assert run.result() == 4
+    with pytest.raises(DeclarationError, match="isolated"):
+        leasehold_app.fail_next(measure, ValueError("no"))
+
+
+def test_an_error_that_is_never_retried_is_not(leasehold_app: TestApp) -> None:
+    leasehold_app.fail_next(charge, ValueError("no such card"))
+    run = charge.submit(ORDER)
+    leasehold_app.drain()
+    assert run.status() == "failed"
 
 
 @pytest.mark.parametrize(("point", "attempt"), [("after_claim", 2), ("after_commit", 1)])

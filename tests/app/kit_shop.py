@@ -21,6 +21,16 @@ def send_receipt(order: Order) -> str:
     return f"sent to {order.email} by attempt {current().number}"
 
 
+@app.task(retry=Retry(times=3, never=(ValueError,)))
+def charge(order: Order) -> str:
+    return f"charged {order.email}"
+
+
+@app.task(isolated=True)
+def measure(text: str) -> int:
+    return len(text)
+
+
 @app.task
 async def checkout(order: Order) -> str:
     run = await send_receipt.asubmit(order, tags={"customer": "7"})

@@ -46,7 +46,7 @@ def live(pipeline: Pipeline, fences: sandbox.Fences, zygote: int, channel: int, 
     except MemoryError:
         os.write(2, b"out of memory\n")
         status = frames.OUT_OF_MEMORY
-    except BaseException:  # noqa: BLE001 - the kernel refused a fence, or the channel broke: there is no run
+    except BaseException:  # noqa: BLE001 - sandboxing failed or the worker is gone: exit without an answer
         with contextlib.suppress(BaseException):
             os.write(2, traceback.format_exc().encode("utf-8", "replace"))
     finally:
@@ -61,7 +61,9 @@ def _take_descriptors(channel: int, output: int) -> None:
 
 
 def _run(pipeline: Pipeline, fences: sandbox.Fences) -> None:
-    """Receive the Confinement, which has nothing of a client's, and raise the last fence. Then receive the Run."""
+    """First the worker says which files this run may use (no client data yet): apply that restriction. Then receive the
+    run, with client data.
+    """
     if (body := frames.receive(frames.CHANNEL)) is None:
         return
     confinement = frames.Confinement.model_validate_json(body)
@@ -87,7 +89,7 @@ def _send(frame: frames.Answer | frames.Progress | frames.LogLine | frames.Emitt
 
 
 class _Sender(logging.Handler):
-    """Sends what the handler logs to the worker, which keeps it with the job."""
+    """Sends log records of the step's code to the worker, which stores them with the job."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,8 +131,8 @@ def _log_to_worker(level: int) -> None:
         )
 
 
-class _Supervisor:
-    """The handler's way to the worker: progress goes over the channel; a file beside `out` is the request to stop."""
+class _WorkerLink:
+    """Reports progress over the channel. The worker asks for a stop by creating the file `cancel` beside `out`."""
 
     def __init__(self, directory: Path) -> None:
         self._cancel_path = str(directory.parent / frames.CANCEL)
@@ -170,7 +172,7 @@ def _work(pipeline: Pipeline, run: frames.Run) -> Work:
         raise Permanent("bad_params", str(error)) from error
     files = {name: Path(path) for name, path in run.files.items()}
     directory = Path(run.directory)
-    return Work(run.pipeline, run.step, params, files, directory, run.item, _Supervisor(directory))
+    return Work(run.pipeline, run.step, params, files, directory, run.item, _WorkerLink(directory))
 
 
 def _use_directory(directory: Path) -> None:
