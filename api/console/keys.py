@@ -24,7 +24,8 @@ router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(KEYS_WRITE, or_else=OPERATE))]
 Admin = Annotated[Caller, Depends(SignedIn(KEYS_WRITE))]
 _DAY = 86_400
-_LISTED = 500
+#: Keys on a page: each row has its forms.
+_SHOWN = 50
 
 
 @router.get("/keys")
@@ -33,15 +34,17 @@ async def show_keys(
     caller: Reader,
     tenant: Annotated[str, Query(max_length=100)] = "",
     ended: Annotated[bool, Query()] = False,  # noqa: FBT002 - a query parameter
+    after: Annotated[int, Query(ge=0, le=500)] = 0,
 ) -> Response:
     answer = orjson.loads(bytes((await endpoints.list_all_keys(request, caller, tenant or None, ended)).body))
     return page(
         request,
         "keys.html",
-        keys=answer["keys"],
+        keys=answer["keys"][after : after + _SHOWN],
+        after=after,
+        following=after + _SHOWN if len(answer["keys"]) > after + _SHOWN else None,
         tenant=tenant if OPERATE in caller.scopes else "",
         ended=ended,
-        most=_LISTED,
         roles=NAMES,
     )
 

@@ -20,6 +20,8 @@ from leasehold.security.roles import NAMES
 
 router = APIRouter()
 Admin = Annotated[Caller, Depends(SignedIn(PEOPLE_WRITE))]
+#: People on the page: each row has its forms.
+_SHOWN = 50
 _ROLES = (*NAMES, "provider")
 
 
@@ -30,14 +32,14 @@ async def show_people(
     tenant: Annotated[str, Query(max_length=100)] = "",
     text: Annotated[str, Query(max_length=100)] = "",
 ) -> Response:
-    response = await endpoints.list_people(request, caller, tenant or None, text.strip() or None, endpoints.MAX_LISTED)
+    response = await endpoints.list_people(request, caller, tenant or None, text.strip() or None, _SHOWN)
     return page(
         request,
         "people.html",
         people=orjson.loads(bytes(response.body))["people"],
         tenant=tenant if OPERATE in caller.scopes else "",
         text=text,
-        most=endpoints.MAX_LISTED,
+        most=_SHOWN,
         roles=NAMES,
         is_open=services_of(request).openid is not None,
     )

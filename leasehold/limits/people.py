@@ -43,7 +43,7 @@ _LIST = f"""
 SELECT {_COLUMNS} FROM person p
 WHERE ($1::text IS NULL OR p.tenant_id = $1)
   AND ($2::text IS NULL OR strpos(lower(p.login), lower($2)) > 0 OR strpos(lower(p.name), lower($2)) > 0)
-ORDER BY p.seen_at DESC, p.id DESC LIMIT $3
+ORDER BY p.seen_at DESC LIMIT $3
 """
 
 _OF_SUBJECT = f"""

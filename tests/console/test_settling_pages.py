@@ -8,8 +8,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from leasehold.api.console import assets
 from leasehold.api.console.signal_form import Input, inputs_of, payload_of
 from leasehold.db.database import Connection
+from leasehold.security.credentials import create_key
 from tests.api.conftest import Running, client_of
 from tests.console.conftest import ROLES, MakePerson
 from tests.jobs.conftest import Maker
@@ -188,3 +190,20 @@ async def test_a_chain_that_somebody_changed_is_shown_as_broken(
     seq = await rows.fetchval("SELECT seq FROM audit WHERE actor = 'nobody'")
     broken = f"is broken</b> at row {seq}: its content is not what was written"
     assert broken in await admin.see("/audit?tenant=acme")
+
+
+async def test_pages_of_many_keys_and_people_stay_light(person: MakePerson, rows: Connection) -> None:
+    admin = await person(ROLES["admin"])
+    for number in range(60):
+        await create_key(rows, tenant_id="acme", client_id=f"client-{number:03}", scopes=["role:viewer"])
+    await rows.execute(
+        "INSERT INTO person (id, tenant_id, issuer, subject, login, name, scopes)"
+        " SELECT gen_random_uuid(), 'acme', 'https://id.example', n::text, 'p' || n, 'P', '{role:viewer}'"
+        " FROM generate_series(1, 300) n"
+    )
+    files = sum(len(assets.content(name)) for name in assets.FILES)
+    first, more = await admin.see("/keys"), await admin.see("/keys?after=50")
+    assert (first.count(">active<"), 'rel="next"' in first, 'rel="next"' in more) == (50, True, False)
+    people = await admin.see("/people")
+    assert people.count(">viewer</span>") == 50
+    assert max(len(page.encode()) for page in (first, people)) + files < 150_000
