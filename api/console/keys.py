@@ -25,7 +25,7 @@ Reader = Annotated[Caller, Depends(SignedIn(KEYS_WRITE, or_else=OPERATE))]
 Admin = Annotated[Caller, Depends(SignedIn(KEYS_WRITE))]
 _DAY = 86_400
 #: Keys on a page: each row has its forms.
-_SHOWN = 50
+_SHOWN = 25
 
 
 @router.get("/keys")

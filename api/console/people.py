@@ -21,7 +21,7 @@ from leasehold.security.roles import NAMES
 router = APIRouter()
 Admin = Annotated[Caller, Depends(SignedIn(PEOPLE_WRITE))]
 #: People on the page: each row has its forms.
-_SHOWN = 50
+_SHOWN = 25
 _ROLES = (*NAMES, "provider")
 
 
