@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Self
 
@@ -36,6 +37,8 @@ _CONNECT_SECONDS = 5.0
 _OK = 200
 _HEAD_BYTES = 512
 _PIECE_BYTES = 256 * 1024
+#: Hosts to which one Egress keeps connections. Requests to further hosts get a new connection each.
+_KEPT_HOSTS = 32
 
 #: Threads for name resolution alone. A silent name server holds a thread for half a minute. The loop's default executor
 #: has six threads on two cores, and all file reads and digests need them.
@@ -102,7 +105,9 @@ class Egress:
     def __init__(self, allowed: tuple[Network, ...] = (), *, keepalive: int = 0) -> None:
         self._allowed = allowed
         self._keepalive = keepalive
-        self._http: httpx2.AsyncClient | None = None
+        #: By the host that a client keeps connections to; "" is the client that keeps none. A kept connection is found
+        #: by its address, and its certificate was checked for one name: so hosts at one address share no connection.
+        self._clients: dict[str, httpx2.AsyncClient] = {}
 
     @classmethod
     def from_settings(cls, settings: Settings, *, keepalive: int = 0) -> Self:
@@ -115,14 +120,14 @@ class Egress:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        if self._http is not None:
-            await self._http.aclose()
+        for client in self._clients.values():
+            await client.aclose()
 
     def check_form(self, url: str) -> None:
         """Check what can be checked of `url` without a name server. Raises EgressRefused."""
         parsed, port = _parsed(url)
         try:
-            addresses = [ipaddress.ip_address(parsed.host)]
+            addresses = [ipaddress.ip_address(_host_of(parsed))]
         except ValueError:
             addresses = []  # a name
         if addresses or not self._allowed:
@@ -132,9 +137,10 @@ class Egress:
         """Resolve `url` and check its addresses and its port. Raises EgressRefused."""
         going_out("a name server")
         parsed, port = _parsed(url)
-        addresses = await _resolve(parsed.host, port)
+        host = _host_of(parsed)
+        addresses = await _resolve(host, port)
         self._check_addresses(addresses, port)
-        return Target(parsed, parsed.host, str(addresses[0]))
+        return Target(parsed, host, str(addresses[0]))
 
     def _check_addresses(self, addresses: Sequence[Address], port: int) -> None:
         if not all(self._may_connect(address) for address in addresses):
@@ -212,7 +218,7 @@ class Egress:
                         if answer.status_code not in _REDIRECTS or redirects == 0:
                             yield answer
                             return
-                        next_url = target.url.join(answer.headers.get("location", ""))
+                        next_url = _joined(target.url, answer.headers.get("location", ""))
                     finally:
                         await answer.aclose()
                     if (next_url.scheme, next_url.netloc) != (target.url.scheme, target.url.netloc):
@@ -230,31 +236,31 @@ class Egress:
     async def _send(
         self, target: Target, method: str, headers: Mapping[str, str], content: bytes | AsyncIterable[bytes]
     ) -> httpx2.Response:
-        host = target.host if target.url.port is None else f"{target.host}:{target.url.port}"
-        http = await self._client()
+        http = await self._client(target.host)
         request = http.build_request(
             method,
             target.url.copy_with(host=target.address),
-            headers={**headers, "Host": host},
+            headers={**headers, "Host": target.url.netloc.decode("ascii")},
             content=content,
             timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
             extensions={"sni_hostname": target.host},  # the certificate must be valid for the host's name
         )
         return await http.send(request, stream=True)
 
-    async def _client(self) -> httpx2.AsyncClient:
-        """The HTTP client. The first request makes it, because many processes never send one."""
-        if self._http is not None:
-            return self._http
+    async def _client(self, host: str) -> httpx2.AsyncClient:
+        """The HTTP client for the host. The first request makes it, because many processes never send one."""
         authorities = await asyncio.to_thread(_authorities)
-        if self._http is None:  # another first request may have made it meanwhile
-            self._http = httpx2.AsyncClient(
+        kept = self._keepalive and (host in self._clients or len(self._clients) < _KEPT_HOSTS)
+        name = host if kept else ""
+        if name not in self._clients:
+            self._clients[name] = httpx2.AsyncClient(
                 verify=authorities,
                 trust_env=False,
                 follow_redirects=False,
-                limits=httpx2.Limits(max_keepalive_connections=self._keepalive),
+                limits=httpx2.Limits(max_keepalive_connections=self._keepalive if kept else 0),
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # it accepts none, and so sends none
             )
-        return self._http
+        return self._clients[name]
 
     def _may_connect(self, address: Address) -> bool:
         return self._is_allowed(address) or is_public(address)
@@ -272,6 +278,19 @@ def _parsed(url: str) -> tuple[httpx2.URL, int]:
     if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo:
         raise EgressRefused("url_malformed", "Only http and https URLs without a user are accepted.")
     return parsed, parsed.port or (443 if parsed.scheme == "https" else 80)
+
+
+def _host_of(url: httpx2.URL) -> str:
+    """The host as name servers, certificates and the header Host have it: in ASCII."""
+    return url.raw_host.decode("ascii")
+
+
+def _joined(url: httpx2.URL, location: str) -> httpx2.URL:
+    """The address of a redirect. Raises EgressRefused."""
+    try:
+        return url.join(location)
+    except (httpx2.InvalidURL, ValueError):
+        raise EgressRefused("url_malformed", "The URL redirects to what is not a URL.") from None
 
 
 @cache

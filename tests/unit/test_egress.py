@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from leasehold.security.egress import AnswerTooLarge, Egress, EgressFailed, EgressRefused, is_public
+from tests.support.not_here import not_here
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
 
@@ -158,3 +159,74 @@ async def test_it_is_known_whether_a_request_can_have_arrived() -> None:
         with pytest.raises(EgressFailed) as refused:
             await egress.request("POST", f"http://127.0.0.1:{port}/", content=b"{}")
     assert not refused.value.sent
+
+
+async def test_no_host_learns_the_cookies_of_another_at_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = b"HTTP/1.1 200 OK\r\nset-cookie: session=of-tenant-a; path=/\r\ncontent-length: 0\r\n\r\n"
+    async with answering(lambda _said: sets) as (port, heard), Egress(LOOPBACK) as egress:
+        resolving(monkeypatch, ["127.0.0.1"], ["127.0.0.1"], ["127.0.0.1"])
+        for host in ("a.example", "b.example", "a.example"):
+            await egress.request("POST", f"http://{host}:{port}/")
+    assert len(heard) == 3
+    assert not [said for said in heard if "cookie" in said.lower()]
+
+
+@pytest.mark.parametrize("written", ["m\u00fcnchen.example", "xn--mnchen-3ya.example"])
+async def test_a_name_in_any_script_is_resolved_and_sent_in_ascii(
+    monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    async with answering(lambda _said: b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n") as (port, heard):
+        names = resolving(monkeypatch, ["127.0.0.1"])
+        async with Egress(LOOPBACK) as egress:
+            assert (await egress.request("GET", f"http://{written}:{port}/")).status == 200
+    assert names == ["xn--mnchen-3ya.example"]
+    assert f"host: xn--mnchen-3ya.example:{port}\r\n" in heard[0].lower()
+
+
+async def test_an_address_of_ipv6_is_sent_in_brackets() -> None:
+    heard: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append((await reader.readuntil(b"\r\n\r\n")).decode().lower())
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        writer.close()
+
+    try:
+        server = await asyncio.start_server(serve, "::1", 0)
+    except OSError:
+        not_here("IPv6 on the loopback interface")
+    port = server.sockets[0].getsockname()[1]
+    async with server, Egress((ipaddress.ip_network("::1/128"),)) as egress:
+        await egress.request("GET", f"http://[::1]:{port}/")
+    assert f"host: [::1]:{port}\r\n" in heard[0]
+
+
+@pytest.mark.parametrize("location", ["http://x:ab/", "http://[::1/"])
+async def test_a_redirect_to_what_is_no_address_is_refused(monkeypatch: pytest.MonkeyPatch, location: str) -> None:
+    moved = f"HTTP/1.1 302 Found\r\nlocation: {location}\r\ncontent-length: 0\r\n\r\n".encode()
+    async with answering(lambda _said: moved) as (port, _heard), Egress(LOOPBACK) as egress:
+        resolving(monkeypatch, ["127.0.0.1"])
+        with pytest.raises(EgressRefused) as refused:
+            await egress.request("GET", f"http://hook.example:{port}/", redirects=2)
+    assert refused.value.code == "url_malformed"
+
+
+async def test_a_kept_connection_is_used_for_one_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its certificate was checked for one name, and another host may lie at the same address."""
+    connections: list[list[str]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hosts: list[str] = []
+        connections.append(hosts)
+        while said := await reader.readuntil(b"\r\n\r\n"):
+            hosts.append(said.decode().lower().partition("host: ")[2].partition(":")[0])
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    resolving(monkeypatch, *[["127.0.0.1"]] * 4)
+    async with Egress(LOOPBACK, keepalive=10) as egress:
+        for host in ("a.example", "b.example", "a.example", "b.example"):
+            await egress.request("GET", f"http://{host}:{port}/")
+    server.close()
+    assert sorted(connections) == [["a.example"] * 2, ["b.example"] * 2]
