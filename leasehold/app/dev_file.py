@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,13 +24,18 @@ def dev_file(variables: Mapping[str, str]) -> Iterator[Path]:
     new = folder / f"{NAME}.{os.getpid()}"
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(f"{_HEAD}{os.getpid()}\n")
-        file.writelines(f"{name}='{value}'\n" for name, value in variables.items())
+        file.writelines(f"{name}={_quoted(value)}\n" for name, value in variables.items())
     new.replace(path)
     try:
         yield path
     finally:
         if _pid_of(path) == os.getpid():
             path.unlink()
+
+
+def _quoted(value: str) -> str:
+    """The value as a shell's word."""
+    return "'" + value.replace("'", "'\\''") + "'"
 
 
 def living_dev_file() -> Path | None:
@@ -54,7 +60,7 @@ def dev_variables() -> dict[str, str]:
         lines = [] if path is None else path.read_text().splitlines()[1:]
     except FileNotFoundError:  # it ended at this moment
         return {}
-    return {name: value.strip("'") for name, _, value in (line.partition("=") for line in lines)}
+    return {name: "".join(shlex.split(value)) for name, _, value in (line.partition("=") for line in lines)}
 
 
 def _pid_of(path: Path) -> int | None:

@@ -51,8 +51,7 @@ async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
         raise await _gone_error(attempt, delivery, destination)
     if 200 <= answer.status < 300:  # noqa: PLR2004 - HTTP statuses
         return {"delivered": True, "status": answer.status}
-    message = f"the address answered {answer.status}"
-    raise Retryable(message, code="webhook_refused", after=_delay(attempt, answer))
+    raise Retryable(f"the address answered {answer.status}", code="webhook_refused", after=_delay(attempt, answer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ async def _gone_error(attempt: Attempt, delivery: Delivery, destination: _Destin
             connection, delivery.webhook_id, attempt.tenant_id, destination.url, reason
         )
     if not is_disabled:
-        return Retryable("the webhook's old address answered 410 Gone", code="webhook_refused")
+        return Retryable("the webhook's old address answered 410 Gone", code="webhook_url_changed")
     return Permanent("webhook_gone", "The address answered 410 Gone; the webhook is disabled.")
 
 
