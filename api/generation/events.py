@@ -79,6 +79,8 @@ def _status_text(event: EventView) -> StatusText | None:
         return "completed" if event.job_status == JobState.SUCCEEDED else "failed"
     if event.step is None:
         return "pending" if event.kind in ("submitted", "queued", "admitted") else None
-    if event.step != "submit" or event.task_status == TaskState.SUCCEEDED:
+    if event.step != "submit":
+        return None if event.task_status == TaskState.BLOCKED else "polling"
+    if event.task_status == TaskState.SUCCEEDED:
         return "polling"
     return "processing" if event.task_status in _PROCESSING else "pending"

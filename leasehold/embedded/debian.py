@@ -43,6 +43,8 @@ async def _download(names: Sequence[str], work: Path, *, with_missing: bool) -> 
     try:
         await _download_by(names, work, None, with_missing=with_missing)
     except EmbeddedError:
+        for package in (work / "archives").glob("*.deb"):
+            package.unlink()  # it may be older than those that come now
         await _apt(["update"], work, lists=work / "state")
         await _download_by(names, work, work / "state", with_missing=with_missing)
 

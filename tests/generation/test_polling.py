@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
 import pytest
 
+from leasehold.api.generation.events import _status_fields
 from leasehold.db.database import Connection
+from leasehold.db.event_reads import EventView
 from leasehold.worker.worker import Worker
 from tests.api.media_api import problem
 from tests.generation.conftest import Client
@@ -99,3 +102,16 @@ async def test_events_stream_to_the_end_in_the_endpoint_s_words_and_resume(clien
     problem(
         await client.http.get(follow, params={"task_id": task}, headers={"Last-Event-ID": "x"}), 422, "invalid_event_id"
     )
+
+
+@pytest.mark.parametrize(
+    ("step", "task_status", "status_text"),
+    [("submit", "pending", "pending"), ("submit", "running", "processing"), ("submit", "succeeded", "polling"),
+     ("poll", "blocked", None), ("store", "blocked", None), ("poll", "waiting", "polling")],
+)  # fmt: skip
+def test_an_event_of_a_step_that_cannot_begin_yet_is_no_progress(
+    step: str, task_status: str, status_text: str | None
+) -> None:
+    """A replay has an event for each step that it revives, in order: the last ones are blocked."""
+    event = EventView(1, datetime.now(UTC), "replayed", "running", step, task_status, None)
+    assert _status_fields(event).get("status_text") == status_text

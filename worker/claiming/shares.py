@@ -2,9 +2,10 @@
 
 A pool cannot take a slot back from a step that runs for an hour. So it keeps slots for tenants that come later:
 
-- A tenant may run at most `at_most` steps in the pool. The pool has an eighth more shared slots than that.
-- A tenant gets another shared slot only while it runs fewer than `GREED` times as many steps as slots are unused. So a
-  tenant that comes later finds room for several steps.
+- A tenant may run at most `at_most` steps in the pool. The pool has `at_most // GREED` shared slots more.
+- A tenant gets another shared slot only while its steps are fewer than `GREED` times the unused slots. So a tenant that
+  comes later finds room for several steps. A poll counts a tenant's steps when it begins: hints that come meanwhile may
+  take the tenant beyond its share until some of its steps end.
 - `reserve` more slots are each for a tenant that runs nothing else in the pool.
 """
 

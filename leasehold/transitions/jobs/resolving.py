@@ -1,4 +1,4 @@
-"""`resolve`: a person knows how a failed step really ended, and writes its value; and the list of what is unsettled.
+"""`resolve`: a person knows how a failed step really ended, and writes its value.
 
 A settlement is kept for each epoch of the step: so of two people who settle the same step one wins, and the other sees
 what happened. A step that runs again and fails again can be settled again.
@@ -16,10 +16,11 @@ import asyncpg
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
 
+#: adopt: the order is the provider's of the given id; again: order once more; give_up: leave the job failed.
 Action: TypeAlias = Literal["adopt", "again", "give_up"]
 
-# The failed step succeeded after all: $4 is its value. The epoch rises, so that no worker takes an old lease for the
-# one that succeeded. REPLAY, in the same transaction, makes the steps after it runnable.
+# The failed step succeeded after all: $4 is its value. The epoch rises, so that writes with the failed attempt's
+# lease change nothing. REPLAY, in the same transaction, makes the steps after it runnable.
 RESOLVE = """
 -- resolve
 WITH locked AS MATERIALIZED (
