@@ -1,4 +1,7 @@
-"""The worker's process: settings, logs, signals. SIGTERM or SIGINT drains the worker; a second one stops it at once."""
+"""The worker's process: settings, logs, signals.
+
+SIGTERM or SIGINT drains the worker; a second one stops it at once. While the worker starts, the first one stops it.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +34,25 @@ async def serve(settings: Settings) -> None:
     first_signal = asyncio.Event()
     second_signal = asyncio.Event()
     loop = asyncio.get_running_loop()
+    starting = asyncio.current_task()
 
     def on_signal() -> None:
+        if starting is not None and not first_signal.is_set():
+            starting.cancel()
         (second_signal if first_signal.is_set() else first_signal).set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    async with Worker(settings) as worker:
-        freeze_loaded()
-        await _first_of(first_signal.wait(), worker.retired.wait(), worker.failed())
-        await _first_of(worker.drain(), second_signal.wait(), worker.failed())
+    try:
+        async with Worker(settings) as worker:
+            starting = None
+            freeze_loaded()
+            await _first_of(first_signal.wait(), worker.retired.wait(), worker.failed())
+            await _first_of(worker.drain(), second_signal.wait(), worker.failed())
+    except asyncio.CancelledError:
+        if starting is None:
+            raise
+        starting.uncancel()
     log.info("stopped")
 
 

@@ -66,6 +66,7 @@ def test_nothing_is_served_but_declared_routes() -> None:
 
 def test_the_public_routes_are_these() -> None:
     pages = {"/console/sign-in", "/console/enter", "/console/assets/{hashed}/{name}"}
+    pages |= {"/console/oidc", "/console/oidc/callback"}  # on the way to the OpenID provider, and back
     assert {"/livez", "/readyz", "/metrics", "/openapi.json", ROUTE} | pages == KNOWN
 
 

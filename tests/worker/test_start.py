@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -48,6 +50,31 @@ async def test_inline_queues_are_served_while_the_handlers_of_isolated_ones_load
         assert worker.queues == {"late-inline", "late-isolated", "operations"}
         assert await registered(rows, worker.id) == worker.queues
         assert (await end_of(rows, isolated.id))["status"] == "succeeded"
+
+
+async def test_a_signal_ends_a_worker_that_still_waits_for_its_database() -> None:
+    connected = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    url = f"postgresql://nobody:secret@127.0.0.1:{port}/none"
+    async with server:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "leasehold.worker", env={**os.environ, "LEASEHOLD_DATABASE_URL": url},
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(30):
+                await connected.wait()
+                process.terminate()
+                assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
 
 
 async def test_isolated_queues_whose_handlers_load_while_the_worker_registers_are_served_too(
