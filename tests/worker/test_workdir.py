@@ -45,3 +45,4 @@ def test_the_directory_of_a_killed_worker_is_removed_by_the_next_and_nothing_els
     (killed / "owner.lock").touch()
     with WorkDir(tmp_path, uuid4()):
         assert (killed.exists(), other.exists()) == (False, True)
+    assert list(tmp_path.iterdir()) == [other]

@@ -10,8 +10,6 @@ from types import TracebackType
 from uuid import UUID
 
 _LOCK = "owner.lock"
-#: Held while a worker starts: another's sweep does not meet a directory whose lock is not taken yet.
-_START_LOCK = "start.lock"
 
 
 class WorkDir:
@@ -26,11 +24,12 @@ class WorkDir:
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._root.stat().st_uid != os.getuid():
             raise PermissionError(f"{self._root} belongs to another user; set LEASEHOLD_WORK_DIR")
-        starting = _locked(self._root / _START_LOCK)
+        # While a worker starts, the root is locked: no other's sweep meets a directory whose lock is not taken yet.
+        starting = _locked(self._root, os.O_DIRECTORY)
         try:
             self._sweep()
             self._path.mkdir(mode=0o700)
-            self._lock = _locked(self._path / _LOCK)
+            self._lock = _locked(self._path / _LOCK, os.O_CREAT | os.O_RDWR)
         finally:
             os.close(starting)
         attempts = self._path / "attempts"
@@ -61,8 +60,8 @@ class WorkDir:
                 os.close(lock)
 
 
-def _locked(path: Path) -> int:
-    """A descriptor of the file, locked; waits for whoever has the lock. Closing it frees the lock."""
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+def _locked(path: Path, flags: int) -> int:
+    """A descriptor of the file or directory, locked; waits for whoever has the lock. Closing it frees the lock."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor
