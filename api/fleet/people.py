@@ -21,6 +21,7 @@ from leasehold.api.http.responses import json_response
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.db.job_reads import Row
+from leasehold.domain.json_values import Flag
 from leasehold.limits import people
 from leasehold.security.roles import NAMES, PREFIX
 
@@ -59,7 +60,7 @@ class PersonChange(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     role: Literal["viewer", "operator", "admin", "provider"] | None = None
-    disabled: bool | None = None
+    disabled: Flag | None = None
 
 
 def tenant_of(caller: Caller) -> str | None:
