@@ -12,7 +12,7 @@ from contextvars import Context
 from typing import Any, TypeAlias
 
 from leasehold.app.run_limits import Batch
-from leasehold.domain.errors import Permanent
+from leasehold.domain.errors import Cancelled, Permanent
 
 #: Calls the function with a list of items. Returns what the function returned.
 CallAll: TypeAlias = "Callable[[list[Any]], Awaitable[Any]]"
@@ -94,12 +94,15 @@ class _Collecting:
 async def _serve(items: list[_Item], call_all: CallAll) -> None:
     try:
         results = _checked(await call_all([item for item, _ in items]), len(items))
-    except Exception as error:  # noqa: BLE001 - it is each item's: its attempt raises it again
+    except (Exception, asyncio.CancelledError, Cancelled) as error:  # it is each item's: its attempt raises it again
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
         results = [error] * len(items)
     for (_, future), result in zip(items, results, strict=True):
         if future.done():
             continue
-        if isinstance(result, Exception):
+        if isinstance(result, BaseException):
             future.set_exception(result)
         else:
             future.set_result(result)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from leasehold import App, Batch, DeclarationError, Retry, TaskFailed
+from leasehold import App, Batch, Cancelled, DeclarationError, Retry, TaskFailed
 from leasehold.app.batches import Batches
 from leasehold.app.run import Run
 from leasehold.db.database import Connection
@@ -172,3 +172,17 @@ def test_a_batch_in_a_child_is_refused_at_import() -> None:
 def test_a_batch_of_no_size_or_of_hours_is_refused(terms: dict[str, Any]) -> None:
     with pytest.raises(DeclarationError):
         Batch(**terms)
+
+
+@pytest.mark.parametrize("raised", [asyncio.CancelledError, Cancelled])
+async def test_items_do_not_wait_for_ever_for_a_call_that_was_cancelled_inside(raised: type[BaseException]) -> None:
+    async def call_all(_items: list[int]) -> list[int]:
+        raise raised
+
+    batches = Batches()
+    async with asyncio.timeout(SECONDS):
+        outcomes = await asyncio.gather(
+            *(batches.result_of("t", "acme", Batch(size=2, wait=LONG), n, call_all) for n in range(2)),
+            return_exceptions=True,
+        )
+    assert [type(outcome) for outcome in outcomes] == [raised, raised]
