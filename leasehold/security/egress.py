@@ -249,10 +249,12 @@ class Egress:
 
     async def _client(self, host: str) -> httpx2.AsyncClient:
         """The HTTP client for the host. The first request makes it, because many processes never send one."""
-        authorities = await asyncio.to_thread(_authorities)
         kept = self._keepalive and (host in self._clients or len(self._clients) < _KEPT_HOSTS)
         name = host if kept else ""
-        if name not in self._clients:
+        if name in self._clients:
+            return self._clients[name]
+        authorities = await asyncio.to_thread(_authorities)
+        if name not in self._clients:  # another first request may have made it meanwhile
             self._clients[name] = httpx2.AsyncClient(
                 verify=authorities,
                 trust_env=False,
