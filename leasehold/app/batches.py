@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from leasehold.app.run_limits import Batch
 from leasehold.domain.errors import Cancelled, Permanent
+from leasehold.runtime.gather import being_cancelled
 
 #: Calls the function with a list of items. Returns what the function returned.
 CallAll: TypeAlias = "Callable[[list[Any]], Awaitable[Any]]"
@@ -95,8 +96,7 @@ async def _serve(items: list[_Item], call_all: CallAll) -> None:
     try:
         results = _checked(await call_all([item for item, _ in items]), len(items))
     except (Exception, asyncio.CancelledError, Cancelled) as error:  # it is each item's: its attempt raises it again
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
+        if being_cancelled():
             raise
         results = [error] * len(items)
     for (_, future), result in zip(items, results, strict=True):

@@ -1,4 +1,4 @@
-"""Running several coroutines at once, all or nothing; and ending tasks."""
+"""Running several coroutines at once, all or nothing; ending tasks, and knowing whether one is ended."""
 
 from __future__ import annotations
 
@@ -27,3 +27,9 @@ async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def being_cancelled() -> bool:
+    """Whether somebody cancels the current task. If not, a CancelledError in it comes from what it awaits."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0

@@ -16,6 +16,7 @@ from traceback import extract_tb
 import structlog
 
 from leasehold.domain.errors import BrokerUnavailable, StoreError
+from leasehold.runtime.gather import being_cancelled
 from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.telemetry.duties import ERRORS, STUCK
 from leasehold.telemetry.outages import BROKER, DATABASE, STORE, Outage
@@ -68,8 +69,7 @@ class Periodic:
         except Exception as error:  # noqa: BLE001 - no error may end this duty, or the others
             return self._after_failure(error)
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if being_cancelled():
                 raise
             return self._after_outage(error)  # aio-pika raises it when the connection ends during a publish
         if self._logged_kinds:

@@ -20,6 +20,7 @@ from leasehold.domain.errors import Cancelled, LeaseLost, ObjectExists, Permanen
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
 from leasehold.runtime import failpoints
+from leasehold.runtime.gather import being_cancelled
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry import traces
 from leasehold.telemetry.attempt_logs import record_in
@@ -261,8 +262,7 @@ class Runner:
             return failure_of(claimed, step, Permanent("handler_cancelled", message))
         if self._releasing:
             return Release(claimed.lease)
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
+        if being_cancelled():
             raise stop
         message = "the handler let a CancelledError out, but nobody has cancelled the attempt"
         return failure_of(claimed, step, Retryable(message, code="handler_error"))
