@@ -107,6 +107,16 @@ class Require:
             raise Forbidden("insufficient_scope", f"{whose} lacks the scope {self.scope}.")
 
 
+def tenant_of(caller: Caller) -> str | None:
+    """The tenant whose things the caller may name; None: all tenants'."""
+    return None if OPERATE in caller.scopes else caller.tenant_id
+
+
+def tenant_wanted(caller: Caller, tenant: str | None) -> str | None:
+    """The tenant whose things are listed: an operator's choice (None: all tenants'), and else the caller's own."""
+    return tenant if OPERATE in caller.scopes else caller.tenant_id
+
+
 def located(request: Request, caller: Caller) -> Caller:
     """The caller with what the audit names of the request."""
     return replace(caller, source_ip=source_address(request), request_id=request_id_of(request))

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from leasehold.api.auth.security import AUDIT_READ, OPERATE
-from leasehold.api.console.rendering import page
+from leasehold.api.console.rendering import content_of, page
 from leasehold.api.console.session import SignedIn
 from leasehold.api.console.shared import Shared, shared_of
 from leasehold.api.fleet import audit as endpoints
@@ -54,24 +53,19 @@ async def show_audit(
     cursor: InstantCursor = None,
 ) -> Response:
     services = services_of(request)
-    answer = orjson.loads(
-        bytes(
-            (
-                await endpoints.list_audit(
-                    request,
-                    caller,
-                    tenant or None,
-                    actor.strip() or None,
-                    action.strip()[:63] or None,
-                    target.strip() or None,
-                    _instant(since),
-                    _instant(until),
-                    cursor,
-                    _PAGE,
-                )
-            ).body
-        )
+    response = await endpoints.list_audit(
+        request,
+        caller,
+        tenant or None,
+        actor.strip() or None,
+        action.strip()[:63] or None,
+        target.strip() or None,
+        _instant(since),
+        _instant(until),
+        cursor,
+        _PAGE,
     )
+    answer = content_of(response)
     chain = tenant if tenant and OPERATE in caller.scopes else caller.tenant_id
     shared: Shared[Checked] = shared_of(request, "audit", _CHECKED_SECONDS)
     return page(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
-import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, RUNS_READ, RUNS_WRITE
-from leasehold.api.console.rendering import go_to, page
+from leasehold.api.console.rendering import content_of, go_to, page
 from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn
 from leasehold.api.http.cursors import InstantCursor
@@ -55,7 +54,7 @@ async def show_group(
 ) -> Response:
     if len(fingerprint) > 64:  # noqa: PLR2004 - as the endpoint's own bound
         raise Invalid("invalid_request", "The fingerprint is malformed.")
-    answer = _json(
+    answer = content_of(
         await endpoints.list_dead_letters(request, caller, fingerprint=fingerprint, cursor=cursor, limit=_GROUPS)
     )
     return page(
@@ -68,17 +67,13 @@ async def show_group(
     )
 
 
-def _json(response: Response) -> Any:
-    return orjson.loads(bytes(response.body))
-
-
 @router.post("/dead-letters/{fingerprint}/replay")
 async def replay_group(request: Request, caller: Writer, fingerprint: str, form: Fields) -> Response:
     canary = form.get("canary") == "yes"
     if len(fingerprint) > 64:  # noqa: PLR2004 - as above
         raise Invalid("invalid_request", "The fingerprint is malformed.")
     body = BulkReplayRequest(fingerprint=fingerprint, canary=canary, limit=_AT_ONCE)
-    answer = _json(await endpoints.replay_many(request, body, caller))
+    answer = content_of(await endpoints.replay_many(request, body, caller))
     replayed, refused = answer["replayed"], answer["refused"]
     if canary and replayed:
         return go_to(request, f"/jobs/{replayed[0]}", "This job runs again, as a trial of its group.")
@@ -92,4 +87,4 @@ async def replay_group(request: Request, caller: Writer, fingerprint: str, form:
 async def replay_one(request: Request, caller: Writer, task_id: UUID) -> Response:
     response = await endpoints.replay_one(request, task_id, caller)
     assert response.status_code == HTTPStatus.ACCEPTED
-    return go_to(request, f"/jobs/{_json(response)['job_id']}", "The job runs again.")
+    return go_to(request, f"/jobs/{content_of(response)['job_id']}", "The job runs again.")

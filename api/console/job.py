@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from leasehold.actions.retrying import template_of
 from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, RUNS_WRITE
-from leasehold.api.console.rendering import go_to, once_of, page
+from leasehold.api.console.rendering import content_of, go_to, once_of, page
 from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn
 from leasehold.api.console.signal_form import inputs_of, payload_of
@@ -140,7 +140,7 @@ async def show_picture(request: Request, job_id: UUID, step: str, name: str, cal
 @router.post("/jobs/{job_id}/cancel")
 async def cancel(request: Request, job_id: UUID, caller: Operator, form: Fields) -> Response:
     response = await endpoints.cancel_job(request, job_id, caller, Reason(reason=form.get("reason", "")[:500]))
-    status = orjson.loads(bytes(response.body))["status"]
+    status = content_of(response)["status"]
     sentence = "The job is cancelled." if status == JobState.CANCELLED else "The job was asked to stop."
     return go_to(request, f"/jobs/{job_id}", sentence)
 

@@ -11,13 +11,12 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ
+from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, tenant_of
 from leasehold.api.console.rendering import go_to, page
 from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn, viewer_of
 from leasehold.api.http.cursors import IdCursor, id_at
 from leasehold.api.jobs import jobs as endpoints
-from leasehold.api.jobs.access import tenant_of
 from leasehold.api.jobs.lists import listed, scope_of
 from leasehold.api.jobs.schemas import Reason, RetryRequest
 from leasehold.api.jobs.view import summary

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import ValidationError
 
 from leasehold.api.auth.security import KEYS_WRITE, OPERATE
-from leasehold.api.console.rendering import go_to, page
-from leasehold.api.console.routes import Fields, Form
+from leasehold.api.console.rendering import content_of, go_to, page
+from leasehold.api.console.routes import Fields, Form, form_error
 from leasehold.api.console.session import SignedIn
 from leasehold.api.fleet import keys as endpoints
 from leasehold.api.process.keyring import Caller
@@ -36,7 +35,7 @@ async def show_keys(
     ended: Annotated[bool, Query()] = False,  # noqa: FBT002 - a query parameter
     after: Annotated[int, Query(ge=0, le=500)] = 0,
 ) -> Response:
-    answer = orjson.loads(bytes((await endpoints.list_all_keys(request, caller, tenant or None, ended)).body))
+    answer = content_of(await endpoints.list_all_keys(request, caller, tenant or None, ended))
     return page(
         request,
         "keys.html",
@@ -61,7 +60,7 @@ async def make(request: Request, caller: Admin, form: Fields) -> Response:
     try:
         body = endpoints.NewKeyRequest(**wanted)
     except ValidationError as error:
-        raise _invalid(error) from None
+        raise form_error(error, "The key") from None
     return _made(request, await endpoints.create_key(request, body, caller), f"The key of {body.client_id}")
 
 
@@ -70,7 +69,7 @@ async def rotate(request: Request, prefix: endpoints.Prefix, caller: Admin, form
     try:
         body = endpoints.Rotation(overlap_seconds=(_number(form, "hours") or 0) * 3600)
     except ValidationError as error:
-        raise _invalid(error) from None
+        raise form_error(error, "The key") from None
     return _made(request, await endpoints.rotate_key(request, prefix, caller, body), f"The successor of lh_{prefix}")
 
 
@@ -79,7 +78,7 @@ async def expire(request: Request, prefix: endpoints.Prefix, caller: Admin, form
     try:
         body = endpoints.Expiry(in_seconds=(_number(form, "days") or 0) * _DAY)
     except ValidationError as error:
-        raise _invalid(error) from None
+        raise form_error(error, "The key") from None
     await endpoints.expire_key(request, prefix, body, caller)
     return go_to(request, "/keys", f"lh_{prefix} has its end set.")
 
@@ -92,7 +91,7 @@ async def revoke(request: Request, prefix: endpoints.Prefix, caller: Admin) -> R
 
 def _made(request: Request, response: Response, whose: str) -> Response:
     """The page with the secret: an answer to the form itself, so that no address leads to it again."""
-    return page(request, "key_made.html", made=orjson.loads(bytes(response.body)), whose=whose)
+    return page(request, "key_made.html", made=content_of(response), whose=whose)
 
 
 def _number(form: Form, name: str) -> int | None:
@@ -102,9 +101,3 @@ def _number(form: Form, name: str) -> int | None:
     if not (text.isascii() and text.isdecimal()):
         raise Invalid("invalid_request", f"{name.capitalize()} is a whole number.")
     return int(text[:6])
-
-
-def _invalid(error: ValidationError) -> Invalid:
-    wrong = error.errors()[0]
-    where = ".".join(str(part) for part in wrong["loc"])
-    return Invalid("invalid_request", f"{where or 'The key'}: {wrong['msg']}.")

@@ -6,13 +6,12 @@ from http import HTTPStatus
 from typing import Annotated, Any
 from uuid import UUID
 
-import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import ValidationError
 
 from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ
-from leasehold.api.console.rendering import go_to, once_of, page
-from leasehold.api.console.routes import Fields
+from leasehold.api.console.rendering import content_of, go_to, once_of, page
+from leasehold.api.console.routes import Fields, form_error
 from leasehold.api.console.session import SignedIn
 from leasehold.api.http.cursors import IdCursor
 from leasehold.api.jobs import operations as endpoints
@@ -30,7 +29,7 @@ _PAGE = 50
 
 @router.get("/operations")
 async def show_operations(request: Request, caller: Reader, cursor: IdCursor = None) -> Response:
-    answer = _json(await endpoints.list_operations(request, caller, cursor, _PAGE))
+    answer = content_of(await endpoints.list_operations(request, caller, cursor, _PAGE))
     return page(
         request,
         "operations.html",
@@ -50,7 +49,7 @@ async def preview(
 ) -> Response:
     """What the operation would act on. It changes nothing."""
     wish = _wish({"action": action, "filter": q}, dry_run=True)
-    found = _json(await endpoints.create_operation(request, wish, caller))
+    found = content_of(await endpoints.create_operation(request, wish, caller))
     return page(request, "operation_new.html", found=found, once=once_of(request, "operation", action, q))
 
 
@@ -62,7 +61,7 @@ async def create(request: Request, caller: Operator, form: Fields) -> Response:
     fields["rate"] = _count(form.get("rate", ""))
     response = await endpoints.create_operation(request, _wish(fields), caller, form.get("once") or None)
     assert response.status_code == HTTPStatus.ACCEPTED
-    to = f"/operations/{_json(response)['id']}" if JOBS_READ in caller.scopes else "/"
+    to = f"/operations/{content_of(response)['id']}" if JOBS_READ in caller.scopes else "/"
     return go_to(request, to, "Workers have the operation.")
 
 
@@ -70,9 +69,7 @@ def _wish(fields: dict[str, Any], *, dry_run: bool = False) -> NewOperation:
     try:
         return NewOperation(**fields, dry_run=dry_run)
     except ValidationError as error:
-        wrong = error.errors()[0]
-        where = ".".join(str(part) for part in wrong["loc"])
-        raise Invalid("invalid_request", f"{where}: {wrong['msg']}.") from None
+        raise form_error(error, "The operation") from None
 
 
 def _count(text: str) -> int | None:
@@ -86,8 +83,8 @@ def _count(text: str) -> int | None:
 
 @router.get("/operations/{operation_id}")
 async def show_operation(request: Request, operation_id: UUID, caller: Reader, cursor: IdCursor = None) -> Response:
-    operation = _json(await endpoints.get_operation(request, operation_id, caller))
-    refusals = _json(await endpoints.list_refusals(request, operation_id, caller, cursor, _PAGE))
+    operation = content_of(await endpoints.get_operation(request, operation_id, caller))
+    refusals = content_of(await endpoints.list_refusals(request, operation_id, caller, cursor, _PAGE))
     ended = operation["status"] in JOB_TERMINAL
     return page(
         request,
@@ -99,7 +96,3 @@ async def show_operation(request: Request, operation_id: UUID, caller: Reader, c
         refusals=refusals["refusals"],
         next_cursor=refusals["next_cursor"],
     )
-
-
-def _json(response: Response) -> Any:
-    return orjson.loads(bytes(response.body))

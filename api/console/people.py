@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any
 from uuid import UUID
 
-import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from leasehold.api.auth.security import OPERATE, PEOPLE_WRITE
-from leasehold.api.console.rendering import go_to, page
+from leasehold.api.console.rendering import content_of, go_to, page
 from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn
 from leasehold.api.fleet import people as endpoints
@@ -36,7 +35,7 @@ async def show_people(
     return page(
         request,
         "people.html",
-        people=orjson.loads(bytes(response.body))["people"],
+        people=content_of(response)["people"],
         tenant=tenant if OPERATE in caller.scopes else "",
         text=text,
         most=_SHOWN,
@@ -51,7 +50,7 @@ async def set_role(request: Request, person_id: UUID, caller: Admin, form: Field
     if role not in _ROLES:
         raise Invalid("invalid_request", f"A role is one of {', '.join(NAMES)}, or what the provider says.")
     response = await endpoints.change_person(request, person_id, endpoints.PersonChange(role=role), caller)
-    changed = orjson.loads(bytes(response.body))
+    changed = content_of(response)
     sentence = f"{changed['login']} is {changed['role'] or 'without a role'} now."
     return go_to(request, "/people", sentence)
 
@@ -60,7 +59,7 @@ async def set_role(request: Request, person_id: UUID, caller: Admin, form: Field
 async def disable(request: Request, person_id: UUID, caller: Admin, form: Fields) -> Response:
     disabled = form.get("disabled", "true") == "true"
     response = await endpoints.change_person(request, person_id, endpoints.PersonChange(disabled=disabled), caller)
-    login = orjson.loads(bytes(response.body))["login"]
+    login = content_of(response)["login"]
     sentence = f"{login} is disabled, and has no session any more." if disabled else f"{login} may sign in again."
     return go_to(request, "/people", sentence)
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from leasehold.api.auth.security import OPERATE
 from leasehold.api.console.rendering import go_to, page
-from leasehold.api.console.routes import Fields
+from leasehold.api.console.routes import Fields, form_error
 from leasehold.api.console.session import SignedIn
 from leasehold.api.console.shared import Shared, shared_of
 from leasehold.api.fleet import operators as endpoints
@@ -94,9 +94,7 @@ async def set_limit(request: Request, caller: Operator, form: Fields) -> Respons
             per_minute=_count(form.get("per_minute", "")),
         )
     except ValidationError as error:
-        wrong = error.errors()[0]
-        where = ".".join(str(part) for part in wrong["loc"])
-        raise Invalid("invalid_request", f"{where or 'The limit'}: {wrong['msg']}.") from None
+        raise form_error(error, "The limit") from None
     await endpoints.set_limit(request, limit, caller)
     return go_to(request, "/limits", f"The limit {limit.key} of {limit.tenant_id} is set.")
 

@@ -130,6 +130,11 @@ def _url(path: str, query: Mapping[str, Any]) -> str:
     return f"{path}?{urlencode(given)}" if given else path
 
 
+def content_of(response: Response) -> Any:
+    """The JSON that an endpoint of the API has answered with: pages show what clients get."""
+    return orjson.loads(bytes(response.body))
+
+
 def go_to(request: Request, path: str, sentence: str, *, good: bool = True) -> Response:
     """Answer a form: the browser opens `path`, which shows the sentence once."""
     response = Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": path_of(request) + path} | HEADERS)

@@ -14,6 +14,7 @@ import structlog
 from fastapi import Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -128,6 +129,13 @@ def sign_in_page(request: Request, error: Unauthenticated | None = None) -> Resp
     services = services_of(request)
     provider = services.settings.console_oidc_name if services.openid is not None else ""
     return page(request, "sign_in.html", status, following=following[:500], sentence=sentence, provider=provider)
+
+
+def form_error(error: ValidationError, whole: str) -> Invalid:
+    """The error for a form that does not fit: its field and why. `whole`: what is named where no field is."""
+    wrong = error.errors()[0]
+    where = ".".join(str(part) for part in wrong["loc"])
+    return Invalid("invalid_request", f"{where or whole}: {wrong['msg']}.")
 
 
 def is_path(text: str) -> bool:

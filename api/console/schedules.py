@@ -6,13 +6,12 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 from uuid import UUID
 
-import orjson
 from cronsim import CronSim, CronSimError
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
 
 from leasehold.api.auth.security import JOBS_READ, RUNS_READ, RUNS_WRITE
-from leasehold.api.console.rendering import go_to, once_of, page
+from leasehold.api.console.rendering import content_of, go_to, once_of, page
 from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn
 from leasehold.api.http.cursors import IdCursor
@@ -32,14 +31,14 @@ _PAGE, _RUNS = 50, 20
 
 @router.get("/schedules")
 async def show_schedules(request: Request, caller: Reader, cursor: IdCursor = None) -> Response:
-    answer = orjson.loads(bytes((await endpoints.list_schedules(request, caller, cursor, _PAGE)).body))
+    answer = content_of(await endpoints.list_schedules(request, caller, cursor, _PAGE))
     schedules = [_shown(schedule) for schedule in answer["schedules"]]
     return page(request, "schedules.html", schedules=schedules, next_cursor=answer["next_cursor"], cursor=cursor)
 
 
 @router.get("/schedules/{schedule_id}")
 async def show_schedule(request: Request, schedule_id: UUID, caller: Reader) -> Response:
-    schedule = orjson.loads(bytes((await endpoints.get_schedule(request, schedule_id, caller)).body))
+    schedule = content_of(await endpoints.get_schedule(request, schedule_id, caller))
     runs: list[dict[str, Any]] = []
     if JOBS_READ in caller.scopes:
         found = await listed(services_of(request), caller, JobFilter(schedule=schedule_id), None, _RUNS, count=False)
@@ -77,7 +76,7 @@ def in_words(cron: str) -> str:
 async def run_now(request: Request, schedule_id: UUID, caller: Writer, form: Fields) -> Response:
     """A form starts one run, however often its button is pressed."""
     response = await endpoints.run_now(request, schedule_id, caller, form.get("once") or None)
-    job_id = orjson.loads(bytes(response.body))["id"]
+    job_id = content_of(response)["id"]
     to = f"/jobs/{job_id}" if JOBS_READ in caller.scopes else f"/schedules/{schedule_id}"
     return go_to(request, to, "The schedule has started this run.")
 

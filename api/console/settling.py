@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 from uuid import UUID
 
-import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import ValidationError
 
 from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ
-from leasehold.api.console.rendering import go_to, page
+from leasehold.api.console.rendering import content_of, go_to, page
 from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn
 from leasehold.api.http.cursors import IdCursor
@@ -33,7 +32,7 @@ async def show_unsettled(
     what: Annotated[endpoints.What, Query()] = "orders",
     cursor: IdCursor = None,
 ) -> Response:
-    answer = orjson.loads(bytes((await endpoints.list_unsettled(request, caller, what, None, cursor, _PAGE)).body))
+    answer = content_of(await endpoints.list_unsettled(request, caller, what, None, cursor, _PAGE))
     return page(
         request, "to_settle.html", what=what, items=answer["items"], next_cursor=answer["next_cursor"], cursor=cursor
     )
@@ -61,7 +60,7 @@ async def settle(request: Request, caller: Operator, form: Fields) -> Response:
         raise Invalid("invalid_request", _sentence(error, action)) from None
     except ValueError:
         raise Invalid("invalid_request", "An order is picked by its job's id.") from None
-    answer = orjson.loads(bytes((await endpoints.settle_jobs(request, body, caller)).body))
+    answer = content_of(await endpoints.settle_jobs(request, body, caller))
     settled, refused = len(answer["settled"]), answer["refused"]
     sentence = f"{settled} of {len(picked)} {_DEEDS[action]}."
     if refused:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import orjson
 from fastapi import APIRouter, Depends, Request, Response
 
 from leasehold.api.auth.security import RUNS_READ, TEMPLATES_WRITE
-from leasehold.api.console.rendering import go_to, page
+from leasehold.api.console.rendering import content_of, go_to, page
 from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn
 from leasehold.api.process.keyring import Caller
@@ -22,13 +21,13 @@ _MAX_SHOWN = 300
 
 @router.get("/templates")
 async def show_templates(request: Request, caller: Reader) -> Response:
-    templates = orjson.loads(bytes((await endpoints.list_templates(request, caller)).body))["templates"]
+    templates = content_of(await endpoints.list_templates(request, caller))["templates"]
     return page(request, "templates.html", templates=templates[:_MAX_SHOWN], more=len(templates) - _MAX_SHOWN)
 
 
 @router.get("/templates/{kind}/{version}")
 async def show_template(request: Request, kind: str, version: endpoints.Version, caller: Reader) -> Response:
-    template = orjson.loads(bytes((await endpoints.get_template(request, kind, version, caller)).body))
+    template = content_of(await endpoints.get_template(request, kind, version, caller))
     return page(request, "template.html", template=template)
 
 

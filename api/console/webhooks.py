@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any
 from uuid import UUID
 
-import orjson
 from fastapi import APIRouter, Depends, Request, Response
 
 from leasehold.api.auth.security import WEBHOOKS_WRITE
-from leasehold.api.console.rendering import go_to, once_of, page
+from leasehold.api.console.rendering import content_of, go_to, once_of, page
 from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn
 from leasehold.api.process.keyring import Caller
@@ -27,7 +26,7 @@ async def show_webhooks(request: Request, caller: Owner) -> Response:
 
 
 async def _listed(request: Request, caller: Caller) -> list[dict[str, Any]]:
-    answer: dict[str, Any] = orjson.loads(bytes((await endpoints.list_webhooks(request, caller)).body))
+    answer: dict[str, Any] = content_of(await endpoints.list_webhooks(request, caller))
     webhooks: list[dict[str, Any]] = answer["webhooks"]
     return webhooks
 
@@ -37,7 +36,7 @@ async def show_webhook(request: Request, webhook_id: UUID, caller: Owner) -> Res
     webhook = next((one for one in await _listed(request, caller) if one["id"] == str(webhook_id)), None)
     if webhook is None:
         raise NotFound("webhook_not_found", "There is no such webhook.")
-    answer = orjson.loads(bytes((await endpoints.list_deliveries(request, webhook_id, caller, _DELIVERIES)).body))
+    answer = content_of(await endpoints.list_deliveries(request, webhook_id, caller, _DELIVERIES))
     return page(
         request,
         "webhook.html",

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
-from leasehold.api.auth.security import AUDIT_READ, OPERATE, Require
+from leasehold.api.auth.security import AUDIT_READ, Require, tenant_wanted
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
 from leasehold.api.http.openapi import problems
@@ -61,11 +61,6 @@ class AuditPage(BaseModel):
     next_cursor: str | None
 
 
-def _chain(caller: Caller, tenant: str | None) -> str | None:
-    """The chain that the caller reads; None: all. Without the scope of operators it is the caller's own, always."""
-    return tenant if OPERATE in caller.scopes else caller.tenant_id
-
-
 @router.get(
     "",
     operation_id="listAudit",
@@ -85,7 +80,7 @@ async def list_audit(
     cursor: InstantCursor = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> Response:
-    wanted = AuditFilter(_chain(caller, tenant), actor, action, target, since, until)
+    wanted = AuditFilter(tenant_wanted(caller, tenant), actor, action, target, since, until)
     before = instant_and_id_at(cursor)
     async with services_of(request).pool.acquire() as connection:
         rows = await audit.page(connection, wanted, before, limit + 1)
@@ -105,7 +100,7 @@ async def list_audit(
 async def export_audit(request: Request, caller: Reader, tenant: Tenant = None) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection:
-        heads = await audit.heads(connection, _chain(caller, tenant))
+        heads = await audit.heads(connection, tenant_wanted(caller, tenant))
     return StreamingResponse(_lines(services, heads), media_type=_LINES)
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from leasehold.api.auth.security import JOBS_READ, KEYS_WRITE, OPERATE, Require
+from leasehold.api.auth.security import JOBS_READ, KEYS_WRITE, OPERATE, Require, tenant_of, tenant_wanted
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response
@@ -76,11 +76,6 @@ class Expiry(_Request):
     in_seconds: Integer = Field(ge=0, le=_MAX_SECONDS)
 
 
-def _tenant_of(caller: Caller) -> str | None:
-    """Whose keys the caller finds; None: all tenants'."""
-    return None if OPERATE in caller.scopes else caller.tenant_id
-
-
 def refuse_more(services: Services, caller: Caller, scopes: Iterable[str]) -> None:
     """Raises Forbidden `scope_not_held` if the scopes are more than the caller's."""
     missing = services.keyring.expanded(scopes) - caller.scopes
@@ -98,7 +93,7 @@ async def list_all_keys(
     ended: Annotated[bool, Query(description="Also keys that were revoked or have expired.")] = False,  # noqa: FBT002 - a query parameter
 ) -> Response:
     """At most 500, by tenant, client and age."""
-    whose = tenant if OPERATE in caller.scopes else caller.tenant_id
+    whose = tenant_wanted(caller, tenant)
     async with services_of(request).pool.acquire() as connection:
         rows = await list_keys(connection, whose, ended=ended, at_most=_MAX_LISTED)
     return json_response({"keys": [_shown(row) for row in rows]})
@@ -147,9 +142,9 @@ async def rotate_key(request: Request, prefix: Prefix, caller: Admin, body: Rota
     services = services_of(request)
     overlap = timedelta(seconds=(body or Rotation()).overlap_seconds)
     async with services.pool.acquire() as connection, connection.transaction():
-        row = await keys.find(connection, prefix, _tenant_of(caller))
+        row = await keys.find(connection, prefix, tenant_of(caller))
         refuse_more(services, caller, row["scopes"])
-        key = await keys.rotate(connection, caller.actor, prefix, overlap, _tenant_of(caller))
+        key = await keys.rotate(connection, caller.actor, prefix, overlap, tenant_of(caller))
     return json_response({"key": key.text, "prefix": key.prefix, "tenant_id": row["tenant_id"]}, HTTPStatus.CREATED)
 
 
@@ -162,7 +157,7 @@ async def rotate_key(request: Request, prefix: Prefix, caller: Admin, body: Rota
 async def expire_key(request: Request, prefix: Prefix, body: Expiry, caller: Admin) -> Response:
     lifetime = timedelta(seconds=body.in_seconds)
     async with services_of(request).pool.acquire() as connection:
-        ends_at = await keys.expire(connection, caller.actor, prefix, lifetime, _tenant_of(caller))
+        ends_at = await keys.expire(connection, caller.actor, prefix, lifetime, tenant_of(caller))
     return json_response({"prefix": prefix, "expires_at": ends_at})
 
 
@@ -176,7 +171,7 @@ async def expire_key(request: Request, prefix: Prefix, body: Expiry, caller: Adm
 )
 async def revoke_key(request: Request, prefix: Prefix, caller: Admin) -> Response:
     async with services_of(request).pool.acquire() as connection:
-        await keys.revoke(connection, caller.actor, prefix, _tenant_of(caller))
+        await keys.revoke(connection, caller.actor, prefix, tenant_of(caller))
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 

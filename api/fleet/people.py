@@ -13,7 +13,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict
 
-from leasehold.api.auth.security import OPERATE, PEOPLE_WRITE, Require
+from leasehold.api.auth.security import PEOPLE_WRITE, Require, tenant_of, tenant_wanted
 from leasehold.api.fleet.keys import refuse_more
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
@@ -63,11 +63,6 @@ class PersonChange(BaseModel):
     disabled: Flag | None = None
 
 
-def tenant_of(caller: Caller) -> str | None:
-    """Whose people the caller finds; None: all tenants'."""
-    return None if OPERATE in caller.scopes else caller.tenant_id
-
-
 def shown(row: Row) -> dict[str, Any]:
     roles = [scope.removeprefix(PREFIX) for scope in row["scopes"] if scope.startswith(PREFIX)]
     fields = (
@@ -93,7 +88,7 @@ async def list_people(
     text: Annotated[str | None, Query(max_length=100, description="A part of the login or the name.")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 50,
 ) -> Response:
-    whose = tenant if OPERATE in caller.scopes else caller.tenant_id
+    whose = tenant_wanted(caller, tenant)
     async with services_of(request).pool.acquire() as connection:
         rows = await people.some(connection, whose, text, limit)
     return json_response({"people": [shown(row) for row in rows]})

@@ -11,7 +11,7 @@ from uuid import UUID
 import structlog
 
 from leasehold.actions.context import Target
-from leasehold.api.auth.security import OPERATE
+from leasehold.api.auth.security import tenant_of
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services
 from leasehold.db import job_reads
@@ -46,11 +46,6 @@ def found_of(services: Services, caller: Caller, row: Row) -> Found:
     return Found(
         row, kind, replace(caller, tenant_id=row["tenant_id"], own_tenant=caller.own_tenant or caller.tenant_id)
     )
-
-
-def tenant_of(caller: Caller) -> str | None:
-    """The tenant whose jobs the caller may name; None: all tenants."""
-    return None if OPERATE in caller.scopes else caller.tenant_id
 
 
 def sight_of(services: Services, caller: Caller, *, write: bool = False, kind: str | None = None) -> Sight:

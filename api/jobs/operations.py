@@ -8,14 +8,13 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, Require
+from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, Require, tenant_of
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import IdempotencyKey
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import json_response
-from leasehold.api.jobs.access import tenant_of
 from leasehold.api.jobs.operating import preview, submit, view
 from leasehold.api.jobs.schemas import NewOperation, OperationAnswer, OperationList, OperationPreview, RefusalList
 from leasehold.api.process.keyring import Caller
