@@ -106,7 +106,7 @@ async def _objects(it: Installation) -> dict[str, StoredObject]:
 
 
 async def _uploads(it: Installation) -> list[str]:
-    """The keys of the uploads in parts that are open."""
+    """The keys of the uploads in parts that are open, less those that their worker had no way to end."""
     settings = it.settings(CLIENT)
     async with get_session().create_client(
         "s3", endpoint_url=settings.s3_endpoint, region_name=settings.s3_region,
@@ -117,7 +117,8 @@ async def _uploads(it: Installation) -> list[str]:
             found = await s3.list_multipart_uploads(Bucket=it.bucket)
         except s3.exceptions.NoSuchUpload:  # so rclone says that there is none
             return []
-        return [upload["Key"] for upload in found.get("Uploads", [])]
+        excused = it.front.faults.excused
+        return [upload["Key"] for upload in found.get("Uploads", []) if upload["UploadId"] not in excused]
 
 
 # --- what the outputs must be

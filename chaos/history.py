@@ -164,7 +164,7 @@ class History:
     sessions: list[Session] = field(default_factory=list)
     objects: dict[str, StoredObject] = field(default_factory=dict)
     overwritten: set[str] = field(default_factory=set)  # what the store replaced although it was told to create only
-    uploads: list[str] = field(default_factory=list)  # the keys of uploads in parts that are open at rest
+    uploads: list[str] = field(default_factory=list)  # keys of uploads open at rest that a worker could have ended
     expected_bytes: dict[tuple[str, str, str], str] = field(default_factory=dict)  # pipeline, output, words: sha256
     streams: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)  # job: (cursor, what came after)
     schedules: list[Row] = field(default_factory=list)

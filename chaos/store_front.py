@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import random
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ from leasehold.embedded.s3 import S3
 
 _MOST_BYTES = 64 * 1024 * 1024
 _CHUNK = 4096
+_UPLOAD_ID = re.compile("<UploadId>([^<]+)</UploadId>")
 _HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive", "expect", "date", "server"}
 
 
@@ -49,6 +52,8 @@ class StoreFaults:
     """The trouble that is on, for which share of the requests, and how often it was made.
 
     `overwritten`: keys of objects that a put has replaced which had said that it must not.
+    `excused`: ids of uploads in parts that their worker could not end: the answer with the id was lost on its way, or
+    its request to end the upload met the trouble. Housekeeping ends these once they are old.
     """
 
     trouble: Trouble | None = None
@@ -60,6 +65,7 @@ class StoreFaults:
     released: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     overwritten: set[str] = field(default_factory=set)
+    excused: set[str] = field(default_factory=set)
 
     def begin(self, trouble: Trouble, share: float) -> None:
         self.trouble, self.share, self.fired = trouble, share, 0
@@ -102,6 +108,8 @@ class StoreFront:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         trouble = self._trouble(request)
+        if trouble is not None and (upload_id := request.query.get("uploadId")):
+            self.faults.excused.add(upload_id)
         if trouble is Trouble.HANG:
             self.faults.fired += 1
             await self.faults.over.wait()
@@ -158,10 +166,12 @@ class StoreFront:
         target = URL(f"http://127.0.0.1:{self._s3.port}{request.raw_path}", encoded=True)
         try:
             async with self._client.request(
-                request.method, target, headers=headers, data=body or None, skip_auto_headers=["Content-Type"],
-                allow_redirects=False,
+                request.method, target, headers=headers, data=io.BytesIO(body) if body else None,
+                skip_auto_headers=["Content-Type"], allow_redirects=False,
             ) as said:  # fmt: skip
                 told = await said.read()
+                if trouble is not None and _begins_upload(request):
+                    self.faults.excused.update(_UPLOAD_ID.findall(told.decode()))
                 if trouble in _AFTER_A_WRITE and said.status < HTTPStatus.BAD_REQUEST:
                     return self._betray(request, trouble)
                 return await self._answer(request, said, told, trouble)
@@ -202,6 +212,10 @@ class StoreFront:
             if trouble is Trouble.SLOW:
                 await asyncio.sleep(_CHUNK / 16_384)
         return answer
+
+
+def _begins_upload(request: web.Request) -> bool:
+    return request.method == "POST" and "uploads" in request.query
 
 
 def _makes_object(request: web.Request) -> bool:

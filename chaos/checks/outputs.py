@@ -66,7 +66,10 @@ def _prefixes(history: History) -> list[str]:
 
 
 def i14(history: History) -> Iterator[Seen]:
-    """An attempt that ends leaves no upload in parts open: only one whose worker was lost or cut off may."""
+    """An attempt that ends leaves no upload in parts open.
+
+    An attempt whose worker was lost may leave one, and so may one that the store never answered with the upload's id.
+    """
     large = [output for output in history.outputs if output["size"] > _SINGLE_PUT_BYTES]
     left = Counter(history.uploads)
     tasks = {(task["job_id"], task["step"]): task for task in history.tasks}

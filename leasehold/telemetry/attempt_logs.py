@@ -32,6 +32,10 @@ MAX_FIELDS, MAX_VALUE = 32, 2000
 #: The logger of lines that the platform itself adds.
 PLATFORM = "leasehold"
 
+#: asyncio reports a forgotten task, or a client that nobody closed, when the garbage collector finds it: in whichever
+#: attempt the collector runs, and the task may be another tenant's. Such a line is in the worker's log only.
+_OF_ANYBODY = frozenset({"asyncio"})
+
 #: Facts that the job's own answer has already, and parts of an event that the line shows elsewhere.
 _NOT_FIELDS = frozenset({
     *("event", "level", "timestamp", "logger", "exc_info", "stack", "exception", "traceback", "_record"),
@@ -221,7 +225,7 @@ class Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         found = _source.get()
         try:
-            if found is not None:
+            if found is not None and record.name not in _OF_ANYBODY:
                 _record(found.recorder, record)
         except Exception:  # noqa: BLE001 - as every handler of `logging`: a line that cannot be kept harms nobody
             self.handleError(record)

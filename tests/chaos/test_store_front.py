@@ -62,6 +62,21 @@ async def test_an_upload_in_parts_does_not_overwrite_either(store: ObjectStore, 
     assert await store.fetch_bytes("large", max_bytes=100) == b"first"
 
 
+async def test_an_upload_is_excused_only_if_its_worker_never_got_its_id(
+    store: ObjectStore, front: StoreFront, tmp_path: Path
+) -> None:
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(SINGLE_PUT_BYTES + 1)
+    await store.put("answered", large, content_type="text/plain", metadata={})
+    assert front.faults.excused == set()
+    front.faults.begin(Trouble.MUTE, share=1.0)
+    with pytest.raises(StoreUnavailable):
+        await store.put("mute", large, content_type="text/plain", metadata={})
+    front.faults.heal()
+    assert await store.abort_uploads("mute") == len(front.faults.excused) > 0
+
+
 async def test_a_put_that_must_create_does_not_overwrite(store: ObjectStore) -> None:
     assert await store.probe()
     await put(store, "kept", b"first")

@@ -134,7 +134,7 @@ async def test_keys_are_listed_without_their_secrets(person: MakePerson, rows: C
     admin, other = await person(), await person(ROLES["viewer"], tenant="other")
     page = html.unescape(await admin.see("/keys"))
     assert f"lh_{other.key.prefix}" in page
-    assert other.key.text.rpartition("_")[2] not in page
+    assert other.key.text.split("_", 2)[2] not in page
     await revoke_key(rows, other.key.prefix)
     assert other.key.prefix not in await admin.see("/keys?tenant=other")
     assert '<span class="state revoked">' in await admin.see("/keys?tenant=other&ended=true")

@@ -141,12 +141,12 @@ async def test_a_keys_secret_is_shown_once_and_the_key_works(
     made = await admin.send("/keys/new", client_id="billing", role="viewer", days="30")
     (text,) = set(_KEY.findall(made.text))
     assert (made.status_code, made.headers["cache-control"]) == (200, "no-store")
-    assert text.rpartition("_")[2] not in str(made.headers)
+    assert text.split("_", 2)[2] not in str(made.headers)
     async with client_of(running.url, text) as billing:
         assert (await billing.get("/v1/jobs")).status_code == 200
     prefix = text.split("_")[1]
     page = await admin.see("/keys")
-    assert ("billing" in page, text.rpartition("_")[2] in page) == (True, False)
+    assert ("billing" in page, text.split("_", 2)[2] in page) == (True, False)
     rotated = await admin.send(f"/keys/{prefix}/rotate", hours="1")
     successor = _KEY.findall(rotated.text)[0].split("_")[1]
     assert f"lh_{successor} has its end set." in await admin.do(f"/keys/{successor}/expire", days="2")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import gc
 import logging
 import os
 import signal
@@ -52,6 +54,26 @@ def pipelines() -> Pipelines:
     return Pipelines(talking, plain, apart)
 
 
+async def lose_a_task_of_others() -> None:
+    """A failed task of another context goes here. asyncio reports its error then, in this attempt's context."""
+
+    async def fail() -> None:
+        raise RuntimeError("the secret of another tenant")
+
+    tasks = [asyncio.get_running_loop().create_task(fail(), context=contextvars.Context())]
+    await asyncio.wait(tasks)
+    tasks.clear()
+    gc.collect()
+
+
+async def chat() -> None:
+    for number in range(5000):
+        log.info("line %s", number)
+
+
+TALES = {"chatty": chat, "collect": lose_a_task_of_others}
+
+
 @talking.handles("talk")
 async def talk(attempt: Attempt) -> Any:
     does = attempt.params.does
@@ -70,9 +92,8 @@ async def talk(attempt: Attempt) -> Any:
         raise Retryable("not yet", code="not_yet")
     if does == "hang":
         await the_hat_maker()
-    if does == "chatty":
-        for number in range(5000):
-            log.info("line %s", number)
+    if does in TALES:
+        await TALES[does]()
     if does == "wait":
         await GO_ON[-1].wait()
     return None

@@ -203,6 +203,12 @@ async def test_lines_are_kept_while_the_attempt_runs(worker: Worker, rows: Rows)
     assert heads(await lines_of(rows, job_id)) == BEGINNING
 
 
+async def test_what_asyncio_reports_of_others_is_no_line_of_the_attempt_in_which_the_collector_ran(
+    worker: Worker, rows: Rows
+) -> None:
+    assert heads(await lines_after(rows, talking, "collect")) == BEGINNING
+
+
 async def test_too_many_lines_are_cut_and_the_log_says_so(worker: Worker, rows: Rows) -> None:
     lines = await lines_after(rows, talking, "chatty")
     assert len(lines) == LIMIT + 2
