@@ -1,30 +1,91 @@
-"""Finds free loopback ports for private servers."""
+"""Chooses loopback ports for servers that must know their port before they start.
+
+A port is chosen before its server binds it, so another process could take the port in between. Two rules prevent that.
+All ports lie outside the kernel's range for outgoing connections. And each process reserves whole blocks of ports, so
+that two processes never choose the same port. A server that can bind port 0 and report its port needs neither rule.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import socket
+from pathlib import Path
 
 from leasehold.embedded.process import EmbeddedError
 
-# Below the kernel's range for outgoing connections: so the port of a server stays free while the server restarts.
-LOWEST, HIGHEST = 20_000, 32_000
-ATTEMPTS = 200
-_returned_ports: set[int] = set()
+BLOCK = 32
+_KERNEL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST, _END = 20_000, 65_536
+#: The ports to choose from if the kernel's range leaves none: an outgoing connection may then take a port.
+_LAST_RESORT = range(20_000, 32_000)
+
+
+class Ports:
+    """The ports of one process. No call of `take` returns a port twice, in this process or in any other living one.
+
+    A block is reserved by a Unix socket with an abstract name. The kernel keeps such names per network namespace, as it
+    does ports, and frees them when the process dies, however it dies.
+    """
+
+    def __init__(self, candidates: range) -> None:
+        self._blocks = [range(first, first + BLOCK) for first in candidates[: -BLOCK + 1 : BLOCK]]
+        random.SystemRandom().shuffle(self._blocks)  # not `random` itself: a test may have set its seed
+        self._reservations: list[int] = []
+        self._block: list[int] = []
+        self._owner = os.getpid()
+
+    def take(self) -> int:
+        """A port of 127.0.0.1 on which nothing listens now.
+
+        Raises:
+            EmbeddedError: every block is reserved, or something listens on each of its ports.
+        """
+        if self._owner != os.getpid():  # a fork must not go on with its parent's block
+            self._owner, self._block = os.getpid(), []
+        while True:
+            while self._block:
+                port = self._block.pop(0)
+                if _is_free(port):
+                    return port
+            self._block = list(self._reserve())
+
+    def close(self) -> None:
+        """Release the blocks. Other processes may choose their ports from now on."""
+        self._block = []
+        while self._reservations:
+            os.close(self._reservations.pop())
+
+    def _reserve(self) -> range:
+        while self._blocks:
+            block = self._blocks.pop()
+            with socket.socket(socket.AF_UNIX) as reservation:
+                try:
+                    reservation.bind(f"\0leasehold-ports-{block.start}")
+                except OSError:  # another process has this block
+                    continue
+                self._reservations.append(reservation.detach())
+            return block
+        raise EmbeddedError("no free port on 127.0.0.1: other processes hold all that are chosen from")
+
+
+def ports_outside(first_outgoing: int, last_outgoing: int) -> range:
+    """The ports that no outgoing connection takes: those below the kernel's range, or those above it if they are more.
+    Servers of the machine itself use the ports below 20,000.
+    """
+    below = range(_LOWEST, max(_LOWEST, first_outgoing))
+    above = range(max(_LOWEST, last_outgoing + 1), _END)
+    chosen = max(below, above, key=len)
+    return chosen if len(chosen) >= BLOCK else _LAST_RESORT
 
 
 def free_port() -> int:
-    """A port on 127.0.0.1 on which nothing listens now. No call in this process returns a port twice: the server of an
-    earlier call may not listen yet, or may restart.
+    """A port of 127.0.0.1 on which nothing listens now, and which no other call returns, in any process that lives.
+
+    Raises:
+        EmbeddedError: no port is left.
     """
-    for _ in range(ATTEMPTS):
-        port = random.randrange(LOWEST, HIGHEST)  # noqa: S311 - no secret
-        if port in _returned_ports:
-            continue
-        if _is_free(port):
-            _returned_ports.add(port)
-            return port
-    raise EmbeddedError(f"no free port on 127.0.0.1 between {LOWEST} and {HIGHEST}")
+    return _ports.take()
 
 
 def require_free(port: int) -> None:
@@ -41,3 +102,15 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def _outgoing() -> tuple[int, int]:
+    """The first and the last port that the kernel gives to outgoing connections."""
+    try:
+        first, last = _KERNEL_RANGE.read_text().split()
+    except OSError:  # no Linux, or no /proc: the range that IANA recommends, and most kernels use at least
+        return 32_768, 65_535
+    return int(first), int(last)
+
+
+_ports = Ports(ports_outside(*_outgoing()))

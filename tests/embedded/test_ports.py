@@ -1,11 +1,114 @@
+"""Two processes never choose the same port, and no outgoing connection can take a chosen one."""
+
 from __future__ import annotations
 
+import os
+import random
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, suppress
 
 import pytest
 
 from leasehold.cli.installation import Installation
+from leasehold.embedded.ports import BLOCK, Ports, free_port, ports_outside
 from leasehold.embedded.process import EmbeddedError
+
+TAKES = 3 * BLOCK
+#: Chooses ports, prints them, and lives on until its input ends. All have the same seed.
+CHOOSER = f"""
+import random, sys
+from leasehold.embedded.ports import free_port
+random.seed(1)
+print(*(free_port() for _ in range({TAKES})), flush=True)
+sys.stdin.read()
+"""
+
+
+def own_block() -> range:
+    """A block that no process chooses from: real blocks begin at other ports."""
+    return range(first := 20_001 + BLOCK * random.SystemRandom().randrange(300), first + BLOCK)
+
+
+def started(program: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def iter_until_exhausted(ports: Ports) -> Iterator[int]:
+    with suppress(EmbeddedError):
+        while True:
+            yield ports.take()
+
+
+def test_processes_that_live_at_once_never_choose_the_same_port() -> None:
+    choosers = [started(CHOOSER) for _ in range(3)]
+    ports: list[int] = []
+    for chooser in choosers:
+        assert chooser.stdout is not None
+        ports += map(int, chooser.stdout.readline().split())
+    for chooser in choosers:
+        chooser.communicate()
+    assert len(ports) == len(set(ports)) == 3 * TAKES
+
+
+def test_a_fork_does_not_go_on_with_the_block_of_its_parent() -> None:
+    taken = free_port()
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(write, b"%d" % free_port())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert int(os.read(read, 10)) not in (taken, free_port())
+    os.close(read)
+    os.close(write)
+
+
+def test_a_block_is_taken_by_one_and_free_again_when_its_process_is_dead() -> None:
+    block = own_block()
+    program = f"from leasehold.embedded.ports import Ports; print(Ports({block}).take(), flush=True); input()"
+    first = started(program)
+    assert first.stdout is not None
+    assert int(first.stdout.readline()) in block
+    with closing(Ports(block)) as second, pytest.raises(EmbeddedError, match="no free port"):
+        second.take()
+    first.kill()
+    first.communicate()
+    with closing(Ports(block)) as third:
+        assert third.take() in block
+
+
+def test_a_port_on_which_a_stranger_listens_is_passed_over_and_none_is_returned_twice() -> None:
+    block = own_block()
+    with socket.create_server(("127.0.0.1", block[1])), closing(Ports(block)) as ports:
+        taken = [ports.take() for _ in range(BLOCK - 2)]
+        assert block[1] not in taken
+        assert len(set(taken)) == BLOCK - 2
+
+
+@pytest.mark.parametrize(
+    ("outgoing", "ports"),
+    [
+        ((32_768, 60_999), range(20_000, 32_768)),
+        ((20_000, 40_000), range(40_001, 65_536)),
+        ((15_000, 65_535), range(20_000, 32_000)),  # nothing is left
+        ((20_000 + BLOCK, 65_535), range(20_000, 20_000 + BLOCK)),
+        ((19_999 + BLOCK, 65_535), range(20_000, 32_000)),
+        ((10, 10_000), range(20_000, 65_536)),
+    ],
+)
+def test_ports_lie_outside_the_range_of_outgoing_connections(outgoing: tuple[int, int], ports: range) -> None:
+    assert ports_outside(*outgoing) == ports
+
+
+def test_blocks_do_not_reach_beyond_the_candidates() -> None:
+    first = own_block().start
+    with closing(Ports(range(first, first + BLOCK + BLOCK // 2))) as ports:
+        taken = list(iter_until_exhausted(ports))
+    assert taken
+    assert max(taken) < first + BLOCK
 
 
 async def test_a_second_installation_on_a_port_that_answers_already_is_refused_before_anything_starts() -> None:

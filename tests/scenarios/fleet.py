@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -48,6 +49,14 @@ class Process:
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    @property
+    def metrics_port(self) -> int:
+        """The port that a process with `metrics_port=0` got, by its log."""
+        for line in self.log.read_text().splitlines():
+            if "metrics are served" in line:
+                return int(json.loads(line)["address"].rpartition(":")[2].partition("/")[0])
+        raise AssertionError(f"it serves no metrics:\n{self.log.read_text()[-3000:]}")
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

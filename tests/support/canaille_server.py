@@ -94,9 +94,8 @@ def answer(value: object) -> None:
 
 
 def main() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
     address = f"127.0.0.1:{port}"
     app = create_app(
         config={
@@ -116,7 +115,7 @@ def main() -> None:
     MemoryBackend.do_query = _find_all
     paths: list[str] = []
     app.before_request(lambda: paths.append("") and None)
-    server = make_server("127.0.0.1", port, app, threaded=True, request_handler=_Quiet)
+    server = make_server("127.0.0.1", port, app, threaded=True, request_handler=_Quiet, fd=listening.fileno())
     Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     answer(f"http://{address}")
     for line in sys.stdin:

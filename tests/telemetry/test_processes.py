@@ -16,12 +16,11 @@ PICTURE = pictures.encoded(pictures.corners(), "JPEG")
 
 
 async def test_several_api_processes_and_workers_tell_each_its_own_and_their_sum_is_the_whole(fleet: Fleet) -> None:
-    ports = [free_port() for _ in range(3)]
-    await fleet.worker(metrics_port=ports[0])
-    for port in ports[1:]:
-        await fleet.api(metrics_port=port)
+    processes = [await fleet.worker(metrics_port=0)]
+    for _ in range(2):
+        processes.append(await fleet.api(metrics_port=0))
         await fleet.finished((await fleet.send(PICTURE))["media_id"])
-    worker, *apis = [await scrape(port) for port in ports]
+    worker, *apis = [await scrape(process.metrics_port) for process in processes]
     submitted = [api["leasehold_jobs_submitted_total", {"pipeline": "media"}] for api in apis]
     assert submitted == [1, 1]
     assert worker["leasehold_jobs_finished_total", {"pipeline": "media", "outcome": "succeeded"}] == 2
@@ -36,12 +35,11 @@ async def test_several_api_processes_and_workers_tell_each_its_own_and_their_sum
 
 
 async def test_a_picture_that_nothing_can_help_is_a_rejected_job_and_a_dead_letter(fleet: Fleet) -> None:
-    port = free_port()
-    await fleet.worker(metrics_port=port)
+    worker = await fleet.worker(metrics_port=0)
     await fleet.api()
     broken = PICTURE[: len(PICTURE) // 2]
     await fleet.finished((await fleet.send(broken))["media_id"], "FAILED")
-    page = await scrape(port)
+    page = await scrape(worker.metrics_port)
     assert page["leasehold_jobs_finished_total", {"outcome": "rejected"}] == 1
     assert page["leasehold_dead_letters_total", {"pipeline": "media", "step": "resize"}] == 1
 

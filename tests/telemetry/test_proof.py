@@ -108,26 +108,28 @@ def _settings(database_url: str, amqp_url: str, bucket: Bucket) -> Settings:
 
 
 async def _under_load(fleet: Fleet, prometheus: Prometheus, simulator: Simulator) -> Stack:
-    ports = {name: free_port() for name in ("api", "one", "doomed", "leaving")}
-    targets = {"leasehold-api": [ports["api"]], "leasehold-worker": [p for name, p in ports.items() if name != "api"]}
     rules = files()[HERE / "prometheus/rules/leasehold.yaml"]
     common = {"pipelines": "tests.telemetry.stack:pipelines", "lease_seconds": 3, "renew_seconds": 1}
     common |= {"trust_margin_seconds": 1}
-    await fleet.api(metrics_port=ports["api"])
-    common |= buying(simulator) | {"worker_queues": "default,media,generation"}
-    await fleet.worker(metrics_port=ports["one"], **common)
+    api = await fleet.api(metrics_port=0)
+    common |= buying(simulator) | {"worker_queues": "default,media,generation", "metrics_port": 0}
+    worker = await fleet.worker(**common)
     staying = {"worker_queues": "endless", "drain_seconds": 300}
-    leaving = await fleet.worker(metrics_port=ports["leaving"], **(common | staying))
-    await prometheus.start(targets, rules)
-    await _until_scraped(prometheus, len(ports) - 1)
+    leaving = await fleet.worker(**(common | staying))
+    # Prometheus must know the port of the doomed worker before that worker starts.
+    doomed_port = free_port()
+    workers = [worker.metrics_port, leaving.metrics_port, doomed_port]
+    await prometheus.start({"leasehold-api": [api.metrics_port], "leasehold-worker": workers}, rules)
+    await _until_scraped(prometheus, 3)
     await _troubles(fleet)  # while there is one worker for them, which lives on: what it counted stays to be seen
-    await fleet.worker(metrics_port=ports["doomed"], failpoints="after_upload:kill:2", **common)
-    await _until_scraped(prometheus, len(ports))
+    doomed = common | {"metrics_port": doomed_port, "failpoints": "after_upload:kill:2"}
+    await fleet.worker(**doomed)
+    await _until_scraped(prometheus, 4)
     leaving.signal(signal.SIGTERM)
     stopping = asyncio.Event()
     load = asyncio.create_task(_load(fleet, stopping))
     silent = await _until_told(prometheus)
-    pages = [await scrape(ports[name]) for name in ("api", "one")]
+    pages = [await scrape(process.metrics_port) for process in (api, worker)]
     stopping.set()
     await load
     return Stack(prometheus, pages, silent)
