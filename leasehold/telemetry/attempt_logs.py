@@ -186,10 +186,12 @@ def _encoded(
 
 
 def _field(value: object) -> object:
-    if isinstance(value, bool | float | None):
+    if isinstance(value, bool | None):
         return value
+    if isinstance(value, float):
+        return float(value)  # orjson refuses a subclass, such as a float of numpy
     if isinstance(value, int) and abs(value) < 2**53:
-        return value
+        return int(value)
     return text_of(value, MAX_VALUE)
 
 

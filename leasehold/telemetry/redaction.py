@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote, unquote_plus, urlsplit
 
 from pydantic import SecretStr
 
@@ -57,13 +57,20 @@ def _secrets_of(settings: Settings) -> set[str]:
 
 
 def _words_of(secret: str) -> Iterator[str]:
-    """The secret parts of a setting. In a URL only the password is secret; RabbitMQ's setting may have several URLs."""
+    """The secret parts of a setting. In a URL only the passwords are secret: the user's, and those among the query's
+    parameters. RabbitMQ's setting may have several URLs.
+    """
     if "://" not in secret:
         yield secret
         return
     for url in _NEXT_URL.split(secret):
-        if password := urlsplit(url).password:
-            yield from {password, unquote(password)}
+        parts = urlsplit(url)
+        if parts.password:
+            yield from {parts.password, unquote(parts.password)}
+        for parameter in parts.query.split("&"):
+            name, _, value = parameter.partition("=")
+            if "password" in name.lower():
+                yield from {value, unquote(value), unquote_plus(value)}
 
 
 def _forms_of(secret: str) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pydantic import SecretStr, ValidationError
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
 from leasehold.domain.ids import new_id
+from leasehold.pipelines.conversion.promotion import ownership
 from leasehold.pipelines.conversion.promotion.copying import undo_dead
 from leasehold.pipelines.conversion.promotion.ownership import folder_of
 from leasehold.pipelines.conversion.promotion.targets import open_target
@@ -243,6 +245,78 @@ async def test_what_a_crashed_call_created_is_taken_back(stage: Stage, by: str) 
             assert await stage.rows.fetchval("SELECT count(*) FROM promoted_object") == 0
         assert (await acme.promote(path, ONE)).status_code == 200
     assert await stage.models.all() == {"acme/m/out.nef": b"new"}
+
+
+async def test_a_call_that_comes_while_a_worker_undoes_a_dead_one_waits_and_loses_nothing(
+    settings: Settings, rows: Connection, make_key: MakeKey
+) -> None:
+    deletes, go_on = threading.Semaphore(0), threading.Event()
+
+    def first_is_slow(_path: str) -> None:
+        deletes.release()
+        go_on.wait(20)
+
+    with serving_files() as service:
+        async with serving(at(settings, service)) as running:
+            stage = Stage(at(settings, service), running, rows, Models(service, None), make_key)
+            async with stage.tenant("acme") as acme:
+                path = await acme.convert(b"new")
+                await died(stage, acme, path, {"acme/m/out.nef": ("created", None)})
+                service.on_delete = first_is_slow
+                pool = running.services.pool
+                undoing = asyncio.create_task(undo_dead(stage.settings, pool.acquire, running.services.store))
+                assert await asyncio.to_thread(deletes.acquire, timeout=20)
+                service.on_delete = lambda _path: None
+                during = code(await acme.promote(path, ONE))
+                go_on.set()
+                assert await undoing == 1
+                assert during == (409, "promotion_in_progress")
+                assert (await acme.promote(path, ONE)).status_code == 200
+                assert service.files == {"/models/acme/m/out.nef": b"new"}
+
+
+async def test_a_worker_gives_up_the_job_even_if_it_cannot_undo(
+    settings: Settings, rows: Connection, make_key: MakeKey
+) -> None:
+    with serving_files() as service:
+        async with serving(at(settings, service)) as running:
+            stage = Stage(at(settings, service), running, rows, Models(service, None), make_key)
+            async with stage.tenant("acme") as acme:
+                path = await acme.convert(b"new")
+                await died(stage, acme, path, {"acme/m/out.nef": ("created", None)})
+                service.deletes = False
+                pool = running.services.pool
+                assert await undo_dead(stage.settings, pool.acquire, running.services.store) == 1
+                service.deletes = True
+                assert (await acme.promote(path, ONE)).status_code == 200
+                assert service.files == {"/models/acme/m/out.nef": b"new"}
+
+
+@pytest.mark.parametrize("by", ["worker", "next call"])
+async def test_undoing_is_bounded_so_that_nobody_else_begins_meanwhile(
+    settings: Settings, rows: Connection, make_key: MakeKey, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    assert 2 * ownership.UNDO_SECONDS + ownership.COPY_SECONDS < ownership.LEASE_SECONDS
+    monkeypatch.setattr(ownership, "UNDO_SECONDS", 0.3)
+    go_on = threading.Event()
+    with serving_files() as service:
+        async with serving(at(settings, service)) as running:
+            stage = Stage(at(settings, service), running, rows, Models(service, None), make_key)
+            async with stage.tenant("acme") as acme:
+                path = await acme.convert(b"new")
+                await died(stage, acme, path, {"acme/m/out.nef": ("created", None)})
+                service.on_delete = lambda _path: go_on.wait(20) and None
+                if by == "worker":
+                    pool = running.services.pool
+                    undone = undo_dead(stage.settings, pool.acquire, running.services.store)
+                    assert await asyncio.wait_for(undone, 10) == 1
+                else:
+                    answer = await asyncio.wait_for(acme.promote(path, ONE), 10)
+                    assert code(answer) == (502, "promotion_failed")
+                go_on.set()
+                service.on_delete = lambda _path: None
+                assert await rows.fetchval("SELECT count(*) FROM promoted_object WHERE turn IS NOT NULL") == 1
+                assert (await acme.promote(path, ONE)).status_code == 200
 
 
 async def test_what_a_crashed_call_replaced_is_brought_back(stage: Stage) -> None:

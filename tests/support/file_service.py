@@ -22,6 +22,7 @@ class FileService:
     accepts: Callable[[str | None], bool] = lambda _token: True
     refuses: Callable[[str], bool] = lambda _path: False
     on_put: Callable[[str], None] = lambda _path: None
+    on_delete: Callable[[str], None] = lambda _path: None
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -45,6 +46,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_DELETE(self) -> None:
         if not self._is_known():
             return self._answer(401)
+        self.service.on_delete(self.path)
         if not self.service.deletes:
             return self._answer(503)
         return self._answer(204 if self.service.files.pop(self.path, None) is not None else 404)

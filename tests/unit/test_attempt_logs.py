@@ -231,3 +231,15 @@ def test_chunks_are_json_without_nul_and_cut_at_their_bounds() -> None:
     by_bytes.close()
     assert not by_bytes.emit("late")
     assert len(by_bytes.take()[1]) == 2
+
+
+def test_a_number_of_a_subclass_stays_a_number_and_loses_no_line() -> None:
+    class Kilograms(float):
+        """As numpy's float64 is one."""
+
+    class Count(int):
+        pass
+
+    kept = recorder()
+    kept.add("info", "shop", "weighed", fields={"kg": Kilograms(1.5), "count": Count(3), "infinite": float("inf")})
+    assert recorded(kept)[0]["fields"] == {"kg": 1.5, "count": 3, "infinite": None}

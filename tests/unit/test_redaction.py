@@ -61,3 +61,12 @@ def test_a_secret_of_anybody_else_is_known_by_its_form(said: str, left: str) -> 
 @pytest.mark.parametrize("said", ["leasehold", "leasehold-secret is the default", "job 1 of media: 10:30@noon", ""])
 def test_innocent_text_stays(said: str) -> None:
     assert redaction.redact(said) == said
+
+
+@pytest.mark.parametrize("parameter", ["password=pass%2Fword+db", "sslmode=require&SSLPASSWORD=pass%2Fword+db"])
+def test_a_password_among_the_parameters_of_a_url_is_a_secret(parameter: str) -> None:
+    url = f"postgresql://someone@db.example/x?application_name=some-application&{parameter}"
+    redaction.learn(Settings(_env_file=None, database_url=SecretStr(url)))
+    for form in ("pass%2Fword+db", "pass/word+db", "pass/word db"):
+        assert redaction.redact(f"refused: {form}") == "refused: [redacted]"
+    assert redaction.redact("some-application") == "some-application"

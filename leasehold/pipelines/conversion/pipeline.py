@@ -7,7 +7,7 @@ The API and the workers import this module, so it imports no heavy library. Inpu
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,13 +23,20 @@ _LIMITS = Limits(memory_bytes=4096 * MIB, cpu_seconds=1800, file_bytes=1024 * MI
 _TIMEOUT = timedelta(minutes=30)
 
 
+# Float32 holds every picture that such numbers make: none of its values is infinite or NaN.
+_Mean = Annotated[float, Field(ge=0, le=1)]
+_Scale = Annotated[float, Field(ge=1e-6, le=1e6)]
+
+
 class Preprocessing(BaseModel):
     """How a picture becomes an input: RGB scaled to the input's size, then (pixel / 255 - mean) / scale."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    mean: tuple[float, float, float] = Field(default=(0.5, 0.5, 0.5), description="Per channel, of 0 to 1.")
-    scale: tuple[float, float, float] = Field(default=(0.5, 0.5, 0.5), description="Per channel; not 0.")
+    mean: tuple[_Mean, _Mean, _Mean] = Field(default=(0.5, 0.5, 0.5), description="Per channel, of 0 to 1.")
+    scale: tuple[_Scale, _Scale, _Scale] = Field(
+        default=(0.5, 0.5, 0.5), description="Per channel, of 0.000001 to 1000000."
+    )
     layout: Literal["NCHW", "NHWC"] = Field(default="NCHW", description="The order of the input's dimensions.")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -57,8 +58,7 @@ class Promoter:
         Raises Conflict or BadGateway. Then the call has copied nothing, or its copies are undone: now, or later by the
         leading worker.
         """
-        if not await self.undo(traces):
-            raise BadGateway("promotion_failed", "The copies of an earlier call could not be removed.")
+        await self._undo_earlier(traces)
         replaceable = [copy.key for copy in copies if copy.replace]
         async with self._connections() as connection:
             owned = await promotions.claim(connection, turn, [copy.key for copy in copies], replaceable)
@@ -78,6 +78,14 @@ class Promoter:
             await asyncio.shield(self._undo_turn(turn))
             raise
         await self._delete_backups(backups)
+
+    async def _undo_earlier(self, traces: Sequence[Trace]) -> None:
+        is_undone = False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(promotions.UNDO_SECONDS):
+                is_undone = await self.undo(traces)
+        if not is_undone:
+            raise BadGateway("promotion_failed", "The copies of an earlier call could not be removed.")
 
     async def _copy(self, turn: Turn, copy: Copy, backup: str, owned: Mapping[str, bool]) -> None:
         existing = await self._target.existing(copy.key)
@@ -158,8 +166,16 @@ async def undo_dead(settings: Settings, connections: Acquire, store: ObjectStore
     if not is_configured(settings):
         return 0
     async with connections() as connection:
-        traces = await promotions.dead(connection)
-    if traces:
-        async with open_target(settings, store) as target:
+        traces, turns = await promotions.dead(connection)
+    if not traces:
+        return 0
+    try:
+        async with asyncio.timeout(promotions.UNDO_SECONDS), open_target(settings, store) as target:
             await Promoter(connections, store, target).undo(traces)
+    except TimeoutError:
+        log.warning("the target took too long: copies of dead promotions are undone later")
+    finally:
+        async with connections() as connection:
+            for turn in turns:
+                await promotions.give_up(connection, turn)
     return len(traces)

@@ -19,11 +19,12 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
 from leasehold.domain.ids import new_id
 
-#: Seconds after which a call counts as dead. A live call ends earlier: COPY_SECONDS and UNDO_SECONDS together are less.
+#: Seconds after which a call counts as dead. A live call ends earlier: it undoes the copies of dead calls, copies, and
+#: perhaps undoes its own copies, and UNDO_SECONDS twice with COPY_SECONDS are less.
 LEASE_SECONDS = 900
 COPY_SECONDS = 600.0
 UNDO_SECONDS = 120.0
-#: Seconds for which a call or a worker that undoes dead calls holds their keys.
+#: Seconds for which a call or a worker that undoes dead calls holds their keys. More than UNDO_SECONDS.
 _UNDO_LEASE_SECONDS = 300
 _MAX_DEAD_KEYS = 20
 
@@ -106,15 +107,34 @@ _RELEASE_KEY = f"""
 -- promotion_leave
 UPDATE promoted_object SET {_NO_TURN} WHERE turn = $1 AND key = $2
 """
-# The worker that undoes dead calls holds their keys meanwhile.
+# The worker that undoes dead calls holds their keys meanwhile, and claims their jobs as a new call does. Otherwise a
+# new call could promote the job while the worker undoes, and the worker would remove the new object. A job that is
+# deleted or promoted can have no new call. $1 seconds of the hold, $2 the most keys.
 _DEAD = """
 -- promotion_dead
-UPDATE promoted_object SET until = clock_timestamp() + make_interval(secs => $1)
-WHERE key IN (
-    SELECT key FROM promoted_object WHERE turn IS NOT NULL AND until < statement_timestamp()
-    ORDER BY until LIMIT $2 FOR UPDATE SKIP LOCKED
+WITH due AS MATERIALIZED (
+    SELECT key, for_job FROM promoted_object WHERE turn IS NOT NULL AND until < statement_timestamp()
+    ORDER BY until LIMIT $2
+), unclaimed AS (
+    SELECT job_id FROM conversion
+    WHERE job_id IN (SELECT for_job FROM due) AND promoted IS NULL
+      AND (promoting_until IS NULL OR promoting_until < clock_timestamp())
+    FOR UPDATE SKIP LOCKED
+), claimed AS (
+    UPDATE conversion SET promoting_until = clock_timestamp() + make_interval(secs => $1)
+    WHERE job_id IN (SELECT job_id FROM unclaimed)
+    RETURNING job_id
+), held AS (
+    SELECT key FROM promoted_object
+    WHERE turn IS NOT NULL AND until < statement_timestamp() AND key IN (
+        SELECT due.key FROM due
+        WHERE due.for_job IN (SELECT job_id FROM claimed)
+           OR NOT EXISTS (SELECT 1 FROM conversion c WHERE c.job_id = due.for_job AND c.promoted IS NULL))
+    FOR UPDATE SKIP LOCKED
 )
-RETURNING turn, key, reached, backup
+UPDATE promoted_object SET until = clock_timestamp() + make_interval(secs => $1)
+WHERE key IN (SELECT key FROM held)
+RETURNING turn, key, reached, backup, tenant_id, for_job
 """
 # This call has claimed the job: any other call that wrote keys for it is dead, or has failed to undo its copies.
 _OTHER_TRACES = """
@@ -210,9 +230,12 @@ async def traces(connection: Connection, turn: Turn) -> list[Trace]:
     )
 
 
-async def dead(connection: Connection) -> list[Trace]:
-    """Some of the traces of dead calls. The caller holds their keys for a while."""
-    return _traces(await connection.fetch(_DEAD, _UNDO_LEASE_SECONDS, _MAX_DEAD_KEYS))
+async def dead(connection: Connection) -> tuple[list[Trace], set[Turn]]:
+    """Some of the traces of dead calls, and the turns of these calls. The caller holds the keys and the jobs for a
+    while, and ends each turn with `give_up`.
+    """
+    rows = await connection.fetch(_DEAD, _UNDO_LEASE_SECONDS, _MAX_DEAD_KEYS)
+    return _traces(rows), {Turn(row["turn"], row["tenant_id"], row["for_job"]) for row in rows}
 
 
 def _traces(rows: Sequence[asyncpg.Record]) -> list[Trace]:
