@@ -64,6 +64,18 @@ class Settings(BaseSettings):
         description="URL of PostgreSQL itself, where database_url leads to a pooler: for the presence of workers, "
         "LISTEN and `leasehold migrate`, which need a session of their own. Unset: database_url.",
     )
+    migrate_lock_seconds: float = Field(
+        1.0,
+        gt=0,
+        le=60,
+        description="Seconds that a statement of `leasehold migrate` waits for a lock. Who comes after it waits as "
+        "long. Then it lets others through, and tries again.",
+    )
+    migrate_seconds: float = Field(
+        60.0,
+        gt=0,
+        description="Seconds after which `leasehold migrate` no longer tries to get a lock, and ends with an error.",
+    )
     database_host_timeout: float = Field(
         2.0,
         gt=0,

@@ -8,11 +8,12 @@ from importlib import import_module
 
 from alembic import context
 from sqlalchemy import Connection, text
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from leasehold.db.servers import open_connection
 from leasehold.db.tables import metadata
+from leasehold.db.upgrading.patience import Patience, run_patiently
 from leasehold.pipelines import SHIPPED
 from leasehold.settings import Settings
 from leasehold.urls import DatabaseUrl, database_url
@@ -57,18 +58,31 @@ def _run(connection: Connection) -> None:
         context.run_migrations()
 
 
+async def _roll_back(connection: AsyncConnection) -> None:
+    await connection.rollback()
+    await connection.execute(text("RESET lock_timeout"))  # an index build that failed had no limit
+    await connection.commit()
+
+
 async def _main() -> None:
-    connect = partial(open_connection, _url(), timeout=_CONNECT_SECONDS, host_timeout=_HOST_SECONDS)
+    patience = context.config.attributes.get("patience") or Patience()
+    connect = partial(
+        open_connection, _url(), timeout=_CONNECT_SECONDS, host_timeout=_HOST_SECONDS, server_settings=patience.session
+    )
     engine = create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=NullPool)
     async with engine.connect() as connection:
         # Whoever waited for the lock inside PostgreSQL would hold a snapshot, which a revision that makes an index
         # concurrently waits for.
+        waits = False
         while not await connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": _MIGRATORS}):
             await connection.commit()
+            if not waits:
+                patience.waiting("Another migration runs. This one waits for its end.")
+            waits = True
             await asyncio.sleep(_LOOK_SECONDS)
-        await connection.execute(text("SET lock_timeout = '5s'"))
+        pid: int = await connection.scalar(text("SELECT pg_backend_pid()"))
         await connection.commit()
-        await connection.run_sync(_run)
+        await run_patiently(partial(connection.run_sync, _run), partial(_roll_back, connection), pid, connect, patience)
         await connection.commit()
     await engine.dispose()
 

@@ -46,12 +46,25 @@ _S3Endpoint = Annotated[
 
 @app.command()
 def migrate(
-    revision: Annotated[str, typer.Argument(help="Alembic revision.")] = "head", as_json: AsJson = False
+    revision: Annotated[str, typer.Argument(help="Alembic revision.")] = "head",
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Change nothing; print each pending statement, its locks and who waits.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Bring the database's schema up to date. Several processes may run this at once."""
-    from leasehold.cli.migrate import upgrade  # noqa: PLC0415 - each command loads only what it needs
+    from leasehold.cli import migration_plan  # noqa: PLC0415 - each command loads only what it needs
+    from leasehold.cli.migrate import planned, upgrade  # noqa: PLC0415 - as above
 
-    run_or_exit(upgrade(environment(), revision))
+    settings = environment()
+    if plan:
+        pending = run_or_exit(planned(settings, revision))
+        if as_json:
+            typer.echo(json.dumps(migration_plan.as_json(pending, settings)))
+        else:
+            migration_plan.show(console, pending, settings)
+        return
+    run_or_exit(upgrade(settings, revision, lambda sentence: typer.echo(f"leasehold: {sentence}", err=True)))
     if as_json:
         typer.echo(json.dumps({"revision": revision, "migrated": True}))
     else:

@@ -7,24 +7,25 @@ nor a worker loads SQLAlchemy.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from uuid import UUID
 
 import asyncpg
 import orjson
 from asyncpg.pool import PoolConnectionProxy
 
-import leasehold
 from leasehold.db.commit_points import connection_class
 from leasehold.db.servers import Leaving, open_connection
 from leasehold.runtime.holding import lent
 from leasehold.settings import Settings
 from leasehold.urls import database_url
+
+if TYPE_CHECKING:
+    from leasehold.db.upgrading.patience import Patience
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]"
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
@@ -180,28 +181,30 @@ def unindexed(condition: str) -> str:
     return f"CASE WHEN {condition} THEN true ELSE false END"
 
 
-def _upgrade(url: str, revision: str, versions: Path | None, table: str) -> None:
+def _upgrade(url: str, revision: str, versions: Path | None, table: str, patience: Patience | None) -> None:
     from alembic import command  # noqa: PLC0415 - only migrations need alembic; it costs every process 10 MB
-    from alembic.config import Config  # noqa: PLC0415 - as above
 
-    config = Config()
-    config.set_main_option("script_location", os.fspath(Path(leasehold.__file__).parent / "migrations"))
-    if versions is not None:
-        config.set_main_option("version_locations", os.fspath(versions).replace("%", "%%"))
-        config.set_main_option("path_separator", "newline")
-    config.attributes["url"] = url
-    config.attributes["version_table"] = table
+    from leasehold.db.upgrading.rendering import config_of  # noqa: PLC0415 - as above
+
+    config = config_of(versions)
+    config.attributes.update(url=url, version_table=table, patience=patience)
     command.upgrade(config, revision)
 
 
 async def migrate(
-    url: str, revision: str = "head", *, versions: Path | None = None, table: str = "alembic_version"
+    url: str,
+    revision: str = "head",
+    *,
+    versions: Path | None = None,
+    table: str = "alembic_version",
+    patience: Patience | None = None,
 ) -> None:
     """Bring the schema at the libpq URL `url` to `revision`. Concurrent callers wait for one another.
 
     `versions`, `table`: the folder of another schema's revisions, and the table that stores its current revision.
+    `patience`: with locks that others hold; None: the defaults. Raises SchemaLocked.
     """
-    await asyncio.to_thread(_upgrade, url, revision, versions, table)
+    await asyncio.to_thread(_upgrade, url, revision, versions, table, patience)
 
 
 def records(rows: list[asyncpg.Record]) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ LeaseholdError
 │       └── Unanswered          503  no answer to a submission: its runs may or may not have been written
 ├── BadSetting                  a LEASEHOLD_* variable cannot be used: the process refuses to start
 ├── DeclarationError            a pipeline is declared wrongly: the process refuses to start
+├── SchemaLocked                a migration did not get a lock on a table in time: run it again
 ├── TaskFailed                  a run that was waited for has failed, expired or was cancelled
 ├── TransactionRefused          `submit_in` could not write in the caller's transaction: nothing was written
 ├── ResultUnreadable            a stored result does not fit the type that the code declares for it
@@ -161,6 +162,17 @@ class Unanswered(Unavailable):
 
 class DeclarationError(LeaseholdError):
     """A pipeline, step or handler is declared wrongly."""
+
+
+class SchemaLocked(LeaseholdError):
+    """A migration did not get a lock in time. Revisions that were done stay done, and the next try goes on."""
+
+    def __init__(self, seconds: float, blockers: Sequence[str]) -> None:
+        who = f" In its way: {'; '.join(blockers)}." if blockers else ""
+        super().__init__(
+            f"The migration did not get a lock on a table within {seconds:g} s (LEASEHOLD_MIGRATE_SECONDS).{who}"
+            " What was done is kept: run it again."
+        )
 
 
 class TaskFailed(LeaseholdError):

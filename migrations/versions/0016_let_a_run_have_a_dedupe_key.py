@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from alembic import op
 
+from leasehold.db.upgrading.index_builds import build_index
+
 revision: str = "0016_dedupe_keys"
 down_revision: str | None = "0015_times_of_waiting"
 branch_labels: str | Sequence[str] | None = None
@@ -20,18 +22,13 @@ depends_on: str | Sequence[str] | None = None
 
 def upgrade() -> None:
     op.add_column("job", sa.Column("dedupe_key", sa.Text(), nullable=True), if_not_exists=True)
-    with op.get_context().autocommit_block():  # millions of finished jobs are read for it; it waits for old snapshots
-        op.execute("SET lock_timeout = 0")
-        op.execute("DROP INDEX CONCURRENTLY IF EXISTS job_dedupe")  # of a try that was interrupted
-        op.create_index(
-            "job_dedupe",
-            "job",
-            ["tenant_id", "pipeline", "dedupe_key"],
-            unique=True,
-            postgresql_where=sa.text("dedupe_key IS NOT NULL AND finished_at IS NULL"),
-            postgresql_concurrently=True,
-        )
-        op.execute("SET lock_timeout = '5s'")
+    build_index(
+        "job_dedupe",
+        "job",
+        ["tenant_id", "pipeline", "dedupe_key"],
+        unique=True,
+        where="dedupe_key IS NOT NULL AND finished_at IS NULL",
+    )
 
 
 def downgrade() -> None:

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from alembic import op
 
+from leasehold.db.upgrading.index_builds import build_index
+
 revision: str = "0019_tags_and_tombstones"
 down_revision: str | None = "0018_uploads_of_attempts"
 branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
-_FAILED = sa.text("error IS NOT NULL")
 _INDEXES: dict[str, list[str | sa.TextClause]] = {
     "job_failed_of": ["tenant_id", "pipeline", sa.text("id DESC")],
     "job_code": ["tenant_id", sa.text("(error ->> 'code')"), sa.text("id DESC")],
@@ -51,12 +52,8 @@ def upgrade() -> None:
         if_not_exists=True,
     )
     op.create_index("tombstone_at", "tombstone", ["at"], if_not_exists=True)
-    with op.get_context().autocommit_block():  # millions of finished jobs are read for them; it waits for old snapshots
-        op.execute("SET lock_timeout = 0")
-        for name, columns in _INDEXES.items():
-            op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")  # of a try that was interrupted
-            op.create_index(name, "job", columns, postgresql_where=_FAILED, postgresql_concurrently=True)
-        op.execute("SET lock_timeout = '5s'")
+    for name, columns in _INDEXES.items():
+        build_index(name, "job", columns, where="error IS NOT NULL")
 
 
 def downgrade() -> None:

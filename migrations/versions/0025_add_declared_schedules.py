@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from alembic import op
 
+from leasehold.db.upgrading.index_builds import build_index
+
 revision: str = "0025_declared_schedules"
 down_revision: str | None = "0024_refusals_of_operations"
 branch_labels: str | Sequence[str] | None = None
@@ -20,13 +22,12 @@ depends_on: str | Sequence[str] | None = None
 
 def upgrade() -> None:
     op.add_column("schedule", sa.Column("declared_by", sa.Text(), nullable=True), if_not_exists=True)
-    op.create_index(
+    build_index(
         "schedule_declared",
         "schedule",
         ["tenant_id", "declared_by", "template"],
         unique=True,
-        postgresql_where=sa.text("declared_by IS NOT NULL"),
-        if_not_exists=True,
+        where="declared_by IS NOT NULL",
     )
 
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from alembic import op
 
+from leasehold.db.upgrading.index_builds import build_index
+
 revision: str = "0030_indexes_of_searches"
 down_revision: str | None = "0029_incarnation_of_workers"
 branch_labels: str | Sequence[str] | None = None
@@ -24,12 +26,8 @@ _INDEXES: dict[str, tuple[str, list[str | sa.TextClause], str]] = {
 
 
 def upgrade() -> None:
-    with op.get_context().autocommit_block():  # millions of finished jobs are read for them; it waits for old snapshots
-        op.execute("SET lock_timeout = 0")
-        for name, (table, columns, holds) in _INDEXES.items():
-            op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")  # of a try that was interrupted
-            op.create_index(name, table, columns, postgresql_where=sa.text(holds), postgresql_concurrently=True)
-        op.execute("SET lock_timeout = '5s'")
+    for name, (table, columns, holds) in _INDEXES.items():
+        build_index(name, table, columns, where=holds)
 
 
 def downgrade() -> None:

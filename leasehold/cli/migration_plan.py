@@ -1,0 +1,97 @@
+"""`leasehold migrate --plan`: prints what a migration will do, statement by statement."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from leasehold.db.upgrading.plan import Plan, Planned, Size, Step
+from leasehold.settings import Settings
+
+_WIDTH = 300
+_UNKNOWN = "no rule knows this statement: take it for ACCESS EXCLUSIVE on every table that it names"
+
+
+def as_json(plan: Plan, settings: Settings) -> dict[str, Any]:
+    return {
+        "lock_seconds": settings.migrate_lock_seconds,
+        "seconds": settings.migrate_seconds,
+        "revisions": [_revision(planned, plan.sizes) for planned in plan.revisions],
+    }
+
+
+def _revision(planned: Planned, sizes: dict[str, Size]) -> dict[str, Any]:
+    return {
+        "schema": planned.schema,
+        "revision": planned.revision,
+        "title": planned.title,
+        "phase": planned.phase,
+        "narrows": list(planned.narrows),
+        "may_run_before_the_new_code": planned.beside or None,
+        "transactions": [[_statement(step, sizes) for step in transaction] for transaction in planned.transactions],
+    }
+
+
+def _statement(step: Step, sizes: dict[str, Size]) -> dict[str, Any]:
+    locks = [
+        {
+            "table": lock.table,
+            "mode": lock.mode,
+            "stops": lock.stops or None,
+            "work": lock.work or None,
+            "rows": sizes[lock.table].rows if lock.table in sizes else None,
+            "bytes": sizes[lock.table].bytes if lock.table in sizes else None,
+        }
+        for lock in step.effect.locks
+    ]
+    return {
+        "statement": step.statement,
+        "known": step.effect.known,
+        "locks": locks,
+        "held_while_reading": list(step.held_during),
+    }
+
+
+def show(console: Console, plan: Plan, settings: Settings) -> None:
+    if not plan.revisions:
+        console.print("Nothing is pending: the schema is up to date.")
+        return
+    for planned in plan.revisions:
+        _show_revision(console, planned, plan.sizes)
+    console.print(
+        f"A statement waits {settings.migrate_lock_seconds:g} s for a lock, lets others through, and is tried again for"
+        f" {settings.migrate_seconds:g} s. CREATE INDEX CONCURRENTLY waits for the end of older transactions."
+    )
+
+
+def _show_revision(console: Console, planned: Planned, sizes: dict[str, Size]) -> None:
+    schema = "" if planned.schema == "leasehold" else f" ({planned.schema})"
+    console.print(Text(f"{planned.revision}{schema}: {planned.title}", style="bold"))
+    console.print(f"  {planned.phase}: {'; '.join(planned.narrows) or 'it only adds'}", highlight=False, markup=False)
+    for number, transaction in enumerate(planned.transactions, 1):
+        console.print(f"  transaction {number}", highlight=False)
+        for step in transaction:
+            text = textwrap.shorten(step.statement, _WIDTH, placeholder=" ...")
+            console.print(f"    {text}", highlight=False, markup=False, soft_wrap=True)
+            for line in _lines(step, sizes):
+                console.print(f"      {line}", highlight=False, markup=False, soft_wrap=True)
+    console.print()
+
+
+def _lines(step: Step, sizes: dict[str, Size]) -> list[str]:
+    if not step.effect.known:
+        return [_UNKNOWN]
+    lines = []
+    for lock in step.effect.locks:
+        waits = f"{lock.stops} wait" if lock.stops else "nobody waits"
+        work = {"scan": ", reads the table", "rewrite": ", rewrites the table"}.get(lock.work, "")
+        size = sizes.get(lock.table)
+        rows = f" (about {size.rows:,} rows, {size.bytes / 2**20:,.0f} MiB)" if work and size else ""
+        line = f"{lock.table}: {lock.mode}, {waits}{work}{rows}"
+        if lock.stops:
+            line += f", until {' and '.join(step.held_during)} is read" if step.held_during else ", for a moment"
+        lines.append(line)
+    return lines

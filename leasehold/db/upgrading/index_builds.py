@@ -1,0 +1,54 @@
+"""Index builds for revisions: no writer waits, and a build that died is detected and repeated.
+
+`CREATE INDEX CONCURRENTLY` that dies half-way leaves an invalid index. PostgreSQL maintains that index at every write
+and no query uses it, so the next try must drop it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from alembic import op
+from sqlalchemy import TextClause, text
+
+#: The option of alembic's context that gives the indexes of the database where no connection does (rendering.py).
+PRESENT = "leasehold_indexes"
+
+
+def build_index(
+    name: str, table: str, columns: Sequence[str | TextClause], *, where: str | None = None, unique: bool = False
+) -> None:
+    """Build the index while others write to `table`. A valid index of this name is kept, and an invalid one is dropped
+    first, so a revision that was interrupted can run again.
+
+    The statements before it in the revision are committed first: they must be safe to repeat (`if_not_exists`).
+    """
+    is_valid = _is_valid(name)
+    with op.get_context().autocommit_block():
+        # The build waits for the transactions that run now, without holding up others.
+        op.execute("SET lock_timeout = 0")
+        if is_valid is False:
+            op.execute(f'DROP INDEX CONCURRENTLY "{name}"')
+        if not is_valid:
+            op.create_index(
+                name,
+                table,
+                list(columns),
+                unique=unique,
+                postgresql_where=None if where is None else text(where),
+                postgresql_concurrently=True,
+            )
+        op.execute("RESET lock_timeout")
+
+
+def _is_valid(name: str) -> bool | None:
+    """None: there is no such index."""
+    context = op.get_context()
+    if context.as_sql:
+        present: Mapping[str, Any] = context.opts.get(PRESENT, {})
+        return present.get(name)
+    valid: bool | None = op.get_bind().scalar(
+        text("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:name)"), {"name": f'"{name}"'}
+    )
+    return valid

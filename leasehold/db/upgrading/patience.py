@@ -1,0 +1,119 @@
+"""Runs revisions beside a running installation: a lock that is not free soon is given up and tried again.
+
+A statement that waits for a strong lock holds up everybody who comes after it. So it waits for a second only, lets the
+others through, and comes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import asyncpg
+from sqlalchemy.exc import SQLAlchemyError
+
+from leasehold.domain.errors import SchemaLocked
+
+_IN_USE = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
+_OF_THE_SERVER = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+_PAUSE_SECONDS, _LONGEST_PAUSE = 0.2, 3.0
+_SAMPLES = 5
+#: Query texts may hold what clients sent: they stay out of messages.
+_BLOCKERS = """
+SELECT format('%s (process %s, %s, for %s s)', coalesce(nullif(application_name, ''), usename), pid, state,
+    round(extract(epoch FROM clock_timestamp() - coalesce(xact_start, query_start, backend_start))))
+FROM pg_stat_activity WHERE pid = ANY(pg_blocking_pids($1)) ORDER BY xact_start LIMIT 3
+"""
+
+Connect = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"]]
+
+
+def _nobody(_sentence: str) -> None:
+    """Nobody hears that a migration waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """`lock_seconds`: how long a statement waits for a lock. `seconds`: how long it is tried again. `waiting` gets a
+    sentence when a migration waits for somebody.
+    """
+
+    lock_seconds: float = 1.0
+    seconds: float = 60.0
+    waiting: Callable[[str], None] = _nobody
+
+    @property
+    def session(self) -> dict[str, str]:
+        """Settings of the session that migrates. PostgreSQL ends the session of a program that died, in which an index
+        build would go on and keep the next migration waiting.
+        """
+        return {
+            "application_name": "leasehold migrate",
+            "lock_timeout": f"{self.lock_seconds * 1000:.0f}ms",
+            "client_connection_check_interval": "1s",
+        }
+
+
+async def run_patiently(
+    run: Callable[[], Awaitable[None]],
+    roll_back: Callable[[], Awaitable[None]],
+    pid: int,
+    connect: Connect,
+    patience: Patience,
+) -> None:
+    """Run the revisions. While a lock is not free, `roll_back` and run again: revisions that are done stay done.
+
+    `pid`: the session that runs them. `connect` opens another one. Raises SchemaLocked, or asyncpg's error.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience.seconds
+    pause = _PAUSE_SECONDS
+    async with AsyncExitStack() as watching:
+        blockers: list[str] = []
+        while True:
+            try:
+                await run()
+            except SQLAlchemyError as error:
+                cause = _cause_of(error)
+                if not isinstance(cause, _IN_USE):
+                    raise cause from None
+            else:
+                return
+            await roll_back()
+            if loop.time() + pause >= deadline:
+                raise SchemaLocked(patience.seconds, blockers)
+            patience.waiting("A table is in use. The migration lets others through, and tries again.")
+            if pause == _PAUSE_SECONDS:
+                await watching.enter_async_context(_watched(pid, connect, patience, blockers))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _cause_of(error: BaseException) -> BaseException:
+    """The error of PostgreSQL or of the connection below SQLAlchemy's, which may have met a second one on its way."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, _OF_THE_SERVER):
+        cause = cause.__cause__ or getattr(cause, "orig", None) or cause.__context__
+    return cause or error
+
+
+@asynccontextmanager
+async def _watched(pid: int, connect: Connect, patience: Patience, blockers: list[str]) -> AsyncIterator[None]:
+    """Keep in `blockers` who was in the way of the session `pid` last."""
+    connection = await connect()
+
+    async def watch() -> None:
+        while True:
+            if rows := await connection.fetch(_BLOCKERS, pid):
+                blockers[:] = [row[0] for row in rows]
+            await asyncio.sleep(patience.lock_seconds / _SAMPLES)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+        connection.terminate()

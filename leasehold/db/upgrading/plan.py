@@ -1,0 +1,119 @@
+"""The plan of a migration: each pending revision, its statements, and who waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+
+from leasehold.db.database import Connection
+from leasehold.db.schemas import Schema as Revisions
+from leasehold.db.schemas import state_of
+from leasehold.db.upgrading.locks import Effect, Schema
+from leasehold.db.upgrading.rendering import Rendered, render
+
+_INDEXES = """
+SELECT i.relname AS name, t.relname AS "table", x.indisvalid AS valid
+FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid JOIN pg_class t ON t.oid = x.indrelid
+WHERE pg_table_is_visible(i.oid) AND t.relnamespace NOT IN ('pg_catalog'::regnamespace, 'pg_toast'::regnamespace)
+"""
+_TABLES = """
+SELECT c.relname AS name, p.relname AS parent, greatest(c.reltuples, 0)::bigint AS rows,
+    pg_total_relation_size(c.oid) AS bytes
+FROM pg_class c LEFT JOIN pg_inherits h ON h.inhrelid = c.oid LEFT JOIN pg_class p ON p.oid = h.inhparent
+WHERE c.relkind IN ('r', 'p') AND pg_table_is_visible(c.oid) AND c.relnamespace <> 'pg_catalog'::regnamespace
+ORDER BY 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A statement. `held_during`: the tables that the rest of its transaction reads or rewrites, while this
+    statement's locks are held.
+    """
+
+    statement: str
+    effect: Effect
+    held_during: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of a table, as PostgreSQL last estimated it."""
+
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A pending revision. `narrows`: why older code may fail beside it; a revision without a reason only adds."""
+
+    schema: str
+    revision: str
+    title: str
+    beside: str
+    transactions: tuple[tuple[Step, ...], ...]
+
+    @property
+    def steps(self) -> Iterator[Step]:
+        return (step for transaction in self.transactions for step in transaction)
+
+    @property
+    def narrows(self) -> tuple[str, ...]:
+        return tuple(step.effect.narrows for step in self.steps if step.effect.narrows)
+
+    @property
+    def phase(self) -> str:
+        """`expand`: code of the release before runs beside it. `contract`: it may not."""
+        return "contract" if self.narrows else "expand"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    revisions: tuple[Planned, ...]
+    sizes: dict[str, Size]
+
+
+async def plan_of(connection: Connection, schemas: Sequence[Revisions], target: str = "head") -> Plan:
+    """The plan for a database, which is only read. `target`: a revision of the first schema; with `head`, all schemas
+    are planned. Raises alembic's CommandError for an unknown revision.
+    """
+    indexes = await connection.fetch(_INDEXES)
+    tables = await connection.fetch(_TABLES)
+    schema = Schema({row["name"]: row["table"] for row in indexes}, _partitions(tables))
+    valid = {row["name"]: row["valid"] for row in indexes}
+    planned: list[Planned] = []
+    for number, one in enumerate(schemas):
+        if number and target != "head":
+            break
+        current = (await state_of(connection, one)).revision
+        folder: Path | None = one.versions if number else None
+        pending = render(current, target, versions=folder, indexes=valid)
+        planned.extend(_planned(one.name, rendered, schema) for rendered in pending)
+    return Plan(tuple(planned), {row["name"]: Size(row["rows"], row["bytes"]) for row in tables})
+
+
+def _partitions(tables: Sequence[asyncpg.Record]) -> dict[str, list[str]]:
+    partitions: dict[str, list[str]] = {}
+    for row in tables:
+        if row["parent"] is not None:
+            partitions.setdefault(row["parent"], []).append(row["name"])
+    return partitions
+
+
+def _planned(name: str, rendered: Rendered, schema: Schema) -> Planned:
+    schema.begin_revision()
+    transactions = tuple(_steps(transaction, schema) for transaction in rendered.transactions)
+    return Planned(name, rendered.revision, rendered.title, rendered.beside, transactions)
+
+
+def _steps(statements: Sequence[str], schema: Schema) -> tuple[Step, ...]:
+    effects = [schema.apply(statement) for statement in statements]
+    worked = [[lock.table for lock in effect.locks if lock.work] for effect in effects]
+    return tuple(
+        Step(statement, effect, tuple(dict.fromkeys(table for tables in worked[place:] for table in tables)))
+        for place, (statement, effect) in enumerate(zip(statements, effects, strict=True))
+    )

@@ -1,0 +1,98 @@
+"""Renders the statements of pending revisions as alembic would run them. Nothing is run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+from alembic.config import Config
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from alembic.script import Script, ScriptDirectory
+from sqlalchemy.dialects.postgresql.asyncpg import dialect
+
+import leasehold
+from leasehold.db.upgrading.index_builds import PRESENT
+
+_MAY_RUN = "May run before the new code:"
+_BEGIN, _COMMIT = "BEGIN", "COMMIT"
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A revision. Each of `transactions` holds its locks until its end; a statement outside of any is alone in one.
+
+    `beside`: what the revision's head says about older code that still runs; "" if it says nothing.
+    """
+
+    revision: str
+    title: str
+    beside: str
+    transactions: tuple[tuple[str, ...], ...]
+
+
+class _Statements(StringIO):
+    """Takes alembic's output, which comes by one statement a write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: list[str] = []
+
+    def write(self, statement: str) -> int:
+        self.all.append(statement.strip().removesuffix(";"))
+        return len(statement)
+
+
+def config_of(versions: Path | None) -> Config:
+    """Alembic's configuration. `versions`: the folder of another schema's revisions than the platform's."""
+    config = Config()
+    config.set_main_option("script_location", os.fspath(Path(leasehold.__file__).parent / "migrations"))
+    if versions is not None:
+        config.set_main_option("version_locations", os.fspath(versions).replace("%", "%%"))
+        config.set_main_option("path_separator", "newline")
+    return config
+
+
+def render(
+    current: str | None, target: str = "head", *, versions: Path | None = None, indexes: Mapping[str, bool]
+) -> Iterator[Rendered]:
+    """The revisions after `current` (None: all) up to `target`, in their order.
+
+    `indexes`: the indexes of the database, and whether each is valid. Raises alembic's CommandError for an unknown
+    revision.
+    """
+    scripts = ScriptDirectory.from_config(config_of(versions))
+    pending = scripts.iterate_revisions(target, current or "base")
+    for script in reversed(list(pending)):
+        yield _render(script, indexes)
+
+
+def _render(script: Script, indexes: Mapping[str, bool]) -> Rendered:
+    statements = _Statements()
+    options = {"as_sql": True, "output_buffer": statements, "transaction_per_migration": True, PRESENT: indexes}
+    context = MigrationContext.configure(dialect=dialect(), opts=options)  # type: ignore[no-untyped-call]  # SQLAlchemy's
+    with Operations.context(context):
+        script.module.upgrade()
+    notes = " ".join(script.longdoc.split())
+    beside = notes.partition(_MAY_RUN)[2].strip()
+    return Rendered(script.revision, script.doc, beside, tuple(_transactions(statements.all)))
+
+
+def _transactions(statements: list[str]) -> Iterator[tuple[str, ...]]:
+    together: list[str] = []
+    alone = False
+    for statement in statements:
+        if statement in (_BEGIN, _COMMIT):
+            alone = statement == _COMMIT
+            if together:
+                yield tuple(together)
+            together = []
+        elif alone:
+            yield (statement,)
+        else:
+            together.append(statement)
+    if together:
+        yield tuple(together)

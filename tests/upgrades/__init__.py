@@ -1,0 +1,1 @@
+"""Migrations beside a running installation: their plan, their locks, and index builds that die."""
