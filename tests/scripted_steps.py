@@ -240,7 +240,24 @@ def answers(work: Work, what: str) -> Done:
         return Done(value={"text": "x" * 2_000_000})
     if what == "no JSON":
         return Done(value={"object": object()})
+    if what == "deep value":
+        return Done(value=nested(250))
+    if what == "long number":
+        return Done(value={"number": 10**4000 * 10**4000})
     return what  # type: ignore[return-value]  # it is the test
+
+
+def nested(levels: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(levels):
+        value = {"inner": value}
+    return value
+
+
+@_act
+def reports(work: Work, percent: str) -> Done:
+    work.progress(float(percent), "so far")
+    return Done()
 
 
 @_act

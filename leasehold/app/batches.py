@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from leasehold.app.run_limits import Batch
 from leasehold.domain.errors import Cancelled, Permanent
+from leasehold.runtime.foreign_errors import contained
 from leasehold.runtime.gather import being_cancelled
 
 #: Calls the function with a list of items. Returns what the function returned.
@@ -99,6 +100,8 @@ async def _serve(items: list[_Item], call_all: CallAll) -> None:
         if being_cancelled():
             raise
         results = [error] * len(items)
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        results = [contained(error)] * len(items)
     for (_, future), result in zip(items, results, strict=True):
         if future.done():
             continue

@@ -17,6 +17,7 @@ from leasehold.app.results import Results
 from leasehold.domain.errors import Permanent
 from leasehold.domain.verdicts import Done, File
 from leasehold.domain.work import Work
+from leasehold.runtime.foreign_errors import text_of
 
 if TYPE_CHECKING:
     from leasehold.app.processes import Processes
@@ -131,4 +132,4 @@ class Handling:
 
 def refused(error: Exception) -> Permanent:
     """The end of a run whose function raised what its Retry names in `never`."""
-    return Permanent("handler_error", f"{type(error).__name__}: {error}")
+    return Permanent("handler_error", text_of(error))

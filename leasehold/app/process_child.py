@@ -22,6 +22,7 @@ from leasehold.app.process_frames import CallOfProcess, FailedInProcess, Kind, L
 from leasehold.app.task import Task
 from leasehold.domain.errors import Cancelled, Permanent, Retryable, StepError
 from leasehold.domain.registry import import_from_current_folder
+from leasehold.runtime.foreign_errors import text_of
 from leasehold.worker.sandbox.fences import die_with
 
 #: A function's threads may send, too.
@@ -127,8 +128,7 @@ def _failed(error: BaseException) -> FailedInProcess:
         after = error.after.total_seconds() if isinstance(error, Retryable) and error.after is not None else None
         permanent = isinstance(error, Permanent)
         return FailedInProcess(code=error.code, message=error.message, permanent=permanent, after=after, trace=trace)
-    message = f"{type(error).__name__}: {error}"
-    return FailedInProcess(code="handler_error", message=message, permanent=False, trace=trace)
+    return FailedInProcess(code="handler_error", message=text_of(error), permanent=False, trace=trace)
 
 
 if __name__ == "__main__":

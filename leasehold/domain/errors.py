@@ -206,15 +206,19 @@ class StepError(LeaseholdError):
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
-        self.code = code
-        self.message = message
+        self.code = str(code)
+        self.message = str(message)  # handlers without type checks pass exceptions, too
 
 
 class Retryable(StepError):
-    """The attempt failed and another may succeed. `after` replaces the retry ladder's next delay."""
+    """The attempt failed and another may succeed. `after` replaces the retry ladder's next delay. Raises TypeError when
+    `after` is not a timedelta.
+    """
 
     def __init__(self, message: str, *, code: str = "retryable", after: timedelta | None = None) -> None:
         super().__init__(code, message)
+        if not isinstance(after, timedelta | None):
+            raise TypeError(f"after is a timedelta, not a {type(after).__name__}")
         self.after = after
 
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isnan
 from pathlib import Path
 from typing import Any, Protocol
 
 from leasehold.domain.errors import Cancelled
+
+
+def percent_of(value: float) -> float:
+    """A step's progress, from 0 to 100. NaN (0/0 of a handler's arithmetic) counts as 0."""
+    number = float(value)
+    return 0.0 if isnan(number) else min(max(number, 0.0), 100.0)
 
 
 class Supervisor(Protocol):

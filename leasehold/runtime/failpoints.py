@@ -3,7 +3,7 @@
 `LEASEHOLD_FAILPOINTS=name:act[:n],...`. `name` is one of POINTS, or `commit.` and what is committed
 (leasehold/db/commit_points.py). `act` is kill (SIGKILL to itself), stop (SIGSTOP: the process acts with lost
 leases once it continues), sleep (blocks the thread for a minute) or raise. The act happens once, the `n`-th time that
-the process reaches the point; `n` is 1 if left out. Without the setting a point costs one comparison.
+the process reaches the point; `n` is 1 if left out, and at least 1. Without the setting a point costs one comparison.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ POINTS = {
 #: The points after each commit begin so.
 COMMIT = "commit."
 _COMMITTED = re.compile(r"commit\.[A-Za-z_]+")
+_COUNT = r"[1-9][0-9]*"
 _ACTS = ("kill", "stop", "sleep", "raise")
 _SLEEP_SECONDS = 60.0
 _MOMENT_SECONDS = 0.02
@@ -56,13 +57,15 @@ _armed: dict[str, _Armed] = {}
 
 def arm(spec: str) -> None:
     """Arm the failpoints of `spec`, and no others. Raises DeclarationError for an unknown point or act."""
-    _armed.clear()
+    armed: dict[str, _Armed] = {}
     for part in filter(None, (item.strip() for item in spec.split(","))):
         name, _, rest = part.partition(":")
         act, _, count = rest.partition(":")
-        if not _exists(name) or act not in _ACTS or not (count or "1").isdigit():
+        if not _exists(name) or act not in _ACTS or not re.fullmatch(_COUNT, count or "1"):
             raise _unknown(part)
-        _armed[name] = _Armed(act, int(count or "1"))
+        armed[name] = _Armed(act, int(count or "1"))
+    _armed.clear()
+    _armed.update(armed)
 
 
 def check(point: str) -> None:

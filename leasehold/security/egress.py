@@ -57,7 +57,7 @@ class EgressRefused(LeaseholdError):
 
 class EgressFailed(LeaseholdError):
     """The request got no whole answer: the connection was refused or cut, the time limit passed, or the answer is too
-    large. `sent`: False only when the other side certainly did not get the request.
+    large. `sent`: False only when certainly no address got the request, also none that redirected it.
     """
 
     def __init__(self, message: str, *, sent: bool = True) -> None:
@@ -209,11 +209,13 @@ class Egress:
     ) -> AsyncIterator[httpx2.Response]:
         """The answer after at most `redirects` redirects. The caller reads the body in its block, within `timeout`."""
         going_out("an address")
+        has_arrived = False  # an address has answered: of a redirect the first one, which got the whole request
         try:
             async with asyncio.timeout(timeout):
                 for _ in range(redirects + 1):
                     target = await self.check(url)
                     answer = await self._send(target, method, headers, content)
+                    has_arrived = True
                     try:
                         if answer.status_code not in _REDIRECTS or redirects == 0:
                             yield answer
@@ -228,7 +230,7 @@ class Egress:
         except TimeoutError:
             raise EgressFailed(f"no answer within {timeout:g} s") from None
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            raise EgressFailed(f"no answer: {type(error).__name__}", sent=False) from error
+            raise EgressFailed(f"no answer: {type(error).__name__}", sent=has_arrived) from error
         except httpx2.HTTPError as error:
             raise EgressFailed(f"no answer: {type(error).__name__}") from error
         raise EgressRefused("too_many_redirects", "The URL redirects too often.")
@@ -240,7 +242,7 @@ class Egress:
         request = http.build_request(
             method,
             target.url.copy_with(host=target.address),
-            headers={**headers, "Host": target.url.netloc.decode("ascii")},
+            headers={"Accept-Encoding": "identity", **headers, "Host": target.url.netloc.decode("ascii")},
             content=content,
             timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
             extensions={"sni_hostname": target.host},  # the certificate must be valid for the host's name
@@ -279,7 +281,9 @@ def _parsed(url: str) -> tuple[httpx2.URL, int]:
         raise EgressRefused("url_malformed", "This is not a URL.") from None
     if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo:
         raise EgressRefused("url_malformed", "Only http and https URLs without a user are accepted.")
-    return parsed, parsed.port or (443 if parsed.scheme == "https" else 80)
+    if parsed.port is not None:
+        return parsed, parsed.port
+    return parsed, 443 if parsed.scheme == "https" else 80
 
 
 def _host_of(url: httpx2.URL) -> str:
@@ -302,8 +306,9 @@ def _authorities() -> ssl.SSLContext:
 
 
 async def _pieces(answer: httpx2.Response, max_bytes: int) -> AsyncIterator[bytes]:
+    """The body as it was sent. Nothing is decompressed: a few kilobytes could become gigabytes of memory."""
     size = 0
-    async for piece in answer.aiter_bytes(_PIECE_BYTES):
+    async for piece in answer.aiter_raw(_PIECE_BYTES):
         size += len(piece)
         if size > max_bytes:
             raise AnswerTooLarge(f"an answer of more than {max_bytes} bytes")

@@ -127,10 +127,10 @@ class OpenId:
         headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
         settings = self._settings
         client_id, secret = settings.console_oidc_client_id, settings.console_oidc_client_secret.get_secret_value()
-        methods = configuration.get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
+        methods = configuration.get("token_endpoint_auth_methods_supported")
         if not secret:
             form["client_id"] = client_id
-        elif "client_secret_basic" in methods:
+        elif not isinstance(methods, list) or "client_secret_basic" in methods:  # basic is the default
             credentials = f"{quote(client_id, safe='')}:{quote(secret, safe='')}"
             headers["Authorization"] = f"Basic {base64.b64encode(credentials.encode()).decode()}"
         else:

@@ -26,7 +26,7 @@ from leasehold.telemetry.store import REQUESTS
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
 
-_MISSING = {"NoSuchKey", "404", "NotFound", "NoSuchBucket"}
+_MISSING = {"NoSuchKey", "404", "NotFound"}
 _REFUSED = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
 
 
@@ -87,6 +87,10 @@ def request(operation: str, key: str) -> Iterator[None]:
         if outcome == "unavailable":
             STORE.met(translated, operation)
         raise translated from None
+    except StoreUnavailable as error:  # the caller of `request` found the answer cut
+        outcome = "unavailable"
+        STORE.met(error, operation)
+        raise
     except (BotoCoreError, aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
         outcome = "unavailable"
         STORE.met(error, operation)
@@ -114,6 +118,8 @@ def _translated(error: ClientError, key: str) -> StoreError:
     answer: Any = error.response
     code = str(answer.get("Error", {}).get("Code", ""))
     status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    if code == "NoSuchBucket":  # the installation's fault: no job may fail for good because of it
+        return StoreUnavailable(f"{key}: the object store has no such bucket")
     if code in _MISSING or status == 404:  # noqa: PLR2004 - HTTP's own numbers, here and below
         return ObjectMissing(key)
     if code in _REFUSED or status in (409, 412):

@@ -193,7 +193,7 @@ class ObjectStore:
                 etag = await put(key, source, content_type, all_metadata, **precondition)  # type: ignore[arg-type]  # bytes or Path, as chosen above
             except (PutRefused, ObjectMissing):
                 existing = await self.head(key)
-                precondition = {"IfNoneMatch": "*"}
+                precondition = {"IfNoneMatch": "*"} if self.conditional else {}
                 continue
             return Stored(key, size, sha256, content_type, etag, all_metadata)
         raise StoreUnavailable(f"{key}: other writers keep changing this object")
@@ -358,21 +358,29 @@ class ObjectStore:
         """The object in pieces of a megabyte. `first`: only that many bytes; 0: all. `on_answer` gets the headers."""
         part: dict[str, Any] = {"Range": f"bytes=0-{first - 1}"} if first else {}
         with request("get", key), empty_if_no_range():
-            async with self._limit(0) as limit:
+            async with self._limit(0):
                 answer = await self._client.get_object(Bucket=self._bucket, Key=key, **part)
-                on_answer(answer)
-                expected, received = answer["ContentLength"], 0
-                limit.reschedule(asyncio.get_running_loop().time() + self._seconds(expected))
-                chunk = bytearray()  # network reads are small, and callers start a thread for each chunk
-                async with answer["Body"] as body:
-                    while piece := await body.content.read(CHUNK):
-                        received += len(piece)
-                        chunk += piece
-                        if len(chunk) >= CHUNK or received >= expected:
-                            yield bytes(chunk)
-                            chunk.clear()
-                if received < expected:
-                    raise StoreUnavailable(f"{key}: the transfer was cut")
+            on_answer(answer)
+            expected, received = answer["ContentLength"], 0
+            clock = asyncio.get_running_loop().time
+            deadline = clock() + self._seconds(expected)
+            chunk = bytearray()  # network reads are small, and callers start a thread for each chunk
+            async with answer["Body"] as body:
+                while True:
+                    # No timeout may span a `yield`: it would cancel the caller, who gets a bare CancelledError then.
+                    async with asyncio.timeout_at(deadline):
+                        piece = await body.content.read(CHUNK)
+                    if not piece:
+                        break
+                    received += len(piece)
+                    chunk += piece
+                    if len(chunk) >= CHUNK or received >= expected:
+                        yielded_at = clock()
+                        yield bytes(chunk)
+                        deadline += clock() - yielded_at  # the caller's time does not count as the store's
+                        chunk.clear()
+            if received < expected:
+                raise StoreUnavailable(f"{key}: the transfer was cut")
 
     # --- listing and removing
 

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain.lease import Lease
+from leasehold.domain.work import percent_of
 
 MAX_SUMMARY = 500
 
@@ -41,7 +42,7 @@ async def report(connection: Connection, reports: Sequence[Progress]) -> set[UUI
         [item.lease.owner for item in reports],
         [item.lease.task_id for item in reports],
         [item.lease.epoch for item in reports],
-        [min(max(item.percent, 0.0), 100.0) for item in reports],
+        [percent_of(item.percent) for item in reports],
         [item.summary[:MAX_SUMMARY].replace("\x00", "") for item in reports],
     )
     return {row["task_id"] for row in rows}

@@ -20,6 +20,7 @@ import orjson
 from leasehold.domain.errors import Cancelled, LeaseLost, Permanent, StepError, TaskFailed
 from leasehold.domain.ids import new_id
 from leasehold.domain.states import JOB_TERMINAL
+from leasehold.runtime.foreign_errors import contained, text_of
 from leasehold.transitions.workflows.reading import Entry, Journal, StoredSignal
 from leasehold.transitions.workflows.records import Call
 from leasehold.workflows.branch import Branch
@@ -283,6 +284,8 @@ class Driver:
             branch.resolve(end.value)
         except (Exception, Cancelled) as error:  # noqa: BLE001 - the workflow's own; it belongs to whoever awaits the branch
             branch.fail(error)
+        except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+            branch.fail(contained(error))
         else:
             branch.waits_for = awaited if isinstance(awaited, Pending) else None
             if not isinstance(awaited, Pending):
@@ -451,7 +454,7 @@ def _final(error: BaseException) -> BaseException:
         return error
     if isinstance(error, TaskFailed):
         return Permanent(error.code, error.message)
-    return Permanent("handler_error", f"{type(error).__name__}: {error}")
+    return Permanent("handler_error", text_of(error))
 
 
 def _record_of(call: LocalCall[Any], task: asyncio.Task[Any]) -> Call:
@@ -472,7 +475,7 @@ def _reported(error: BaseException) -> tuple[str, str]:
     """The code and message of an error that `ctx.call` met."""
     if isinstance(error, (StepError, TaskFailed)):
         return error.code, error.message[:_MAX_MESSAGE]
-    return "handler_error", f"{type(error).__name__}: {error}"[:_MAX_MESSAGE]
+    return "handler_error", text_of(error)[:_MAX_MESSAGE]
 
 
 def _refused(awaited: Any) -> Permanent:

@@ -186,3 +186,13 @@ async def test_items_do_not_wait_for_ever_for_a_call_that_was_cancelled_inside(r
             return_exceptions=True,
         )
     assert [type(outcome) for outcome in outcomes] == [raised, raised]
+
+
+@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt, GeneratorExit])
+async def test_a_call_that_exits_fails_its_items_and_ends_no_event_loop(raised: type[BaseException]) -> None:
+    async def call_all(_items: list[int]) -> list[int]:
+        raise raised
+
+    async with asyncio.timeout(SECONDS):
+        with pytest.raises(RuntimeError, match=raised.__name__):
+            await Batches().result_of("t", "acme", Batch(size=1, wait=LONG), 1, call_all)

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from leasehold.domain.errors import (
 from leasehold.domain.ids import id_at
 from leasehold.settings import Settings
 from leasehold.storage import ObjectStore
+from leasehold.storage.content import CHUNK
 from tests.storage.conftest import settings_of
 
 TEXT: dict[str, Any] = {"content_type": "text/plain", "metadata": {"work": "1"}}
@@ -239,6 +240,24 @@ async def test_a_server_that_misbehaves_is_unavailable_and_leaves_no_file(kind: 
         await store.close()
     assert "canary" not in str(told.value)
     assert not (tmp_path / "x").exists()
+
+
+async def test_the_time_of_a_slow_reader_does_not_count_as_the_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cancelled the reader: a handler, or a download over a slow line, got a CancelledError that nobody had sent."""
+    monkeypatch.setattr(ObjectStore, "_seconds", lambda _store, _size: 1.0)
+    pieces = 3
+    body = bytes(pieces * CHUNK)
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    async with server(head + body) as endpoint:
+        store = ObjectStore(settings_of(endpoint, "access", "secret", "bucket"))
+        await store.open()
+        received = 0
+        async with aclosing(store.pieces("k")) as reading:
+            async for piece in reading:
+                received += len(piece)
+                await asyncio.sleep(1.2 if received == len(piece) else 0)
+        await store.close()
+    assert received == len(body)
 
 
 async def test_a_server_that_is_not_there_is_unavailable() -> None:

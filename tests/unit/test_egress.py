@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import ipaddress
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -159,6 +160,34 @@ async def test_it_is_known_whether_a_request_can_have_arrived() -> None:
         with pytest.raises(EgressFailed) as refused:
             await egress.request("POST", f"http://127.0.0.1:{port}/", content=b"{}")
     assert not refused.value.sent
+
+
+async def test_a_request_that_a_redirect_answered_has_arrived_whatever_becomes_of_the_redirect() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = closed.getsockname()[1]
+    moved = f"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:{nobody}/\r\ncontent-length: 0\r\n\r\n".encode()
+    async with answering(lambda _said: moved) as (port, heard), Egress(LOOPBACK) as egress:
+        with pytest.raises(EgressFailed) as failed:
+            await egress.request("POST", f"http://127.0.0.1:{port}/", content=b"{}", redirects=1)
+    assert heard
+    assert failed.value.sent
+
+
+async def test_port_0_is_no_default_port() -> None:
+    async with Egress() as egress:
+        with pytest.raises(EgressRefused) as refused:
+            await egress.check("http://93.184.215.14:0/")
+    assert refused.value.code == "port_refused"
+
+
+async def test_an_answer_is_not_decompressed() -> None:
+    """64 MB of zeros are 64 KB on the way: a receiver could fill the memory of every process that calls it."""
+    bomb = gzip.compress(bytes(64 * 1024 * 1024))
+    head = f"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: {len(bomb)}\r\n\r\n".encode()
+    async with answering(lambda _said: head + bomb) as (port, heard), Egress(LOOPBACK) as egress:
+        answer = await egress.request("GET", f"http://127.0.0.1:{port}/", max_bytes=len(bomb))
+    assert answer.body == bomb
+    assert "accept-encoding: identity\r\n" in heard[0].lower()
 
 
 async def test_no_host_learns_the_cookies_of_another_at_its_address(monkeypatch: pytest.MonkeyPatch) -> None:

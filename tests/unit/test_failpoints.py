@@ -29,6 +29,16 @@ def test_an_armed_point_acts_the_nth_time_and_once() -> None:
         failpoints.reach("after_hint")
 
 
+@pytest.mark.parametrize("spec", ["after_claim:raise:0", "after_claim:raise:²", "after_claim:raise,nothing:kill"])
+def test_a_spec_with_an_error_is_refused_and_arms_nothing(spec: str) -> None:
+    failpoints.arm("after_hint:raise")
+    with pytest.raises(DeclarationError):
+        failpoints.arm(spec)
+    failpoints.reach("after_claim")
+    with pytest.raises(failpoints.FailpointReached):
+        failpoints.reach("after_hint")
+
+
 def test_a_point_after_a_commit_has_the_name_of_what_is_committed() -> None:
     assert not failpoints.has_commit_points()
     failpoints.arm("after_claim:raise,commit.createRun:raise")

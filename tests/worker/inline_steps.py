@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,28 @@ async def reader(attempt: Attempt) -> Done:
     return Done(value={name: (await attempt.read(name)).decode() for name in ("again.txt", "kept.txt")})
 
 
+class Abort(BaseException):
+    """As an error of a library that no `except Exception` may catch."""
+
+
+class Unprintable(Exception):
+    """As an exception of a library whose `__str__` reads an attribute that was never set."""
+
+    def __str__(self) -> str:
+        raise AttributeError("no detail")
+
+
+#: What the handler raises, by what it does.
+RAISED: dict[str, Callable[[], BaseException]] = {
+    "raise": partial(RuntimeError, "a bug \x00 of somebody's"),
+    "permanent": partial(Permanent, "hopeless", "this will never work"),
+    "exit": SystemExit,
+    "close": GeneratorExit,
+    "abort": Abort,
+    "unprintable": Unprintable,
+}
+
+
 async def _cancelled() -> None:
     other = asyncio.ensure_future(asyncio.sleep(60))
     other.cancel()
@@ -99,12 +122,11 @@ async def first(attempt: Attempt) -> Any:
     match attempt.params.does:
         case "flaky" if attempt.number == 1:
             raise Retryable("not yet", code="flaky")
-        case "raise":
-            raise RuntimeError("a bug \x00 of somebody's")
+        case does if does in RAISED:
+            error = RAISED[does]()
+            raise error
         case "fill":
             await asyncio.to_thread(Path("/dev/full").write_bytes, b"more than there is room for")
-        case "permanent":
-            raise Permanent("hopeless", "this will never work")
         case "hang" | "await what was cancelled" as does:
             await (_cancelled() if does != "hang" else asyncio.sleep(3600))
         case "share":

@@ -115,6 +115,10 @@ async def test_what_an_attempt_remembers_is_known_to_the_next_and_its_value_to_t
     ("does", "code", "attempts"),
     [
         ("raise", "handler_error", 2),
+        ("exit", "handler_error", 2),
+        ("close", "handler_error", 2),
+        ("abort", "handler_error", 2),
+        ("unprintable", "handler_error", 2),
         ("fill", "disk_full", 2),
         ("permanent", "hopeless", 1),
         ("hang", "step_timeout", 2),

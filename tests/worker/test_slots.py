@@ -133,6 +133,35 @@ async def test_a_job_of_many_steps_gives_its_slot_up_between_two_when_others_wai
         await slot_pool.close()
 
 
+async def test_a_poll_that_is_under_way_when_a_pool_stops_loses_no_task() -> None:
+    """A poll that is cancelled may have claimed: its tasks would wait for their leases to pass, and lose an attempt."""
+    polling, go_on = asyncio.Event(), asyncio.Event()
+    task, ran = claimed("only"), []
+
+    async def claim(_delivery: Delivery) -> Claimed | None:
+        raise AssertionError("there are no hints")
+
+    async def claim_due(_queues: Sequence[str], _limit: int, _overdue: float, _rooms: object) -> Polled:
+        polling.set()
+        await go_on.wait()
+        return Polled([task])
+
+    async def run(started: Claimed, _headers: object, _may_go_on: object) -> None:
+        ran.append(started)
+
+    slot_pool = slot_pool_of(claim, claim_due, run)
+    slot_pool.start()
+    try:
+        await asyncio.wait_for(polling.wait(), SECONDS)
+        slot_pool.stop_taking()
+        asyncio.get_running_loop().call_later(0.01, go_on.set)
+        async with asyncio.timeout(SECONDS):
+            await slot_pool.finished()
+        assert ran == [task]
+    finally:
+        await slot_pool.close()
+
+
 @pytest.mark.parametrize("turns", range(5))
 async def test_a_slot_pool_ends_though_it_is_asked_to_poll_at_that_very_moment(turns: int) -> None:
     """Before Python 3.12 `asyncio.wait_for` loses a cancellation that comes with what it waits for."""

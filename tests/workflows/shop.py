@@ -117,6 +117,22 @@ def _drawn() -> str:
     return uuid.uuid4().hex
 
 
+async def _exiting() -> None:
+    raise SystemExit(3)
+
+
+@app.workflow
+async def exits(ctx: Context, where: str) -> str:
+    """Exits the interpreter itself, or in a call; the call's error is an answer."""
+    if where == "itself":
+        raise SystemExit(3)
+    try:
+        await ctx.call(_exiting)
+    except TaskFailed as error:
+        return error.message
+    return "no error"
+
+
 async def _broken() -> None:
     raise ValueError("broken")
 

@@ -61,6 +61,15 @@ async def test_what_the_workflow_raises_ends_its_run(runs: Runs, worker_of: Star
     assert (status, error["code"], error["message"]) == ("failed", "stolen", "no such card")
 
 
+async def test_a_workflow_that_exits_ends_its_run_and_not_the_worker(runs: Runs, worker_of: Start) -> None:
+    await worker_of()
+    status, error = await runs.ended(await runs.submit(shop.exits, "itself"))
+    assert (status, error["code"]) == ("failed", "handler_error")
+    status, message = await runs.ended(await runs.submit(shop.exits, "in a call"))
+    assert status == "succeeded"
+    assert "SystemExit: 3" in message
+
+
 @MEMORY
 async def test_a_sleep_holds_no_lease_and_values_are_the_same_at_each_replay(
     runs: Runs, worker_of: Start, memory: int

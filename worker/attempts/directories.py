@@ -14,8 +14,12 @@ from functools import partial
 from pathlib import Path
 from uuid import UUID
 
+import structlog
+
 from leasehold.domain.lease import Lease
 from leasehold.worker.sandbox import frames
+
+log = structlog.get_logger(__name__)
 
 
 class Directories:
@@ -57,9 +61,12 @@ class Directories:
 
     def request_stop(self, lease: Lease) -> None:
         """Make the file that asks the handler to stop at its next checkpoint."""
-        directory = self.of(lease)
-        if directory.exists():
-            (directory / frames.CANCEL).touch()
+        try:
+            (self.of(lease) / frames.CANCEL).touch()
+        except FileNotFoundError:
+            pass  # the attempt has no directory, and so no child
+        except OSError as error:
+            log.warning("a handler cannot be asked to stop; it is cancelled after its grace", error=str(error))
 
     async def remove(self, lease: Lease) -> None:
         """Remove the attempt's directory. The removal goes on if the caller is cancelled meanwhile."""

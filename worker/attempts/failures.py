@@ -11,6 +11,8 @@ from leasehold.domain.backoff import delay_after
 from leasehold.domain.errors import (
     ChildCrashed,
     ObjectCorrupt,
+    ObjectMissing,
+    ObjectTooLarge,
     Permanent,
     Retryable,
     StepError,
@@ -21,6 +23,7 @@ from leasehold.domain.errors import (
     is_disk_full,
 )
 from leasehold.domain.pipeline import Step
+from leasehold.runtime.foreign_errors import text_of
 from leasehold.telemetry.redaction import redact
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Failure
@@ -34,22 +37,32 @@ _MAX_MESSAGE = 2000  # characters
 _OWN_FRAMES = __file__.removesuffix("attempts/failures.py")
 
 
-def as_step_error(error: Exception) -> StepError:
+def as_step_error(error: BaseException) -> StepError:
     """The step error that stands for `error`, which may be of the handler, the child or the store."""
     match error:
         case StepError():
             return error
-        case ObjectCorrupt():
-            return Retryable(str(error), code="input_corrupt")
-        case StoreAbsent():
-            return Permanent("store_not_configured", str(error))
         case StoreError():
-            return Retryable(str(error), code="store_unavailable")
+            return _of_store(error)
         case OSError() if is_disk_full(error):
             return Retryable("the disk of the worker is full", code="disk_full")
         case _:
             log.error("handler failed", exc_info=error)
-            return Retryable(f"{type(error).__name__}: {error}", code="handler_error")
+            return Retryable(text_of(error), code="handler_error")
+
+
+def _of_store(error: StoreError) -> StepError:
+    match error:
+        case ObjectMissing():
+            return Permanent("input_missing", f"not in the store: {error}")
+        case ObjectTooLarge():
+            return Permanent("input_too_large", str(error))
+        case ObjectCorrupt():
+            return Retryable(str(error), code="input_corrupt")
+        case StoreAbsent():
+            return Permanent("store_not_configured", str(error))
+        case _:
+            return Retryable(str(error), code="store_unavailable")
 
 
 def traceback_of(error: BaseException) -> str:

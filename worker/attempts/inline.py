@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from leasehold.db.artifacts import note_of, value_of
 from leasehold.db.database import Connection, Pool
-from leasehold.domain.errors import Cancelled, LeaseLost, ObjectMissing, ObjectTooLarge, Permanent, StepTimeout
+from leasehold.domain.errors import Cancelled, LeaseLost, ObjectMissing, Permanent, StepTimeout
 from leasehold.domain.lease import Lease
 from leasehold.domain.object_keys import output_key
 from leasehold.domain.pipeline import Pipeline, Step
@@ -122,10 +122,7 @@ class InlineAttempt:
     async def read(self, name: str) -> bytes:
         for source in await sources_of(self._pool, self._pipeline, self._step, self._claimed):
             if source.name == name:
-                try:
-                    return await self._store.fetch_bytes(source.key, sha256=source.sha256, max_bytes=MAX_READ_BYTES)
-                except ObjectTooLarge as error:
-                    raise Permanent("input_too_large", str(error)) from error
+                return await self._store.fetch_bytes(source.key, sha256=source.sha256, max_bytes=MAX_READ_BYTES)
         raise ObjectMissing(f"step {self.step} reads nothing named {name!r}")
 
     async def write(self, name: str, data: bytes, content_type: str) -> None:

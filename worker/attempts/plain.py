@@ -57,13 +57,6 @@ async def in_thread(handler: Callable[..., Any], attempt: Attempt, thread: Reser
     """Call the handler in a reserved thread. If the caller is cancelled, the thread runs on by itself."""
     blocking = BlockingAttempt(attempt)
     try:
-        return await thread.run(partial(_call, handler, blocking))
+        return await thread.run(partial(handler, blocking))
     finally:
         blocking.end()
-
-
-def _call(handler: Callable[..., Any], attempt: BlockingAttempt) -> Any:
-    try:
-        return handler(attempt)
-    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # the event loop would end the worker
-        raise RuntimeError(f"the handler raised {type(error).__name__}") from error

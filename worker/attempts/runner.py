@@ -20,6 +20,7 @@ from leasehold.domain.errors import Cancelled, LeaseLost, ObjectExists, Permanen
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
 from leasehold.runtime import failpoints
+from leasehold.runtime.foreign_errors import contained
 from leasehold.runtime.gather import being_cancelled
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry import traces
@@ -206,9 +207,12 @@ class Runner:
     ) -> Settlement:
         record_in(log_and_stream)
         seconds = _time_limit(claimed, step)
-        if step.isolated:
-            return await self._isolated.perform(claimed, pipeline, step, held, seconds, may_continue)
-        return await self._inline.perform(claimed, pipeline, step, held, seconds)
+        try:
+            if step.isolated:
+                return await self._isolated.perform(claimed, pipeline, step, held, seconds, may_continue)
+            return await self._inline.perform(claimed, pipeline, step, held, seconds)
+        except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+            raise contained(error) from error
 
     def _request_stop(self, claimed: Claimed, work: asyncio.Future[Settlement]) -> None:
         """A client cancelled the job. The handler sees it at its next checkpoint; a handler without checkpoints is
@@ -239,7 +243,9 @@ class Runner:
             # ObjectExists: another attempt has written different bytes under this attempt's key, so another worker has
             # probably taken the lease over. Settle nothing: the newer attempt does.
             return None
-        except Exception as error:  # noqa: BLE001 - a handler may raise anything; whatever it is, the attempt failed
+        except BaseException as error:
+            if not work.done():
+                raise  # this attempt itself ends: the error is not the handler's
             step_error = as_step_error(error)
             reason = f"{step_error.code}: {step_error.message}"
             log_and_stream.recorder.add_final("error", reason, trace=traceback_of(error))

@@ -11,6 +11,8 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, TypeAlias
 
+from leasehold.runtime.foreign_errors import contained
+
 _Work: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 
 
@@ -63,16 +65,23 @@ class Threads:
 
     async def run(self, work: Callable[[], Any]) -> Any:
         """Of a reservation: see Reservation.run."""
-        future: Future[Any] = Future()
-        future.add_done_callback(self._on_done)
         context = copy_context()
         if self._idle == 0 and self._started < self._at_most:
-            self._started += 1
-            threading.Thread(target=self._serve, name=f"handler-{self._started}", daemon=True).start()
+            self._start_thread()
         else:
             self._idle -= 1
+        future: Future[Any] = Future()
+        future.add_done_callback(self._on_done)
         self._work.put((future, lambda: context.run(work)))
         return await asyncio.wrap_future(future)
+
+    def _start_thread(self) -> None:
+        try:
+            threading.Thread(target=self._serve, name=f"handler-{self._started + 1}", daemon=True).start()
+        except RuntimeError:  # the system has no room for another thread now
+            self._free.release()
+            raise
+        self._started += 1
 
     def _on_done(self, _future: Future[Any]) -> None:
         with suppress(RuntimeError):  # the loop is closed: the process ends
@@ -85,9 +94,12 @@ class Threads:
     def _serve(self) -> None:
         while True:
             future, work = self._work.get()
-            future.set_running_or_notify_cancel()
+            if not future.set_running_or_notify_cancel():
+                continue  # the caller was cancelled before this thread began
             try:
                 result = work()
+            except (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration) as error:
+                future.set_exception(contained(error))
             except BaseException as error:  # noqa: BLE001 - whatever it is: it belongs to the caller of `run`
                 future.set_exception(error)
             else:

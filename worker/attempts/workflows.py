@@ -7,7 +7,6 @@ suspension is committed. Otherwise the function runs from its top, with what the
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from leasehold.db.batcher import Batcher
 from leasehold.db.database import Connection, Pool, connect
 from leasehold.domain.errors import LeaseLost, ObjectMissing
 from leasehold.domain.lease import Lease
+from leasehold.runtime.foreign_errors import contained
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import concurrency
@@ -27,6 +27,7 @@ from leasehold.transitions.settlements import Suspending
 from leasehold.transitions.workflows import children, reading, recording
 from leasehold.transitions.workflows.reading import Journal
 from leasehold.transitions.workflows.records import Call, Recorded, Recording
+from leasehold.worker.attempts.plain import is_plain
 from leasehold.worker.attempts.threads import Threads
 from leasehold.worker.leases.held_lease import HeldLease
 from leasehold.workflows.driver import Driver
@@ -120,7 +121,10 @@ class Workflows:
         it waits for a thread.
         """
         if _gives_coroutine(function):
-            return await function()
+            try:
+                return await function()
+            except (SystemExit, KeyboardInterrupt) as error:
+                raise contained(error) from error
         while (thread := await self.threads.reserve(1.0)) is None:
             check()
         return await thread.run(function)
@@ -232,5 +236,4 @@ class _Port:
 
 
 def _gives_coroutine(function: Callable[[], Any]) -> bool:
-    inner = function.func if isinstance(function, partial) else function
-    return inspect.iscoroutinefunction(inspect.unwrap(inner))
+    return not is_plain(function.func if isinstance(function, partial) else function)

@@ -23,6 +23,7 @@ import structlog
 
 from leasehold.broker.base import Broker, Delivery
 from leasehold.runtime import failpoints
+from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.periodic import unforeseen
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry import outages
@@ -90,11 +91,13 @@ class SlotPool:
         self._poll_requested = False
         self._may_start = asyncio.Event()  # a hint arrived, or a slot became free
         self._may_poll = asyncio.Event()
-        self._loops: list[asyncio.Task[None]] = []
+        self._following: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._stopping = False
 
     def start(self) -> None:
-        self._loops = [asyncio.create_task(self._follow_hints()), asyncio.create_task(self._poll())]
+        self._following = asyncio.create_task(self._follow_hints())
+        self._polling = asyncio.create_task(self._poll())
 
     def deliver(self, delivery: Delivery) -> None:
         """Keep a hint that has arrived, until a slot is free for it. Returns at once."""
@@ -108,23 +111,27 @@ class SlotPool:
         self._may_poll.set()
 
     def stop_taking(self) -> None:
-        """Start nothing more. Waiting hints stay unacknowledged: the broker redelivers them to other workers."""
+        """Claim nothing more. Waiting hints stay unacknowledged: the broker redelivers them to other workers. A poll
+        that is under way ends, and its tasks run: if it were cancelled, its tasks would wait for their leases to pass.
+        """
         self._stopping = True
-        for loop in self._loops:
-            loop.cancel()
+        if self._following is not None:
+            self._following.cancel()
+        self._may_poll.set()
         self._hints.clear()
 
     async def finished(self) -> None:
-        """Wait until no attempt runs."""
+        """Wait until no attempt runs. Call `stop_taking` before."""
+        if self._polling is not None:
+            await asyncio.wait({self._polling})
         while self._attempts:
             await asyncio.wait(self._attempts)
 
     async def close(self) -> None:
         """Stop, and cancel the attempts that still run."""
         self.stop_taking()
-        for attempt in self._attempts:
-            attempt.cancel()
-        await asyncio.gather(*self._loops, *self._attempts, return_exceptions=True)
+        loops = [loop for loop in (self._following, self._polling) if loop is not None]
+        await cancel_and_wait(*loops, *self._attempts)
 
     @property
     def shared(self) -> int:
@@ -211,7 +218,7 @@ class SlotPool:
         poll again at once.
         """
         hintless = self._broker.name == "postgres"
-        while True:
+        while not self._stopping:
             requested, self._poll_requested = self._poll_requested, False
             self._may_poll.clear()
             hints_come = not hintless and self._broker.connected
@@ -271,7 +278,7 @@ class SlotPool:
         shares = self._shares
         # At most half of the slots: the pool claims for one half while the attempts of the other half are settled.
         limit = min(shares.free if shares.free > 0 else shares.reserve_free, at_most or max(1, self.slots // 2))
-        if limit <= 0:
+        if limit <= 0 or self._stopping:
             return _PollResult(plenty=True, hinted=True, held_back=False)
         tenant_rooms = replace(shares.rooms(limit), other_overdue=_HINT_SECONDS if self._crowded else None)
         self._reserve_slots(limit)

@@ -20,7 +20,8 @@ from pydantic import ValidationError
 from leasehold.domain.errors import Cancelled, Permanent, Retryable, is_disk_full
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.verdicts import Done
-from leasehold.domain.work import Work
+from leasehold.domain.work import Work, percent_of
+from leasehold.runtime.foreign_errors import text_of
 from leasehold.worker.sandbox import fences as sandbox
 from leasehold.worker.sandbox import frames
 
@@ -142,8 +143,7 @@ class _WorkerLink:
         now = monotonic()
         if now - self._sent_at >= _PROGRESS_SECONDS:
             self._sent_at = now
-            percent = min(max(float(percent), 0.0), 100.0)
-            _send(frames.Progress(percent=percent, summary=bounded(summary)[:500]))
+            _send(frames.Progress(percent=percent_of(percent), summary=bounded(summary)[:500]))
 
     def emit(self, chunk: Any) -> None:
         _send(frames.Emitted(chunk=chunk))
@@ -194,7 +194,7 @@ def _finished(done: object, directory: Path) -> frames.Answer:
         value = None if done.value is None else dict(done.value)
         return frames.Finished(files=files, value=value)
     except ValidationError as error:
-        return _failed("permanent", "bad_output", named(error))
+        return _failed("permanent", "bad_output", text_of(error))
 
 
 def _failure_of(error: BaseException) -> frames.Failed:
@@ -209,7 +209,7 @@ def _failure_of(error: BaseException) -> frames.Failed:
         return _failed("permanent", "file_limit", "a file grew past the step's size limit", error=error)
     if is_disk_full(error):
         return _failed("retryable", "disk_full", "the disk of the worker is full", error=error)
-    return _failed("unforeseen", "handler_error", named(error), error=error)
+    return _failed("unforeseen", "handler_error", text_of(error), error=error)
 
 
 def _failed(
@@ -222,10 +222,6 @@ def _failed(
         after=None if after is None else min(max(0.0, after.total_seconds()), frames.MAX_AFTER),
         traceback="" if error is None else formatted(error),
     )
-
-
-def named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def bounded(text: str, limit: int = frames.MAX_TEXT) -> str:

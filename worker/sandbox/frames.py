@@ -144,9 +144,12 @@ FROM_CHILD: TypeAdapter[Answer | Progress | LogLine | Emitted] = TypeAdapter(
 
 
 def encode(frame: BaseModel) -> bytes:
-    """The bytes of `frame`. Raises FrameError when it has no JSON form or is too large."""
+    """The bytes of `frame`. Raises FrameError when it has no JSON form, when the other side could not read that form
+    (nested too deep, or an integer of thousands of digits), or when it is too large.
+    """
     try:
         body = frame.model_dump_json().encode()
+        type(frame).model_validate_json(body)
     except ValueError as error:
         raise FrameError(f"no JSON form: {error}") from error
     if len(body) > MAX_FRAME:

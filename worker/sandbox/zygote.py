@@ -18,6 +18,7 @@ from pathlib import Path
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.registry import Pipelines
+from leasehold.runtime.foreign_errors import text_of
 from leasehold.worker.sandbox import child, frames
 from leasehold.worker.sandbox import fences as sandbox
 
@@ -34,7 +35,7 @@ def main() -> None:
         fences = sandbox.Fences.around(packages, options.work_dir)
         pipeline = _load(registry, options.pipeline)
     except Exception as error:  # noqa: BLE001 - whatever a handler's module raises: the zygote refuses to start, and reports it
-        reason = str(error) if isinstance(error, DeclarationError) else child.named(error)
+        reason = str(error) if isinstance(error, DeclarationError) else text_of(error)
         refused = frames.Refused(reason=child.bounded(reason), traceback=child.formatted(error))
         control.send(refused.model_dump_json().encode())
         return
@@ -65,7 +66,7 @@ def _load(registry: Pipelines, name: str) -> Pipeline:
     try:
         pipeline = registry.load_handlers(name)
     except ImportError as error:
-        raise DeclarationError(f"pipeline {name}: {child.named(error)}") from error
+        raise DeclarationError(f"pipeline {name}: {text_of(error)}") from error
     for step in pipeline.steps:
         if step.isolated and inspect.iscoroutinefunction(pipeline.handlers[step.name]):
             raise DeclarationError(f"{name}.{step.name} is isolated: its handler must be a plain function")
@@ -78,7 +79,7 @@ def _preload(pipeline: Pipeline) -> None:
         try:
             importlib.import_module(module)
         except Exception as error:  # noqa: BLE001 - whatever a library raises: runs that do not need it go on
-            sys.stderr.write(f"preload of {module}: {child.named(error)}\n")
+            sys.stderr.write(f"preload of {module}: {text_of(error)}\n")
 
 
 def _serve(control: socket.socket, pipeline: Pipeline, fences: sandbox.Fences) -> None:

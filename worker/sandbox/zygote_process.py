@@ -39,6 +39,8 @@ _FIXED_VARIABLES = {
     "ORT_DISABLE_TELEMETRY": "1",
 }
 _WARM_UP_SECONDS = 60
+#: A zygote that does not answer for this long (it is stopped, or the machine thrashes) is killed and replaced.
+_ANSWER_SECONDS = 60.0
 _GREETING_BYTES = 256 * 1024
 
 
@@ -139,12 +141,20 @@ class Zygote:
         return await self._ask(pid, [])
 
     async def _ask(self, number: int, descriptors: list[int]) -> int:
-        """Answers come in the order of the requests. The callers shield this call from cancellation: so none stays
-        unread.
+        """Send a request and return the zygote's answer. Raises OSError or EOFError.
+
+        Answers come in the order of the requests. The callers shield this call from cancellation, and a zygote that is
+        too slow is killed: so no late answer is taken for the next request's.
         """
         async with self._asking:
             socket.send_fds(self._control, [frames.NUMBER.pack(number)], descriptors)
-            answer = await asyncio.get_running_loop().sock_recv(self._control, frames.NUMBER.size)
+            try:
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    answer = await asyncio.get_running_loop().sock_recv(self._control, frames.NUMBER.size)
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+                raise EOFError("the zygote does not answer") from None
         if not answer:
             raise EOFError("the zygote has ended")
         return int(frames.NUMBER.unpack(answer)[0])

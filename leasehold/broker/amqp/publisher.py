@@ -41,11 +41,11 @@ class _Session:
         self._confirms = confirms
 
     def encode(self, queue: str, hint: Hint) -> _Message | None:
-        """The hint's message. None, with a log line, when AMQP cannot encode it."""
-        body = encode(hint)
+        """The hint's message. None, with a log line, when JSON or AMQP cannot encode it."""
         try:
+            body = encode(hint)
             return _Message(queue, body, publish(self._channel.number, queue, hint.headers, body))
-        except ValueError as error:
+        except (TypeError, ValueError) as error:  # orjson raises TypeErrors
             log.warning("hint cannot be sent", queue=queue, reason=str(error))
             return None
 

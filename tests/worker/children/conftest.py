@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class Pool:
         files: Mapping[str, Path] | None = None,
         timeout: float = 30,
         limits: Limits = LIMITS,
+        on_progress: Callable[[float, str], None] = lambda _percent, _summary: None,
         **args: Any,
     ) -> Done:
         return await self.children.run(
@@ -48,6 +49,7 @@ class Pool:
             directory=directory or self.directory(),
             timeout=timeout,
             limits=limits,
+            on_progress=on_progress,
         )
 
     async def pid(self) -> int:

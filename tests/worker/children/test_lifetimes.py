@@ -14,11 +14,14 @@ import pytest
 import structlog
 
 from leasehold.domain.errors import ChildCrashed, DeclarationError
+from leasehold.worker.sandbox import zygote_process
 from leasehold.worker.sandbox.child_process import ChildProcess
 from leasehold.worker.sandbox.children import Children
 from leasehold.worker.sandbox.spares import WAITING
 from tests.worker.children.conftest import SOURCE, Pool, is_running, is_there, pool
 from tests.worker.children.waiting import until
+
+SECONDS = 20.0
 
 
 @pytest.mark.parametrize(
@@ -98,6 +101,17 @@ async def test_a_zygote_that_died_is_replaced_with_its_children(one: Pool) -> No
     os.kill(spares._zygote.pid, signal.SIGKILL)
     await until(lambda: not any(is_running(pid) for pid in before), "its children died with it")
     assert await one.pid() not in before
+
+
+async def test_a_zygote_that_stands_still_is_replaced(one: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a run would wait without end for a child, although its time limit counts from its start in the child."""
+    monkeypatch.setattr(zygote_process, "_ANSWER_SECONDS", 0.3)
+    (spares,) = one.children._spares.values()
+    await until(lambda: len(spares._idle) == WAITING, "all wait")
+    os.kill(_zygote(one), signal.SIGSTOP)
+    async with asyncio.timeout(SECONDS):
+        for _ in range(WAITING + 2):
+            assert (await one.act("ok")).value is None
 
 
 async def test_a_fork_that_is_cancelled_while_its_zygote_dies_stays_cancelled(

@@ -75,7 +75,7 @@ async def test_a_content_type_that_is_none_is_refused(one: Pool, content_type: s
     await _refused(one, "claims", directory, name="out", path="made", content_type=content_type)
 
 
-@pytest.mark.parametrize("what", ["large value", "huge value", "no JSON"])
+@pytest.mark.parametrize("what", ["large value", "huge value", "no JSON", "deep value", "long number"])
 async def test_a_value_too_large_or_without_json_form_is_refused(one: Pool, what: str) -> None:
     await _refused(one, "answers", one.directory(), what=what)
 

@@ -8,6 +8,7 @@ import pytest
 import structlog
 
 from leasehold.domain.errors import Permanent, Retryable
+from tests.scripted_steps import nested
 from tests.worker.children.conftest import LIMITS, Pool
 
 
@@ -83,6 +84,19 @@ async def test_parameters_too_large_to_hand_over_cannot_succeed(one: Pool) -> No
         await one.act("ok", text="x" * 2_000_000)
     assert raised.value.code == "bad_params"
     assert (await one.act("ok")).value is None
+
+
+async def test_parameters_that_are_nested_too_deep_cannot_succeed(one: Pool) -> None:
+    with pytest.raises(Permanent) as raised:
+        await one.act("ok", text=nested(250))
+    assert raised.value.code == "bad_params"
+
+
+@pytest.mark.parametrize(("reported", "written"), [("nan", 0.0), ("-inf", 0.0), ("inf", 100.0), ("50", 50.0)])
+async def test_progress_that_is_no_percentage_harms_no_step(one: Pool, reported: str, written: float) -> None:
+    reports: list[float] = []
+    await one.act("reports", percent=reported, on_progress=lambda percent, _summary: reports.append(percent))
+    assert reports == [written]
 
 
 async def test_a_step_has_its_own_directory_as_current_and_temporary_folder(one: Pool) -> None:

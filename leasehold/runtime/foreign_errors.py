@@ -1,0 +1,21 @@
+"""Errors of code that is not the platform's (handlers, functions of workflows), which may be of any kind."""
+
+from __future__ import annotations
+
+
+def text_of(error: BaseException) -> str:
+    """`TYPE: MESSAGE`. If the error's own `__str__` raises, the text has only the type."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - whatever the error's class raises: the text must name the first error
+        return f"{type(error).__name__}: its message cannot be read"
+
+
+def contained(error: BaseException) -> RuntimeError:
+    """An error to raise in place of `error`, which would do harm outside of the call that raised it: asyncio lets the
+    SystemExit or KeyboardInterrupt of a task end the event loop, no future can hold a StopIteration, and a
+    GeneratorExit looks as if the coroutine that awaits the call was closed.
+    """
+    replacement = RuntimeError(f"the function raised {text_of(error)}")
+    replacement.__cause__ = error
+    return replacement
