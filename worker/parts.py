@@ -153,7 +153,7 @@ async def open_parts(
             store=store, pool=pool, children=children, reporter=reporter, directories=directories, settings=settings
         )
         runner = Runner(pipelines, pool, heartbeat, settlements, admitter, directories, inline, isolated, writers)
-        claimer = Claimer(pool, claims, heartbeat, terms, at_most=_BATCH, takes_over=settings.presence)
+        claimer = Claimer(pool, claims, heartbeat, terms, max_claims=_BATCH, takes_over=settings.presence)
         slot_pools = SlotPools(settings, pipelines, broker, router, claimer, runner)
 
         kinds = kinds_of(pipelines)

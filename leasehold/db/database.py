@@ -20,7 +20,7 @@ from asyncpg.pool import PoolConnectionProxy
 
 from leasehold.db.commit_points import connection_class
 from leasehold.db.servers import Leaving, open_connection
-from leasehold.runtime.holding import lent
+from leasehold.runtime.holding import borrowed
 from leasehold.settings import Settings
 from leasehold.urls import database_url
 
@@ -134,7 +134,7 @@ def make_pool(settings: Settings, name: str, size: int) -> Pool:
     leaving = Leaving()
 
     async def lend(connection: PoolConnectionProxy[asyncpg.Record]) -> None:
-        lent(connection)
+        borrowed(connection)
         await leaving(pool, connection)
 
     async def connect(*_dsn: Any, **options: Any) -> asyncpg.Connection[asyncpg.Record]:

@@ -24,7 +24,7 @@ from typing import Self
 import httpx2
 
 from leasehold.domain.errors import LeaseholdError
-from leasehold.runtime.holding import going_out
+from leasehold.runtime.holding import check_nothing_held
 from leasehold.security.addresses import Address, Network, is_public
 from leasehold.settings import Settings
 
@@ -135,7 +135,7 @@ class Egress:
 
     async def check(self, url: str) -> Target:
         """Resolve `url` and check its addresses and its port. Raises EgressRefused."""
-        going_out("a name server")
+        check_nothing_held("a name server")
         parsed, port = _parsed(url)
         host = _host_of(parsed)
         addresses = await _resolve(host, port)
@@ -208,7 +208,7 @@ class Egress:
         redirects: int,
     ) -> AsyncIterator[httpx2.Response]:
         """The answer after at most `redirects` redirects. The caller reads the body in its block, within `timeout`."""
-        going_out("an address")
+        check_nothing_held("an address")
         has_arrived = False  # an address has answered: of a redirect the first one, which got the whole request
         try:
             async with asyncio.timeout(timeout):

@@ -18,7 +18,7 @@ from aiobotocore.config import AioConfig
 from botocore.exceptions import BotoCoreError, ClientError
 
 from leasehold.domain.errors import ObjectMissing, StoreError, StoreUnavailable
-from leasehold.runtime.holding import going_out
+from leasehold.runtime.holding import check_nothing_held
 from leasehold.settings import Settings
 from leasehold.telemetry.outages import STORE
 from leasehold.telemetry.store import REQUESTS
@@ -77,7 +77,7 @@ def request(operation: str, key: str) -> Iterator[None]:
     """Enter this around one request to the store. It measures the request, and raises the errors of botocore and of the
     network as StoreError. Messages contain the key and the store's code, and never a signed URL.
     """
-    going_out("the object store")
+    check_nothing_held("the object store")
     started, outcome = perf_counter(), "ok"
     try:
         yield

@@ -86,6 +86,22 @@ def test_a_poll_that_is_under_way_stops_nobody_who_has_room() -> None:
     assert shares.may_take("flood")
 
 
+@pytest.mark.parametrize("running", [0, 1, 50, 127, 128])
+@pytest.mark.parametrize("limit", [1, 18, 64])
+def test_hints_and_a_poll_at_once_give_no_tenant_more_than_its_share(running: int, limit: int) -> None:
+    shares = Shares(128, 128)
+    for _ in range(running):
+        shares.take("flood")
+    rooms = shares.begin_poll(limit)
+    room = rooms.of["flood"][1] if running else rooms.other
+    filled(shares, "flood")  # the hints that come while the poll runs
+    shares.end_poll()
+    for _ in range(limit if room is None else min(room, limit)):
+        shares.take("flood")
+    assert shares.running("flood") == 128
+    assert (shares.promised, shares.may_take("newcomer")) == (0, True)
+
+
 def test_a_tenant_keeps_its_slot_only_while_it_might_take_it_again() -> None:
     shares = filled(Shares(16, 16), "flood")
     assert shares.may_keep("flood")

@@ -90,7 +90,7 @@ async def test_a_task_that_the_sweeper_freed_during_the_first_claim_is_claimed_b
 
     batcher: Any = SimpleNamespace(claim=claim)
     nothing: Any = None
-    claimer = OfNobody(nothing, batcher, nothing, nothing, at_most=1, takes_over=True)
+    claimer = OfNobody(nothing, batcher, nothing, nothing, max_claims=1, takes_over=True)
     delivery = Delivery(Hint(new_id(), "q"), no_ack, redelivered=True)
     assert await claimer.claim(delivery) is given
     assert asked == [(), ()]

@@ -1,4 +1,4 @@
 """From a hint or a poll to an attempt: slot pools, fair shares between tenants, the claimer.
 
-The walk goes one way: broker, hint router, slot pool, claimer, then the runner (attempts), then the ACK.
+A hint goes one way: broker, hint router, slot pool, claimer, then the runner (worker/attempts), then the ACK.
 """

@@ -1,4 +1,4 @@
-"""How a slot pool gets leases: `claim` for a hint, with takeover, and `poll` for due tasks without hints."""
+"""Claims tasks for the slot pools: `claim` the task of one hint, `poll` for due tasks that no hint announced."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from leasehold.worker.claiming.shares import Rooms
 from leasehold.worker.leases.claim_batcher import ClaimBatcher
 from leasehold.worker.leases.heartbeat import Heartbeat
 
-#: The broker redelivers the moment a worker's socket closes. PostgreSQL may drop that worker's presence a little later.
-#: So the claimer asks for a dead owner after each of these pauses (seconds).
+#: The broker redelivers a hint as soon as the socket of the worker that had it closes. PostgreSQL may drop that
+#: worker's presence a little later. So the claimer checks after each of these pauses (seconds) whether the owner has
+#: died.
 _TAKEOVER_PAUSES = (0.02, 0.1, 0.3)
 
 
 class Claimer:
-    """Serves all slot pools of a worker. `takes_over`: presence is on, so the claimer can see that an owner died."""
+    """Serves all slot pools of a worker. `max_claims`: the most tasks of one poll. `takes_over`: presence is on, so the
+    claimer can see that the owner of a lease has died.
+    """
 
     def __init__(
         self,
@@ -31,14 +34,14 @@ class Claimer:
         heartbeat: Heartbeat,
         terms: LeaseTerms,
         *,
-        at_most: int,
+        max_claims: int,
         takes_over: bool,
     ) -> None:
         self._pool = pool
         self._batcher = batcher
         self._heartbeat = heartbeat
         self._terms = terms
-        self._at_most = at_most
+        self._max_claims = max_claims
         self._takes_over = takes_over
         self._polls: defaultdict[tuple[str, ...], Polls] = defaultdict(Polls)
 
@@ -46,9 +49,11 @@ class Claimer:
         return self._heartbeat.holds(task_id)
 
     async def claim(self, delivery: Delivery) -> Claimed | None:
-        """Claim the hinted task. None: this worker gets no lease for the hint, and the caller acknowledges the hint.
+        """Claim the task of the hint. None: this worker cannot claim the task now, and the caller acknowledges the
+        hint.
 
-        The owner of a redelivered hint's task may have just died: then this worker takes the lease over now.
+        A redelivered hint may come from a worker that has just died. If that worker owns the lease, this worker takes
+        the lease over at once.
         """
         task_id = delivery.hint.task_id
         claimed = await self._batcher.claim(task_id)
@@ -59,20 +64,20 @@ class Claimer:
             owner = await self._dead_owner(task_id)
             if owner is not None:
                 return await self._batcher.claim(task_id, (owner,))
-        # The sweeper may have ended the lease during the first claim, which still saw it.
+        # The sweeper may have ended the lease while the first claim waited: that claim still saw the lease.
         return await self._batcher.claim(task_id)
 
     async def poll(self, queues: tuple[str, ...], limit: int, overdue: float, rooms: Rooms) -> Polled:
-        """Claim up to `limit` due tasks of `queues`. Tasks that were due for less than `overdue` seconds are left to
-        their hints.
+        """Claim up to `limit` due tasks of `queues`, and at most the `rooms` of each tenant. The poll leaves tasks that
+        have been due for less than `overdue` seconds to their hints.
         """
         async with self._pool.acquire() as connection:
             polls = self._polls[queues]
-            return await polls.claim(connection, self._terms, queues, min(limit, self._at_most), overdue, rooms)
+            return await polls.claim(connection, self._terms, queues, min(limit, self._max_claims), overdue, rooms)
 
     async def _dead_owner(self, task_id: UUID) -> UUID | None:
-        """The owner of the task's lease, if the owner's presence has ended. None also while the database is away: then
-        the sweeper finds the task later.
+        """The owner of the task's lease, if that worker has died. None also while the database is away: then the
+        sweeper frees the task later.
         """
         try:
             async with self._pool.acquire() as connection:

@@ -11,7 +11,7 @@ from leasehold.worker.claiming.slot_pool import SlotPool
 
 
 class HintRouter:
-    """One for each worker. A slot pool gets hints from the moment it is added."""
+    """The worker has one. A slot pool gets hints from the moment when it is added."""
 
     def __init__(self, announcer: Announcer) -> None:
         self._announcer = announcer
@@ -25,7 +25,7 @@ class HintRouter:
         self._pools[delivery.hint.queue].deliver(delivery)
 
     def wake(self, queue: str) -> None:
-        """The broker may have lost hints of `queue`: its slot pool polls at once."""
+        """Have the slot pool of `queue` poll at once, because the broker may have lost hints of this queue."""
         if queue in self._pools:
             self._pools[queue].poll_soon()
 

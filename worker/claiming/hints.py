@@ -1,5 +1,5 @@
-"""The hints that a slot pool has in hand, by tenant. A hint waits here, unacknowledged, until its tenant may take a
-slot. When the worker stops, the broker redelivers the waiting hints to other workers.
+"""The hints that a slot pool has received and not followed yet, by tenant. A hint waits here unacknowledged until its
+tenant may take a slot. When the worker stops, the broker redelivers the waiting hints to other workers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Hints:
         self._waiting.clear()
 
     def take(self) -> Delivery | None:
-        """The next hint of the tenant that runs the fewest steps, among those that may take a slot. None: no tenant
-        with a hint may.
+        """The next hint of the tenant that runs the fewest steps, among the tenants that may take a slot. None: no
+        tenant with a hint may take a slot.
         """
         tenant = self._next_tenant()
         if tenant is None:
@@ -60,9 +60,11 @@ class Hints:
         return chosen
 
     def waits_with_less(self, tenant: str) -> bool:
-        """Whether another tenant waits that runs at least two steps fewer: a slot of `tenant` should go to it."""
-        other_tenants = len(self._waiting) - (tenant in self._waiting)
+        """Whether hints of another tenant wait that runs at least two steps fewer: a slot of `tenant` should go to that
+        tenant.
+        """
         bound = self._shares.running(tenant) - 1
-        return other_tenants > 0 < bound and any(
-            self._shares.running(other) < bound for other in islice(self._waiting, _COMPARED) if other != tenant
-        )
+        if bound <= 0:
+            return False
+        compared = islice(self._waiting, _COMPARED)
+        return any(self._shares.running(other) < bound for other in compared if other != tenant)

@@ -1,4 +1,6 @@
-"""The polls of one slot pool: each reads no further back than it has to, and counts tenants only when that is due."""
+"""The polls of one slot pool. A poll reads no further back than the poll window, and counts the tasks of all tenants
+only when a new count is due.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from leasehold.worker.claiming.tenant_load import TenantLoad
 
 
 class Polls:
-    """Call `claim` with the same queues every time: the window is that of these queues."""
+    """Call `claim` with the same queues each time, because the poll window belongs to these queues."""
 
     def __init__(self) -> None:
         self._window = PollWindow()

@@ -1,12 +1,13 @@
-"""How tenants share the slots of one pool: the arithmetic, without any waiting.
+"""Counts how tenants share the slots of one pool. SlotPool asks this module; nothing here waits.
 
 A pool cannot take a slot back from a step that runs for an hour. So it keeps slots for tenants that come later:
 
-- A tenant may run at most `at_most` steps in the pool. The pool has `at_most // GREED` shared slots more.
-- A tenant gets another shared slot only while its steps are fewer than `GREED` times the unused slots. So a tenant that
-  comes later finds room for several steps. A poll counts a tenant's steps when it begins: hints that come meanwhile may
-  take the tenant beyond its share until some of its steps end.
-- `reserve` more slots are each for a tenant that runs nothing else in the pool.
+- One tenant may run at most `at_most` steps. The pool has `at_most + at_most // GREED` shared slots.
+- A tenant gets another shared slot only while it runs fewer steps than `GREED` times the number of unused slots.
+- Besides, the pool has `reserve` slots. A tenant gets one of them only while it runs no step in the pool.
+
+While a poll runs, hints count the slots that the poll may give to their tenant as taken: so hints and a poll together
+give no tenant more than its share.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from leasehold.domain.concurrency_limit import GREED
 
 @dataclass(frozen=True, slots=True)
 class Rooms:
-    """What a poll may claim for each tenant.
+    """How many tasks a poll may claim for each tenant; None: any number.
 
-    `of`: tenant -> (how many steps it runs in the pool, how many more the poll may claim for it).
-    `other`: how many the poll may claim for each other tenant. None: any number. `other_overdue`: how many seconds the
-    poll leaves a task of such a tenant to its hint; None: as long as any tenant's.
+    `of`: tenant -> (the steps that it runs in the pool, the tasks that the poll may claim for it).
+    `other`: the tasks that the poll may claim for each tenant that is not in `of`.
+    `other_overdue`: the seconds for which the poll leaves a task of such a tenant to its hint; None: as for the others.
     """
 
     of: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
@@ -32,8 +33,8 @@ class Rooms:
 
 
 class Shares:
-    """The slots of one pool, and the tenants that use them. Without a `reserve` the pool has exactly `at_most` slots,
-    too few to keep any free: then tenants only take turns.
+    """The slots of one pool, and the tenants that use them. Without a `reserve` the pool has exactly `at_most` slots
+    and keeps none free: then tenants only take turns.
     """
 
     def __init__(self, at_most: int, reserve: int = 0) -> None:
@@ -42,8 +43,9 @@ class Shares:
         self.slots = at_most + at_most // GREED if reserve else at_most
         self.reserve = reserve
         self.busy = 0
-        #: Free slots that are kept for a running poll.
+        #: Free slots that are kept for polls.
         self.promised = 0
+        self._poll: tuple[int, Rooms] | None = None  # the limit and the rooms of the poll that runs now
         self._running: dict[str, int] = {}
 
     @property
@@ -75,17 +77,38 @@ class Shares:
         """Whether the tenant may start another step now."""
         running = self._running.get(tenant, 0)
         if self.free > 0:
-            return self._may_run(running, self.slots - self.busy)
+            return self._may_run(running + self._promised_to(tenant), self.slots - self.busy)
         return not running and self.reserve_free > 0
 
     def may_keep(self, tenant: str) -> bool:
-        """Whether the tenant, if it gave one of its slots up, could take it again."""
+        """Whether the tenant could take one of its slots again after giving it back."""
         running = self._running[tenant] - 1
         return running <= 0 or self._may_run(running, self.slots - self.busy + 1)
 
     def _may_run(self, running: int, unused: int) -> bool:
         """Whether a tenant with `running` steps may take one of `unused` shared slots."""
         return unused > 0 and (not running or not self.reserve or running < min(self.at_most, GREED * unused))
+
+    def begin_poll(self, limit: int) -> Rooms:
+        """Keep `limit` slots for a poll, until `end_poll`. Returns the rooms of the poll."""
+        rooms = self.rooms(limit)
+        self._poll = limit, rooms
+        self.promised += limit
+        return rooms
+
+    def end_poll(self) -> None:
+        """Return the slots that the poll kept. The caller then calls `take` for each task that the poll claimed."""
+        if self._poll is not None:
+            self.promised -= self._poll[0]
+            self._poll = None
+
+    def _promised_to(self, tenant: str) -> int:
+        """How many tasks of the tenant the poll that runs now may claim."""
+        if self._poll is None:
+            return 0
+        limit, rooms = self._poll
+        room = rooms.of[tenant][1] if tenant in rooms.of else rooms.other
+        return limit if room is None else min(room, limit)
 
     def rooms(self, limit: int) -> Rooms:
         """The rooms of a poll that claims at most `limit` tasks."""
@@ -95,9 +118,13 @@ class Shares:
         return Rooms(rooms, self._room(0, limit))
 
     def _room(self, running: int, limit: int) -> int | None:
-        """How many steps `_may_run` admits one after another, for a tenant that runs `running`; None: `limit` or more.
+        """How many more steps `_may_run` admits, one after another, for a tenant with `running` steps; None: at least
+        `limit`.
 
-        After n more steps the condition is `running + n < GREED * (unused - n)`; solved for n, rounded up.
+        `_may_run` admits step n + 1 while `running + n < GREED * (unused - n)`. The smallest n that fails is
+        `(GREED * unused - running) / (GREED + 1)`, rounded up.
         """
-        room = min(-(-(GREED * (self.slots - self.busy) - running) // (GREED + 1)), self.at_most - running)
+        unused = self.slots - self.busy
+        rounded_up = -((running - GREED * unused) // (GREED + 1))
+        room = min(rounded_up, self.at_most - running)
         return None if not self.reserve or room >= limit else max(room, 0 if running else 1)

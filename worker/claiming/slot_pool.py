@@ -4,9 +4,9 @@ ACKs the hint.
 Hints are the fast way to work; polls are the sure way. A poll reads the database every few seconds, and whenever the
 broker may have lost hints. It finds due retries, snoozed steps, lost hints, and all work while the broker is away.
 
-Tenants share the slots (shares.py). A hint whose tenant may not take a slot now waits here unacknowledged. It delays no
-other tenant's task, although hints of others may stand behind it in the broker: a crowded pool polls for the tasks of
-tenants with fewer steps four times a second.
+Tenants share the slots (shares.py). A hint whose tenant may not take a slot now waits here unacknowledged, and hints of
+other tenants may stand behind it in the broker. So a crowded pool also polls, four times a second, for the tasks of
+tenants that run fewer steps.
 """
 
 from __future__ import annotations
@@ -36,25 +36,26 @@ from leasehold.worker.claiming.shares import Shares
 
 log = structlog.get_logger(__name__)
 
-#: A consumer without a delivery for this long, while polls find new work, is taken for dead and rebuilt.
+#: If polls find new work and the consumer has delivered nothing for this long, the pool has the consumer rebuilt.
 _SILENCE_SECONDS = 30.0
 
-#: A crowded pool polls this often, for tasks that have been due for this long. A poll serves tenants in turn, but in
-#: the broker's queue the hints of other tenants stand behind those of a flood.
+#: A crowded pool polls this often, for tasks that have been due for this long. A poll serves tenants in turn. In the
+#: broker's queue, the hints of other tenants stand behind those of a tenant that floods it.
 _FAIR_SECONDS = 0.25
-#: A pool is crowded while hints wait, or while this part of its slots is busy. At about this part the smallest window
-#: of unacknowledged hints is full (broker.consumer.SHARES), and the broker delivers no more hints of that queue and
-#: band.
+#: A pool is crowded while hints wait in it, or while this part of its slots is busy. At about this part, the smallest
+#: window of unacknowledged hints is full (SHARES in broker/amqp/consumer.py): then the broker delivers no more hints of
+#: that queue and band.
 _CROWDED = 1 / 4
-#: A crowded pool leaves the task of a tenant that runs nothing here to its hint for this long. A hint takes
-#: milliseconds, unless a flood's hints stand before it.
+#: A crowded pool leaves the task of a tenant that runs nothing here to its hint for this long. A hint arrives within
+#: milliseconds, unless many hints of another tenant stand before it.
 _HINT_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class _PollResult:
-    """`plenty`: more tasks may be due. `hinted`: some of them have a hint; also true if no slot was free, or the poll
-    failed. `held_back`: tenants without room in this pool have more due tasks.
+    """What a poll found out. `plenty`: more tasks may be due. `hinted`: some claimed tasks were new, so hints announce
+    tasks of these queues; also true if no slot was free, or if the poll failed. `held_back`: due tasks belong to
+    tenants that have no room in this pool.
     """
 
     plenty: bool
@@ -86,8 +87,8 @@ class SlotPool:
         self._shares = Shares(slots, reserve)
         self._hints = Hints(self._shares)
         self._attempts: set[asyncio.Task[None]] = set()
-        self._keeps_next = False  # the next free slot is kept from the hints, for a poll
-        self._full_since: float | None = None  # since when others wait while no shared slot is free
+        self._keeps_next = False  # the next free slot is kept for a poll
+        self._full_since: float | None = None  # since when tasks wait and no shared slot is free
         self._poll_requested = False
         self._may_start = asyncio.Event()  # a hint arrived, or a slot became free
         self._may_poll = asyncio.Event()
@@ -100,13 +101,13 @@ class SlotPool:
         self._polling = asyncio.create_task(self._poll())
 
     def deliver(self, delivery: Delivery) -> None:
-        """Keep a hint that has arrived, until a slot is free for it. Returns at once."""
+        """Keep a hint that has arrived, until its tenant may take a slot. Returns at once."""
         if not self._stopping:
             self._hints.add(delivery)
             self._may_start.set()
 
     def poll_soon(self) -> None:
-        """Hints may be lost: poll now for everything that is due."""
+        """Poll now for every task that is due, because hints may be lost."""
         self._poll_requested = True
         self._may_poll.set()
 
@@ -201,8 +202,8 @@ class SlotPool:
         return await self._runner.run(claimed, headers, partial(self._may_continue, tenant))
 
     def _may_continue(self, tenant: str) -> bool:
-        """Whether a slot of `tenant` may go on with the job's next step. Not while the pool stops, the next slot is
-        kept for a poll, the tenant is over its share, or a tenant with fewer steps waits.
+        """Whether a slot of `tenant` may go on with the job's next step. It may not while the pool stops, while the
+        next slot is kept for a poll, while the tenant is over its share, or while a tenant with fewer steps waits.
         """
         return (
             not self._stopping
@@ -214,23 +215,23 @@ class SlotPool:
     # --- polls
 
     async def _poll(self) -> None:
-        """Poll on request and every `_pause` seconds. While polls find plenty of tasks without hints,
-        poll again at once.
+        """Poll on request and every `_pause` seconds. While polls find plenty of tasks that no hint announced, poll
+        again at once. Returns after `stop_taking`.
         """
         hintless = self._broker.name == "postgres"
         while not self._stopping:
             requested, self._poll_requested = self._poll_requested, False
             self._may_poll.clear()
-            hints_come = not hintless and self._broker.connected
+            hints_arrive = not hintless and self._broker.connected
             # While hints arrive, a poll takes only what is overdue: else the hint and the poll claim the same task.
-            overdue = self._pause if hints_come and not requested else 0.0
+            overdue = self._pause if hints_arrive and not requested else 0.0
             if self._keeps_next and self._shares.busy < self._shares.slots:
                 self._keep_next(keeps=False)
                 self._full_since = None
                 await self._claim_due(overdue, at_most=1)
             result = await self._claim_due(overdue)
-            again = result.plenty and not (hints_come and result.hinted)
-            self._share_full_pool(others_wait=bool(self._hints) or again)
+            again = result.plenty and not (hints_arrive and result.hinted)
+            self._keep_turn(others_wait=bool(self._hints) or again)
             if not again:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._pause):  # wait_for loses a cancellation before Python 3.12
@@ -239,10 +240,10 @@ class SlotPool:
                 pause = min(_FAIR_SECONDS, self._poll_seconds)
                 await asyncio.wait(self._attempts, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
 
-    def _share_full_pool(self, *, others_wait: bool) -> None:
-        """Keep the next free slot from the hints, if other tasks have waited for `_FAIR_SECONDS` while no shared slot
-        was free. A poll gives this slot to the tenant whose turn it is. A job of many steps leaves its slot between two
-        steps.
+    def _keep_turn(self, *, others_wait: bool) -> None:
+        """Keep the next free slot for a poll, if other tasks have waited for `_FAIR_SECONDS` while no shared slot was
+        free. The poll gives the slot to the tenant whose turn it is. A job of many steps then leaves its slot after the
+        step that runs.
         """
         if not others_wait or self._shares.busy < self._shares.slots:
             self._full_since = None
@@ -261,30 +262,26 @@ class SlotPool:
         return bool(self._hints) or self._shares.busy >= max(1, _CROWDED * self.slots)
 
     def _keep_next(self, *, keeps: bool) -> None:
-        """Whether the next shared slot that becomes free is kept from the hints, for a poll."""
+        """Keep the next shared slot that becomes free for a poll, or return it to the hints."""
         if keeps != self._keeps_next:
             self._keeps_next = keeps
-            self._reserve_slots(1 if keeps else -1)
-
-    def _reserve_slots(self, slots: int) -> None:
-        """Keep `slots` more slots from the hints. A negative number returns them."""
-        self._shares.promised += slots
-        self._may_start.set()
+            self._shares.promised += 1 if keeps else -1
+            self._may_start.set()
 
     async def _claim_due(self, overdue: float, at_most: int | None = None) -> _PollResult:
-        """Claim due tasks into the free slots. If none is free, claim for tenants that run nothing here, into the
-        reserve.
+        """Claim due tasks and run them in the free slots. If no shared slot is free, claim for tenants that run nothing
+        here, and run their tasks in the reserve.
         """
         shares = self._shares
         # At most half of the slots: the pool claims for one half while the attempts of the other half are settled.
         limit = min(shares.free if shares.free > 0 else shares.reserve_free, at_most or max(1, self.slots // 2))
         if limit <= 0 or self._stopping:
             return _PollResult(plenty=True, hinted=True, held_back=False)
-        tenant_rooms = replace(shares.rooms(limit), other_overdue=_HINT_SECONDS if self._crowded else None)
-        self._reserve_slots(limit)
+        other_overdue = _HINT_SECONDS if self._crowded else None
+        rooms = replace(shares.begin_poll(limit), other_overdue=other_overdue)
         try:
             began = perf_counter()
-            polled = await self._claimer.poll(self.queues, limit, overdue, tenant_rooms)
+            polled = await self._claimer.poll(self.queues, limit, overdue, rooms)
             metrics.observe_duration("look", began)
         except TRY_AGAIN as error:
             outages.DATABASE.met(error, "polls")
@@ -293,7 +290,8 @@ class SlotPool:
             unforeseen("look", error)
             return _PollResult(plenty=False, hinted=True, held_back=False)
         finally:
-            self._reserve_slots(-limit)
+            shares.end_poll()
+            self._may_start.set()
         metrics.CLAIMS.labels("look").inc(len(polled.claimed))
         hinted = any(claimed.was == "pending" for claimed in polled.claimed)
         if overdue and hinted:

@@ -15,8 +15,8 @@ from leasehold.worker.claiming.hint_router import HintRouter
 from leasehold.worker.claiming.slot_pool import SlotPool
 from leasehold.worker.sandbox.children import number_of_children
 
-#: Hints in hand for each slot. The broker divides them between the bands without lending: each band's part alone must
-#: be able to fill the slots.
+#: Unacknowledged hints for each slot. The broker gives each band a fixed part of them, and a band cannot use another's
+#: part: so the part of one band must be enough to fill the slots.
 _HINTS_PER_SLOT = 4
 
 
@@ -98,7 +98,7 @@ class SlotPools:
         )
 
     def _add(self, pools: list[SlotPool]) -> dict[str, int]:
-        """Route hints to these pools, too. Returns the most unacknowledged hints of each of their queues."""
+        """Route hints to these pools, too. Returns by queue how many unacknowledged hints it may have."""
         self._pools += pools
         for pool in pools:
             self._router.add(pool)

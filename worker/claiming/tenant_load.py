@@ -1,7 +1,7 @@
-"""How many steps each tenant runs in the whole installation: polls serve the tenant with the fewest first.
+"""Remembers how many steps each tenant runs in the whole installation. Polls serve the tenant with the fewest first.
 
-PostgreSQL counts it, by reading all running tasks and every row version since the last vacuum, which an old snapshot
-delays for hours. So the more a count costs, the more seldom a poll counts. The polls between use the last count.
+To count, PostgreSQL reads all running tasks, with every row version since the last vacuum. An old snapshot can delay
+the vacuum for hours. So polls count the less often, the longer a count takes; the polls between use the last count.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ OLDEST_SECONDS = 60.0
 
 
 class TenantLoad:
-    """The last count, and when the next one is due."""
+    """The last count, and the time when the next count is due."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._running: Mapping[str, int] = {}
         self._counting = Pauses(share=COUNTING_SHARE, at_least=0.0, at_most=OLDEST_SECONDS, clock=clock)
 
     def running(self) -> Mapping[str, int] | None:
-        """The count that the next poll uses; None: that poll counts, if several tenants have work."""
+        """The count that the next poll uses. None: that poll counts, if several tenants have work."""
         return None if self._counting.due else self._running
 
     def polled(self, started_at: float, running: Mapping[str, int] | None) -> None:
-        """Record a poll that ran from `started_at` until now. `running`: its count; None: it did not count."""
+        """Record a poll that ran from `started_at` until now. `running`: the poll's count; None: it did not count."""
         if running is not None:
             self._running = running
             self._counting.done(started_at)

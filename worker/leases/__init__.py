@@ -1,5 +1,5 @@
-"""What this worker writes with a lease in its hands: claim a lease, renew it, settle it.
+"""The statements that take, renew and end this worker's leases, each on a connection of its own.
 
-The slot pools claim, the attempts settle; neither knows the other's connection. Imports sandbox and below, never
-attempts or claiming.
+Slot pools claim, the heartbeat renews, attempts settle. These modules import `sandbox` and the rooms below it, never
+`attempts` or `claiming`.
 """

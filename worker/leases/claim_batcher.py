@@ -17,9 +17,10 @@ from leasehold.transitions.claims import Claimed, LeaseTerms
 from leasehold.worker import metrics
 from leasehold.worker.leases.heartbeat import Heartbeat
 
-#: The pause between two questions whether the heartbeat has confirmed the ownership of a task.
+#: Seconds between two checks whether the heartbeat has confirmed the ownership of a task.
 _UNCONFIRMED_SECONDS = 0.02
-#: The database may be away for any time. A claim that gave up would keep its hint, and nobody would run the task.
+#: A claim waits while the database is away, for any time. If it gave up, the worker would keep the hint unacknowledged,
+#: and no worker would run the task.
 _PATIENCE = float("inf")
 
 
@@ -32,7 +33,7 @@ class _Request:
 
 
 class _Held(Enum):
-    """The answer for a task that this worker holds already: the statement did not claim that task."""
+    """The answer for a task that this worker held already when the batch began: the statement left the task out."""
 
     HELD = auto()
 
@@ -52,8 +53,9 @@ class ClaimBatcher:
         """Claim the task. None: the task is finished, not due, unknown, leased by a living worker, or held by this
         worker; then the caller acknowledges the hint.
 
-        Waits while ownership is unconfirmed. If this worker has lost the lease, or has just settled a task that is due
-        again, acknowledging the hint would drop the only notice that the task is due.
+        Waits while this worker seems to hold the task and its ownership is unconfirmed. The worker may have lost the
+        lease, or may have just settled the task, which is due again. Then acknowledging the hint would drop the only
+        notice that the task is due.
         """
         while True:
             while self._heartbeat.holds(task_id):
@@ -71,7 +73,8 @@ class ClaimBatcher:
         repeated: bool,  # noqa: FBT001 - the Batcher's signature
     ) -> list[Claimed | _Held | None]:
         dead = {owner for request in requests for owner in request.dead}
-        # A task that this worker holds is not claimed again. A repetition may claim what the unanswered try claimed.
+        # Leave out tasks that this worker holds. `reclaim`: a repetition may take leases that the try before it took
+        # and whose answer was lost.
         held = {request.task_id for request in requests if self._heartbeat.holds(request.task_id)}
         free = {request.task_id for request in requests} - held
         by_task: dict[UUID, Claimed] = {}
@@ -80,5 +83,5 @@ class ClaimBatcher:
             rows = await claims.claim(connection, self._terms, sorted(free), sorted(dead), reclaim=repeated)
             metrics.observe_duration("claim", began)
             by_task = {claimed.lease.task_id: claimed for claimed in rows}
-        # `pop`: of two hints of one task only the first gets the lease.
+        # `pop`: if two hints name the same task, only the first gets the lease.
         return [_Held.HELD if request.task_id in held else by_task.pop(request.task_id, None) for request in requests]

@@ -2,8 +2,8 @@
 the main loop cannot cost a lease.
 
 A lease is trusted until `monotonic(start of the last good renewal) + ttl - margin`. After that another worker may
-hold it: the heartbeat stops the attempt, and the attempt writes nothing. The heartbeat stops renewing a lease when its
-attempt outlives the time limit: else a worker whose main loop hangs for ever would keep its tasks for ever.
+hold the lease: the heartbeat stops the attempt, and the attempt writes nothing. The heartbeat stops renewing a lease
+when its attempt outlives the time limit: else a worker whose main loop hangs would keep its tasks for ever.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from leasehold.worker.leases.registration import Registration
 
 log = structlog.get_logger(__name__)
 
-#: Ownership is confirmed for this long after an answer from the database. While the worker holds leases, the heartbeat
-#: asks several times as often.
+#: Ownership is confirmed for this long after an answer of the database. The heartbeat sends queries several times as
+#: often.
 _CONFIRMED_SECONDS = 2.0
 #: The pause after an unforeseen error.
 _AFTER_ERROR_SECONDS = 1.0
 
 
 class _RowLostError(Exception):
-    """The registry has no row of this worker. The next connection writes one, with a presence key of its own."""
+    """The registry has no row of this worker. The heartbeat reconnects and writes a new row with a new presence key."""
 
 
 class Heartbeat:
@@ -77,17 +77,17 @@ class Heartbeat:
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._renewed_at = monotonic()
         self._connected = threading.Event()
-        self._answered_at = float("-inf")  # when the heartbeat asked the last question that the database answered
-        self._unconfirmed = True  # the presence was interrupted, and no renewal has confirmed the leases since
+        self._answered_at = float("-inf")  # when the heartbeat sent the last query that the database answered
+        self._unconfirmed = True  # the presence ended once, and no renewal has confirmed the leases since
 
     def start(self) -> None:
         metrics.LEASES.set_function(lambda: len(self._held))
         self._thread.start()
 
     async def wait_for_presence(self, within: float) -> None:
-        """Wait until the heartbeat has connected once, at most `within` seconds. If the worker died before, its tasks
-        would wait for their leases to pass: without presence nobody sees a death. A database that is away is no error
-        here: the heartbeat goes on trying.
+        """Wait until the heartbeat has connected once, at most `within` seconds. Without presence no other worker sees
+        this worker's death, and its tasks would wait for their leases to pass. If the database is away, this returns
+        after `within` seconds, and the heartbeat goes on trying.
         """
         await asyncio.to_thread(self._connected.wait, within)
 
@@ -100,8 +100,8 @@ class Heartbeat:
     def hold(self, lease: Lease, seconds: float) -> HeldLease:
         """Renew `lease` from now on, for at most `seconds`.
 
-        The returned lease is lost already in two cases: the claim's answer came too late to be trusted, or the worker
-        has a newer claim of the same task.
+        The returned lease is already lost in two cases: the answer to the claim came too late, or the worker has a
+        newer claim of the same task.
         """
         confirmed = partial(self.ownership_confirmed, lease.task_id)
         held = HeldLease(lease, monotonic() + seconds, confirmed=confirmed)
@@ -125,8 +125,8 @@ class Heartbeat:
                 del self._held[held.lease.task_id]
 
     def holds(self, task_id: UUID) -> bool:
-        """Whether this worker holds the task's lease, as far as it knows. False for a lost lease: the worker may claim
-        that task again.
+        """Whether this worker holds the task's lease, as far as the worker knows. False for a lost lease: the worker
+        may claim that task again.
         """
         with self._lock:
             held = self._held.get(task_id)
@@ -138,8 +138,8 @@ class Heartbeat:
             return list(self._held)
 
     def ownership_confirmed(self, task_id: UUID) -> bool:
-        """Whether the answer of `holds` is reliable. There are two exceptions. While the database is away, the worker's
-        presence has ended, and other workers may take its tasks before it notices. While the task is being settled,
+        """Whether the answer of `holds` is reliable. It is not in two cases. While the database is away, this worker
+        has no presence, and other workers may take its tasks before it notices. While the task is being settled,
         PostgreSQL may have committed the settlement, and then the task may be due again.
         """
         with self._lock:
@@ -152,7 +152,7 @@ class Heartbeat:
     def _thread_main(self) -> None:
         try:
             asyncio.run(self._run())
-        except Exception as error:  # noqa: BLE001 - whatever it is: this worker cannot renew its leases any more
+        except Exception as error:  # noqa: BLE001 - of any kind: this worker cannot renew its leases any more
             self._main_loop.call_soon_threadsafe(self._on_failure, error)
 
     async def _run(self) -> None:
@@ -177,8 +177,8 @@ class Heartbeat:
                 await self._renew()
             requested_at = monotonic()
             await self._read_cancels()
-            await self._give_back()
-            # Record the time of the request: a process that was stopped meanwhile may read a very old answer.
+            await self._release_orphans()
+            # Record when the query was sent: a process that was stopped meanwhile reads an answer that is old by then.
             self._answered_at = requested_at
             outages.DATABASE.answered()
         except _RowLostError:
@@ -187,14 +187,14 @@ class Heartbeat:
         except TRY_AGAIN as error:
             outages.DATABASE.met(error, "heartbeat")
             self._disconnect()
-        except Exception as error:  # noqa: BLE001 - whatever it is: leases that are not renewed are lost in time
+        except Exception as error:  # noqa: BLE001 - of any kind: `_watch_trust` loses leases that are not renewed
             unforeseen("heartbeat", error)
             self._disconnect()
             await asyncio.sleep(_AFTER_ERROR_SECONDS)
 
     async def _watch_trust(self, tick: float) -> None:
-        """Lose leases in time. This runs beside the renewals, because a renewal without an answer may hang for longer
-        than a lease is trusted.
+        """Mark leases as lost when they are no longer trusted. This task runs beside the renewals, because a renewal
+        may wait for an answer for longer than a lease is trusted.
         """
         while True:
             self._lose_untrusted()
@@ -253,7 +253,7 @@ class Heartbeat:
             by_task = {answer.task_id: answer for answer in answers}
             for held in renewable:
                 self._apply(held, by_task[held.lease.task_id], started)
-            # A row that another statement locked was not renewed: that statement may be taking the task.
+            # If another statement had locked a row, the renewal passed over it. That statement may be taking the task.
             if all(answer.renewed or not answer.is_valid for answer in answers):
                 self._unconfirmed = False
         else:
@@ -269,8 +269,8 @@ class Heartbeat:
             self._cancel(held)
 
     async def _read_cancels(self) -> None:
-        """Read which jobs are being cancelled. This runs at every tick, and not only with renewals: so a step stops
-        within a second of a client's cancel.
+        """Read which jobs are being cancelled. This runs at every tick, more often than renewals: so a step learns of a
+        client's cancel within a second.
         """
         assert self._connection is not None
         with self._lock:
@@ -279,13 +279,13 @@ class Heartbeat:
             for task_id in await claims.to_cancel(self._connection, self._worker, held):
                 self._cancel(held[task_id])
 
-    async def _give_back(self) -> None:
-        """After a reconnect: give back what PostgreSQL says is this worker's and it does not hold."""
+    async def _release_orphans(self) -> None:
+        """Release the tasks that PostgreSQL calls this worker's and that it does not hold. They arise by a failover."""
         assert self._connection is not None
         if self._orphans.due:
             with self._lock:
                 held = list(self._held)
-            if jobs := await self._orphans.give_back(self._connection, held):
+            if jobs := await self._orphans.release(self._connection, held):
                 self._main_loop.call_soon_threadsafe(count_ended_jobs, jobs)
 
     def _cancel(self, held: HeldLease) -> None:

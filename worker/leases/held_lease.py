@@ -12,8 +12,8 @@ from leasehold.domain.lease import Lease
 
 @dataclass(slots=True)
 class HeldLease:
-    """One lease. The heartbeat's thread writes `trusted_until`, `lost` and `cancelled`; the main loop reads all three,
-    and runs the two callbacks. The heartbeat renews the lease until the monotonic time `renew_until`.
+    """One lease. The heartbeat's thread writes `trusted_until`, `lost` and `cancelled`. The main loop reads them, and
+    runs the two callbacks. The heartbeat renews the lease until the monotonic time `renew_until`.
     """
 
     lease: Lease

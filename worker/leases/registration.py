@@ -18,19 +18,19 @@ from leasehold.transitions import workers
 
 log = structlog.get_logger(__name__)
 
-#: The seconds that the database may be away while a worker registers.
+#: Seconds for which a worker that registers waits for the database.
 _PATIENCE_SECONDS = 60.0
 
 
 class Registration:
-    """What the worker's row says. The main loop and the heartbeat's thread use it, on connections of their own."""
+    """The contents of the worker's row. The main loop and the heartbeat's thread use it, each on its own connection."""
 
     def __init__(self, worker: UUID, queues: Iterable[str]) -> None:
         self.worker = worker
         self._queues = sorted(queues)
 
     async def write(self, connection: Connection) -> int:
-        """Write the row, unless it is there. Returns the presence key."""
+        """Write the row, unless it exists. Returns the presence key."""
         return await workers.register(
             connection,
             self.worker,

@@ -1,7 +1,7 @@
 """Settles attempts: all attempts that end during one round trip share the next one.
 
-A settlement says how an attempt ended. PostgreSQL carries a settlement out only while the attempt's lease is valid. The
-hints that a commit wrote go to `announce`.
+A settlement records how an attempt ended. PostgreSQL accepts a settlement only while the attempt's lease is valid. The
+batcher passes the hints that a commit wrote to `announce`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from leasehold.transitions.settlements import (
 from leasehold.worker import metrics
 from leasehold.worker.leases.heartbeat import Heartbeat
 
-#: The database may be away for any time. An attempt that gave up here would only be run again.
+#: A settlement waits while the database is away, for any time. If it gave up, the step would only run again.
 _PATIENCE = float("inf")
 
 
@@ -101,7 +101,7 @@ class SettlementBatcher:
         if repeated:
             completions = [settlement for settlement in batch if isinstance(settlement, Completion)]
             answers |= await self._recover_next(connection, completions, answers)
-        # A refused settlement may be of a cancelled job. Then acknowledge that its attempt stopped, however it ended.
+        # PostgreSQL refuses the settlement of a job that is being cancelled. Then acknowledge that the attempt stopped.
         refused = [s.lease for s in batch if not _is_settled(answers.get(s.lease.task_id))]
         if refused:
             acknowledged = await settlements.acknowledge_cancel(connection, refused)
@@ -138,8 +138,8 @@ class SettlementBatcher:
     async def _recover_next(
         self, connection: Connection, completions: Sequence[Completion], answers: Mapping[UUID, Answer]
     ) -> dict[UUID, Answer]:
-        """An earlier try may have committed these completions and claimed their next steps, although its answer was
-        lost. Claim those steps again: else no worker runs them before their leases pass.
+        """The try before may have committed these completions and claimed their next steps, and its answer was lost.
+        Claim those steps again: else no worker runs them before their leases pass.
         """
         task_ids = [c.lease.task_id for c in completions if c.claim_next and answers[c.lease.task_id].next is None]
         if not task_ids:

@@ -19,7 +19,7 @@ from leasehold.broker.amqp.wire import Wire
 from leasehold.broker.base import Hint
 from leasehold.broker.envelope import encode
 from leasehold.domain.errors import BrokerUnavailable
-from leasehold.runtime.holding import going_out
+from leasehold.runtime.holding import check_nothing_held
 from leasehold.settings import Settings
 
 #: Messages in flight at once: enough to hide the time of the broker's fsync, and few enough to bound memory.
@@ -80,7 +80,7 @@ class Publisher:
 
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
         """True for each hint that the broker confirmed. Raises only this task's own cancellation."""
-        going_out("the broker")
+        check_nothing_held("the broker")
         sent: list[bool] = []
         for start in range(0, len(hints), WINDOW):
             sent += await self._publish_window(hints[start : start + WINDOW])
