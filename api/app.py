@@ -14,11 +14,14 @@ from starlette.exceptions import HTTPException
 
 from leasehold.api.auth.security import refuse_open_routes, scopes_of
 from leasehold.api.console.router import console_router, public_of
+from leasehold.api.console.state import ConsoleState
 from leasehold.api.fleet import audit, health, keys, operators, people
+from leasehold.api.fleet.health import Readiness
 from leasehold.api.http import openapi
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.edge import Edge, identity_of
 from leasehold.api.http.methods import Methods
+from leasehold.api.http.openapi import Contract
 from leasehold.api.http.problems import NOT_STORABLE, problem_of
 from leasehold.api.jobs import dead_letters, jobs, operations, unsettled
 from leasehold.api.jobs import lists as job_lists
@@ -48,7 +51,7 @@ from leasehold.kinds.settings import check_settings
 from leasehold.pipelines import SHIPPED, completed, kinds_of
 from leasehold.settings import Settings
 
-#: The paths that need no key: for monitoring, and for programs that generate a client. Kinds of work name further
+#: The paths that need no key: monitoring requests them, and programs that generate a client. Kinds of work name further
 #: paths.
 PUBLIC = frozenset({"/livez", "/readyz", "/metrics", openapi.PATH})
 
@@ -98,6 +101,8 @@ def make_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with open_services(settings, pipelines) as services:
             app.state.services = services
+            app.state.readiness = Readiness(services)
+            app.state.console = ConsoleState(settings)
             yield
 
     app = FastAPI(
@@ -120,6 +125,7 @@ def make_app(settings: Settings) -> FastAPI:
         app.router.routes.extend(router.routes)
     routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
     app.state.scopes, app.state.methods = scopes_of(routes), Methods(routes)
+    app.state.contract = Contract(app)
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     for error in (LeaseholdError, RequestValidationError, HTTPException, *NOT_STORABLE):
         app.add_exception_handler(error, _answer_problem)

@@ -1,4 +1,4 @@
-"""Audit: who did what to what, when and from where; and whether the chain is as it was written."""
+"""The page of the audit: who did what to what, when and from where, and whether the chain is as it was written."""
 
 from __future__ import annotations
 
@@ -12,26 +12,30 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from leasehold.api.auth.security import AUDIT_READ, OPERATE
 from leasehold.api.console.rendering import content_of, page
 from leasehold.api.console.session import SignedIn
-from leasehold.api.console.shared import Shared, shared_of
+from leasehold.api.console.shared import Shared
+from leasehold.api.console.state import state_of
 from leasehold.api.fleet import audit as endpoints
 from leasehold.api.http.cursors import InstantCursor
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.db import audit
 from leasehold.domain.audit import Broken
+from leasehold.domain.cron import FIRST, LAST
 from leasehold.domain.errors import Invalid
 
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(AUDIT_READ))]
 Word = Annotated[str, Query(max_length=200)]
 _PAGE = 50
-#: Rows of a chain that are checked for a page, and the seconds for which the process keeps the answer.
+#: A page checks this many of a chain's newest rows. The process shares the result for some seconds.
 MAX_CHECKED, _CHECKED_SECONDS = 1000, 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A chain: its rows, how many of them were checked, and the first that is not as it was written."""
+    """A tenant's chain. `checked`: how many of its `rows` were checked, the newest. `broken`: the first of these that
+    is not as it was written.
+    """
 
     tenant_id: str
     rows: int
@@ -67,7 +71,7 @@ async def show_audit(
     )
     answer = content_of(response)
     chain = tenant if tenant and OPERATE in caller.scopes else caller.tenant_id
-    shared: Shared[Checked] = shared_of(request, "audit", _CHECKED_SECONDS)
+    shared: Shared[Checked] = state_of(request).answers.of("audit", _CHECKED_SECONDS)
     return page(
         request,
         "audit.html",
@@ -81,7 +85,7 @@ async def show_audit(
 
 
 async def _chain(services: Services, shared: Shared[Checked], tenant_id: str) -> Checked | None:
-    """The state of the chain with its head of now. None: it has no rows."""
+    """The chain, checked from its newest row. None: it has no rows."""
     async with services.pool.acquire() as connection:
         heads = await audit.heads(connection, tenant_id)
     if not heads:
@@ -98,17 +102,20 @@ async def _checked(services: Services, head: Mapping[str, Any]) -> Checked:
 
 
 def _instant(text: str) -> datetime | None:
-    """A day or an instant that the person typed; without a zone it is UTC. Raises Invalid."""
+    """The day or the instant that the person typed. Without a zone it is UTC. Raises Invalid."""
     if not text.strip():
         return None
     try:
-        at = datetime.fromisoformat(text.strip())
+        instant = datetime.fromisoformat(text.strip())
     except ValueError:
         raise Invalid("invalid_request", "A time is written as 2026-11-22, or 2026-11-22T14:30.") from None
-    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    instant = instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
+    if not FIRST <= instant <= LAST:
+        raise Invalid("invalid_request", f"A time lies between the years {FIRST.year} and {LAST.year}.")
+    return instant
 
 
-#: By kind of target: where the console shows it.
+#: The console's page for each kind of target.
 _PAGES = {"job": "/jobs/{}", "schedule": "/schedules/{}", "webhook": "/webhooks/{}", "operation": "/operations/{}"}
 
 

@@ -20,6 +20,7 @@ from leasehold.db import job_reads, overview_reads, run_reads
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 from leasehold.domain.errors import RequestError
+from leasehold.transitions.jobs import EXTERNAL
 
 #: Tasks of a queue that are counted, and dead letters.
 MAX_TASKS, _MAX_LETTERS = 1000, 100
@@ -114,7 +115,7 @@ def _of_queue(row: Row, *, any_worker: bool) -> list[Finding]:
     link = ("/queues", "Queues")
     if row["paused_because"] is not None:
         return [Finding("warn", f"The queue {queue} is paused: {row['paused_because']}", *link)]
-    if not n or queue.startswith("ext:"):
+    if not n or queue.startswith(EXTERNAL):
         return []
     count = f"at least {n:,}" if n >= MAX_TASKS else f"{n:,}"
     if not row["workers"]:

@@ -19,7 +19,7 @@ from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn
 from leasehold.api.console.signal_form import inputs_of, payload_of
 from leasehold.api.console.timeline import timeline
-from leasehold.api.http.nesting import refusal
+from leasehold.api.http.strict_json import refusal
 from leasehold.api.jobs import jobs as endpoints
 from leasehold.api.jobs.access import Found, find
 from leasehold.api.jobs.explain import explain

@@ -26,7 +26,7 @@ from leasehold.db import job_lists, job_reads
 from leasehold.db.job_lists import Listing
 from leasehold.domain.errors import Invalid, RequestError
 from leasehold.domain.ids import id_at as id_at_instant
-from leasehold.domain.job_filter import MAX_CHARACTERS, InvalidFilter, JobFilter, parse
+from leasehold.domain.job_filter import MAX_CHARACTERS, InvalidFilter, parse
 from leasehold.domain.states import JobState
 
 router = APIRouter()
@@ -99,24 +99,32 @@ async def _newer(services: Services, caller: Caller, q: str, ids: Sequence[UUID]
     if scope is None:
         return 0
     newest = max(ids, default=id_at_instant(now))
-    since = datetime.fromtimestamp((newest.int >> 80) / 1000, UTC)  # UUIDv7 begins with its milliseconds
+    since = _created_at(newest)
     if wanted.created_after is not None:
         since = max(since, wanted.created_after)
-    listing = Listing(scope, _since(wanted, since), max_read=_MAX_READ)
+    listing = Listing(scope, replace(wanted, created_after=since), max_read=_MAX_READ)
     async with services.pool.acquire() as connection:
         found = await job_lists.page(connection, listing, PAGE)
     return len([row for row in found.rows if row["id"] > newest]) + found.more
 
 
-def _since(wanted: JobFilter, since: datetime) -> JobFilter:
-    return replace(wanted, created_after=since)
+def _created_at(job_id: UUID) -> datetime:
+    """The instant in a job's id: a UUIDv7 begins with its milliseconds. Raises Invalid."""
+    try:
+        return datetime.fromtimestamp((job_id.int >> 80) / 1000, UTC)
+    except (ValueError, OverflowError):
+        raise _malformed_id() from None
+
+
+def _malformed_id() -> Invalid:
+    return Invalid("invalid_request", "A job's id is malformed.")
 
 
 def _ids(texts: Sequence[str]) -> list[UUID]:
     try:
         return [UUID(text) for text in texts[:PAGE] if text]
     except ValueError:
-        raise Invalid("invalid_request", "A job's id is malformed.") from None
+        raise _malformed_id() from None
 
 
 def views_of(caller: Caller) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
-"""Keys: which there are, for whom, and when each was used last; make, rotate, end and revoke them.
+"""The page of API keys: a person lists, makes, rotates, ends and revokes them.
 
-A key's secret is on the page that answers the form which made it, once. It is in no cookie, and no other page has it.
+The answer to the form that makes a key shows the key's secret. No other page and no cookie has it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from pydantic import ValidationError
 
 from leasehold.api.auth.security import KEYS_WRITE, OPERATE
 from leasehold.api.console.rendering import content_of, go_to, page
-from leasehold.api.console.routes import Fields, Form, form_error
+from leasehold.api.console.routes import Fields, form_error, whole_number
 from leasehold.api.console.session import SignedIn
 from leasehold.api.fleet import keys as endpoints
 from leasehold.api.process.keyring import Caller
-from leasehold.domain.errors import Invalid
 from leasehold.security.roles import NAMES
 
 router = APIRouter()
@@ -55,28 +54,30 @@ async def make(request: Request, caller: Admin, form: Fields) -> Response:
         wanted["role"] = form["role"]
     if form.get("tenant", "").strip() and OPERATE in caller.scopes:
         wanted["tenant_id"] = form["tenant"].strip()
-    if days := _number(form, "days"):
+    if days := whole_number(form, "days"):
         wanted["expires_in_seconds"] = days * _DAY
     try:
         body = endpoints.NewKeyRequest(**wanted)
     except ValidationError as error:
         raise form_error(error, "The key") from None
-    return _made(request, await endpoints.create_key(request, body, caller), f"The key of {body.client_id}")
+    return _secret_page(request, await endpoints.create_key(request, body, caller), f"The key of {body.client_id}")
 
 
 @router.post("/keys/{prefix}/rotate")
 async def rotate(request: Request, prefix: endpoints.Prefix, caller: Admin, form: Fields) -> Response:
     try:
-        body = endpoints.Rotation(overlap_seconds=(_number(form, "hours") or 0) * 3600)
+        body = endpoints.Rotation(overlap_seconds=(whole_number(form, "hours") or 0) * 3600)
     except ValidationError as error:
         raise form_error(error, "The key") from None
-    return _made(request, await endpoints.rotate_key(request, prefix, caller, body), f"The successor of lh_{prefix}")
+    return _secret_page(
+        request, await endpoints.rotate_key(request, prefix, caller, body), f"The successor of lh_{prefix}"
+    )
 
 
 @router.post("/keys/{prefix}/expire")
 async def expire(request: Request, prefix: endpoints.Prefix, caller: Admin, form: Fields) -> Response:
     try:
-        body = endpoints.Expiry(in_seconds=(_number(form, "days") or 0) * _DAY)
+        body = endpoints.Expiry(in_seconds=(whole_number(form, "days") or 0) * _DAY)
     except ValidationError as error:
         raise form_error(error, "The key") from None
     await endpoints.expire_key(request, prefix, body, caller)
@@ -89,15 +90,6 @@ async def revoke(request: Request, prefix: endpoints.Prefix, caller: Admin) -> R
     return go_to(request, "/keys", f"lh_{prefix} is revoked.")
 
 
-def _made(request: Request, response: Response, whose: str) -> Response:
-    """The page with the secret: an answer to the form itself, so that no address leads to it again."""
+def _secret_page(request: Request, response: Response, whose: str) -> Response:
+    """The page with the secret. It answers the form itself: so no address leads to the secret again."""
     return page(request, "key_made.html", made=content_of(response), whose=whose)
-
-
-def _number(form: Form, name: str) -> int | None:
-    text = form.get(name, "").strip()
-    if not text:
-        return None
-    if not (text.isascii() and text.isdecimal()):
-        raise Invalid("invalid_request", f"{name.capitalize()} is a whole number.")
-    return int(text[:6])

@@ -1,12 +1,11 @@
-"""Signing in at the OpenID provider, and going over to another tenant of one's own.
+"""Signs people in at the OpenID provider, and lets a person change to another of their tenants.
 
-A sealed cookie keeps the sign-in that has begun. It is SameSite=Lax: the provider's site sends the browser back.
+A sealed cookie keeps the sign-in that has begun. It is SameSite=Lax, because the provider's site sends the browser
+back.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from http import HTTPStatus
 from time import time
 from typing import Annotated
@@ -19,13 +18,13 @@ from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import located, request_id_of
 from leasehold.api.auth.source_address import source_address
 from leasehold.api.console import session
-from leasehold.api.console.rendering import HEADERS, page, path_of
-from leasehold.api.console.routes import Fields, is_path, safe
+from leasehold.api.console.rendering import HEADERS, page, path_of, see
+from leasehold.api.console.routes import Fields
+from leasehold.api.console.state import state_of
 from leasehold.api.process.services import Services, services_of
-from leasehold.api.process.turnstile import Turnstile
 from leasehold.db.job_reads import Row
 from leasehold.domain.audit import Actor
-from leasehold.domain.errors import Forbidden, NotFound, RequestError, Unauthenticated, Unavailable
+from leasehold.domain.errors import Forbidden, NotFound, RequestError, Unauthenticated
 from leasehold.limits import people
 from leasehold.security.openid import Flow, Identity, OpenId, memberships
 from leasehold.security.sealing import Sealing, Unsealable
@@ -34,7 +33,6 @@ router = APIRouter()
 COOKIE = "leasehold_oidc"
 #: Seconds that a person has to sign in at the provider.
 _MAX_SECONDS = 600
-_PATIENCE_SECONDS = 5.0
 
 
 @router.get("/oidc")
@@ -45,7 +43,7 @@ async def leave(request: Request, following: Annotated[str, Query(max_length=500
     sealing = Sealing(services.settings)
     sealing.sign("console", b"")  # without sealing keys nobody can sign in: raises Unavailable
     flow = Flow.new()
-    async with _turn(request):
+    async with state_of(request).sign_ins.turn(""):
         address = await openid.address(flow, _redirect_uri(request))
     text = orjson.dumps([flow.state, flow.nonce, flow.verifier, following, int(time())])
     response = Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": address} | HEADERS)
@@ -63,18 +61,18 @@ async def leave(request: Request, following: Annotated[str, Query(max_length=500
 
 @router.get("/oidc/callback")
 async def come_back(request: Request) -> Response:
-    """The provider has sent the browser back."""
+    """Identify the person by the provider's answer, and begin the session."""
     services = services_of(request)
     openid = _openid_of(services)
     flow, following = _begun(services, request.cookies.get(COOKIE, ""))
     answer = {name: value[:4096] for name, value in request.query_params.items()}
     try:
-        async with _turn(request):
+        async with state_of(request).sign_ins.turn(""):
             identity = await openid.identify(flow, _redirect_uri(request), answer)
     except RequestError as error:
         _refuse(request, error.code, "")
         raise
-    row = await _entered(request, services, identity)
+    row = await _enter(request, services, identity)
     caller = located(request, services.keyring.caller_of_person(row))
     async with services.pool.acquire() as connection:
         await record(connection, caller, "session.began", row["id"], issuer=identity.issuer, subject=identity.subject)
@@ -83,8 +81,10 @@ async def come_back(request: Request) -> Response:
     return response
 
 
-async def _entered(request: Request, services: Services, identity: Identity) -> Row:
-    """Write who has signed in. The first tenant that lets them in. Raises Forbidden `no_role`."""
+async def _enter(request: Request, services: Services, identity: Identity) -> Row:
+    """Write the person's rows, and return the row of the first tenant that admits the person. Raises Forbidden
+    `no_role`.
+    """
     given = memberships(services.settings, identity.groups)
     async with services.pool.acquire() as connection:
         rows = await people.enter(connection, identity, given, services.settings.people_per_tenant)
@@ -96,8 +96,7 @@ async def _entered(request: Request, services: Services, identity: Identity) -> 
 
 
 def _opened(request: Request, services: Services, row: Row, following: str) -> Response:
-    to = path_of(request) + (safe(following) if is_path(following) else "/")
-    response = Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": to} | HEADERS)
+    response = see(request, following)
     session.begin(services, request, response, session.owner_of(row["id"], row["generation"]))
     return response
 
@@ -121,7 +120,7 @@ async def go_over(request: Request, caller: session.Anybody, form: Fields) -> Re
 
 
 async def _own(request: Request, person_id: UUID | None) -> list[Row]:
-    """The rows of the person in all tenants that let them in. A key has none."""
+    """The person's rows in all tenants that admit the person; none for the session of a key."""
     if person_id is None:
         return []
     async with services_of(request).pool.acquire() as connection:
@@ -131,7 +130,7 @@ async def _own(request: Request, person_id: UUID | None) -> list[Row]:
 
 
 def _begun(services: Services, cookie: str) -> tuple[Flow, str]:
-    """The sign-in of this browser. Raises Unauthenticated."""
+    """The sign-in that this browser has begun, and the path to open after it. Raises Unauthenticated."""
     try:
         opened = Sealing(services.settings).open(cookie.encode())
     except Unsealable:
@@ -154,22 +153,6 @@ def _redirect_uri(request: Request) -> str:
 
 
 def _refuse(request: Request, code: str, login: str) -> None:
-    """Count the refusal for the audit: a stranger's, since no tenant has let the person in."""
+    """Count the refusal for the audit. It has no tenant, because no tenant has admitted the person."""
     actor = Actor("person", login, None, None, source_address(request), request_id_of(request))
     services_of(request).refusals.add(code, actor, request.url.path)
-
-
-@asynccontextmanager
-async def _turn(request: Request) -> AsyncIterator[None]:
-    """A place among the requests to the provider: a flood of sign-ins holds no other request up."""
-    state = request.app.state
-    if not hasattr(state, "openid_turns"):
-        at_once = services_of(request).settings.console_oidc_at_once
-        state.openid_turns = Turnstile(at_most=at_once, each=at_once, patience=_PATIENCE_SECONDS, refusal=_busy)
-    turns: Turnstile = state.openid_turns
-    async with turns.turn(""):
-        yield
-
-
-def _busy() -> Unavailable:
-    return Unavailable("sign_ins_waiting", "Too many people sign in at once. Try again soon.", retry_after=1.0)

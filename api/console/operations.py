@@ -1,4 +1,7 @@
-"""Bulk operations: workers retry, cancel or delete all that a filter finds. A person sees first what that would be."""
+"""The pages of bulk operations: a person previews one, submits it, and follows it.
+
+Workers then retry, cancel or delete every job that its filter finds.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,12 @@ from pydantic import ValidationError
 
 from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ
 from leasehold.api.console.rendering import content_of, go_to, once_of, page
-from leasehold.api.console.routes import Fields, form_error
+from leasehold.api.console.routes import Fields, form_error, whole_number
 from leasehold.api.console.session import SignedIn
 from leasehold.api.http.cursors import IdCursor
 from leasehold.api.jobs import operations as endpoints
 from leasehold.api.jobs.schemas import NewOperation
 from leasehold.api.process.keyring import Caller
-from leasehold.domain.errors import Invalid
 from leasehold.domain.job_filter import MAX_CHARACTERS
 from leasehold.domain.states import JOB_TERMINAL
 
@@ -47,7 +49,7 @@ async def preview(
     action: Annotated[str, Query(max_length=20)] = "retry",
     q: Annotated[str, Query(max_length=MAX_CHARACTERS)] = "",
 ) -> Response:
-    """What the operation would act on. It changes nothing."""
+    """Show the jobs that the operation would act on. It changes nothing."""
     wish = _wish({"action": action, "filter": q}, dry_run=True)
     found = content_of(await endpoints.create_operation(request, wish, caller))
     return page(request, "operation_new.html", found=found, once=once_of(request, "operation", action, q))
@@ -57,8 +59,8 @@ async def preview(
 async def create(request: Request, caller: Operator, form: Fields) -> Response:
     """A form makes one operation, however often its button is pressed."""
     fields: dict[str, Any] = {name: form.get(name, "") for name in ("action", "filter", "reason")}
-    fields["canary"] = _count(form.get("canary", "")) or 0
-    fields["rate"] = _count(form.get("rate", ""))
+    fields["canary"] = whole_number(form, "canary") or 0
+    fields["rate"] = whole_number(form, "rate")
     response = await endpoints.create_operation(request, _wish(fields), caller, form.get("once") or None)
     assert response.status_code == HTTPStatus.ACCEPTED
     to = f"/operations/{content_of(response)['id']}" if JOBS_READ in caller.scopes else "/"
@@ -70,15 +72,6 @@ def _wish(fields: dict[str, Any], *, dry_run: bool = False) -> NewOperation:
         return NewOperation(**fields, dry_run=dry_run)
     except ValidationError as error:
         raise form_error(error, "The operation") from None
-
-
-def _count(text: str) -> int | None:
-    text = text.strip()
-    if not text:
-        return None
-    if not (text.isascii() and text.isdecimal()):
-        raise Invalid("invalid_request", "Write a whole number.")
-    return int(text[:9])
 
 
 @router.get("/operations/{operation_id}")

@@ -11,7 +11,8 @@ from leasehold.api.console.findings import MAX_TASKS, Finding, findings_of
 from leasehold.api.console.rates import Rates, rates_of
 from leasehold.api.console.rendering import page
 from leasehold.api.console.session import Anybody
-from leasehold.api.console.shared import Shared, shared_of
+from leasehold.api.console.shared import Shared
+from leasehold.api.console.state import state_of
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.db import overview_reads
@@ -36,8 +37,8 @@ class State:
 async def show_overview(request: Request, caller: Anybody) -> Response:
     services = services_of(request)
     key = (caller.tenant_id, caller.scopes)
-    states: Shared[State] = shared_of(request, "state", _STATE_SECONDS)
-    rates: Shared[Rates] = shared_of(request, "rates", _RATES_SECONDS)
+    states: Shared[State] = state_of(request).answers.of("state", _STATE_SECONDS)
+    rates: Shared[Rates] = state_of(request).answers.of("rates", _RATES_SECONDS)
     state = await states.get(key, lambda: _state(request, services, caller))
     known = await rates.get(key, lambda: rates_of(services, caller)) if JOBS_READ in caller.scopes else None
     return page(

@@ -1,4 +1,4 @@
-"""Queues, workers and limits: for operators of all tenants."""
+"""The pages of queues, workers and limits. Only operators of all tenants see them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pydantic import ValidationError
 
 from leasehold.api.auth.security import OPERATE
 from leasehold.api.console.rendering import go_to, page
-from leasehold.api.console.routes import Fields, form_error
+from leasehold.api.console.routes import Fields, form_error, whole_number
 from leasehold.api.console.session import SignedIn
-from leasehold.api.console.shared import Shared, shared_of
+from leasehold.api.console.shared import Shared
+from leasehold.api.console.state import state_of
 from leasehold.api.fleet import operators as endpoints
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.db import overview_reads, run_reads
 from leasehold.db.job_reads import Row
-from leasehold.domain.errors import Invalid
 
 router = APIRouter()
 Operator = Annotated[Caller, Depends(SignedIn(OPERATE))]
-#: Tasks of a queue that are counted.
+#: A queue's runnable tasks are counted up to this number.
 _MAX_TASKS = 1000
 _SHARED_SECONDS = 2.0
 
@@ -35,22 +35,22 @@ async def show_queues(request: Request, _caller: Operator) -> Response:
         async with services.pool.acquire() as connection:
             return list(await run_reads.queues(connection, _MAX_TASKS))
 
-    shared: Shared[list[Row]] = shared_of(request, "queues", _SHARED_SECONDS)
+    shared: Shared[list[Row]] = state_of(request).answers.of("queues", _SHARED_SECONDS)
     queues = await shared.get("all", read)
     return page(request, "queues.html", live=3, live_url=request.url.path, queues=queues, most=_MAX_TASKS)
 
 
 @router.post("/queues/{queue}/pause")
-async def pause(request: Request, queue: str, caller: Operator, form: Fields) -> Response:
+async def pause(request: Request, queue: endpoints.QueueName, caller: Operator, form: Fields) -> Response:
     await endpoints.pause_queue(request, queue, caller, endpoints.Pause(reason=form.get("reason", "")[:500]))
-    shared_of(request, "queues", _SHARED_SECONDS).forget()
+    state_of(request).answers.of("queues", _SHARED_SECONDS).forget()
     return go_to(request, "/queues", f"The queue {queue} is paused.")
 
 
 @router.post("/queues/{queue}/resume")
-async def resume(request: Request, queue: str, caller: Operator) -> Response:
+async def resume(request: Request, queue: endpoints.QueueName, caller: Operator) -> Response:
     await endpoints.resume_queue(request, queue, caller)
-    shared_of(request, "queues", _SHARED_SECONDS).forget()
+    state_of(request).answers.of("queues", _SHARED_SECONDS).forget()
     return go_to(request, "/queues", f"The queue {queue} goes on.")
 
 
@@ -62,7 +62,7 @@ async def show_workers(request: Request, _caller: Operator) -> Response:
         async with services.pool.acquire() as connection:
             return list(await run_reads.workers(connection))
 
-    shared: Shared[list[Row]] = shared_of(request, "workers", _SHARED_SECONDS)
+    shared: Shared[list[Row]] = state_of(request).answers.of("workers", _SHARED_SECONDS)
     workers = await shared.get("all", read)
     return page(request, "workers.html", live=3, live_url=request.url.path, workers=workers)
 
@@ -70,7 +70,7 @@ async def show_workers(request: Request, _caller: Operator) -> Response:
 @router.post("/workers/{worker_id}/drain")
 async def drain(request: Request, worker_id: UUID, caller: Operator) -> Response:
     await endpoints.drain_worker(request, worker_id, caller)
-    shared_of(request, "workers", _SHARED_SECONDS).forget()
+    state_of(request).answers.of("workers", _SHARED_SECONDS).forget()
     return go_to(request, "/workers", "The worker finishes or releases what it has, and ends.")
 
 
@@ -90,22 +90,13 @@ async def set_limit(request: Request, caller: Operator, form: Fields) -> Respons
         limit = endpoints.Limit(
             tenant_id=form.get("tenant", "").strip() or "*",
             key=form.get("key", "").strip(),
-            at_most=_count(form.get("at_most", "")),
-            per_minute=_count(form.get("per_minute", "")),
+            at_most=whole_number(form, "at_most"),
+            per_minute=whole_number(form, "per_minute"),
         )
     except ValidationError as error:
         raise form_error(error, "The limit") from None
     await endpoints.set_limit(request, limit, caller)
     return go_to(request, "/limits", f"The limit {limit.key} of {limit.tenant_id} is set.")
-
-
-def _count(text: str) -> int | None:
-    text = text.strip()
-    if not text:
-        return None
-    if not (text.isascii() and text.isdecimal()):
-        raise Invalid("invalid_request", "A limit is a whole number.")
-    return int(text[:9])
 
 
 @router.post("/limits/lift")

@@ -1,11 +1,10 @@
-"""Renders the pages: Jinja2, which escapes every value, and the words in which pages show instants, sizes and JSON."""
+"""Renders the pages with Jinja2, which escapes every value. Its filters write instants, sizes and JSON for people."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import re
-from collections import OrderedDict
 from collections.abc import Mapping, MutableMapping
 from datetime import UTC, datetime
 from functools import cache
@@ -22,21 +21,25 @@ from markupsafe import Markup
 
 from leasehold.api.auth import security
 from leasehold.api.console import assets, session
+from leasehold.api.console.state import LastPage, Sight, state_of
 from leasehold.api.process.services import services_of
 
-#: Of pages. Pictures and scripts come from this origin alone; nothing is inline.
+#: The headers of every page. Pictures and scripts come from this origin alone, and no page has inline scripts.
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
     "object-src 'none'",
     "Vary": "Cookie",
 }
-#: A refresh names the state that its page shows; if that is the state, the answer is 204.
+#: A page names its content by this header, and a refresh sends the header back. If the content is the same, the answer
+#: is 204.
 MARK = "X-Console-Mark"
-#: A message for the next page, after an act.
+#: The cookie with the sentence that the next page shows, after a form.
 FLASH = "leasehold_flash"
 _MAX_JSON = 12_000
-#: Sessions whose last page is remembered.
-_MAX_SHOWN = 2000
+#: Last pages that the process remembers.
+_MAX_LAST_PAGES = 2000
+#: The characters of a path and its query that a header carries as they are; `%` begins an escape.
+_SAFE = "/?&=:%+.,~-_@*'()!$;"
 _COUNTED = re.compile(r"(<time[^>]*>)[^<]*")
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 
@@ -70,18 +73,18 @@ def page(
     made_of: tuple[object, ...] = (),
     **values: Any,
 ) -> Response:
-    """The page. To a refresh that shows the same state already: 204.
+    """Render the page. The answer to a refresh is 204 if its browser already shows the same page.
 
-    `made_of`: all that the page of one session is made of, as objects that many requests share (shared.py). While these
-    are the same, a refresh costs no rendering.
+    `made_of`: all objects that the page of one session is made of. Many requests share these objects (`shared`). While
+    they are the same objects, a refresh costs no rendering.
     """
     services, viewer = services_of(request), session.viewer_or_none(request)
     prefix = path_of(request)
     flash = _read_flash(request.cookies.get(FLASH, ""))
-    shown = _shown(request) if made_of and viewer is not None else None
-    asker = None if viewer is None else (viewer.session.nonce, str(request.url))
-    if shown is not None and flash is None and asker in shown:
-        last_mark, last_parts = shown[asker]
+    last_pages = _last_pages(request)
+    sight = (viewer.session.nonce, str(request.url)) if made_of and viewer is not None else None
+    if sight is not None and flash is None and sight in last_pages:
+        last_mark, last_parts = last_pages[sight]
         if request.headers.get(MARK) == last_mark and all(map(is_, made_of, last_parts)):
             return Response(status_code=HTTPStatus.NO_CONTENT, headers=HEADERS)
     html = (
@@ -102,8 +105,8 @@ def page(
     body = html.encode()
     # Browsers count times themselves: a page on which only these have changed is not new.
     mark = hashlib.blake2b(_COUNTED.sub(r"\1", html).encode(), digest_size=12).hexdigest()
-    if shown is not None:
-        shown[asker] = (mark, made_of)
+    if sight is not None:
+        last_pages[sight] = (mark, made_of)
     if request.headers.get(MARK) == mark:
         return Response(status_code=HTTPStatus.NO_CONTENT, headers=HEADERS)
     response = Response(body, status, HEADERS | {MARK: mark}, media_type="text/html; charset=utf-8")
@@ -114,15 +117,12 @@ def page(
     return response
 
 
-def _shown(request: Request) -> MutableMapping[object, tuple[str, tuple[object, ...]]]:
-    """By session and URL: the mark of the page that it last got, and what that page was made of."""
-    state = request.app.state
-    if not hasattr(state, "console_shown"):
-        state.console_shown = OrderedDict()
-    shown: OrderedDict[object, tuple[str, tuple[object, ...]]] = state.console_shown
-    while len(shown) > _MAX_SHOWN:
-        shown.popitem(last=False)
-    return shown
+def _last_pages(request: Request) -> MutableMapping[Sight, LastPage]:
+    """The process's last pages, without the oldest beyond _MAX_LAST_PAGES."""
+    last_pages = state_of(request).last_pages
+    while len(last_pages) > _MAX_LAST_PAGES:
+        last_pages.popitem(last=False)
+    return last_pages
 
 
 def _url(path: str, query: Mapping[str, Any]) -> str:
@@ -131,30 +131,47 @@ def _url(path: str, query: Mapping[str, Any]) -> str:
 
 
 def content_of(response: Response) -> Any:
-    """The JSON that an endpoint of the API has answered with: pages show what clients get."""
+    """The JSON in the answer of an endpoint of the API: a page shows the same JSON that a client gets."""
     return orjson.loads(bytes(response.body))
 
 
 def go_to(request: Request, path: str, sentence: str, *, good: bool = True) -> Response:
-    """Answer a form: the browser opens `path`, which shows the sentence once."""
-    response = Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": path_of(request) + path} | HEADERS)
+    """Answer a form: the browser opens `path`, a path below the console, and that page shows the sentence once."""
+    response = see(request, path)
     text = base64.urlsafe_b64encode(orjson.dumps([good, sentence[:600]])).decode()
     response.set_cookie(FLASH, text, path=path_of(request) or "/", max_age=30, httponly=True, samesite="strict")
     return response
 
 
+def see(request: Request, path: str) -> Response:
+    """Send the browser to `path`, a path below the console. A client may have named it: if it is no such path, the
+    browser goes to the first page.
+    """
+    location = path_of(request) + quote(path if is_path(path) else "/", safe=_SAFE)
+    return Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": location} | HEADERS)
+
+
+def is_path(text: str) -> bool:
+    """Whether the text is a path below the console: never another site."""
+    return text.startswith("/") and not text.startswith("//") and "\\" not in text and text.isprintable()
+
+
 def once_of(request: Request, *names: str) -> str:
-    """An idempotency key for a form, so that a second press of its button does nothing. It changes every minute."""
+    """An idempotency key for a form: a second press of its button does nothing. The key changes every minute."""
     parts = [session.viewer_of(request).session.nonce, *names, datetime.now(UTC).strftime("%Y%m%d%H%M")]
     return f"console-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:32]}"
 
 
 def _read_flash(cookie: str) -> tuple[bool, str] | None:
+    """Whether the act succeeded, and the sentence. None: the browser has no such cookie, or the API did not make it."""
     try:
-        good, sentence = orjson.loads(base64.urlsafe_b64decode(cookie))
+        content = orjson.loads(base64.urlsafe_b64decode(cookie))
     except ValueError:
         return None
-    return bool(good), str(sentence)
+    match content:
+        case [bool(good), str(sentence)]:
+            return good, sentence
+    return None
 
 
 def _aware(value: datetime | str) -> datetime:
@@ -167,7 +184,7 @@ def instant(value: datetime | str | None) -> str:
 
 
 def ago(value: datetime | str | None) -> Markup:
-    """An instant as the time from now, with the exact one on hover."""
+    """The time from now to an instant; on hover, the exact instant."""
     if value is None:
         return Markup("")
     at = _aware(value)
@@ -219,7 +236,7 @@ def number(count: float) -> str:
 
 
 def pretty(value: Any) -> str:
-    """JSON for reading. Of a large value the beginning, and how much is left out."""
+    """JSON for people. A large value is cut, and the text says how many characters are missing."""
     text = orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode()
     left_out = len(text) - _MAX_JSON
     return text if left_out <= 0 else f"{text[:_MAX_JSON]}\n... {left_out:,} more characters: GET /v1/jobs/ID has all"

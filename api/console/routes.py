@@ -1,4 +1,5 @@
-"""The route class of the console's pages: it reads the form, checks its token, and shows errors as pages.
+"""The route class of the console's pages. It checks the session, reads the form, checks the form's token, and shows
+errors as pages.
 
 A client that does not accept HTML gets the API's problems.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
 from typing import Annotated, Any
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl
 
 import structlog
 from fastapi import Depends, Request, Response
@@ -20,20 +21,22 @@ from starlette.requests import ClientDisconnect
 
 from leasehold.api.auth.security import bearer, requirements
 from leasehold.api.console import session
-from leasehold.api.console.rendering import go_to, page, path_of
+from leasehold.api.console.rendering import go_to, is_path, page, path_of
 from leasehold.api.http.problems import NOT_STORABLE, is_database_away, problem_of
 from leasehold.api.process.services import services_of
 from leasehold.domain.errors import Invalid, LeaseholdError, Unauthenticated
 
 log = structlog.get_logger(__name__)
-#: Fields of a form: a page of jobs that are picked, and some more.
+#: Fields of one form. The largest form has the picked jobs of a page, and a few fields beside them.
 _MAX_FIELDS = 200
+_MAX_DIGITS = 9
 _CROSS_SITE = "cross-site"
-_FOREIGN = (LeaseholdError, RequestValidationError, HTTPException, *NOT_STORABLE)
+#: Errors that a page explains, beside an outage of the database. Any other error is a bug, and `Edge` logs it.
+_EXPLAINED = (LeaseholdError, RequestValidationError, HTTPException, *NOT_STORABLE)
 
 
 class Form(Mapping[str, str]):
-    """The fields of a form. `picked`: the values of fields that stand several times."""
+    """The fields of a form by name. If a field stands several times, its last value; `picked` returns all values."""
 
     def __init__(self, pairs: list[tuple[str, str]]) -> None:
         self._pairs = pairs
@@ -101,27 +104,30 @@ async def _form(request: Request) -> Form:
 
 
 def _shown(request: Request, error: Exception) -> Response | None:
-    """The error as a page. None: the client wants no page, or nobody foresaw the error."""
+    """The error as a page. None: the client wants no page, or the error is a bug."""
     if "text/html" not in request.headers.get("accept", ""):
         return None
-    if not isinstance(error, _FOREIGN) and not is_database_away(error):
+    if not isinstance(error, _EXPLAINED) and not is_database_away(error):
         return None
     if isinstance(error, Unauthenticated):
         return sign_in_page(request, error)
     problem = problem_of(error)
     back = request.state.form.get("back", "") if hasattr(request.state, "form") else ""
-    if back and problem.status < HTTPStatus.INTERNAL_SERVER_ERROR and is_path(back):
-        return go_to(request, back, problem.detail, good=False)  # the page shows what is true now
+    if problem.status < HTTPStatus.INTERNAL_SERVER_ERROR and is_path(back):
+        return go_to(request, back, problem.detail, good=False)  # the page of the form shows the present state
     return page(request, "error.html", problem.status, problem=problem)
 
 
 def sign_in_page(request: Request, error: Unauthenticated | None = None) -> Response:
-    """The page that asks for a key, at the address that the person wants to see."""
+    """The page that asks for a key. It stands at the address that the person wants, and leads there after the
+    sign-in.
+    """
     prefix = path_of(request)
     wanted = request.url.path.removeprefix(prefix) + (f"?{request.url.query}" if request.url.query else "")
     is_page = request.method == "GET" and not wanted.startswith(("/sign-in", "/enter", "/oidc"))
     if is_page and request.headers.get("sec-fetch-site") == _CROSS_SITE:
-        # A link from elsewhere comes without the cookie, which is SameSite=Strict. The second request has it.
+        # The cookie is SameSite=Strict: a browser that follows a link of another site sends the request without it.
+        # This page makes the browser repeat the request, and the repetition has the cookie.
         return page(request, "again.html")
     following = wanted if is_page else "/"
     status = HTTPStatus.OK if error is None else HTTPStatus.UNAUTHORIZED
@@ -132,17 +138,19 @@ def sign_in_page(request: Request, error: Unauthenticated | None = None) -> Resp
 
 
 def form_error(error: ValidationError, whole: str) -> Invalid:
-    """The error for a form that does not fit: its field and why. `whole`: what is named where no field is."""
+    """The error for a form that its model refuses: the first wrong field, and why. `whole`: the form's name, for an
+    error that is in no single field.
+    """
     wrong = error.errors()[0]
     where = ".".join(str(part) for part in wrong["loc"])
     return Invalid("invalid_request", f"{where or whole}: {wrong['msg']}.")
 
 
-def is_path(text: str) -> bool:
-    """Whether the text is a path below the console: never another site."""
-    return text.startswith("/") and not text.startswith("//") and "\\" not in text and text.isprintable()
-
-
-def safe(text: str) -> str:
-    """The path, as a header may carry it."""
-    return quote(text, safe="/?&=:%+.,~-_@*'()!$;")
+def whole_number(form: Form, name: str) -> int | None:
+    """The number in a field of the form; None: the field is empty. Raises Invalid."""
+    text = form.get(name, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
+        raise Invalid("invalid_request", f"{name}: write a whole number of at most {_MAX_DIGITS} digits.")
+    return int(text)

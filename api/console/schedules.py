@@ -1,4 +1,7 @@
-"""Schedules: when they fire, what they started, and why they paused; run now, pause, resume, change the clock."""
+"""The pages of schedules: when they fire, the runs that they started, and why they paused.
+
+A person starts a run now, pauses and resumes a schedule, and changes its cron expression and time zone.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +58,13 @@ async def show_schedule(request: Request, schedule_id: UUID, caller: Reader) -> 
 
 
 def _shown(schedule: dict[str, Any]) -> dict[str, Any]:
-    """With the cron expression in words, and the next firings in the schedule's zone, too."""
-    own = zone(schedule["timezone"])
-    firings = [datetime.fromisoformat(text) for text in schedule["next_runs"]]
+    """The schedule, with its cron expression in words and its next firings also in its own time zone."""
+    instants = [datetime.fromisoformat(text) for text in schedule["next_runs"]]
+    # A schedule whose zone this release does not know has no next firings, and needs no zone.
+    own_zone = zone(schedule["timezone"]) if instants else UTC
     return schedule | {
         "words": in_words(schedule["cron"]),
-        "firings": [(at, at.astimezone(own).strftime("%a %Y-%m-%d %H:%M %Z")) for at in firings],
+        "firings": [(instant, instant.astimezone(own_zone).strftime("%a %Y-%m-%d %H:%M %Z")) for instant in instants],
     }
 
 

@@ -1,4 +1,4 @@
-"""Answers that many open consoles share for some seconds, so that they cost the database as much as one."""
+"""Answers that all open pages of a process share for some seconds: many consoles cost the database as much as one."""
 
 from __future__ import annotations
 
@@ -8,51 +8,56 @@ from collections.abc import Awaitable, Callable, Hashable
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
-from fastapi import Request
-
 _Answer = TypeVar("_Answer")
 _MAX_KEYS = 500
 
 
 class Shared(Generic[_Answer]):
-    """`seconds`: how long an answer is given again. Requests that come while it is being made wait for it. An answer
-    that equals the one before is that very object: a page that is made of it is not made again (rendering.page).
+    """`seconds`: how long an answer is shared. Requests that arrive while an answer is being made wait for it.
+
+    An answer that equals the answer before it is replaced by that very object. So `rendering.page` sees by identity
+    that a page need not be rendered again.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._made: OrderedDict[Hashable, tuple[float, asyncio.Task[_Answer]]] = OrderedDict()
+        # By key: until when the answer is shared, and the task that makes it.
+        self._tasks: OrderedDict[Hashable, tuple[float, asyncio.Task[_Answer]]] = OrderedDict()
 
     async def get(self, key: Hashable, make: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        """`key` must name the tenant and the scopes, where the answer depends on them."""
-        made = self._made.get(key)
-        if made is None or (made[1].done() and (monotonic() >= made[0] or _failed(made[1]))):
-            before = None if made is None or _failed(made[1]) else made[1].result()
-            made = monotonic() + self._seconds, asyncio.ensure_future(_made(make, before))
-            self._made[key] = made
-            self._made.move_to_end(key)
-            if len(self._made) > _MAX_KEYS:
-                self._made.popitem(last=False)
-        return await asyncio.shield(made[1])
+        """The shared answer, or the answer of `make`. `key` must name the tenant and the scopes if the answer depends
+        on them. Raises what `make` raises.
+        """
+        until, task = self._tasks.get(key, (0.0, None))
+        if task is None or (task.done() and (monotonic() >= until or _failed(task))):
+            previous = None if task is None or _failed(task) else task.result()
+            task = asyncio.create_task(_make_or_keep(make, previous))
+            self._tasks[key] = monotonic() + self._seconds, task
+            self._tasks.move_to_end(key)
+            if len(self._tasks) > _MAX_KEYS:
+                self._tasks.popitem(last=False)
+        return await asyncio.shield(task)
 
     def forget(self) -> None:
-        """Make every answer anew: the caller has changed what they are about."""
-        self._made.clear()
+        """Make every answer anew: the caller has changed the rows behind the answers."""
+        self._tasks.clear()
 
 
-async def _made(make: Callable[[], Awaitable[_Answer]], before: _Answer | None) -> _Answer:
+async def _make_or_keep(make: Callable[[], Awaitable[_Answer]], previous: _Answer | None) -> _Answer:
+    """The answer of `make`; `previous` if the two are equal."""
     answer = await make()
-    return before if before is not None and answer == before else answer
+    return previous if previous is not None and answer == previous else answer
 
 
 def _failed(task: asyncio.Task[_Answer]) -> bool:
     return task.cancelled() or task.exception() is not None
 
 
-def shared_of(request: Request, name: str, seconds: float) -> Shared[Any]:
-    """The process's shared answers of this name."""
-    state = request.app.state
-    if not hasattr(state, "console"):
-        state.console = {}
-    answers: dict[str, Shared[Any]] = state.console
-    return answers.setdefault(name, Shared(seconds))
+class SharedAnswers:
+    """The shared answers of all pages, by the name that a page gives them."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Shared[Any]] = {}
+
+    def of(self, name: str, seconds: float) -> Shared[Any]:
+        return self._by_name.setdefault(name, Shared(seconds))

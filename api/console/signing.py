@@ -1,8 +1,7 @@
-"""Signing in with an API key, or by a ticket that `leasehold dev` made, and signing out."""
+"""Signs a person in with an API key, or by a ticket that `leasehold dev` made; and signs the person out."""
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -10,8 +9,8 @@ from fastapi import APIRouter, Query, Request, Response
 from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import located, stranger
 from leasehold.api.console import session
-from leasehold.api.console.rendering import HEADERS, go_to, path_of
-from leasehold.api.console.routes import Fields, is_path, safe, sign_in_page
+from leasehold.api.console.rendering import FLASH, go_to, path_of, see
+from leasehold.api.console.routes import Fields, sign_in_page
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.domain.errors import Unauthenticated
@@ -34,7 +33,7 @@ async def sign_in(request: Request, form: Fields) -> Response:
     except Unauthenticated as error:
         services.refusals.add(error.code, stranger(request, form.get("key", "").strip()), request.url.path)
         return sign_in_page(request, error)
-    return await _entered(request, caller, form.get("following", "/"))
+    return await _begin_session(request, caller, form.get("following", "/"))
 
 
 @router.get("/enter")
@@ -45,14 +44,13 @@ async def enter(
 ) -> Response:
     services = services_of(request)
     prefix = session.prefix_of_ticket(services.settings, ticket)
-    return await _entered(request, located(request, await services.keyring.of_session(prefix)), following)
+    return await _begin_session(request, located(request, await services.keyring.of_session(prefix)), following)
 
 
-async def _entered(request: Request, caller: Caller, following: str) -> Response:
+async def _begin_session(request: Request, caller: Caller, following: str) -> Response:
     async with services_of(request).pool.acquire() as connection:
         await record(connection, caller, "session.began", _owner(caller))
-    to = path_of(request) + (safe(following) if is_path(following) else "/")
-    response = Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": to} | HEADERS)
+    response = see(request, following)
     session.begin(services_of(request), request, response, _owner(caller))
     return response
 
@@ -62,7 +60,7 @@ async def sign_out(request: Request, caller: session.Anybody) -> Response:
     async with services_of(request).pool.acquire() as connection:
         await record(connection, caller, "session.ended", _owner(caller))
     response = go_to(request, "/sign-in", "")
-    response.delete_cookie("leasehold_flash", path=path_of(request) or "/")
+    response.delete_cookie(FLASH, path=path_of(request) or "/")
     session.end(services_of(request), response)
     return response
 

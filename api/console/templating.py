@@ -1,4 +1,4 @@
-"""Templates: their versions, steps and schemas; enable and disable a version."""
+"""The pages of templates: their versions, steps and schemas. A person enables and disables a version."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from leasehold.api.auth.security import RUNS_READ, TEMPLATES_WRITE
 from leasehold.api.console.rendering import content_of, go_to, page
 from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn
+from leasehold.api.http.cursors import VersionCursor
 from leasehold.api.process.keyring import Caller
 from leasehold.api.runs import templates as endpoints
 
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(RUNS_READ))]
 Writer = Annotated[Caller, Depends(SignedIn(TEMPLATES_WRITE))]
-_MAX_SHOWN = 300
+_PAGE = 100
 
 
 @router.get("/templates")
-async def show_templates(request: Request, caller: Reader) -> Response:
-    templates = content_of(await endpoints.list_templates(request, caller))["templates"]
-    return page(request, "templates.html", templates=templates[:_MAX_SHOWN], more=len(templates) - _MAX_SHOWN)
+async def show_templates(request: Request, caller: Reader, cursor: VersionCursor = None) -> Response:
+    answer = content_of(await endpoints.list_templates(request, caller, cursor, _PAGE))
+    return page(
+        request, "templates.html", templates=answer["templates"], next_cursor=answer["next_cursor"], cursor=cursor
+    )
 
 
 @router.get("/templates/{kind}/{version}")

@@ -42,6 +42,7 @@ from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, multipart, problems
 from leasehold.api.http.problems import Problem
 from leasehold.api.http.responses import publish_and_admit
+from leasehold.api.process.best_effort import best_effort
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services, services_of
@@ -125,7 +126,7 @@ async def create_conversion(request: Request, caller: Writer, idempotency_key: I
     except RequestError:  # the idempotency key is refused
         await _clean_up(services, caller, job_id)
         raise
-    # After any other error the job may or may not be written. If it is not, the sweeper deletes the stored files.
+    # After any other error nobody knows whether the job was written. If it was not, the sweeper deletes the files.
     for name, value in rate_fields.items():
         response.headers.setdefault(name, value)  # where both have a field, the tenant's limits win
     return response
@@ -154,7 +155,7 @@ async def _announce_upload(services: Services, caller: Caller, job_id: UUID, for
 async def _create(
     services: Services, caller: Caller, new_conversion: NewConversion, form: StoredForm, idempotency_key: str | None
 ) -> Response:
-    """Write the job and answer 201. A repeated request gets the first answer, and its own files are deleted."""
+    """Write the job and answer 201. A repeated request gets the first answer, and its stored files are deleted."""
     submissions: list[Submitted] = []
     limit_fields: dict[str, str] = {}
     queues = queues_of(caller.tenant_id, conversion)
@@ -206,16 +207,19 @@ def _new_conversion(
 
 
 async def _clean_up(services: Services, caller: Caller, job_id: UUID) -> None:
-    """Delete what a refused job has stored. If the store is down, the sweeper deletes it later."""
+    """Delete the stored files of a refused job. During an outage they stay, and the sweeper deletes them later."""
+    is_deleted = True
     try:
         await services.store.delete(*keys_of(job_id).values())
     except LeaseholdError as error:
         log.warning("objects of a refused job are left", job_id=str(job_id), error=type(error).__name__)
+        is_deleted = False
+    with best_effort("deletions of refused forms"):
         async with services.pool.acquire() as connection:
-            await uploads.close(connection, caller.tenant_id, prefix_of(job_id), keep=None)
-        return
-    async with services.pool.acquire() as connection:
-        await uploads.forget(connection, caller.tenant_id, prefix_of(job_id))
+            if is_deleted:
+                await uploads.forget(connection, caller.tenant_id, prefix_of(job_id))
+            else:
+                await uploads.close(connection, caller.tenant_id, prefix_of(job_id), keep=None)
 
 
 def _in_progress_response(busy: Busy, request_id: str) -> Response:

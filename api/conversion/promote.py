@@ -1,5 +1,6 @@
-"""POST /api/v1/jobs/{job_id}/promote: copies a conversion's artifacts to the promotion target (where an installation
-serves its models from), all or none.
+"""POST /api/v1/jobs/{job_id}/promote: copies all or none of a conversion's artifacts to the promotion target.
+
+An installation serves its models from the promotion target.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from leasehold.api.conversion.result import ArtifactName, finished_artifacts
 from leasehold.api.conversion.view import file_name_of
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
+from leasehold.api.process.best_effort import best_effort
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.db.database import Connection
@@ -109,12 +111,14 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
         return await _answer_without_turn(services, caller, job_id, keys)
     turn, leftovers = turn_and_leftovers
 
-    async def recorded(connection: Connection) -> None:
+    async def record_promotion(connection: Connection) -> None:
         await record(connection, caller, "job.promoted", job_id, kind="conversion", keys=keys)
 
     try:
         async with open_target(services.settings, services.store) as target:
-            await Promoter(services.pool.acquire, services.store, target).promote(turn, leftovers, copies, recorded)
+            await Promoter(services.pool.acquire, services.store, target).promote(
+                turn, leftovers, copies, record_promotion
+            )
     except BaseException:
         await asyncio.shield(_give_up(services, turn))
         audit("promote.failed", request, caller, job_id=str(job_id))
@@ -136,5 +140,7 @@ async def _answer_without_turn(services: Services, caller: Caller, job_id: UUID,
 
 
 async def _give_up(services: Services, turn: Turn) -> None:
-    async with services.pool.acquire() as connection:
-        await promotions.give_up(connection, turn)
+    """End the turn. During an outage the turn ends with its lease, and a worker undoes what it copied."""
+    with best_effort("ends of promotions"):
+        async with services.pool.acquire() as connection:
+            await promotions.give_up(connection, turn)

@@ -21,13 +21,13 @@ from leasehold.api.auth.security import CONVERSION_READ
 from leasehold.api.conversion.view import ARTIFACTS, disposition
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
+from leasehold.api.process.best_effort import best_effort
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.domain.errors import Conflict, Gone, LeaseholdError, NotFound, ObjectMissing, TooMany
 from leasehold.limits import downloads
 from leasehold.pipelines.conversion import rows as conversions
 from leasehold.pipelines.conversion.rows import Row
-from leasehold.runtime.transient import TRY_AGAIN
 
 log = structlog.get_logger(__name__)
 router = APIRouter(tags=["conversion"], route_class=AuthenticatedFirst)
@@ -124,7 +124,7 @@ async def _open(
     output: dict[str, Any],
     audit_fields: dict[str, Any],
 ) -> Response:
-    """Read the first piece before the answer begins: so a deleted object can still answer 410."""
+    """Read the first piece before the answer begins: if the object was deleted, the answer can still be 410."""
     pieces = services.store.pieces(output["key"])
     try:
         first_piece = await anext(pieces, b"")
@@ -154,19 +154,22 @@ async def _open(
 async def _end(
     services: Services, caller: Caller, download_id: UUID, sent_bytes: int, sent: dict[str, Any] | None = None
 ) -> None:
-    """`sent`: what the audit records of a download that began."""
-    try:
+    """Charge the download for `sent_bytes`. `sent`: the fields that the audit records of a download that began.
+
+    During an outage the download stays charged in full, and counts as open until its time limit.
+    """
+    with best_effort("the ends of downloads"):
         async with services.pool.acquire() as connection, connection.transaction():
             await downloads.end(connection, caller.tenant_id, download_id, sent_bytes)
             if sent is not None:
-                of_job = {name: value for name, value in sent.items() if name != "job_id"}
-                await record(connection, caller, "job.downloaded", sent["job_id"], bytes=sent_bytes, **of_job)
-    except TRY_AGAIN as error:  # the download stays charged in full, and counts as open until its time limit
-        log.warning("the end of a download was not recorded", error=type(error).__name__)
+                details = {name: value for name, value in sent.items() if name != "job_id"}
+                await record(connection, caller, "job.downloaded", sent["job_id"], bytes=sent_bytes, **details)
 
 
 class _Streamed(Response):
-    """Streams with one piece in memory. Ends early if the client disconnects, the time is over or the store fails."""
+    """Streams an artifact with one piece in memory. It ends early if the client disconnects, the time limit passes, or
+    the store fails.
+    """
 
     def __init__(
         self, pieces: AsyncGenerator[bytes, None], first_piece: bytes, size: int, record_end: Any, **options: Any
@@ -181,7 +184,7 @@ class _Streamed(Response):
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         disconnected = asyncio.create_task(_disconnected(receive))
         try:
-            async with aclosing(self._pieces), asyncio.timeout(downloads.MAX_SECONDS):
+            async with aclosing(self._pieces), asyncio.timeout(downloads.MAX_SECONDS) as time_limit:
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 await self._send(send, self._first_piece)
                 async for piece in self._pieces:
@@ -189,6 +192,10 @@ class _Streamed(Response):
                         return
                     await self._send(send, piece)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            if not time_limit.expired():
+                raise
+            log.info("a download was cut at its time limit", bytes=self._sent_bytes)  # the client is slow: no outage
         finally:
             disconnected.cancel()
             complete = self._sent_bytes == self._size and not disconnected.done()

@@ -105,8 +105,8 @@ def keys_of(job_id: UUID) -> dict[str, str]:
 async def receive(request: Request, store: ObjectStore, keys: dict[str, str], settings: Settings) -> StoredForm:
     """Read and store the whole form.
 
-    Raises Invalid, Unsupported, TimeoutError, StoreError, or a 400 for a malformed form. Then nothing stays stored,
-    unless the store is down and refuses to delete.
+    Raises Invalid, Unsupported, BodyTooSlow for a silent client, TimeoutError after MAX_SECONDS, StoreError, and
+    HTTPException(400) for a malformed form. Then nothing stays stored, unless the store is down and cannot delete.
     """
     async with (
         asyncio.timeout(MAX_SECONDS),

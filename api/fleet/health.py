@@ -1,8 +1,10 @@
 """The health endpoints: `/livez` (the process answers) and `/readyz` (the process can write to the database).
 
-The broker and the store are reported but do not decide: submissions need no broker, and if the shared store is away, it
-would help nobody to take every API process out of service. Both endpoints need no key. Only an operator sees versions
-and settings of the servers: `/readyz?verbose` needs a key.
+The state of the broker and of the store is reported, and does not decide. Submissions need no broker. All API processes
+share one store: if it is away, nobody gains when every process leaves service.
+
+Neither endpoint needs a key. `/readyz?verbose` needs an operator's key, because it shows versions and settings of the
+servers.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from fastapi.responses import JSONResponse
 from leasehold.api.auth.security import OPERATE, Require, bearer
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.problems import is_database_away
-from leasehold.api.process.services import Services, services_of
+from leasehold.api.process.services import Services
 from leasehold.db.schemas import CORE, state_of
 from leasehold.domain.errors import StoreError
 from leasehold.domain.ids import new_id
@@ -35,14 +37,14 @@ log = structlog.get_logger(__name__)
 router = APIRouter(include_in_schema=False, route_class=AuthenticatedFirst)
 _operator = Require(OPERATE)
 
-#: All probes within so many seconds share one answer: probes are public, and one check writes.
+#: All probes within this many seconds share one run of the checks: probes are public, and one check writes.
 _SHARED_SECONDS = 1.0
 _TIMEOUT_SECONDS = 3.0
 _NO_ANSWER: tuple[type[BaseException], ...] = (TimeoutError, StoreError, *TRY_AGAIN)
-#: All requests within so many seconds share the findings of one self-check: the servers seldom change.
+#: All requests within this many seconds share the findings of one self-check: the servers seldom change.
 _FINDINGS_SECONDS = 60.0
 
-# A real, committed write. A demoted or read-only server refuses it; a full disk or a lost quorum stalls it.
+# A committed write. A demoted or read-only server refuses it; a full disk or a lost quorum stalls it.
 PROVE_WRITES = """
 INSERT INTO leadership (role, owner, until) VALUES ('readiness', $1, clock_timestamp())
 ON CONFLICT (role) DO UPDATE SET owner = excluded.owner, until = excluded.until
@@ -60,7 +62,7 @@ class Check:
 
 
 class Readiness:
-    """Runs the checks at most once a second, however many requests arrive."""
+    """Runs the checks of one process, at most once a second, however many requests arrive."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -81,7 +83,7 @@ class Readiness:
         ]
 
     async def findings(self) -> list[Finding]:
-        """What the self-check finds out about the database, the broker and the store. It runs at most once a minute."""
+        """The findings of the self-check about the database, the broker and the store, made at most once a minute."""
         if self._examining is None or (self._examining.done() and monotonic() - self._examined_at > _FINDINGS_SECONDS):
             self._examined_at = monotonic()
             self._examining = asyncio.create_task(self._examine())
@@ -133,7 +135,7 @@ class Readiness:
     async def _store(self) -> str:
         if self._services.store.is_absent:
             return "none"
-        await self._services.store.head("readiness")  # any answer will do: the object need not exist
+        await self._services.store.head("readiness")  # the object need not exist: any answer shows that the store is up
         return "answers"
 
 
@@ -189,8 +191,5 @@ async def readyz(request: Request) -> Response:
 
 
 def readiness_of(request: Request) -> Readiness:
-    state = request.app.state
-    if not hasattr(state, "readiness"):
-        state.readiness = Readiness(services_of(request))
-    readiness: Readiness = state.readiness
+    readiness: Readiness = request.app.state.readiness
     return readiness

@@ -24,7 +24,7 @@ from leasehold.domain.errors import Forbidden
 from leasehold.domain.json_values import Integer, JsonNumber
 from leasehold.limits import keys
 from leasehold.security.credentials import list_keys
-from leasehold.security.roles import PREFIX
+from leasehold.security.roles import PREFIX, role_and_scopes
 
 router = APIRouter(tags=["keys"], prefix="/v1", route_class=AuthenticatedFirst)
 Admin = Annotated[Caller, Depends(Require(KEYS_WRITE))]
@@ -100,9 +100,8 @@ async def list_all_keys(
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    roles = [scope.removeprefix(PREFIX) for scope in row["scopes"] if scope.startswith(PREFIX)]
-    scopes = [scope for scope in row["scopes"] if not scope.startswith(PREFIX)]
-    return row | {"role": roles[0] if roles else None, "scopes": scopes}
+    role, scopes = role_and_scopes(row["scopes"])
+    return row | {"role": role, "scopes": scopes}
 
 
 @router.post(

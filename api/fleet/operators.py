@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from leasehold.api.auth.audit import record
@@ -27,6 +27,8 @@ from leasehold.transitions import fleet, limits, workers
 
 router = APIRouter(tags=["operators"], prefix="/v1", route_class=AuthenticatedFirst)
 Operator = Annotated[Caller, Depends(Require(OPERATE))]
+#: Longer than the name of any queue, and short enough for an index.
+QueueName = Annotated[str, Path(max_length=200)]
 
 
 class Pause(BaseModel):
@@ -82,7 +84,7 @@ async def list_queues(request: Request, _caller: Operator) -> Response:
     description="No task of the queue starts. Running tasks go on, and submissions are still accepted.",
     responses=problems({}),
 )
-async def pause_queue(request: Request, queue: str, caller: Operator, body: Pause | None = None) -> Response:
+async def pause_queue(request: Request, queue: QueueName, caller: Operator, body: Pause | None = None) -> Response:
     async with services_of(request).pool.acquire() as connection, connection.transaction():
         reason = body.reason if body is not None and body.reason else f"paused by {caller.client_id}"
         await fleet.pause(connection, queue, reason)
@@ -91,7 +93,7 @@ async def pause_queue(request: Request, queue: str, caller: Operator, body: Paus
 
 
 @router.post("/queues/{queue}/resume", operation_id="resumeQueue", summary="Resume a queue", responses=problems({}))
-async def resume_queue(request: Request, queue: str, caller: Operator) -> Response:
+async def resume_queue(request: Request, queue: QueueName, caller: Operator) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection, connection.transaction():
         hints = await fleet.resume(connection, queue)

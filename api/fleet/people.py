@@ -23,7 +23,7 @@ from leasehold.api.process.services import services_of
 from leasehold.db.job_reads import Row
 from leasehold.domain.json_values import Flag
 from leasehold.limits import people
-from leasehold.security.roles import NAMES, PREFIX
+from leasehold.security.roles import role_and_scopes
 
 router = APIRouter(tags=["people"], prefix="/v1/people", route_class=AuthenticatedFirst)
 Admin = Annotated[Caller, Depends(Require(PEOPLE_WRITE))]
@@ -64,13 +64,13 @@ class PersonChange(BaseModel):
 
 
 def shown(row: Row) -> dict[str, Any]:
-    roles = [scope.removeprefix(PREFIX) for scope in row["scopes"] if scope.startswith(PREFIX)]
+    role, scopes = role_and_scopes(row["scopes"])
     fields = (
         "id", "tenant_id", "login", "name", "issuer", "subject", "set_role", "created_at", "seen_at", "disabled_at",
     )  # fmt: skip
     return {name: row[name] for name in fields} | {
-        "role": max(roles, key=NAMES.index, default=None),
-        "scopes": sorted(scope for scope in row["scopes"] if not scope.startswith(PREFIX)),
+        "role": role,
+        "scopes": scopes,
     }
 
 

@@ -22,6 +22,7 @@ SERVER_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 
 
 def _check_size(extra: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Raises ValueError for too large an object."""
     if extra is not None and len(orjson.dumps(extra)) > MAX_EXTRA_BYTES:
         raise ValueError(f"at most {MAX_EXTRA_BYTES} bytes of JSON")
     return extra

@@ -14,12 +14,13 @@ from fastapi import APIRouter, Depends, Request, Response
 from leasehold.api.auth.security import GENERATION_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.early import refuse_early
-from leasehold.api.http.multipart import Begin, Data, End, events
+from leasehold.api.http.multipart import Begin, Data, End, events, form_too_slow
 from leasehold.api.http.openapi import multipart, problems
 from leasehold.api.http.responses import json_response
+from leasehold.api.process.best_effort import best_effort
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.domain.errors import BadGateway, BodyTooSlow, Invalid, RequestError, StoreError
+from leasehold.domain.errors import BadGateway, Invalid, RequestError, StoreError
 from leasehold.pipelines.generation import rows as generations
 from leasehold.pipelines.media.kinds import sniff
 
@@ -57,12 +58,14 @@ async def upload_images(request: Request, caller: Writer) -> Response:
     try:
         # The form holds an image in memory, and a second copy while it stores the image.
         memory = 2 * services.settings.generation_source_max_bytes
-        async with services.bodies.room(caller.tenant_id, memory), asyncio.timeout(_UPLOAD_SECONDS):
+        async with services.bodies.room(caller.tenant_id, memory), asyncio.timeout(_UPLOAD_SECONDS) as time_limit:
             await refuse_early(services, caller, {}, charged_as="uploads")
             form = _Form(services, caller)
             keys = await form.read(request)
     except TimeoutError:
-        raise BodyTooSlow("body_too_slow", "The form did not arrive in time.") from None
+        if not time_limit.expired():  # the database was too slow, and not the client
+            raise
+        raise form_too_slow() from None
     except StoreError as error:
         raise BadGateway("store_unavailable", "The image could not be stored. Try again soon.") from error
     urls = [await services.store.sign_get(key, seconds=lifetime) for key in keys]
@@ -98,10 +101,13 @@ class _Form:
             raise
 
     async def _expire_new_keys(self) -> None:
-        """Expire the new images of a refused form, so that the next housekeeping deletes them: no client knows them."""
+        """Expire the new images of a refused form: no client knows them, and the next housekeeping deletes them. During
+        an outage they stay until their own end.
+        """
         if self._new_keys:
-            async with self._services.pool.acquire() as connection:
-                await generations.drop_sources(connection, self._caller.tenant_id, self._new_keys)
+            with best_effort("deletions of refused forms"):
+                async with self._services.pool.acquire() as connection:
+                    await generations.drop_sources(connection, self._caller.tenant_id, self._new_keys)
 
     async def _read(self, request: Request) -> list[str]:
         async for event in events(request, MAX_IMAGES * self._max_bytes + 1024 * 1024):

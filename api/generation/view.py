@@ -15,10 +15,11 @@ from leasehold.pipelines.generation.rows import UNDER_WAY, Row
 
 StatusText: TypeAlias = Literal["unknown", "pending", "processing", "polling", "completed", "failed"]
 STATUS_NUMBERS: dict[StatusText, Literal[0, -1, -2]] = {"completed": -1, "failed": -2}
-#: The error of a job that was cancelled or expired: such a job has no error of its own. Another order may succeed.
+#: The error of a job that ended badly and has no error of its own. Another order may succeed.
 _DEFAULT_ERRORS = {
     JobState.CANCELLED: ("cancelled", "The generation was cancelled."),
     JobState.EXPIRED: ("deadline_exceeded", "The generation did not finish in time."),
+    JobState.FAILED: ("failed", "The generation failed."),
 }
 #: The longest life of a signed URL: S3's limit of one week.
 _MAX_URL_SECONDS = 7 * 86_400

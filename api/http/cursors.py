@@ -1,4 +1,5 @@
-"""Opaque cursors of lists: the last row's id or instant, in base64url. A cursor holds nothing secret.
+"""Opaque cursors of lists: the place of the last row (its id, its instant, or its name and version) in base64url. A
+cursor holds nothing secret.
 
 Every text of the right length and alphabet decodes to some position, so that the OpenAPI document can give the exact
 pattern. Any other text is refused with `invalid_cursor`.
@@ -20,12 +21,14 @@ from leasehold.domain.errors import Invalid
 
 _MAX_LETTERS = 200
 _ID, _INSTANT = 16, 8
+#: Bytes of a version, and of a name: the longest name of a template has 63.
+_VERSION, _NAME = 2, 64
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-#: The cursor of a list ordered by id, and of a list ordered by instant. The pattern is documented and not enforced:
-#: cursors of earlier releases are accepted, too, and a wrong cursor has an error code of its own.
+#: The cursors of lists in the order of ids, of instants, and of names with versions. The patterns are documented and
+#: not enforced: cursors of earlier releases are accepted, too, and a wrong cursor has an error code of its own.
 IdCursor: TypeAlias = Annotated[
     Annotated[str, Field(max_length=_MAX_LETTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{21}[AQgw]$"})] | None,
     Query(description="The `next_cursor` of the page before."),
@@ -34,6 +37,27 @@ InstantCursor: TypeAlias = Annotated[
     Annotated[str, Field(max_length=_MAX_LETTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{32}$"})] | None,
     Query(description="The `next_cursor` of the page before."),
 ]
+VersionCursor: TypeAlias = Annotated[
+    Annotated[str, Field(max_length=_MAX_LETTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{88}$"})] | None,
+    Query(description="The `next_cursor` of the page before."),
+]
+
+
+def cursor_of_version(name: str, version: int) -> str:
+    """The cursor of a list in the order of names with versions. It has the same length for every name."""
+    packed = version.to_bytes(_VERSION, "big") + name.encode().ljust(_NAME, b"\x00")
+    return base64.urlsafe_b64encode(packed).decode()
+
+
+def version_at(cursor: str | None) -> tuple[str, int] | None:
+    """The name and the version of the cursor. None: there is no cursor. Raises Invalid."""
+    if cursor is None:
+        return None
+    packed = _unpacked(cursor)
+    if len(packed) != _VERSION + _NAME:
+        raise _malformed()
+    name = "".join(letter for letter in packed[_VERSION:].decode("ascii", "ignore") if letter.isprintable())
+    return name, int.from_bytes(packed[:_VERSION], "big")
 
 
 def cursor_of(*parts: UUID | datetime) -> str:

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from leasehold.api.http.media_types import FORM, wrong_type
-from leasehold.domain.errors import Invalid
+from leasehold.domain.errors import BodyTooSlow, Invalid
 
 _MAX_HEADERS_BYTES = 8 * 1024
 #: The longest name of a field or of a file, in bytes.
@@ -107,7 +107,7 @@ def _unreadable() -> HTTPException:
 
 
 async def _pieces(request: Request) -> AsyncIterator[bytes]:
-    """The pieces of the body as they arrive. Raises TimeoutError if the client sends nothing for MAX_SILENT_SECONDS."""
+    """The pieces of the body as they arrive. Raises BodyTooSlow if the client sends nothing for MAX_SILENT_SECONDS."""
     stream = request.stream()
     while True:
         try:
@@ -115,13 +115,19 @@ async def _pieces(request: Request) -> AsyncIterator[bytes]:
                 piece = await anext(stream)
         except StopAsyncIteration:
             return
+        except TimeoutError:
+            raise form_too_slow() from None
         yield piece
+
+
+def form_too_slow() -> BodyTooSlow:
+    return BodyTooSlow("body_too_slow", "The form did not arrive in time.")
 
 
 async def events(request: Request, max_bytes: int) -> AsyncIterator[Event]:
     """Parse the request's form, event by event.
 
-    Raises Unsupported for another media type; HTTPException(400) for a malformed or truncated form; TimeoutError for a
+    Raises Unsupported for another media type; HTTPException(400) for a malformed or truncated form; BodyTooSlow for a
     silent client; Invalid("too_large") beyond `max_bytes`. The bytes that arrive are counted, not the Content-Length.
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))

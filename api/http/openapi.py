@@ -67,13 +67,23 @@ def document(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-@router.get(PATH)
-async def contract(request: Request) -> Response:
-    """Serve the document without a key. The first request builds it, in a thread, because that takes a second. Later
-    requests get the same bytes.
+class Contract:
+    """The bytes of an app's document. The first request builds them in a thread, because that takes a second. Requests
+    that arrive meanwhile wait for the same bytes.
     """
-    state = request.app.state
-    if not hasattr(state, "contract"):
-        state.contract = asyncio.create_task(asyncio.to_thread(lambda: orjson.dumps(document(request.app))))
-    content: bytes = await asyncio.shield(state.contract)
-    return Response(content, media_type="application/json")
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self._building: asyncio.Task[bytes] | None = None
+
+    async def content(self) -> bytes:
+        if self._building is None:
+            self._building = asyncio.create_task(asyncio.to_thread(lambda: orjson.dumps(document(self._app))))
+        return await asyncio.shield(self._building)
+
+
+@router.get(PATH)
+async def serve_document(request: Request) -> Response:
+    """Serve the document without a key."""
+    contract: Contract = request.app.state.contract
+    return Response(await contract.content(), media_type="application/json")

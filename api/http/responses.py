@@ -1,4 +1,4 @@
-"""Shared by endpoints after their commit: they publish its hints, admit jobs that waited, and answer with JSON."""
+"""Endpoints call this module after their commit: it publishes hints, admits jobs that waited, and encodes answers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from uuid import UUID
 import orjson
 from fastapi import Response
 
+from leasehold.api.process.best_effort import best_effort
 from leasehold.api.process.services import Services
 from leasehold.broker.outbox import Announcement
 from leasehold.exporter.jobs import count_ended_jobs
@@ -36,12 +37,14 @@ async def publish_and_admit(
 ) -> None:
     """Call this after a commit: publish the commit's hints, and admit the jobs that wait at `limits`.
 
-    `departed`: the jobs that the commit took out of these limits.
+    `departed`: the jobs that the commit took out of these limits. During an outage the workers admit the jobs: the
+    request was committed, and its answer must not say otherwise.
     """
     services.announcer.announce(hints)
     if limits:
-        async with services.pool.acquire() as connection:
-            services.announcer.announce(await concurrency.admit(connection, limits, departed))
+        with best_effort("admissions after a commit"):
+            async with services.pool.acquire() as connection:
+                services.announcer.announce(await concurrency.admit(connection, limits, departed))
 
 
 async def publish_and_admit_run(services: Services, effects: CreatedRun) -> None:

@@ -12,6 +12,7 @@ from leasehold.api.process.services import Services
 from leasehold.db import job_reads
 from leasehold.db.job_reads import MAX_COUNTED, Row
 from leasehold.domain.states import JOB_TERMINAL
+from leasehold.transitions.jobs import EXTERNAL, client_queue
 
 
 async def explain(
@@ -80,10 +81,10 @@ def _step(row: Row) -> dict[str, Any]:
         return _later(row)
     queue = row["queue"]
     if row["paused_because"] is not None:
-        return _reason("queue_paused", f"The queue {_shown(queue)} is paused: {row['paused_because']}", step=step)
-    if queue.startswith("ext:"):
-        message = f"{step} waits until an external worker claims tasks of the queue {_shown(queue)}."
-        return _reason("waiting_for_external_worker", message, step=step, queue=_shown(queue))
+        return _reason("queue_paused", f"The queue {client_queue(queue)} is paused: {row['paused_because']}", step=step)
+    if queue.startswith(EXTERNAL):
+        message = f"{step} waits until an external worker claims tasks of the queue {client_queue(queue)}."
+        return _reason("waiting_for_external_worker", message, step=step, queue=client_queue(queue))
     return _in_line(row)
 
 
@@ -107,11 +108,6 @@ def _later(row: Row) -> dict[str, Any]:
         message = f"{row['step']} failed and is tried again at {at.isoformat()}."
         return _reason("retry_later", message, step=row["step"], until=at, error=row["failure"])
     return _reason("waiting_until", f"{row['step']} waits until {at.isoformat()}.", step=row["step"], until=at)
-
-
-def _shown(queue: str) -> str:
-    """The queue's name as its clients know it: `ext:TENANT:NAME` is NAME."""
-    return queue.split(":", 2)[2] if queue.startswith("ext:") else queue
 
 
 def _entry(row: Row) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from leasehold.db.job_reads import Row
 from leasehold.domain.errors import StoreAbsent
 from leasehold.domain.states import JOB_TERMINAL, TaskState
 from leasehold.kinds.operations import JobKind
+from leasehold.transitions.jobs import client_queue
 
 #: Outputs of an answer that are linked: each link is signed anew.
 MAX_LINKS = 100
 _OPEN = (TaskState.PENDING, TaskState.RETRY, TaskState.WAITING)
-_EXTERNAL = "ext:"
 
 
 def summary(row: Row, kind: JobKind) -> dict[str, Any]:
@@ -80,12 +80,7 @@ def answer(found: Found) -> dict[str, Any]:
 
 
 def _step(step: Mapping[str, Any]) -> dict[str, Any]:
-    return _given(**step) | {"queue": _shown(step["queue"]), "attempts": step["attempts"] or []}
-
-
-def _shown(queue: str) -> str:
-    """The queue's name as its clients know it: `ext:TENANT:NAME` is NAME."""
-    return queue.split(":", 2)[2] if queue.startswith(_EXTERNAL) else queue
+    return _given(**step) | {"queue": client_queue(step["queue"]), "attempts": step["attempts"] or []}
 
 
 def _waits_for(row: Row, steps: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -96,7 +91,7 @@ def _waits_for(row: Row, steps: list[Mapping[str, Any]]) -> list[dict[str, Any]]
         _given(
             step=step["id"],
             state=step["state"],
-            queue=_shown(step["queue"]),
+            queue=client_queue(step["queue"]),
             until=_later(step["available_at"], now),
         )
         for step in steps

@@ -38,7 +38,7 @@ from leasehold.kinds.opening import open_all
 from leasehold.kinds.operations import RUN_SCOPES, JobKinds
 from leasehold.limits.admission import Admission
 from leasehold.limits.external_files import Files
-from leasehold.pipelines import kinds_of
+from leasehold.pipelines import RESERVED_NAMES, kinds_of
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.security.openid import OpenId
 from leasehold.security.roles import roles_of
@@ -114,7 +114,7 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
         refusals.start()
         stack.push_async_callback(refusals.close)
         evaluator = await stack.enter_async_context(evaluating(settings))
-        templates = Templates(pipelines, evaluator)
+        templates = Templates(pipelines, evaluator, reserved=RESERVED_NAMES)
         job_kinds = JobKinds(kinds, pipelines, RUN_SCOPES)
         opened = await open_all(kinds, settings, stack)
         openid = await _open_openid(settings, stack)

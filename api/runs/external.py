@@ -31,7 +31,7 @@ from leasehold.limits import external_files
 from leasehold.limits.external_files import HandedIn
 from leasehold.transitions import claims, external, progress, settlements
 from leasehold.transitions.claims import Claimed, LeaseTerms
-from leasehold.transitions.jobs import external_queue
+from leasehold.transitions.jobs import client_queue, external_queue
 from leasehold.transitions.settlements import Completion, Failure, Settled, Verdict
 
 router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=AuthenticatedFirst)
@@ -150,7 +150,7 @@ def _task(claimed: Claimed, lease_seconds: float) -> dict[str, Any]:
         "template": claimed.pipeline,
         "version": claimed.pipeline_version,
         "step": claimed.step,
-        "queue": claimed.queue.split(":", 2)[2],
+        "queue": client_queue(claimed.queue),
         "epoch": claimed.lease.epoch,
         "attempt": claimed.lease.attempt,
         "lease_seconds": lease_seconds,

@@ -260,9 +260,8 @@ async def change_schedule(request: Request, schedule_id: UUID, body: Changes, ca
         raise Invalid("invalid_request", f"{', '.join(empty)} cannot be null.")
     async with services.pool.acquire() as connection:
         row = dict(await _find(connection, caller.tenant_id, schedule_id))
-    if (
-        body.enabled or body.payload_template is not None
-    ):  # disabling must always be possible, even if the template is gone
+    # Disabling must always be possible, even if the template does not exist any more.
+    if body.enabled or body.payload_template is not None:
         await _check_payload(services, caller.tenant_id, row | changes)
     async with services.pool.acquire() as connection, connection.transaction():
         row = dict(await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")) | changes
@@ -275,10 +274,10 @@ async def change_schedule(request: Request, schedule_id: UUID, body: Changes, ca
             " catch_up = $7, catch_up_seconds = $8, pause_after_failures = $9, next_run_at = $10, tags = $11,"
             " paused_because = CASE WHEN $2 THEN NULL ELSE paused_because END, failures = 0,"
             " updated_at = clock_timestamp()"
-            " WHERE id = $1 RETURNING *, clock_timestamp() AS now",
+            " WHERE id = $1 AND tenant_id = $12 RETURNING *, clock_timestamp() AS now",
             schedule_id, row["enabled"], row["cron"], row["timezone"], row["payload_template"], row["overlap"],
             row["catch_up"], row["catch_up_seconds"], row["pause_after_failures"],
-            next_run_at if clock_changed else row["next_run_at"], row["tags"],
+            next_run_at if clock_changed else row["next_run_at"], row["tags"], caller.tenant_id,
         )  # fmt: skip
         await quarantine.release(connection, schedules.DUTY, schedule_id)
         shown = {name: value for name, value in changes.items() if name != "payload_template"}

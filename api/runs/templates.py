@@ -1,6 +1,6 @@
-"""/v1/templates: read all templates, write a version of a template, enable and disable versions.
+"""/v1/templates: clients read templates, write a version of a template, and enable and disable versions.
 
-Templates that are declared in code are listed, too, and cannot be changed here.
+The lists also have the templates that are declared in code. No client can change these.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import RUNS_READ, TEMPLATES_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
+from leasehold.api.http.cursors import VersionCursor, cursor_of_version, version_at
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
 from leasehold.api.http.openapi import CHECKED_LATER, problems
 from leasehold.api.http.responses import encoded, json_response
@@ -24,13 +25,17 @@ from leasehold.db.idempotency import fingerprint
 from leasehold.domain.errors import Conflict
 from leasehold.domain.json_values import MAX_SMALLINT, Flag
 from leasehold.domain.template import Template
-from leasehold.evaluation.templates import TemplateVersion
+from leasehold.evaluation.templates import TemplatePage, TemplateVersion
 from leasehold.limits.bounds import make_room
 
 router = APIRouter(tags=["templates"], prefix="/v1/templates", route_class=AuthenticatedFirst)
 Writer = Annotated[Caller, Depends(Require(TEMPLATES_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
 Version = Annotated[int, Path(ge=1, le=MAX_SMALLINT)]
+
+
+Limit = Annotated[int, Query(ge=1, le=1000)]
+_PAGES = problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"})
 
 
 class Enabling(BaseModel):
@@ -45,6 +50,11 @@ def _answer(template_version: TemplateVersion) -> dict[str, Any]:
         "enabled": template_version.enabled,
         "source": source,
     }
+
+
+def _list_response(page: TemplatePage) -> Response:
+    next_cursor = None if page.next_after is None else cursor_of_version(*page.next_after)
+    return json_response({"templates": [_answer(version) for version in page.versions], "next_cursor": next_cursor})
 
 
 @router.post(
@@ -81,27 +91,38 @@ async def create_template(
     return json_response(answer.body, answer.status_code, location)
 
 
-@router.get("", operation_id="listTemplates", summary="List all templates", responses=problems({}))
-async def list_templates(request: Request, caller: Reader) -> Response:
+@router.get(
+    "",
+    operation_id="listTemplates",
+    summary="List the versions of all templates, by type",
+    responses=_PAGES,
+)
+async def list_templates(
+    request: Request, caller: Reader, cursor: VersionCursor = None, limit: Limit = 1000
+) -> Response:
     services = services_of(request)
+    after = version_at(cursor)
     async with services.pool.acquire() as connection:
-        versions = await services.templates.listed(connection, caller.tenant_id)
-    return json_response({"templates": [_answer(template_version) for template_version in versions]})
+        page = await services.templates.page(connection, caller.tenant_id, after=after, limit=limit)
+    return _list_response(page)
 
 
 @router.get(
     "/{kind}",
     operation_id="listTemplateVersions",
-    summary="List the versions of a template",
-    responses=problems({HTTPStatus.NOT_FOUND: "`template_not_found`"}),
+    summary="List the versions of a template, the newest first",
+    responses=_PAGES | problems({HTTPStatus.NOT_FOUND: "`template_not_found`"}),
 )
-async def list_versions(request: Request, kind: str, caller: Reader) -> Response:
+async def list_versions(
+    request: Request, kind: str, caller: Reader, cursor: VersionCursor = None, limit: Limit = 1000
+) -> Response:
     services = services_of(request)
+    after = version_at(cursor)
     async with services.pool.acquire() as connection:
-        versions = await services.templates.listed(connection, caller.tenant_id, kind)
-        if not versions:
+        page = await services.templates.page(connection, caller.tenant_id, kind, after=after, limit=limit)
+        if not page.versions and after is None:
             await services.templates.find(connection, caller.tenant_id, kind)  # raises template_not_found
-    return json_response({"templates": [_answer(template_version) for template_version in versions]})
+    return _list_response(page)
 
 
 @router.get(
@@ -121,16 +142,23 @@ async def get_template(request: Request, kind: str, version: Version, caller: Re
     operation_id="enableTemplate",
     summary="Enable or disable a version",
     description="Nothing else of a version can change. Existing runs go on; new runs of a disabled version are "
-    "refused.",
+    "refused. A version that this release cannot read can be disabled, and not enabled; its answer has only `type`, "
+    "`version`, `enabled` and `source`.",
     responses=problems({
         HTTPStatus.NOT_FOUND: "`template_not_found`",
-        HTTPStatus.CONFLICT: "`template_reserved`: it is declared in code",
+        HTTPStatus.CONFLICT: "`template_reserved`: it is declared in code; `template_unreadable`",
     }),
 )  # fmt: skip
 async def enable_template(request: Request, kind: str, version: Version, body: Enabling, caller: Writer) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection, connection.transaction():
         await services.templates.enable(connection, caller.tenant_id, kind, version, enabled=body.enabled)
+        try:
+            answer = _answer(await services.templates.find(connection, caller.tenant_id, kind, version))
+        except Conflict:  # the version is unreadable, and disabling must always be possible
+            if body.enabled:
+                raise
+            answer = {"type": kind, "version": version, "enabled": False, "source": "api"}
         action = "template.enabled" if body.enabled else "template.disabled"
         await record(connection, caller, action, f"{kind}/{version}")
-        return json_response(_answer(await services.templates.find(connection, caller.tenant_id, kind, version)))
+        return json_response(answer)

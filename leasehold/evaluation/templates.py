@@ -59,13 +59,27 @@ class TemplateVersion:
             raise Invalid("invalid_payload", sentence(path, first["msg"])) from None
 
 
-class Templates:
-    """Looks templates up, and checks payloads against them. `pipelines`: those that this installation's code declares.
-    `evaluator`: the process's own; its opener closes it.
+@dataclass(frozen=True, slots=True)
+class TemplatePage:
+    """Versions by type, the newest version first. `next_after`: the type and version that the next page follows; None:
+    this is the last page. A version that this release cannot read is left out, and counts for the page's length.
     """
 
-    def __init__(self, pipelines: Pipelines, evaluator: Evaluator | None = None) -> None:
+    versions: Sequence[TemplateVersion]
+    next_after: tuple[str, int] | None
+
+
+class Templates:
+    """Looks templates up, and checks payloads against them. `pipelines`: those that this installation's code declares.
+    `evaluator`: the process's own; its opener closes it. `reserved`: names that no tenant's template may take, beside
+    those of `pipelines`.
+    """
+
+    def __init__(
+        self, pipelines: Pipelines, evaluator: Evaluator | None = None, *, reserved: frozenset[str] = frozenset()
+    ) -> None:
         self.pipelines = pipelines
+        self._reserved = reserved
         self._evaluator = evaluator if evaluator is not None else Evaluator(EvaluationLimits.of(Settings()))
         self._by_code: dict[str, TemplateVersion] = {}  # kept: declaring costs as much as a run's commit
 
@@ -159,11 +173,11 @@ class Templates:
         return checked
 
     async def check(self, tenant_id: str, template: Template) -> None:
-        """Check that the template may be written. Raises Conflict when a pipeline in code has its name, Invalid for an
-        unknown handler, and what Evaluator.check_schema raises.
+        """Check that the template may be written. Raises Conflict if its name is reserved or a pipeline in code has it,
+        Invalid for an unknown handler, and what Evaluator.check_schema raises.
         """
-        if template.type in self.pipelines:
-            raise Conflict("template_reserved", "A pipeline of this installation has this name.")
+        if template.type in self.pipelines or template.type in self._reserved:
+            raise Conflict("template_reserved", "A pipeline or a kind of work of this platform has this name.")
         for step in template.pipeline().steps:
             if step.handler is not None:
                 self._check_handler(step.handler)
@@ -206,23 +220,64 @@ class Templates:
         ):
             raise NotFound("template_not_found", "There is no such template.")
 
-    async def listed(self, connection: Connection, tenant_id: str, kind: str | None = None) -> list[TemplateVersion]:
-        """All versions, by type, the newest first."""
-        rows = await connection.fetch(
-            "SELECT declaration, enabled FROM template WHERE tenant_id = $1 AND ($2::text IS NULL OR type = $2)"
-            " ORDER BY type, version DESC LIMIT 1000",
-            tenant_id,
-            kind,
-        )
-        listed = [version for version in self.all_declared_in_code() if kind in (None, version.template.type)]
+    async def page(
+        self,
+        connection: Connection,
+        tenant_id: str,
+        kind: str | None = None,
+        *,
+        after: tuple[str, int] | None = None,
+        limit: int,
+    ) -> TemplatePage:
+        """One page of the versions of all templates, or of the template `kind`. `after`: the type and version that the
+        page follows.
+        """
+        rows = await connection.fetch(_PAGE, tenant_id, kind, *(after or (None, None)), limit + 1)
+        first = ("", 0) if after is None else _place(*after)
+        versions: dict[tuple[str, int], TemplateVersion | None] = {
+            _place_of(version): version
+            for version in self.all_declared_in_code()
+            if kind in (None, version.template.type) and _place_of(version) > first
+        }
         for row in rows:
-            try:
-                template = _read(row["declaration"])
-            except Conflict as error:  # list the others
-                log.warning("a template is left out of a list", tenant_id=tenant_id, code=error.code)
-                continue
-            listed.append(TemplateVersion(template, template.pipeline(), enabled=row["enabled"], in_code=False))
-        return sorted(listed, key=lambda version: (version.template.type, -version.template.version))
+            versions.setdefault(_place(row["type"], row["version"]), _readable(tenant_id, row))
+        places = sorted(versions)
+        page = places[:limit]
+        last = page[-1] if len(places) > limit else None
+        readable = [version for place in page if (version := versions[place]) is not None]
+        return TemplatePage(readable, None if last is None else (last[0], -last[1]))
+
+
+#: Types compare by their bytes, as in Python, and in no language's order. $3, $4: the type and version before the page.
+_PAGE = """
+-- template_page
+SELECT type, version, declaration, enabled FROM template
+WHERE tenant_id = $1 AND ($2::text IS NULL OR type = $2)
+  AND ($3::text IS NULL OR type COLLATE "C" > $3 OR (type = $3 AND version < $4::int))
+ORDER BY type COLLATE "C", version DESC LIMIT $5
+"""
+
+
+def _place(kind: str, version: int) -> tuple[str, int]:
+    """The place of a version in the list: its type, and newer versions first."""
+    return kind, -version
+
+
+def _place_of(version: TemplateVersion) -> tuple[str, int]:
+    return _place(version.template.type, version.template.version)
+
+
+def _readable(tenant_id: str, row: Any) -> TemplateVersion | None:
+    """The version in the row. None: this release cannot read it, and the other versions are listed without it."""
+    try:
+        template = _read(row["declaration"])
+    except Conflict as error:
+        log.warning(
+            "a template is left out of a list",
+            tenant_id=tenant_id, template=row["type"], version=row["version"], code=error.code,
+        )  # fmt: skip
+        return None
+    return TemplateVersion(template, template.pipeline(), enabled=row["enabled"], in_code=False)
 
 
 def _read(declaration: Any) -> Template:

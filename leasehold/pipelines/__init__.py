@@ -20,6 +20,15 @@ from leasehold.pipelines.webhooks.pipeline import WEBHOOK
 SHIPPED = (MEDIA, CONVERSION, GENERATION)
 
 
+#: The names of the shipped kinds and of all shipped pipelines. No tenant's template may take one, whichever of them the
+#: process has: another process may have it.
+RESERVED_NAMES = frozenset(
+    name
+    for kind in (*SHIPPED, WEBHOOK, OPERATION)
+    for name in (kind.name, *(pipeline.name for pipeline in kind.pipelines))
+) | {noop.name, demo_long_task.name}
+
+
 def completed(pipelines: Pipelines) -> Pipelines:
     """The same registry with the platform's own work, which every installation has, whatever pipelines it names."""
     if OPERATION not in pipelines.kinds:

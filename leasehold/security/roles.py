@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from leasehold.domain.kind import Kind
 
 PREFIX = "role:"
+#: From the weakest role to the strongest.
 NAMES = ("viewer", "operator", "admin")
 _VIEWER = frozenset({"jobs:read", "runs:read"})
 _OPERATOR = _VIEWER | {"jobs:operate", "runs:write", "webhooks:write"}
@@ -24,6 +25,18 @@ def roles_of(kinds: Iterable[Kind]) -> Mapping[str, frozenset[str]]:
     reads = frozenset(one.read for one in scopes if one.read != one.write)  # a viewer changes nothing
     writes = frozenset(one.write for one in scopes)
     return {"viewer": _VIEWER | reads, "operator": _OPERATOR | reads | writes, "admin": _ADMIN | reads | writes}
+
+
+def role_and_scopes(scopes: Iterable[str]) -> tuple[str | None, list[str]]:
+    """The strongest role among the scopes of a key or a person (None: no role that this release knows), and the scopes
+    beside the roles.
+    """
+    given = sorted(scopes)
+    roles = {scope.removeprefix(PREFIX) for scope in given if scope.startswith(PREFIX)}
+    return (
+        next((name for name in reversed(NAMES) if name in roles), None),
+        [scope for scope in given if not scope.startswith(PREFIX)],
+    )
 
 
 def expanded(scopes: Iterable[str], roles: Mapping[str, frozenset[str]]) -> frozenset[str]:

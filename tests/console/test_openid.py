@@ -313,7 +313,7 @@ async def test_a_flood_of_sign_ins_waits_and_is_refused_then(
     settings: Settings, provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One request to the provider at once: a second one waits, and no longer than its patience."""
-    monkeypatch.setattr("leasehold.api.console.openid._PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("leasehold.api.console.state._PATIENCE_SECONDS", 0.05)
     narrow = configured(settings, provider.issuer).model_copy(update={"console_oidc_at_once": 1})
     held, free = asyncio.Event(), asyncio.Event()
 

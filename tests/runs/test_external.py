@@ -8,17 +8,17 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from leasehold.api.auth.security import EXTERNAL_WORK
+from leasehold.api.auth.security import EXTERNAL_WORK, JOBS_READ
 from leasehold.client.external import ExternalWorker, Task
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Permanent
 from leasehold.security.credentials import create_key
 from leasehold.transitions import sweeps
 from leasehold.worker.worker import Worker
-from tests.api.conftest import Running
+from tests.api.conftest import Running, client_of
 from tests.api.media_api import problem
 from tests.factories import Rows, assert_history
-from tests.runs.conftest import Client, step_of
+from tests.runs.conftest import SCOPES, Client, step_of
 
 STEPS = [
     {"id": "outside", "queue": "reports", "retry": {"max_attempts": 2, "backoff_seconds": [0]}},
@@ -56,6 +56,18 @@ async def test_a_task_outside_is_done_and_the_run_goes_on_inside(
     said = await client.until(run, "succeeded")
     assert said["result"]["outside"] == {"made": 1}
     await assert_history(Rows(rows), UUID(run))
+
+
+async def test_a_queue_keeps_its_name_in_a_tenant_with_colons(running: Running, rows: Connection) -> None:
+    key = await create_key(rows, tenant_id="eu:acme", client_id="tests", scopes=[*SCOPES, JOBS_READ])
+    async with client_of(running.url, key.text) as http:
+        client = Client(http)
+        assert (await client.post("/v1/templates", type="mixed", steps=STEPS)).status_code == 201
+        run = await client.start("mixed", payload={"number": 1})
+        (reason,) = (await http.get(f"/v1/runs/{run}/explain")).json()["reasons"]
+        job = (await http.get(f"/v1/jobs/{run}")).json()
+        assert {reason["queue"], job["steps"][0]["queue"], job["waits_for"][0]["queue"]} == {"reports"}
+        assert (await claim(client))["queue"] == "reports"
 
 
 #: Each report of a worker about its task, with what it needs beside the lease.

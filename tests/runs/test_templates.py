@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from leasehold.db.database import Connection
+from leasehold.pipelines import RESERVED_NAMES
 from leasehold.worker.worker import Worker
 from tests.api.media_api import problem
 from tests.runs.conftest import Client
@@ -54,6 +55,60 @@ async def test_a_tenant_s_template_whose_name_a_pipeline_for_no_client_took_late
     problem(
         await client.post("/v1/templates", type="bulk_operation", version=2, steps=[STEP]), 409, "template_reserved"
     )
+
+
+@pytest.mark.parametrize("limit", [1, 3, 1000])
+async def test_a_list_of_templates_continues_until_every_version_was_listed_once(client: Client, limit: int) -> None:
+    names = ["b-2", "a_1", "a-1", "zz", "scripted-too"]  # a language's order has other places for these marks
+    for name in names:
+        for version in (1, 2):
+            body = {"type": name, "version": version, "steps": [STEP]}
+            assert (await client.post("/v1/templates", **body)).status_code == 201
+    everything = (await client.http.get("/v1/templates")).json()
+    assert everything["next_cursor"] is None
+    versions = [(one["type"], -one["version"]) for one in everything["templates"]]
+    assert (versions, {name for name, _ in versions} >= {*names, "scripted"}) == (sorted(versions), True)
+    for path, expected in (
+        ("/v1/templates", versions),
+        ("/v1/templates/zz", [("zz", -2), ("zz", -1)]),
+    ):
+        listed, cursor = [], None
+        while True:
+            params = {"limit": limit} | ({} if cursor is None else {"cursor": cursor})
+            page = (await client.http.get(path, params=params)).json()
+            assert len(page["templates"]) <= limit
+            listed += [(one["type"], -one["version"]) for one in page["templates"]]
+            if (cursor := page["next_cursor"]) is None:
+                break
+        assert listed == expected
+    for cursor in ("x", "A" * 87, "Ä" * 88):
+        problem(await client.http.get("/v1/templates", params={"cursor": cursor}), 422, "invalid_cursor")
+    for cursor in ("_" * 88, "A" * 88):  # of the right length and alphabet: some place of the list
+        assert (await client.http.get("/v1/templates", params={"cursor": cursor})).status_code == 200
+
+
+async def test_a_version_that_this_release_cannot_read_is_disabled_and_not_enabled(
+    client: Client, rows: Connection
+) -> None:
+    for version in (1, 2):
+        await client.post("/v1/templates", type="mine", version=version, steps=[STEP])
+    await rows.execute("UPDATE template SET declaration = '{\"steps\": 7}' WHERE version = 2")
+    problem(await client.submit("mine"), 409, "template_unreadable")
+    answer = await client.http.patch("/v1/templates/mine/2", json={"enabled": False})
+    assert (answer.status_code, answer.json()) == (
+        200, {"type": "mine", "version": 2, "enabled": False, "source": "api"},
+    )  # fmt: skip
+    assert (await client.submit("mine")).json()["version"] == 1
+    problem(await client.http.patch("/v1/templates/mine/2", json={"enabled": True}), 409, "template_unreadable")
+    assert await rows.fetchval("SELECT enabled FROM template WHERE version = 2") is False
+    listed = [(await client.http.get("/v1/templates/mine", params={"limit": 1})).json()]
+    listed.append((await client.http.get("/v1/templates/mine", params={"cursor": listed[0]["next_cursor"]})).json())
+    assert [[one["version"] for one in page["templates"]] for page in listed] == [[], [1]]
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED_NAMES))
+async def test_the_names_of_shipped_work_are_reserved_whatever_the_process_has(client: Client, name: str) -> None:
+    problem(await client.post("/v1/templates", type=name, steps=[STEP]), 409, "template_reserved")
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,13 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from secrets import token_urlsafe
 from typing import Any
 
 import orjson
 import pytest
 
-from leasehold.api.http.nesting import refusal
+from leasehold.api.http.strict_json import refusal
 from leasehold.db.database import Connection, connect
 from leasehold.domain import cron
 from leasehold.domain.errors import Invalid
@@ -30,6 +31,8 @@ __all__ = ["client", "loop", "running", "runs_settings"]
 STEP = {"id": "only", "worker_type": "external", "queue": "q"}
 DEEP = b"[" * 150 + b"]" * 150
 HUGE = b"1" + b"0" * 25
+#: Values that Python's parser reads and that are no strict JSON, or that no column can hold.
+LAX = [b"NaN", b"-Infinity", b"1e999", b"-1E+400", b"1" * 400 + b".0", b'"\\ud800"', b'{"\\udc00": 1}', b'"a\\uD83D"']
 #: The doors that take JSON of any form, with a body around it.
 DOORS = [
     ("POST", "/v1/runs", b'{"template": "scripted", "payload": {"a": %s}}'),
@@ -61,6 +64,9 @@ async def test_every_door_refuses_deep_nesting_and_integers_beyond_64_bits_by_na
         problem(await send(client, method, path, body % HUGE), 422, "integer_too_large")
         problem(await send(client, method, path, body % (b"-" + HUGE)), 422, "integer_too_large")
         problem(await send(client, method, path, b"[" * 20_000), 422, "body_too_deep")
+        for value in LAX:
+            problem(await send(client, method, path, body % value), 400, "malformed_json")
+        problem(await send(client, method, path, (body % b"1").decode().encode("utf-16")), 400, "malformed_json")
     answer = await send(client, "POST", "/v1/runs", DOORS[0][2] % (b"9" * 5000 + b".5"))  # a number, and odd
     assert answer.status_code in (202, 400, 422)
     assert loop.worst < 0.5
@@ -75,13 +81,25 @@ async def test_every_door_refuses_deep_nesting_and_integers_beyond_64_bits_by_na
         b'["' + b"1" * 40 + b'"]',
         b"[18446744073709551615, -9223372036854775808]",
         b"[0.12345678901234567890123, 1e-12, 12345678901234567890123.5, 12345678901234567890123e2]",
+        b"[1e-999, 1E308, 1e+300]",
+        b'["NaN", "Infinity 1e999", "\\\\ud800", "\\ud83d\\ude00"]',
+        b'{"a": "' + b"7" * 400 + b'"}',
     ],
 )
-def test_a_body_that_only_looks_deep_or_huge_is_let_through(body: bytes) -> None:
+def test_a_body_that_only_looks_deep_or_huge_or_lax_is_let_through(body: bytes) -> None:
     assert refusal(body, 100) is None
 
 
-@pytest.mark.parametrize("piece", [b'"', b'\\"', b"[", b"[]", b'["a[","b"],', b"1234567890123456789,", b'"\\'])
+async def test_a_queue_name_that_no_index_could_hold_is_no_queue(client: Client) -> None:
+    for act in ("pause", "resume"):
+        problem(await client.post(f"/v1/queues/{token_urlsafe(6000)}/{act}"), 404, "not_found")
+    assert (await client.post(f"/v1/queues/{'q' * 200}/pause")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [b'"', b'\\"', b"[", b"[]", b'["a[","b"],', b"1234567890123456789,", b'"\\', b"NaN,", b"1e999,", b"\\ud83d\\ude00"],
+)
 def test_looking_at_a_body_costs_its_length_and_not_its_square(piece: bytes) -> None:
     def seconds(size: int) -> float:
         body = b'"' + piece * (size // len(piece))

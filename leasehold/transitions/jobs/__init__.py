@@ -2,7 +2,7 @@
 
 from leasehold.transitions.jobs.cancels import Cancels, request_cancel
 from leasehold.transitions.jobs.deletions import delete, delete_together, expire_early, forget, forget_tombstones
-from leasehold.transitions.jobs.records import EXTERNAL, NewJob, RunOf, external_queue
+from leasehold.transitions.jobs.records import EXTERNAL, NewJob, RunOf, client_queue, external_queue
 from leasehold.transitions.jobs.replays import REWIND, AdmissionTerms, replay, replay_together
 from leasehold.transitions.jobs.resolving import resolve
 from leasehold.transitions.jobs.submissions import submit
@@ -14,6 +14,7 @@ __all__ = [
     "Cancels",
     "NewJob",
     "RunOf",
+    "client_queue",
     "delete",
     "delete_together",
     "expire_early",

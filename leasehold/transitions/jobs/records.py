@@ -28,6 +28,11 @@ def external_queue(tenant_id: str, queue: str) -> str:
     return f"{EXTERNAL}{tenant_id}:{queue}"
 
 
+def client_queue(queue: str) -> str:
+    """The queue's name as its clients know it: NAME of `ext:TENANT:NAME`. TENANT may have colons, and NAME has none."""
+    return queue.rpartition(":")[2] if queue.startswith(EXTERNAL) else queue
+
+
 @dataclass(frozen=True, slots=True)
 class RunOf:
     """The part of a job that is a run: the run's template and scope, the schedule and tick that made the run, and the

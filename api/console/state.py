@@ -1,0 +1,41 @@
+"""The state that all pages of one API process share: `make_app` makes it when the process starts."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TypeAlias
+
+from fastapi import Request
+
+from leasehold.api.console.shared import SharedAnswers
+from leasehold.api.process.turnstile import Turnstile
+from leasehold.domain.errors import Unavailable
+from leasehold.settings import Settings
+
+#: Seconds for which a person who signs in waits for a place among the requests to the OpenID provider.
+_PATIENCE_SECONDS = 5.0
+#: A session's nonce and a URL.
+Sight: TypeAlias = tuple[str, str]
+#: The mark of a page, and the objects that the page was made of.
+LastPage: TypeAlias = tuple[str, tuple[object, ...]]
+
+
+class ConsoleState:
+    """`answers`: what pages have read, for some seconds. `last_pages`: the page that each session last got of a URL.
+    `sign_ins`: the turnstile in front of the OpenID provider, so that a flood of sign-ins holds up no other request.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.answers = SharedAnswers()
+        self.last_pages: OrderedDict[Sight, LastPage] = OrderedDict()
+        at_once = settings.console_oidc_at_once
+        self.sign_ins = Turnstile(at_most=at_once, each=at_once, patience=_PATIENCE_SECONDS, refusal=_busy)
+
+
+def state_of(request: Request) -> ConsoleState:
+    state: ConsoleState = request.app.state.console
+    return state
+
+
+def _busy() -> Unavailable:
+    return Unavailable("sign_ins_waiting", "Too many people sign in at once. Try again soon.", retry_after=1.0)
