@@ -163,7 +163,7 @@ def _query(name: str, parts: SplitResult, allowed: frozenset[str], instead: Mapp
     """The parameters of the URL. An unknown one is refused: it may be a misspelt `sslmode`. `instead`: what to write,
     by the parameter that the URL has more than once.
     """
-    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    pairs = parse_qsl(parts.query.replace("+", "%2B"), keep_blank_values=True)  # for libpq a + is no space
     names = [key for key, _ in pairs]
     if ("@" in parts.query and "@" not in parts.netloc) or not all(key.isidentifier() for key in names):
         raise BadSetting(name, "no parameters follow the ?: write it as %3F in a user name or password")

@@ -12,6 +12,7 @@ from leasehold.api.process.services import Services
 from leasehold.db import job_reads
 from leasehold.db.job_reads import MAX_COUNTED, Row
 from leasehold.domain.states import JOB_TERMINAL
+from leasehold.transitions.concurrency import without_value
 from leasehold.transitions.jobs import EXTERNAL, client_queue
 
 
@@ -55,7 +56,7 @@ def _reason(code: str, message: str, **more: Any) -> dict[str, Any]:
 
 
 def _limit(row: Row) -> dict[str, Any]:
-    key = row["key"].partition("=")[0]
+    key = without_value(row["key"])
     if key.startswith("scope:"):
         return _reason("same_scope", "A job of the same scope is unfinished.", ahead=row["ahead"])
     if row["at_most"] is not None and row["inside"] >= row["at_most"]:

@@ -28,14 +28,16 @@ class Actions:
     before_jobs_go: Sequence[BeforeJobsGo] = ()
 
     async def dispatch(self, connection: Connection, job_id: UUID) -> list[Announcement]:
-        """Write the deliveries that the job's end still owes, before its row changes again or goes. Returns hints to
-        publish.
+        """Write the deliveries that the job's end still owes, and the run that follows its failure, before the row
+        changes again or is deleted. Returns hints to publish.
         """
         pipeline = self.templates.pipelines.find("webhook")
         if pipeline is None:
             return []
         keep_seconds = self.settings.retention_days * 86_400
-        return await webhooks.dispatch(connection, pipeline, keep_seconds, self.kinds.subjects, job_id=job_id)
+        return await webhooks.dispatch(
+            connection, pipeline, keep_seconds, self.kinds.subjects, job_id=job_id, pipelines=self.templates.pipelines
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ class App:
 
     def __init__(self, name: str) -> None:
         """`name`: small letters, digits, `_` and `-`. Raises DeclarationError."""
-        if not NAME.match(name):
+        if not NAME.fullmatch(name):
             raise DeclarationError(f"the app's name {name!r} must match {NAME.pattern}")
         self.name = name
         self.connections = Connections(name)

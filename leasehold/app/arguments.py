@@ -12,6 +12,7 @@ from pydantic_core import PydanticSerializationError
 
 from leasehold.app.place import declaration_error
 from leasehold.domain.errors import InvalidArguments
+from leasehold.domain.json_pointer import first_mismatch_of
 from leasehold.domain.storable import NotStorable, storable
 
 _VARIADIC = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -67,8 +68,7 @@ class Arguments:
             self.model.model_validate(encoded)
             storable(encoded)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise InvalidArguments("".join(f"/{part}" for part in first["loc"]), first["msg"]) from None
+            raise InvalidArguments(*first_mismatch_of(error)) from None
         except PydanticSerializationError as error:
             raise InvalidArguments("", str(error)) from None
         except NotStorable as error:

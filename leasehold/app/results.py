@@ -15,6 +15,7 @@ from pydantic_core import PydanticSerializationError
 
 from leasehold.app.place import declaration_error
 from leasehold.domain.errors import Permanent, ResultUnreadable
+from leasehold.domain.json_pointer import first_mismatch_of
 from leasehold.domain.storable import storable
 
 #: The output of a step that holds a large result.
@@ -48,9 +49,8 @@ class Results:
         try:
             return self._adapter.validate_json(encoded)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            path = "".join(f"/{part}" for part in first["loc"])
-            raise ResultUnreadable(f"the result does not fit {self._annotation!r}: {path} {first['msg']}") from error
+            path, reason = first_mismatch_of(error)
+            raise ResultUnreadable(f"the result does not fit {self._annotation!r}: {path} {reason}") from error
 
 
 def inline(encoded: bytes) -> dict[str, Any]:

@@ -388,7 +388,7 @@ def check_function(function: Callable[..., Any]) -> None:
 def pipeline_of(app: str, function: Callable[..., Any], terms: TaskTerms, arguments: Arguments) -> Pipeline:
     """The pipeline of one step that a task is."""
     name = terms.name or function.__name__
-    if not NAME.match(name):
+    if not NAME.fullmatch(name):
         raise declaration_error(
             function, f"the task's name {name!r} must match {NAME.pattern}: give another with name="
         )

@@ -49,12 +49,14 @@ class Batcher(Generic[_In, _Out]):
         self._has_items = asyncio.Event()
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Stop. Callers that still wait get CancelledError."""
+        """Stop. Callers that still wait, and later callers, get CancelledError."""
+        self._is_closed = True
         if self._task is not None:
             await cancel_and_wait(self._task)
         for _, answer in self._waiting:
@@ -64,6 +66,8 @@ class Batcher(Generic[_In, _Out]):
 
     async def ask(self, item: _In) -> _Out:
         """Add `item` to the next round trip and return its answer. Raises one of TRY_AGAIN after `patience`."""
+        if self._is_closed:  # no round trip follows: the caller would wait for ever
+            raise asyncio.CancelledError
         answer: asyncio.Future[_Out] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, answer))
         self._has_items.set()

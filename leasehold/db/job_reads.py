@@ -64,7 +64,7 @@ SELECT {COLUMNS}, j.params, j.output_prefix, j.exclusive_key,
     (SELECT jsonb_build_object('url', c.url, 'id', d.id, 'status', d.status)
      FROM job_callback c LEFT JOIN job d ON d.id = c.delivery_id AND d.tenant_id = c.tenant_id
      WHERE c.job_id = j.id) AS callback,
-    (SELECT jsonb_agg(split_part(w.key, '=', 1) ORDER BY w.key) FROM gate_job w
+    (SELECT jsonb_agg(regexp_replace(w.key, '=[0-9a-f]{{40}}$', '') ORDER BY w.key) FROM gate_job w
      WHERE w.job_id = j.id AND w.admitted_at IS NULL AND NOT starts_with(w.key, 'scope:')) AS limits
 FROM job j LEFT JOIN run r ON r.job_id = j.id
 WHERE j.id = $1 AND ($2::text IS NULL OR j.tenant_id = $2) AND {LIVES}

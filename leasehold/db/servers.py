@@ -45,10 +45,11 @@ async def open_connection(url: DatabaseUrl, *, timeout: float, host_timeout: flo
             for host, port in _in_order(url):
                 try:
                     opened.append(await _connect(url, host, port, host_timeout, options))
+                    takes_writes = await _takes_writes(opened[-1], host_timeout)
                 except _NEXT_HOST as refused:
                     error = refused
                     continue
-                if await _takes_writes(opened[-1]):
+                if takes_writes:
                     chosen = opened[-1]
                     _last_writable[url] = (host, port)
                     return chosen
@@ -86,13 +87,13 @@ def _in_order(url: DatabaseUrl) -> list[tuple[str, int]]:
     return sorted(url.hosts, key=lambda host: host != _last_writable.get(url))
 
 
-async def _takes_writes(connection: _Connection) -> bool:
+async def _takes_writes(connection: _Connection, timeout: float) -> bool:
+    """Whether the host takes writes. A pooler may report nothing: then its server is queried, for `timeout` seconds."""
     if hasattr(connection.get_settings(), _REPORTED[0]):
         return not only_reads(connection)
-    only: bool = await connection.fetchval(
-        "SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on'"
-    )
-    return not only
+    query = "SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on'"
+    reads_only: bool = await connection.fetchval(query, timeout=timeout)
+    return not reads_only
 
 
 def only_reads(connection: _Connection | PoolConnectionProxy[asyncpg.Record]) -> bool:

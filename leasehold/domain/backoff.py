@@ -16,6 +16,13 @@ DEFAULT_LADDER = (
     timedelta(minutes=30),
     timedelta(hours=2),
 )
+#: A longer delay counts as this one: PostgreSQL's timestamps have an end.
+LONGEST = timedelta(days=36_500)
+
+
+def capped(seconds: float) -> float:
+    """The delay in seconds, and LONGEST for any longer one."""
+    return min(seconds, LONGEST.total_seconds())
 
 
 def delay_after(failures: int, ladder: Sequence[timedelta], rng: random.Random | None = None) -> timedelta:

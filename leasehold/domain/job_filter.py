@@ -14,6 +14,7 @@ from uuid import UUID
 
 from leasehold.domain.cron import FIRST, LAST
 from leasehold.domain.errors import Invalid
+from leasehold.domain.json_pointer import path_of
 from leasehold.domain.states import JobState
 from leasehold.domain.tags import NAME
 
@@ -248,7 +249,7 @@ def _pointer(term: _Term) -> tuple[str, ...]:
     pointer = term.detail or ""
     if not pointer.startswith("/"):
         raise InvalidFilter(term.at, "Write `payload./POINTER:VALUE`, with a JSON pointer such as /customer/id.")
-    return tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])
+    return tuple(path_of(pointer))
 
 
 def _named(pattern: re.Pattern[str]) -> Callable[[_Term], str]:

@@ -14,7 +14,7 @@ from leasehold.domain.errors import DeclarationError
 from leasehold.domain.pipeline import Pipeline
 
 #: A part of a table's name, and of a setting's.
-_NAME = re.compile(r"^[a-z][a-z0-9_]{0,39}$")
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,5 +66,5 @@ class Kind:
     operations: str | None = None
 
     def __post_init__(self) -> None:
-        if not _NAME.match(self.name):
+        if not _NAME.fullmatch(self.name):
             raise DeclarationError(f"kind name {self.name!r} must match {_NAME.pattern}")

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from leasehold.domain.backoff import DEFAULT_LADDER
 from leasehold.domain.errors import DeclarationError
+from leasehold.domain.json_pointer import path_of
 
 #: Takes the worker's leasehold.settings.Settings. Opens the object that the pipeline's inline handlers share.
 Opener: TypeAlias = Callable[[Any], AbstractAsyncContextManager[Any]]
@@ -31,9 +32,9 @@ RegistryOpener: TypeAlias = Callable[[Any, Any], AbstractAsyncContextManager[Any
 #: Takes the worker's settings and the files of an isolated step by output name, before the worker stores them.
 Finisher: TypeAlias = Callable[[Any, Mapping[str, Path]], None]
 Concurrency: TypeAlias = Literal["allow", "reject_same_scope", "queue_same_scope", "replace_same_scope"]
-NAME = re.compile(r"^[a-z][a-z0-9_-]{0,62}$")
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 #: A task of an app is the pipeline `APP.TASK`.
-PIPELINE_NAME = re.compile(r"^(?=.{1,63}$)[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)?$")
+PIPELINE_NAME = re.compile(r"(?=.{1,63}\Z)[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)?")
 MIB = 1024 * 1024
 
 
@@ -73,8 +74,7 @@ class SkipIf:
     def holds(self, params: Any) -> bool:
         """Whether the condition is true for `params`. `true` is not 1 here."""
         value = params
-        for part in self.pointer.split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
+        for key in path_of(self.pointer):
             if isinstance(value, Mapping) and key in value:
                 value = value[key]
             elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
@@ -117,9 +117,9 @@ class Step:
     timeout_seconds: int | None = None  # a template's time limit; it overrides the code's `timeout`
 
     def __post_init__(self) -> None:
-        if not NAME.match(self.name):
+        if not NAME.fullmatch(self.name):
             raise DeclarationError(f"step name {self.name!r} must match {NAME.pattern}")
-        if not NAME.match(self.queue):
+        if not NAME.fullmatch(self.queue):
             raise DeclarationError(f"step {self.name}: queue {self.queue!r} must match {NAME.pattern}")
         if self.max_attempts < 1:
             raise DeclarationError(f"step {self.name}: max_attempts must be at least 1")
@@ -189,7 +189,7 @@ class Pipeline:
         `preload`: modules that isolated handlers import when they run, because they take long to load. The worker
         loads them when it serves already, so that no run loads them.
         """
-        if not PIPELINE_NAME.match(name):
+        if not PIPELINE_NAME.fullmatch(name):
             raise DeclarationError(f"pipeline name {name!r} must match {PIPELINE_NAME.pattern}")
         self.name = name
         self.version = version

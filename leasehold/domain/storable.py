@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isfinite
 from typing import Any
 
 import orjson
+
+from leasehold.domain.json_pointer import pointer_to
 
 
 class NotStorable(ValueError):
@@ -18,28 +21,46 @@ class NotStorable(ValueError):
 
 
 def storable(value: Any) -> bytes:
-    """The JSON of `value`, which is made of lists, dicts and JSON's scalars. Raises NotStorable for a text with a NUL
-    character, which PostgreSQL refuses, and for an integer beyond 64 bits, which readers would round.
+    """The JSON of `value`, which is made of lists, dicts and JSON's scalars.
+
+    Raises NotStorable for a text with a NUL character, which PostgreSQL refuses; for an integer beyond 64 bits, which
+    readers would round; and for NaN and infinity, which JSON lacks: readers would get null.
     """
     try:
         encoded = orjson.dumps(value)
     except TypeError as error:
-        raise next(_unstorable("", value), NotStorable("", str(error))) from None
-    if b"\\u0000" in encoded:
-        for problem in _unstorable("", value):
+        raise next(_unstorable((), value), NotStorable("", str(error))) from None
+    if b"\\u0000" in encoded or (b"null" in encoded and not _is_finite(value)):
+        for problem in _unstorable((), value):
             raise problem
     return encoded
 
 
-def _unstorable(path: str, value: Any) -> Iterator[NotStorable]:
+def _is_finite(value: Any) -> bool:
+    """Whether each number in the value is finite. orjson writes null for any other."""
+    values = [value]
+    while values:
+        inner = values.pop()
+        if isinstance(inner, dict):
+            values.extend(inner.values())
+        elif isinstance(inner, list):
+            values.extend(inner)
+        elif isinstance(inner, float) and not isfinite(inner):
+            return False
+    return True
+
+
+def _unstorable(path: tuple[object, ...], value: Any) -> Iterator[NotStorable]:
     if isinstance(value, dict):
         for name, inner in value.items():
-            yield from _unstorable(f"{path}/{name}", name)
-            yield from _unstorable(f"{path}/{name}", inner)
+            yield from _unstorable((*path, name), name)
+            yield from _unstorable((*path, name), inner)
     elif isinstance(value, list):
         for number, inner in enumerate(value):
-            yield from _unstorable(f"{path}/{number}", inner)
+            yield from _unstorable((*path, number), inner)
     elif isinstance(value, str) and "\x00" in value:
-        yield NotStorable(path, "a text with a NUL character cannot be stored")
+        yield NotStorable(pointer_to(path), "a text with a NUL character cannot be stored")
+    elif isinstance(value, float) and not isfinite(value):
+        yield NotStorable(pointer_to(path), "JSON has neither NaN nor infinity")
     elif isinstance(value, int) and not -(2**63) <= value < 2**64:
-        yield NotStorable(path, "an integer has at most 64 bits")
+        yield NotStorable(pointer_to(path), "an integer has at most 64 bits")

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import orjson
 from jsonschema_rs import Draft202012Validator, ReferencingError, ValidationError
 
+from leasehold.domain.json_pointer import pointer_to
 from leasehold.evaluation.cost import InPlaceCycle, expanded_size
 from leasehold.evaluation.flat import compiled
 
@@ -90,13 +91,13 @@ def _answer(validators: OrderedDict[str, Draft202012Validator], questions: Binar
 
 
 def first_mismatch(validator: Draft202012Validator, payload: Any) -> tuple[str, str] | None:
-    """The path where the payload does not fit, and why; None when it fits."""
+    """The pointer to the first value that does not fit the schema, and the reason. None: the payload fits."""
     try:
         validator.validate(payload)
     except ValidationError as error:
-        path = "".join(f"/{part}" for part in error.instance_path)
         message = error.message
-        return path, message if len(message) <= _MAX_MESSAGE else message[:_MAX_MESSAGE] + "…"
+        is_long = len(message) > _MAX_MESSAGE
+        return pointer_to(error.instance_path), message[:_MAX_MESSAGE] + "…" if is_long else message
     return None
 
 

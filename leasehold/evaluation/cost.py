@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urldefrag
 
+from leasehold.domain.json_pointer import path_of
+
 #: Keywords that apply subschemas to the same value: a single subschema, a list, a mapping by name.
 _SAME_ONE = ("not", "if", "then", "else")
 _SAME_LIST = ("allOf", "anyOf", "oneOf")
@@ -117,8 +119,7 @@ class _Document:
 
 
 def _at(value: Any, pointer: str) -> Any:
-    for part in pointer.split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
+    for name in path_of(pointer):
         if isinstance(value, dict):
             value = value.get(name)
         elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):

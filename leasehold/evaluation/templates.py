@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid, NotFound
+from leasehold.domain.json_pointer import first_mismatch_of
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.registry import Pipelines
 from leasehold.domain.template import Template, encoded_payload, template_of_pipeline
@@ -54,9 +55,7 @@ class TemplateVersion:
         try:
             return self.pipeline.params.model_validate(payload).model_dump(mode="json", by_alias=True)
         except ValidationError as error:
-            first = error.errors()[0]
-            path = "".join(f"/{part}" for part in first["loc"])
-            raise Invalid("invalid_payload", sentence(path, first["msg"])) from None
+            raise Invalid("invalid_payload", sentence(*first_mismatch_of(error))) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 #: A tick older than this is a missed tick: the catch-up policy decides on it.
 ON_TIME = timedelta(seconds=60)
-#: The most ticks of one schedule that one firing, or one backfill, submits.
+#: One backfill submits at most this many ticks. One firing submits the schedule's next tick, and this many after it.
 MAX_TICKS = 100
 
 #: A template with the parameters of its runs, or the error that prevents them.
@@ -148,11 +148,10 @@ async def _fire(
     if await _failed_too_often(connection, row):
         await _pause(connection, row["id"], f"the last {row['pause_after_failures']} runs failed", "runs_failed")
         return []
-    due = [row["next_run_at"]]
-    due += cron.between(row["cron"], row["timezone"], due[0], row["now"], MAX_TICKS)
+    due, has_more = _due_ticks(row)
     created: list[CreatedRun] = []
     refused_tick: datetime | None = None
-    if ticks := _ticks_to_run(row, due):
+    if ticks := _ticks_to_run(row, due, has_more=has_more):
         prepared = await prepare(connection, templates, row)
         # An error in `prepared` refuses every tick in the same way: record it once.
         for tick in ticks[-1:] if isinstance(prepared, RequestError) else ticks:
@@ -164,8 +163,7 @@ async def _fire(
                     raise
                 refused_tick = tick  # the next firing begins with this tick
                 break
-    # After a full batch there may be more ticks: the next firing continues after the last one of this batch.
-    continue_after = due[-1] if len(due) > MAX_TICKS else row["now"]
+    continue_after = due[-1] if has_more else row["now"]
     next_run_at = refused_tick or cron.next_after(row["cron"], row["timezone"], continue_after)
     failures = await connection.fetchval(
         "UPDATE schedule SET next_run_at = $2 WHERE id = $1 RETURNING failures", row["id"], next_run_at
@@ -189,14 +187,23 @@ async def _failed_too_often(connection: Connection, row: Any) -> bool:
     return len(states) == bound and all(state["status"] in ("failed", "expired") for state in states)
 
 
-def _ticks_to_run(row: Any, due: Sequence[datetime]) -> list[datetime]:
-    """The ticks that become runs: those on time, and the missed ones that the catch-up policy allows."""
+def _due_ticks(row: Any) -> tuple[list[datetime], bool]:
+    """The due ticks of one firing, and whether more are due, which the next firing takes."""
+    first = row["next_run_at"]
+    ticks = [first, *cron.between(row["cron"], row["timezone"], first, row["now"], MAX_TICKS + 1)]
+    return ticks[: MAX_TICKS + 1], len(ticks) > MAX_TICKS + 1
+
+
+def _ticks_to_run(row: Any, due: Sequence[datetime], *, has_more: bool = False) -> list[datetime]:
+    """The ticks that become runs: those on time, and the missed ones that the catch-up policy allows. `has_more`: later
+    ticks are due, too, so that the latest missed tick is not among these.
+    """
     on_time = [tick for tick in due if row["now"] - tick <= ON_TIME]
     window = timedelta(seconds=row["catch_up_seconds"])
     missed = [tick for tick in due if tick not in on_time and row["now"] - tick <= window]
     if row["catch_up"] == "all":
         return missed + on_time
-    if row["catch_up"] == "one" and not on_time:
+    if row["catch_up"] == "one" and not on_time and not has_more:
         return missed[-1:]
     return on_time
 

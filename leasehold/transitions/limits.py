@@ -17,6 +17,7 @@ from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.errors import Invalid
+from leasehold.domain.json_pointer import path_of
 from leasehold.domain.pipeline import Pipeline, PipelineLimit
 from leasehold.transitions import jobs
 from leasehold.transitions.concurrency import ConcurrencyLimitName
@@ -38,6 +39,9 @@ class TenantRules:
     limits: Sequence[Any]
     watched: bool
 
+
+#: Characters that the key of a payload's value has at its end: `=`, and a digest of the value.
+_VALUE = 41
 
 _TENANT_RULES = """
 -- run_surroundings
@@ -108,12 +112,12 @@ def _of_pipeline(tenant_id: str, pipeline: str, limit: PipelineLimit, params: Ma
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]
+    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()[: _VALUE - 1]
 
 
 def _at(payload: Any, pointer: str) -> Any:
-    for part in pointer.split("/")[1:]:
-        payload = payload.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(payload, dict) else None
+    for name in path_of(pointer):
+        payload = payload.get(name) if isinstance(payload, dict) else None
     return payload
 
 
@@ -145,12 +149,13 @@ async def declare(connection: Connection, pipelines: Iterable[Pipeline], limit: 
 
 
 # Two kinds of declared limits act through limits that follow them: `tenant` of everybody, and a value of the payload.
+# The key of a payload's value is the declared key, and `=DIGEST`: a pointer may have a `=` of its own.
 _FOLLOW = f"""
 -- limits_follow
 UPDATE gate SET at_most = $3, per_minute = $4
 FROM (SELECT tenant_id, key FROM gate
       WHERE NOT declared AND CASE WHEN $1 = '{EVERYBODY}' AND $2 = 'tenant' THEN key = 'tenant'
-                                  ELSE tenant_id = $1 AND starts_with(key, $2 || '=') END
+                                  ELSE tenant_id = $1 AND left(key, -{_VALUE}) = $2 END
       ORDER BY tenant_id, key FOR UPDATE) AS made
 WHERE gate.tenant_id = made.tenant_id AND gate.key = made.key
 RETURNING gate.tenant_id, gate.key

@@ -43,6 +43,11 @@ async def report(connection: Connection, reports: Sequence[Progress]) -> set[UUI
         [item.lease.task_id for item in reports],
         [item.lease.epoch for item in reports],
         [percent_of(item.percent) for item in reports],
-        [item.summary[:MAX_SUMMARY].replace("\x00", "") for item in reports],
+        [_storable(item.summary[:MAX_SUMMARY]) for item in reports],
     )
     return {row["task_id"] for row in rows}
+
+
+def _storable(summary: str) -> str:
+    """The summary in a form that PostgreSQL stores: without NUL and without lone surrogates."""
+    return summary.replace("\x00", "").encode(errors="replace").decode()

@@ -239,9 +239,15 @@ class Forgettable:
 
 
 async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forgettable]:
-    """Finished jobs past `expires_at`. Delete their objects first, then `forget_jobs`."""
+    """Finished jobs past `expires_at`. Delete their objects first, then `forget_jobs`.
+
+    A run whose result an unfinished workflow awaits stays: a workflow that is replayed reads the result again.
+    """
     rows = await connection.fetch(
         "SELECT id, tenant_id, output_prefix FROM job WHERE expires_at < statement_timestamp()"
+        " AND NOT EXISTS (SELECT 1 FROM journal e JOIN job parent ON parent.id = e.job_id"
+        "   WHERE e.child_id = job.id AND e.kind = 'result' AND e.state = 'open'"
+        f"     AND {unindexed('parent.finished_at IS NULL')})"
         f" AND {not_in(RETENTION, 'id')} ORDER BY expires_at LIMIT $1",
         limit,
     )

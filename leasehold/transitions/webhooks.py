@@ -100,10 +100,12 @@ async def dispatch(
     """Write the deliveries of each ended job, or of `job_id` alone, and the runs that follow failed ones. Returns hints
     to be published. A job whose deliveries cannot be written holds back no other job.
 
-    `pipelines`: those of this process; None: no run follows.
+    `pipelines`: those of this process; None: no run follows. The end of a task of another app's code is left to a
+    process that has the code, except with `job_id`: that job's row is about to change.
     """
-    known = None if pipelines is None else [one.name for one in pipelines]
-    following = {one.name: one.on_failure for one in pipelines or () if one.on_failure is not None}
+    declared = list(pipelines or ())
+    known = None if pipelines is None or job_id is not None else [pipeline.name for pipeline in declared]
+    following = {pipeline.name: pipeline.on_failure for pipeline in declared if pipeline.on_failure is not None}
 
     async def take(only: object | None) -> list[asyncpg.Record]:
         return await connection.fetch(_ENDED, limit, job_id if only is None else only, known, list(following))

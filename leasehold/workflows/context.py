@@ -13,6 +13,7 @@ import orjson
 from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
 
+from leasehold.domain.backoff import capped
 from leasehold.domain.errors import Permanent
 from leasehold.domain.storable import storable
 from leasehold.workflows.pending import (
@@ -174,7 +175,7 @@ class Context:
 
 def _seconds(duration: timedelta | float) -> float:
     seconds = duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
-    return max(seconds, 0.0)
+    return capped(max(0.0, seconds))  # in this order: NaN counts as 0
 
 
 def _checked(name: str) -> str:

@@ -181,9 +181,8 @@ class Driver:
             self._wake(call)
         elif isinstance(call, ResultCall) and entry.status == "succeeded":
             self._resolve(call, branch, entry, await self._result(port, call, entry))
-        elif isinstance(call, ResultCall) and entry.status in JOB_TERMINAL:
-            code = entry.code or str(entry.status)
-            self._reject(call, TaskFailed(code, entry.message or f"the run is {entry.status}"))
+        elif isinstance(call, ResultCall) and (error := _error_of_run(entry)) is not None:
+            self._reject(call, error)
         elif isinstance(call, SleepCall) and entry.seconds == 0:
             self._resolve(call, branch, entry, None)
         elif isinstance(call, LocalCall) and entry.state == "done":
@@ -476,6 +475,15 @@ def _reported(error: BaseException) -> tuple[str, str]:
     if isinstance(error, (StepError, TaskFailed)):
         return error.code, error.message[:_MAX_MESSAGE]
     return "handler_error", text_of(error)[:_MAX_MESSAGE]
+
+
+def _error_of_run(entry: Entry) -> TaskFailed | None:
+    """The error of an awaited run that ended without success, or that is deleted. None: the run has not ended."""
+    if entry.status is None:
+        return TaskFailed("run_deleted", "the run is deleted, and its result with it")
+    if entry.status in JOB_TERMINAL:
+        return TaskFailed(entry.code or entry.status, entry.message or f"the run is {entry.status}")
+    return None
 
 
 def _refused(awaited: Any) -> Permanent:

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from leasehold import App, DeclarationError, Failed, Limit, Retry, TaskFailed, Unique
 from leasehold.actions.context import Target
+from leasehold.actions.ending import Effects, delete
 from leasehold.actions.retrying import revive, revive_together, template_of
 from leasehold.db.database import Connection
 from leasehold.pipelines import with_deliveries
@@ -170,3 +171,27 @@ def test_one_name_alone_is_refused_where_a_tuple_is_meant() -> None:
 def test_a_limit_that_holds_everything_or_nothing_is_refused(terms: dict[str, Any]) -> None:
     with pytest.raises(DeclarationError):
         Limit(**terms)
+
+
+@pytest.mark.parametrize("act", ["delete", "retry"])
+async def test_a_run_follows_a_failure_also_where_a_client_is_faster_than_the_worker_s_duty(
+    using: Callable[..., App], connection: Connection, settings: Settings, act: str
+) -> None:
+    using(app)
+    run = await fail.asubmit(1)
+    await connection.execute("UPDATE task SET status = 'failed', finished_at = clock_timestamp()")
+    await connection.execute(
+        "UPDATE job SET error = $2, status = 'failed', finished_at = clock_timestamp() WHERE id = $1",
+        run.id,
+        {"code": "x", "message": "y"},
+    )
+    async with open_operation_context(settings, app.pipelines()) as context, connection.transaction():
+        tenant, at = await connection.fetchrow("SELECT tenant_id, clock_timestamp() FROM job WHERE id = $1", run.id)
+        (row,), _ = await operations.lock(connection, act, [run.id], tenant, at + timedelta(hours=1))
+        target = Target(row, context.actions.kinds.of("flow.fail", is_run=True), row["queue"])
+        if act == "delete":
+            assert await delete(context.actions, connection, target, "tests", Effects()) is not None
+        else:
+            template_version = await template_of(context.actions, connection, target)
+            assert await revive(context.actions, connection, target, template_version) is not None
+    assert await connection.fetchval("SELECT count(*) FROM job WHERE pipeline = 'flow.report'") == 1

@@ -8,12 +8,14 @@ import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
 from pydantic import SecretStr
 
 from leasehold.broker import make_broker
+from leasehold.db import servers
 from leasehold.db.database import Pool, connect, make_pool, migrate
 from leasehold.embedded.postgres import DATABASE, USER, Postgres
 from leasehold.settings import Settings
@@ -114,6 +116,24 @@ async def test_hosts_that_are_all_silent_are_a_timeout(pair: Pair) -> None:
         settings = pair.settings(*ports, database_timeout=0.3, database_host_timeout=0.2)
         with pytest.raises(TimeoutError):
             await connect(settings, "tests")
+
+
+async def test_a_host_that_answers_and_then_fails_is_passed_over(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pooler may accept a connection while its server is down, and reports no state of it."""
+    async with proxy_to("127.0.0.1", pair.primary.port) as pooler:
+        monkeypatch.setattr(servers, "_REPORTED", ("reported by no server", servers._REPORTED[1]))
+        connect_to = servers._connect
+
+        async def connect_and_cut(url: Any, host: Any, port: Any, *more: Any) -> Any:
+            connection = await connect_to(url, host, port, *more)
+            if port == pooler.port:
+                await pooler.cut()
+            return connection
+
+        monkeypatch.setattr(servers, "_connect", connect_and_cut)
+        connection = await connect(pair.settings(pooler.port, pair.primary.port), "tests")
+        await connection.execute(NOTE)
+        await connection.close()
 
 
 async def test_a_pool_leaves_a_server_that_only_reads_once_the_address_leads_elsewhere(pair: Pair) -> None:

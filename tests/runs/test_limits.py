@@ -15,6 +15,7 @@ from leasehold.limits import rates
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import claims, concurrency, jobs, settlements
+from leasehold.transitions.concurrency import without_value
 from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.settlements import Completion
 from leasehold.worker.worker import Worker
@@ -209,3 +210,26 @@ async def test_a_flood_delays_its_own_tenant_only(rows: Connection) -> None:
     assert {claimed.tenant_id for claimed in taken} == {"hostile", "quiet"}
     more = await claims.claim_due(rows, terms(), ["default"], 4)
     assert {claimed.tenant_id for claimed in more} == {"hostile"}
+
+
+async def test_a_limit_by_a_pointer_with_an_equals_sign_is_not_moved_by_its_neighbour(
+    client: Client, rows: Connection
+) -> None:
+    async def bounds() -> dict[str, int | None]:
+        found = await rows.fetch("SELECT key, at_most FROM gate WHERE NOT declared")
+        return {without_value(row["key"]): row["at_most"] for row in found}
+
+    await client.http.put("/v1/limits", json={"key": "payload:scripted:/number", "at_most": 1})
+    await client.http.put("/v1/limits", json={"key": "payload:scripted:/number=b", "at_most": 2})
+    run = await client.start(payload={"number": 1})
+    assert await bounds() == {"payload:scripted:/number": 1, "payload:scripted:/number=b": 2}
+    await client.http.put("/v1/limits", json={"key": "payload:scripted:/number", "at_most": 0})
+    assert await bounds() == {"payload:scripted:/number": 0, "payload:scripted:/number=b": 2}
+    held = await client.start(payload={"number": 1})
+    assert (await client.look(held))["held"]
+    limits = await rows.fetchval("SELECT array_agg(key ORDER BY key) FROM gate_job WHERE job_id = $1", UUID(held))
+    assert len(limits) == 2
+    assert {"payload:scripted:/number", "payload:scripted:/number=b"} == {
+        reason["limit"] for reason in await reasons(client, held)
+    }
+    await client.post(f"/v1/runs/{run}/cancel")

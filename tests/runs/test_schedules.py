@@ -161,6 +161,22 @@ def test_ticks_on_time_all_run_and_of_the_missed_ones_what_the_policy_says(
     assert [(NOW - tick).total_seconds() for tick in found] == expected
 
 
+async def test_catching_up_one_starts_the_latest_missed_tick_alone_however_many_firings_it_takes(
+    client: Client, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedules, "MAX_TICKS", 3)
+    minute = (datetime.now(UTC) + timedelta(minutes=30)).replace(second=0, microsecond=0)
+    body = {"cron": f"{minute.minute} * * * *", "catch_up": "one", "catch_up_seconds": 86_400}
+    schedule = (await make(client, **body, overlap="allow_all"))["id"]
+    for missed in (10, 8, 4):  # three firings, two full ones, one full one
+        await rows.execute("DELETE FROM run")
+        first = minute - timedelta(hours=missed)
+        await rows.execute("UPDATE schedule SET next_run_at = $2 WHERE id = $1", UUID(schedule), first)
+        for _ in range(4):
+            await schedules.fire_due(rows, TEMPLATES, KEEP)
+        assert [row["tick"] for row in await runs_of(rows, schedule)] == [minute - timedelta(hours=1)]
+
+
 def test_a_window_of_nothing_catches_nothing_up() -> None:
     due = [NOW - timedelta(seconds=ago) for ago in (61, 60)]
     assert schedules._ticks_to_run(row_of("all", 0), due) == due[1:]

@@ -182,6 +182,17 @@ async def test_a_payload_that_takes_too_long_is_refused_while_everybody_else_is_
     assert loop.worst < LONGEST
 
 
+async def test_a_payload_with_a_key_of_any_length_is_refused_in_time_and_costs_no_child(evaluator: Evaluator) -> None:
+    schema = {"additionalProperties": {"allOf": [{"type": "integer"}]}}
+    for key in ("short", "k" * 100_000, "a/b" * 30_000):
+        with pytest.raises(Invalid) as refused:
+            await evaluator.check("acme", schema, [orjson.dumps({key: "x"})])
+        assert (refused.value.code, len(refused.value.message) < 1000) == ("invalid_payload", True)
+    process = evaluator._quick._process
+    assert process is not None
+    assert process.answered >= 3
+
+
 async def test_a_payload_nested_so_that_each_level_doubles_the_work_harms_nobody(client: Client, loop: Loop) -> None:
     again = {"properties": {"a": {"$ref": "#/$defs/node"}}}
     schema = {"$defs": {"node": {"allOf": [again, again], "unevaluatedProperties": False}}, "$ref": "#/$defs/node"}

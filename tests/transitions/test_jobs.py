@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from math import inf, nan
 from uuid import uuid4
 
 import asyncpg
@@ -13,7 +14,8 @@ from leasehold.broker import outbox
 from leasehold.db import history
 from leasehold.domain.pipeline import Pipeline, SkipIf, Step
 from leasehold.transitions import claims, jobs, settlements, sweeps, workers
-from leasehold.transitions.settlements import Completion, Failure, Output, Verdict
+from leasehold.transitions.progress import Progress, report
+from leasehold.transitions.settlements import Completion, Failure, Output, Snoozing, Verdict
 from tests.factories import DIAMOND, ONE, THREE, Rows, assert_history
 from tests.transitions.conftest import Open
 
@@ -356,3 +358,30 @@ async def test_a_replay_leaves_out_the_steps_that_the_parameters_skip(rows: Rows
         await complete(rows, again)
     assert (await rows.job(claimed.job_id))["status"] == "succeeded"
     await assert_history(rows, claimed.job_id)
+
+
+async def test_a_step_that_names_a_need_twice_runs_when_that_step_has_succeeded(rows: Rows) -> None:
+    twice = Pipeline("twice", module="tests.factories", steps=[Step("a"), Step("b", needs=("a", "a"))])
+    first = await rows.leased(twice)
+    await complete(rows, first)
+    assert await rows.statuses(first.job_id) == {"a": "succeeded", "b": "pending"}
+    await assert_history(rows, first.job_id)
+
+
+@pytest.mark.parametrize("delay", [timedelta.max.total_seconds(), inf])
+async def test_a_delay_beyond_the_end_of_timestamps_is_a_long_one(rows: Rows, delay: float) -> None:
+    snoozing, failing = await rows.leased(), await rows.leased()
+    await settlements.wait_until(rows.connection, [Snoozing(snoozing.lease, delay)])
+    await settlements.fail(rows.connection, [Failure(failing.lease, "error", "x", "y", retryable=True, delay=delay)])
+    for claimed, status in ((snoozing, "waiting"), (failing, "retry")):
+        task = await rows.task(claimed.lease.task_id)
+        assert task["status"] == status
+        assert task["available_at"] - datetime.now(UTC) > timedelta(days=36_000)
+
+
+async def test_a_report_of_nothing_by_nothing_costs_the_others_nothing(rows: Rows) -> None:
+    odd, plain = await rows.leased(), await rows.leased()
+    reports = [Progress(odd.lease, nan, "half \ud800 and \x00"), Progress(plain.lease, 50.0, "well")]
+    assert len(await report(rows.connection, reports)) == 2
+    found = await rows.connection.fetch("SELECT percent, summary FROM progress ORDER BY percent")
+    assert [tuple(row) for row in found] == [(0.0, "half ? and "), (50.0, "well")]

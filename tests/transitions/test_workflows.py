@@ -14,6 +14,7 @@ from leasehold.domain.lease import Lease
 from leasehold.transitions import claims, jobs, settlements, sweeps
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, Failure, Suspending, Verdict
+from leasehold.transitions.workflows import children as started_runs
 from leasehold.transitions.workflows import reading, recording, signals
 from leasehold.transitions.workflows.records import Call, Recorded, Recording
 from tests.factories import Rows, assert_history, stale
@@ -258,3 +259,23 @@ async def test_a_replay_revives_a_failed_step_unless_the_journal_depends_on_its_
     assert (await rows.task(child.lease.task_id))["status"] == ("failed" if called_since else "pending")
     assert (await rows.task(workflow.lease.task_id))["status"] == "pending"
     await assert_history(rows, workflow.job_id)
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_a_run_whose_result_a_workflow_awaits_is_kept_and_wakes_it_even_if_somebody_deletes_it(
+    rows: Rows, deleted: bool
+) -> None:
+    child = await rows.leased(keep_seconds=0)
+    workflow = await suspended(rows, Call("", 1, "result", "one", child=child.job_id))
+    assert await started_runs.wake_waiting(rows.connection) == []
+    await settlements.complete(rows.connection, [Completion(child.lease)])
+    assert await sweeps.forgettable_jobs(rows.connection) == []
+    if deleted:
+        await sweeps.forget_jobs(rows.connection, [child.job_id])
+    assert len(await started_runs.wake_waiting(rows.connection)) == 1
+    assert await is_due(rows, workflow)
+    (claimed,) = await rows.claim_all()
+    (entry,) = (await reading.read(rows.connection, claimed.lease)).entries
+    assert entry.status == (None if deleted else "succeeded")
+    await settlements.complete(rows.connection, [Completion(claimed.lease)])
+    assert len(await sweeps.forgettable_jobs(rows.connection)) == (not deleted)

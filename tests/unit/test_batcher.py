@@ -116,3 +116,14 @@ async def test_a_connection_that_the_server_closed_while_nobody_asked_is_replace
         used[0].closed = True
         await opened.ask(2)
     assert used[0] is not used[1]
+
+
+async def test_who_asks_after_the_end_does_not_wait_for_ever() -> None:
+    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> Sequence[int]:
+        return items
+
+    async with batcher(statement) as opened:
+        assert await opened.ask(1) == 1
+    late = asyncio.create_task(opened.ask(2))
+    await asyncio.wait([late], timeout=1)
+    assert late.cancelled()

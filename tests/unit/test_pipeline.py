@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from leasehold import App, Kind
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
@@ -21,6 +22,11 @@ WRONG: dict[str, Any] = {
     "a bad name": lambda: Pipeline("P!", module="m", steps=[Step("a")]),
     "a bad step name": lambda: Step("a b"),
     "a bad queue": lambda: Step("a", queue="Queue.1"),
+    "a name and a line's end": lambda: Pipeline("p\n", module="m", steps=[Step("a")]),
+    "a step's name and a line's end": lambda: Step("a\n"),
+    "a queue and a line's end": lambda: Step("a", queue="q\n"),
+    "a kind's name and a line's end": lambda: Kind("k\n"),
+    "an app's name and a line's end": lambda: App("a\n"),
     "no attempts": lambda: Step("a", max_attempts=0),
     "no time": lambda: Step("a", timeout=timedelta(0)),
     "no ladder": lambda: Step("a", retry_ladder=()),

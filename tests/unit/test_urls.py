@@ -98,3 +98,8 @@ def test_a_node_that_accepts_and_closes_is_left_after_a_pause() -> None:
 def test_a_single_node_has_all_the_time() -> None:
     assert _nodes("a").seconds == CONNECT_SECONDS
     assert _nodes("a").go_on() is False
+
+
+def test_a_plus_in_a_parameter_of_postgresql_is_a_plus_as_for_libpq() -> None:
+    assert database_url("postgresql://h/db?user=u&password=a+b").dsn == "postgresql:///db?user=u&password=a%2Bb"
+    assert database_url("postgresql://h/db?user=u&password=a%2Bb").dsn == "postgresql:///db?user=u&password=a%2Bb"

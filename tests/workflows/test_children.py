@@ -29,3 +29,16 @@ async def test_a_started_run_is_cancelled_with_its_workflow_unless_it_is_detache
     assert status == "cancelled"
     assert await runs.connection.fetchval("SELECT finished_at IS NULL FROM job WHERE id = $1", detached)
     await runs.cancel(detached)
+
+
+async def test_the_result_of_a_run_that_is_deleted_meanwhile_is_an_error_and_no_endless_wait(
+    runs: Runs, worker_of: Start
+) -> None:
+    run = await runs.submit(shop.starts)
+    first = await worker_of()
+    await runs.until(run, "EXISTS (SELECT 1 FROM journal e WHERE e.job_id = j.id AND e.kind = 'result')")
+    await first.__aexit__()
+    await runs.connection.execute("DELETE FROM job WHERE id = (SELECT child_id FROM journal WHERE kind = 'result')")
+    await worker_of()
+    status, error = await runs.ended(run)
+    assert (status, error["code"]) == ("failed", "run_deleted")

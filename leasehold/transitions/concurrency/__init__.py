@@ -10,7 +10,7 @@ reserved for tenants without an admitted job, because an admitted job cannot be 
 """
 
 from leasehold.transitions.concurrency.admission import admit, admit_each
-from leasehold.transitions.concurrency.names import JOBS, LIMITS, ConcurrencyLimitName
+from leasehold.transitions.concurrency.names import JOBS, LIMITS, ConcurrencyLimitName, without_value
 from leasehold.transitions.concurrency.queueing import (
     LimitedJob,
     crowded,
@@ -32,4 +32,5 @@ __all__ = [
     "leave",
     "limits_of",
     "queue_up",
+    "without_value",
 ]

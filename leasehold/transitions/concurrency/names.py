@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TypeAlias
 
 #: (tenant, key)
 ConcurrencyLimitName: TypeAlias = tuple[str, str]
+
+#: The end of a limit's key that names a value of the payload: `=`, and a digest of the value.
+_VALUE = re.compile(r"=[0-9a-f]{40}\Z")
 
 #: The duties in the quarantine: jobs whose admission fails, and limits whose admissions fail.
 JOBS, LIMITS = "admissions", "gates"
@@ -18,3 +22,8 @@ def limit_columns(names: Iterable[ConcurrencyLimitName]) -> tuple[list[str], lis
     """Two parameters of a statement: the tenants, and the keys."""
     pairs = list(names)
     return [tenant for tenant, _ in pairs], [key for _, key in pairs]
+
+
+def without_value(key: str) -> str:
+    """The key as its limit was declared, for readers. A pointer into the payload may have a `=` of its own."""
+    return _VALUE.sub("", key)

@@ -144,7 +144,7 @@ def task_records(new: NewJob) -> list[dict[str, Any]]:
 
 
 def _task_record(new: NewJob, step: Step, position: int, ids: Mapping[str, UUID], skipped: set[str]) -> dict[str, Any]:
-    waiting_on = sum(need not in skipped for need in step.needs)
+    waiting_on = len(set(step.needs) - skipped)  # a template may name a step twice; the step succeeds once
     not_before = new.not_before if waiting_on == 0 else None
     if new.limits and waiting_on == 0:
         waiting_on = 1  # its concurrency limits count as one step that the task needs

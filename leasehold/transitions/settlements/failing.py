@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leasehold.db.database import Connection
+from leasehold.domain.backoff import capped
 from leasehold.transitions.endings import END_FAILED_JOBS
 from leasehold.transitions.settlements.guard import HELD_IN_LIVE_JOB, lease_columns, settled_of
 from leasehold.transitions.settlements.records import Failure, Settled
@@ -79,7 +80,7 @@ async def fail(connection: Connection, failures: Sequence[Failure]) -> Settled:
             [failure.code for failure in failures],
             [failure.message for failure in failures],
             [failure.retryable for failure in failures],
-            [failure.delay for failure in failures],
+            [capped(failure.delay) for failure in failures],
             MAX_CRASHES,
         )
     return settled_of(rows, hints=True, ends=True)

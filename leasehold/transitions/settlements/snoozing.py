@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leasehold.db.database import Connection
+from leasehold.domain.backoff import capped
 from leasehold.transitions.settlements.guard import HELD_IN_LIVE_JOB, lease_columns, settled_of
 from leasehold.transitions.settlements.outputs_sql import outputs_column, write_outputs
 from leasehold.transitions.settlements.records import Settled, Snoozing
@@ -45,7 +46,7 @@ async def wait_until(connection: Connection, snoozings: Sequence[Snoozing]) -> S
     rows = await connection.fetch(
         WAIT_UNTIL,
         *lease_columns([snoozing.lease for snoozing in snoozings]),
-        [snoozing.delay for snoozing in snoozings],
+        [capped(snoozing.delay) for snoozing in snoozings],
         [snoozing.note for snoozing in snoozings],
         outputs_column([snoozing.outputs for snoozing in snoozings]),
     )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leasehold.db.database import Connection
+from leasehold.domain.backoff import capped
 from leasehold.domain.lease import Lease
 from leasehold.transitions.settlements.guard import HELD_IN_LIVE_JOB, lease_columns, settled_of
 from leasehold.transitions.settlements.records import Settled
@@ -86,6 +87,6 @@ async def suspend(connection: Connection, suspendings: Sequence[Suspending]) -> 
         calls_column([suspending.calls for suspending in suspendings]),
         [suspending.seen for suspending in suspendings],
         [suspending.ends for suspending in suspendings],
-        [suspending.delay for suspending in suspendings],
+        [None if suspending.delay is None else capped(suspending.delay) for suspending in suspendings],
     )
     return settled_of(rows, hints=True)

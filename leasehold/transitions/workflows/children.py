@@ -46,14 +46,18 @@ async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -
     return await runs.create_together(connection, [new])
 
 
+# SQL: the run that the journal's row `e` awaits has ended, or is deleted.
+_RUN_HAS_ENDED = f"""NOT EXISTS (
+          SELECT 1 FROM job child WHERE child.id = e.child_id AND {unindexed("child.finished_at IS NULL")})"""
+
 # Workflows that wait for a run which has ended. A workflow that runs has read the run's end, or reads it when it wakes:
 # it suspends with the row still open, and this statement finds it again.
 _LOCK_WAITING = f"""
 -- awaited_lock
 SELECT j.id FROM job j
 WHERE j.id IN (
-    SELECT e.job_id FROM journal e JOIN job child ON child.id = e.child_id JOIN job parent ON parent.id = e.job_id
-    WHERE e.kind = 'result' AND e.state = 'open' AND {unindexed("child.finished_at IS NOT NULL")}
+    SELECT e.job_id FROM journal e JOIN job parent ON parent.id = e.job_id
+    WHERE e.kind = 'result' AND e.state = 'open' AND {_RUN_HAS_ENDED}
       AND {unindexed("parent.finished_at IS NULL")}
       AND EXISTS (SELECT 1 FROM task t WHERE t.job_id = e.job_id AND NOT t.contained
                   AND t.available_at > clock_timestamp() AND {unindexed("t.status = 'waiting'")})
@@ -70,9 +74,8 @@ WITH woken AS (
     WHERE t.job_id = ANY($1::uuid[]) AND NOT t.contained AND t.available_at > clock_timestamp()
       AND {unindexed("t.status = 'waiting'")}
       AND EXISTS (
-          SELECT 1 FROM journal e JOIN job child ON child.id = e.child_id
-          WHERE e.job_id = t.job_id AND e.kind = 'result' AND e.state = 'open'
-            AND {unindexed("child.finished_at IS NOT NULL")})
+          SELECT 1 FROM journal e
+          WHERE e.job_id = t.job_id AND e.kind = 'result' AND e.state = 'open' AND {_RUN_HAS_ENDED})
     RETURNING t.id, t.job_id, t.queue, t.priority
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
@@ -84,7 +87,7 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 
 async def wake_waiting(connection: Connection, limit: int = 200) -> Sequence[Announcement]:
-    """waiting -> waiting, due now: the workflows whose awaited runs have ended."""
+    """waiting -> waiting, due now: the workflows whose awaited runs have ended, or are deleted."""
     async with connection.transaction():
         locked = [row["id"] for row in await connection.fetch(_LOCK_WAITING, limit)]
         rows = await connection.fetch(_WAKE_WAITING, locked) if locked else []

@@ -4,9 +4,9 @@ WITH woken AS (
     WHERE t.job_id = ANY($1::uuid[]) AND NOT t.contained AND t.available_at > clock_timestamp()
       AND CASE WHEN t.status = 'waiting' THEN true ELSE false END
       AND EXISTS (
-          SELECT 1 FROM journal e JOIN job child ON child.id = e.child_id
-          WHERE e.job_id = t.job_id AND e.kind = 'result' AND e.state = 'open'
-            AND CASE WHEN child.finished_at IS NOT NULL THEN true ELSE false END)
+          SELECT 1 FROM journal e
+          WHERE e.job_id = t.job_id AND e.kind = 'result' AND e.state = 'open' AND NOT EXISTS (
+          SELECT 1 FROM job child WHERE child.id = e.child_id AND CASE WHEN child.finished_at IS NULL THEN true ELSE false END))
     RETURNING t.id, t.job_id, t.queue, t.priority
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)

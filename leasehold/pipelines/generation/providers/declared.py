@@ -17,6 +17,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from leasehold.domain.errors import DeclarationError
+from leasehold.domain.json_pointer import path_of
 from leasehold.pipelines.generation.provider import Accepted, Finished, Order, Rejected, Working
 from leasehold.pipelines.generation.providers.requests import (
     ProviderAnswer,
@@ -255,8 +256,7 @@ def _fill(template: Any, words: Mapping[str, Any]) -> Any:
 def _at(body: Any, pointer: str) -> Any:
     """The value at the JSON pointer (RFC 6901); None if the pointer leads nowhere."""
     value = body
-    for part in pointer.split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
+    for key in path_of(pointer):
         if isinstance(value, dict):
             value = value.get(key)
         elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):

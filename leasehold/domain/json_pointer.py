@@ -1,0 +1,29 @@
+"""JSON pointers (RFC 6901): they name a value within a JSON document, as `/items/0/price` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the evaluator's child process needs no pydantic
+    from pydantic import ValidationError
+
+#: The longest pointer in a sentence: a client may send a document with a key of any length.
+_MAX_CHARACTERS = 300
+
+
+def pointer_to(path: Iterable[object]) -> str:
+    """The pointer for keys and positions, from the root down. A long pointer is cut: use it in sentences only."""
+    pointer = "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in path)
+    return pointer if len(pointer) <= _MAX_CHARACTERS else pointer[:_MAX_CHARACTERS] + "…"
+
+
+def path_of(pointer: str) -> list[str]:
+    """The keys and positions that the pointer names, from the root down. A position is text, too."""
+    return [key.replace("~1", "/").replace("~0", "~") for key in pointer.split("/")[1:]]
+
+
+def first_mismatch_of(error: ValidationError) -> tuple[str, str]:
+    """The pointer to the first value that pydantic refused, and the reason."""
+    first = error.errors(include_url=False)[0]
+    return pointer_to(first["loc"]), first["msg"]
