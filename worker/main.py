@@ -28,8 +28,8 @@ log = structlog.get_logger(__name__)
 
 
 async def serve(settings: Settings) -> None:
-    """Run one worker until a signal or an operator stops the worker, and it has drained. Raises the error that ended a
-    part of the worker.
+    """Run one worker until a signal or an operator stops it and it has drained. Raises the error that ended a part of
+    the worker.
     """
     first_signal = asyncio.Event()
     second_signal = asyncio.Event()
@@ -78,5 +78,5 @@ def main() -> None:
     try:
         uvloop.run(serve(settings))
     except (BadSetting, DeclarationError) as error:
-        log.error("not started", reason=str(error))  # noqa: TRY400 - the reason says it all; a traceback would hide it
+        log.error("not started", reason=str(error))  # noqa: TRY400 - a traceback would hide the reason
         raise SystemExit(1) from error

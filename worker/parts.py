@@ -67,17 +67,17 @@ log = structlog.get_logger(__name__)
 
 #: The most tasks of one claiming or settling statement.
 _BATCH = 128
-#: The seconds that the database may be away while a worker starts.
+#: Seconds for which a worker that starts waits for the database.
 _PATIENCE_SECONDS = 60.0
-#: Seconds for which a worker waits for its presence before it claims.
+#: Before it claims, a worker waits for its presence for at most this many seconds.
 _PRESENCE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The open parts. `ready`: the queues that the worker may serve at once. `warming`: a task that ends when the
-    children have started; its result is all queues that the worker may serve. `loops`: functions to run as tasks, by
-    name.
+    """The open parts. `ready`: the queues that the worker may serve at once. `is_complete`: `ready` has all queues that
+    it may serve. `warming`: a task that ends when the children have started; its result is all queues that the worker
+    may serve. `loops`: name -> function to run as a task.
     """
 
     pool: Pool
@@ -223,7 +223,7 @@ async def _open_servers(
         try:
             await store.probe()
         except StoreError as error:
-            # The store counts as one that ignores conditional writes until the next probe: that is slower, never wrong.
+            # Until the next probe, the worker takes the store for one without conditional writes: slower, never wrong.
             log.warning("the object store does not answer yet", error=str(error))
 
     stack.push_async_callback(broker.close)

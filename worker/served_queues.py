@@ -15,8 +15,8 @@ class ServedQueues:
     """The queues of one worker. `every`: all queues that the settings choose. `isolated`: the queues among them that
     have an isolated step.
 
-    Of the pipelines with a step in one of the queues: `isolated_pipelines` have an isolated step, `inline_pipelines` an
-    inline step. A pipeline may be in both.
+    `isolated_pipelines`: the pipelines with a step in one of the queues and with an isolated step. `inline_pipelines`:
+    the same, with an inline step. A pipeline may be in both.
     """
 
     every: frozenset[str]

@@ -23,8 +23,8 @@ from leasehold.worker.served_queues import ServedQueues
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """The children that are starting. `started` ends when all zygotes have loaded their handlers; it raises
-    DeclarationError if a zygote cannot load its handlers.
+    """The children that start. The task `started` ends when all zygotes have loaded their handlers. It raises
+    DeclarationError if a zygote cannot load them.
     """
 
     work_dir: Path

@@ -1,8 +1,8 @@
 """One worker: `async with Worker(settings)` serves its queues until `drain`, or until the end of the block.
 
 parts.py opens the parts of the worker. This module starts them, adds the isolated queues when their children are ready,
-and stops the worker. The import of parts.py takes 0.3 s. So a worker that has to wait for its children imports parts.py
-while the children load their handlers, and not before.
+and stops the worker. The import of parts.py takes 0.3 s. So a worker with only isolated queues imports it while the
+children load their handlers.
 """
 
 from __future__ import annotations
@@ -73,9 +73,7 @@ class Worker:
         await self._stack.aclose()
 
     async def drain(self) -> None:
-        """Start no more attempts. Wait for the running attempts, and release those that still run after
-        `drain_seconds`.
-        """
+        """Claim no more tasks. Wait for running attempts, and release those that still run after `drain_seconds`."""
         log.info("draining", seconds=self.settings.drain_seconds)
         metrics.DRAINING.set(1)
         self._draining = True
@@ -96,7 +94,7 @@ class Worker:
     # --- start
 
     async def _start(self) -> None:
-        if self._chosen.inline:  # the worker serves the inline queues first: loading children would only slow them down
+        if self._chosen.inline:  # inline queues come first: children that load meanwhile would slow the import down
             import_module(_PARTS)
         warming = await self._stack.enter_async_context(warm_up(self.settings, self._chosen, self.id))
         await asyncio.to_thread(import_module, _PARTS)
@@ -152,9 +150,7 @@ class Worker:
         )
 
     async def _check(self) -> None:
-        """Run the self-check and log its findings once: so an operator learns at the start which guarantees do not
-        hold.
-        """
+        """Run the self-check once and log its findings: so an operator learns early which guarantees do not hold."""
         from leasehold.selfcheck import as_log, check_all  # noqa: PLC0415 - see the head of this module
 
         await asyncio.sleep(_CHECK_AFTER_SECONDS)

@@ -90,7 +90,7 @@ async def list_people(
 ) -> Response:
     whose = tenant_wanted(caller, tenant)
     async with services_of(request).pool.acquire() as connection:
-        rows = await people.some(connection, whose, text, limit)
+        rows = await people.search(connection, whose, text, limit)
     return json_response({"people": [shown(row) for row in rows]})
 
 

@@ -153,7 +153,7 @@ class DatabaseLink:
         if written.limits:
             async with self._pool.acquire() as connection:
                 self._announcer.announce(await concurrency.admit(connection, written.limits, ()))
-        await self._announcer.sent()
+        await self._announcer.until_idle()
 
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
         """Whether the run ended within `seconds`. Raises NotFound."""

@@ -50,31 +50,32 @@ class Waiting:
         return bool(self._by_tenant)
 
     def add(self, announcements: Sequence[Announcement]) -> None:
-        """When `_MAX_WAITING` wait, a tenant with less than an equal share may still add: the latest hint of the
-        tenant with the most is then left to the relay. Else the new hint is left to the relay.
+        """Add announcements. When `_MAX_WAITING` wait already, a new one is left to the relay. Exception: its tenant
+        has less than an equal share. Then the newest announcement of the tenant with the most is left to the relay
+        instead.
         """
         for announcement in announcements:
             tenant = announcement.hint.tenant
-            mine = self._by_tenant.setdefault(tenant, deque())
+            of_tenant = self._by_tenant.setdefault(tenant, deque())
             if self._count < _MAX_WAITING:
                 self._count += 1
-            elif len(mine) < _MAX_WAITING // len(self._by_tenant):
+            elif len(of_tenant) < _MAX_WAITING // len(self._by_tenant):
                 self._by_tenant[max(self._by_tenant, key=lambda name: len(self._by_tenant[name]))].pop()
             else:
-                if not mine:
+                if not of_tenant:
                     del self._by_tenant[tenant]
                 continue
-            mine.append(announcement)
+            of_tenant.append(announcement)
 
     def take(self, at_most: int) -> list[Announcement]:
         """Remove and return up to `at_most`, one from each tenant in turn."""
         batch: list[Announcement] = []
         while self._by_tenant and len(batch) < at_most:
             tenant = next(iter(self._by_tenant))
-            mine = self._by_tenant.pop(tenant)
-            batch.append(mine.popleft())
-            if mine:
-                self._by_tenant[tenant] = mine
+            of_tenant = self._by_tenant.pop(tenant)
+            batch.append(of_tenant.popleft())
+            if of_tenant:
+                self._by_tenant[tenant] = of_tenant
         self._count -= len(batch)
         return batch
 
@@ -90,8 +91,8 @@ def on_pool(pool: ConnectionSource) -> Callable[[Callable[[Connection], Awaitabl
 
 
 class Announcer:
-    """Publishes what `announce` is given, in batches. A hint that cannot be published stays in the outbox for the
-    relay.
+    """Publishes the hints that `announce` gets, in batches. A hint that cannot be published stays in the outbox, for
+    the relay.
 
     `on_connection` runs a coroutine function on a database connection that the announcer's owner chooses.
     """
@@ -123,8 +124,8 @@ class Announcer:
             self._gathered.set()
             self._is_idle.clear()
 
-    async def sent(self) -> None:
-        """Wait until nothing waits any more: each hint was sent, or left to the relay."""
+    async def until_idle(self) -> None:
+        """Wait until no hint waits here: each was sent, or is left to the relay."""
         await self._is_idle.wait()
 
     async def _run(self) -> None:
@@ -141,10 +142,10 @@ class Announcer:
                 self._is_idle.set()
 
     async def publish(self, batch: Sequence[Announcement]) -> int:
-        """Publish now, and delete the rows that the broker confirmed; returns how many.
+        """Publish now, and delete the rows of the hints that the broker confirmed. Returns how many.
 
-        Without a broker the rows are deleted first. Deleting locks the jobs, and a worker that is woken passes over
-        locked jobs: it would find them only by its next poll.
+        If PostgreSQL is the broker, the rows are deleted first. The delete locks the jobs, and the poll of a worker
+        that is woken passes over locked jobs: the worker would find the tasks only by its next poll.
         """
         hints = [announcement.hint for announcement in batch]
         if self._broker.name == "postgres":
@@ -152,7 +153,7 @@ class Announcer:
             await self._broker.publish(hints)
             return len(batch)
         with traces.announced([hint.headers for hint in hints]) as headers:
-            traced = [replace(hint, headers=own) for hint, own in zip(hints, headers, strict=True)]
+            traced = [replace(hint, headers=added) for hint, added in zip(hints, headers, strict=True)]
             confirmed = await self._broker.publish(traced)
         failpoints.reach("after_publish")
         sent = [announcement for announcement, ok in zip(batch, confirmed, strict=True) if ok]

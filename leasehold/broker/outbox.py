@@ -32,8 +32,8 @@ class Announcement:
         return cls(row["outbox_id"], Hint(row["task_id"], row["queue"], row["priority"], headers, tenant))
 
 
-# An array and no join: the statistics say that the outbox is empty, as it mostly is, so the planner would begin a join
-# by reading all of it, with all rows that were deleted since the last vacuum.
+# The ids are an array, not a join. The statistics show an empty outbox, as it mostly is, so the planner would begin a
+# join by reading the whole table, with all rows that were deleted since the last vacuum.
 TAKE = """
 -- relay_take
 UPDATE outbox o SET relay_at = clock_timestamp() + interval '10 seconds'
@@ -62,8 +62,8 @@ SELECT id, event_seq, tenant_id, 'queued', 'queued' FROM queued
 
 
 async def take(connection: Connection, limit: int, back: float | None = None) -> list[Announcement]:
-    """Rows that were not published in time. They return in ten seconds unless `announced` deletes them. Rows that have
-    been due for more than `back` seconds are not seen; None: all are.
+    """Take up to `limit` announcements that were not published in time. They are due again in ten seconds, unless
+    `announced` deletes them. `back`: only rows that have been due for at most so many seconds; None: all rows.
     """
     rows = await connection.fetch(TAKE, limit, window_interval(back))
     return [Announcement.from_row(row) for row in rows]

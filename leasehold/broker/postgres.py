@@ -1,7 +1,8 @@
 """The broker of an installation without RabbitMQ: workers poll PostgreSQL, and NOTIFY makes the next poll come sooner.
 
 NOTIFY takes a database-wide lock at commit, so no transaction with other work uses it. A connection of its own
-notifies, at a low rate, the queues that have new tasks. Without it the workers find all tasks, only later.
+notifies, at a low rate, the names of queues that have new tasks. Without NOTIFY the workers find all tasks by their
+polls, only later.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from leasehold.telemetry.outages import DATABASE
 from leasehold.urls import database_url
 
 CHANNEL = "leasehold_hints"
-#: One process notifies at most this often; the queue names of that time go together.
+#: A process notifies at most this often, with all queue names that have gathered since.
 NOTIFY_INTERVAL_SECONDS = 0.005
 CONNECT_SECONDS = 10.0
 #: Seconds between probes of the listening connection: a dead server closes nothing by itself.
@@ -76,7 +77,7 @@ class PostgresBroker:
     async def consume(
         self,
         prefetch: Mapping[str, int],
-        on_delivery: Callable[[Delivery], None],  # noqa: ARG002 - the interface has it; this broker only wakes
+        on_delivery: Callable[[Delivery], None],  # noqa: ARG002 - of the interface; this broker has no deliveries
         on_wake: Callable[[str], None] | None = None,
     ) -> None:
         """Call `on_wake` for every queue now and after each reconnect, and for a queue when a process notifies it."""
@@ -129,13 +130,13 @@ class PostgresBroker:
             await asyncio.sleep(NOTIFY_INTERVAL_SECONDS)
 
     async def _listen(self, connection: Connection) -> None:
-        await connection.add_listener(CHANNEL, self._heard)
+        await connection.add_listener(CHANNEL, self._on_notification)
         self._wake(self._queues)  # notifications may have come before this connection listened
         while True:
             await asyncio.sleep(PROBE_SECONDS)
             await connection.execute("SELECT 1", timeout=CONNECT_SECONDS)
 
-    def _heard(
+    def _on_notification(
         self,
         _connection: Connection | PoolConnectionProxy[asyncpg.Record],
         _pid: int,

@@ -185,17 +185,17 @@ def _not_announced(name: str) -> Invalid:
 
 
 async def complete(connection: Connection, tenant_id: str, done: Completion) -> Settled:
-    """running -> succeeded, with the files that `Files.check` has verified. Call it in a transaction that has locked
-    the job.
+    """Complete the task (running -> succeeded) with the files that `Files.check` has verified. Call it in a transaction
+    that has locked the job.
 
-    A repetition, after the first answer was lost, is answered by `settlements.complete`: its files are taken already.
-    Raises Invalid `file_not_announced` when another completion of the attempt, or its end, was faster.
+    If the answer to an earlier call was lost, the attempt has ended and its files are taken: `settlements.complete`
+    recognises the repetition. Raises Invalid `file_not_announced` when another completion of the attempt was faster.
     """
-    held = bool(done.outputs) and await _prefix_of(connection, tenant_id, done.lease) is not None
-    if held:
-        settled_keys = await _take(connection, tenant_id, done.lease, [output.key for output in done.outputs])
+    is_held = bool(done.outputs) and await _prefix_of(connection, tenant_id, done.lease) is not None
+    if is_held:
+        taken_keys = await _take(connection, tenant_id, done.lease, [output.key for output in done.outputs])
         for output in done.outputs:
-            if output.key not in settled_keys:
+            if output.key not in taken_keys:
                 raise _not_announced(output.name)
     return await settlements.complete(connection, [done])
 

@@ -1,7 +1,6 @@
-"""What people do to API keys: make, rotate, expire and revoke them, each with its row in the audit.
+"""Makes, rotates, expires and revokes API keys. Each action writes a row of the audit, in the same transaction.
 
-The API and `leasehold keys` call this. A function acts in one transaction. `tenant_id`: only keys of this tenant are
-found; None: of all tenants.
+The API and `leasehold keys` call this. `tenant_id`: only a key of this tenant is found; None: of any tenant.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ async def make(
     scopes: Sequence[str],
     expires_at: datetime | None = None,
 ) -> NewKey:
-    """Create a key. Its text is stored nowhere. `at_most`: valid keys that a tenant may have.
+    """Create a key. Its text is stored nowhere. `at_most`: the most valid keys of a tenant.
 
     Raises Invalid as `create_key`, and Conflict `too_many_keys`.
     """

@@ -1,6 +1,7 @@
 """People who sign in by OpenID Connect: each sign-in writes their rows, and admins change them, with the audit.
 
-A person has a row in each tenant that the provider's groups named. A row that no group names any more has no scopes.
+A person has a row in each tenant that one of the person's groups at the provider gave access to. When no group gives
+access to the tenant any more, the row has no scopes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from leasehold.security.openid import Identity
 from leasehold.security.roles import PREFIX
 
 Role: TypeAlias = Literal["viewer", "operator", "admin"]
-#: A person's scopes, of their row `p`: the role that an admin set counts instead of what the groups gave.
+#: The scopes of the person in row `p`. A role that an admin set replaces the scopes of the groups.
 _SCOPES = f"CASE WHEN p.set_role IS NULL OR p.scopes = '{{}}' THEN p.scopes ELSE ARRAY['{PREFIX}' || p.set_role] END"
 _COLUMNS = f"""p.id, p.tenant_id, p.issuer, p.subject, p.login, p.name, {_SCOPES} AS scopes,
        p.scopes AS given, p.set_role, p.generation, p.created_at, p.seen_at, p.disabled_at"""
@@ -37,7 +38,7 @@ _FIND = f"""
 SELECT {_COLUMNS} FROM person p WHERE p.id = $1 AND ($2::text IS NULL OR p.tenant_id = $2) FOR UPDATE
 """
 
-# The newest sign-ins come first: whom an admin wants to change was mostly here lately.
+# The latest sign-ins come first, because an admin mostly changes people who signed in lately.
 _LIST = f"""
 -- person_list
 SELECT {_COLUMNS} FROM person p
@@ -51,7 +52,8 @@ _OF_SUBJECT = f"""
 SELECT {_COLUMNS} FROM person p WHERE p.issuer = $1 AND p.subject = $2 ORDER BY p.tenant_id
 """
 
-# Somebody else of the tenant may have the login: the provider gives an address of a person who left to another one.
+# Another person of the tenant may have the same login: a provider may give the address of somebody who left to somebody
+# else. Then the later login gets a suffix.
 _ENTER = f"""
 -- person_enter
 INSERT INTO person AS p (id, tenant_id, issuer, subject, login, name, scopes)
@@ -82,7 +84,7 @@ _END_SESSIONS = """
 UPDATE person SET generation = generation + 1 WHERE id = $1
 """
 
-# Whoever is disabled stays: a row that is forgotten would come again, enabled.
+# Rows of disabled people stay: after a deletion, the next sign-in would write an enabled row.
 _FORGET = """
 -- person_forget
 DELETE FROM person WHERE id IN (
@@ -93,32 +95,36 @@ DELETE FROM person WHERE id IN (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an admin changes. None: it stays. `role`: `provider` for what the groups give."""
+    """A change by an admin. None: no change. `role`: "provider" removes an admin's role, so that the groups count
+    again.
+    """
 
     role: Role | Literal["provider"] | None = None
     disabled: bool | None = None
 
 
 async def of_session(connection: Connection, person_id: UUID) -> Row | None:
-    """The person, or None. `scopes`: those that count now; `given`: those of the groups."""
+    """The person's row, or None. `scopes`: the scopes that count now. `given`: the scopes of the groups."""
     return await connection.fetchrow(_OF_SESSION, person_id)
 
 
 async def of_subject(connection: Connection, issuer: str, subject: str) -> list[Row]:
-    """Somebody's rows, one a tenant."""
+    """The rows of a person, one for each tenant."""
     return await connection.fetch(_OF_SUBJECT, issuer, subject)
 
 
 async def enter(
     connection: Connection, identity: Identity, scopes: Mapping[str, Sequence[str]], at_most: int
 ) -> list[Row]:
-    """Write the rows of somebody who has signed in. `scopes`: by tenant, what the groups give now; in other tenants the
-    person's sessions end. `at_most`: people of a tenant. Raises Conflict `too_many_people`.
+    """Write the rows of a person who has signed in. `scopes`: tenant -> the scopes that the groups give now. In all
+    other tenants the person loses the scopes, and the sessions end. `at_most`: the most people of a tenant.
+
+    Raises Conflict `too_many_people`.
     """
     issuer, subject = identity.issuer, identity.subject
     entered: list[Row] = []
     async with connection.transaction():
-        for tenant_id in sorted(scopes):  # in order: two sign-ins cannot wait for each other
+        for tenant_id in sorted(scopes):  # all sign-ins take these locks in one order: no deadlock
             await lock_name(connection, f"person of {tenant_id}")
             known = await connection.fetchval(
                 "SELECT true FROM person WHERE issuer = $1 AND subject = $2 AND tenant_id = $3",
@@ -135,13 +141,15 @@ async def enter(
     return entered
 
 
-async def some(connection: Connection, tenant_id: str | None, text: str | None, at_most: int) -> list[Row]:
-    """People of the tenant (None: of all), those who signed in last before others. `text`: a part of login or name."""
+async def search(connection: Connection, tenant_id: str | None, text: str | None, at_most: int) -> list[Row]:
+    """People of the tenant (None: of all tenants), the latest sign-ins first. `text`: only people whose login or name
+    contains it.
+    """
     return await connection.fetch(_LIST, tenant_id, text or None, at_most)
 
 
 async def find(connection: Connection, person_id: UUID, tenant_id: str | None) -> Row:
-    """The person, if of this tenant (None: of any). Locks the row until the transaction ends. Raises NotFound."""
+    """The person's row, if of this tenant (None: of any). Locks it until the transaction ends. Raises NotFound."""
     row = await connection.fetchrow(_FIND, person_id, tenant_id)
     if row is None:
         raise NotFound("person_not_found", "There is no such person.")
@@ -149,7 +157,7 @@ async def find(connection: Connection, person_id: UUID, tenant_id: str | None) -
 
 
 async def change(connection: Connection, actor: Actor, row: Row, wanted: Change) -> None:
-    """Change a person whom the caller's transaction has found. Whoever is disabled has no session any more."""
+    """Change a person whose row the caller's transaction has locked by `find`. Disabling a person ends all sessions."""
     role = row["set_role"] if wanted.role is None else None if wanted.role == "provider" else wanted.role
     was_disabled = row["disabled_at"] is not None
     is_disabled = was_disabled if wanted.disabled is None else wanted.disabled
@@ -167,18 +175,18 @@ async def change(connection: Connection, actor: Actor, row: Row, wanted: Change)
 
 
 async def end_sessions(connection: Connection, actor: Actor, row: Row) -> None:
-    """End all sessions of a person whom the caller's transaction has found."""
+    """End all sessions of a person whose row the caller's transaction has locked by `find`."""
     await connection.execute(_END_SESSIONS, row["id"])
     target = Target("person", str(row["id"]), row["tenant_id"])
     await audit.record(connection, actor, "person.sessions_ended", target, login=row["login"])
 
 
 def refuse_oneself(actor_id: UUID | None, row: Row) -> None:
-    """Raises Conflict `own_person`: nobody can take the last admin's access by a slip of their own hand."""
+    """Raises Conflict `own_person` if people act on their own row: so the last admin cannot lose access by mistake."""
     if actor_id == row["id"]:
         raise Conflict("own_person", "Nobody changes their own role or access: another admin can.")
 
 
 async def forget(connection: Connection, days: int) -> None:
-    """Delete people who have not signed in for so many days, at most a thousand at once."""
+    """Delete at most a thousand people who have not signed in for `days` days."""
     await connection.execute(_FORGET, days)

@@ -48,8 +48,8 @@ class UploadRoom:
         self._counts: OrderedDict[str, _Count] = OrderedDict()
 
     async def reserve(self, connection: Connection, tenant_id: str, size: int) -> bool:
-        """Add `size` bytes to the remembered count, if the tenant then still is far from its bound. Returns whether it
-        is; if False, nothing is added and the caller counts exactly.
+        """Add `size` bytes to the remembered count if the tenant stays far from its bound, and return True. Else add
+        nothing and return False: then the caller counts exactly.
         """
         cached = self._counts.get(tenant_id)
         if cached is None or cached.until <= monotonic():

@@ -35,7 +35,7 @@ _STORAGE_WAIT, _UNFINISHED_WAIT = 3600.0, 5.0
 
 _JOBS = "SELECT count(*) FROM (SELECT 1 FROM job WHERE tenant_id = $1 AND finished_at IS NULL LIMIT $2) AS counted"
 
-_MOST_COUNTED = 1_000_000
+_MAX_COUNTED = 1_000_000
 _THINGS = """
 -- tenant_things
 SELECT (SELECT count(*) FROM template WHERE tenant_id = $1) AS templates,
@@ -124,9 +124,8 @@ class Usage:
             raise _too_many(self._max_jobs)
 
     async def measure(self, connection: Connection, tenant_id: str) -> dict[str, int]:
-        """What the tenant has now, and its bounds (0: none). Unfinished jobs are counted up to the bound."""
-        most = self._max_jobs or _MOST_COUNTED
-        jobs = int(await connection.fetchval(_JOBS, tenant_id, most))
+        """The tenant's counts and bounds (a bound of 0: none). Unfinished jobs are counted up to their bound."""
+        jobs = int(await connection.fetchval(_JOBS, tenant_id, self._max_jobs or _MAX_COUNTED))
         row = await connection.fetchrow(_THINGS, tenant_id)
         assert row is not None
         return {

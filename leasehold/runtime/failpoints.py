@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from leasehold.domain.errors import DeclarationError, LeaseholdError
 
-#: {point: the program it lies in, and its moment}
+#: Point -> the part of the platform that reaches it, and what has happened by then.
 POINTS = {
     "after_hint": "worker: a hint arrived, nothing was claimed",
     "after_claim": "worker: the claim is committed",
@@ -33,7 +33,7 @@ POINTS = {
     "before_relay": "relay: rows are taken, nothing is published",
     "after_publish": "announcer: the broker confirmed, the rows are still there",
 }
-#: The points after each commit begin so.
+#: The prefix of the points after commits.
 COMMIT = "commit."
 _COMMITTED = re.compile(r"commit\.[A-Za-z_]+")
 _COUNT = r"[1-9][0-9]*"

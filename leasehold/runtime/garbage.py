@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 
-#: New objects after which Python collects the youngest generation. Its default of 700 is too small: a batch of claims
-#: makes many times as many. Until a collection, garbage takes a few megabytes.
+#: Python collects the youngest generation after this many new objects. Its default of 700 is too small: one batch of
+#: claims makes many times as many. Garbage that waits for a collection takes a few megabytes.
 _YOUNG = 20_000
-#: Collections of a generation after which Python collects the next one, too.
+#: After this many collections of a generation, Python also collects the next older generation.
 _OLDER = 20
 
 

@@ -1,4 +1,4 @@
-"""Running several coroutines at once, all or nothing; ending tasks, and knowing whether one is ended."""
+"""Runs several coroutines at once, cancels tasks, and decides whether a CancelledError is the current task's own."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
 
 
 def being_cancelled() -> bool:
-    """Whether somebody cancels the current task. If not, a CancelledError in it comes from what it awaits."""
+    """Whether a cancel of the current task is under way. If not, what it awaits raised a CancelledError."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 
-#: Items between two pauses, also the items of one statement. Handling them takes a few milliseconds.
+#: Items between two pauses. Callers also use it as the number of items of one statement. Handling so many items takes a
+#: few milliseconds.
 PIECE = 100
 
 

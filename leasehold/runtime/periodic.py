@@ -97,7 +97,7 @@ class Periodic:
         return min(max(self._every, _doubled(self._failures)), LONGEST_PAUSE)
 
     def _count_failure(self) -> bool:
-        """Count a failure. Whether the next log line about it is due."""
+        """Count a failure. Returns whether a log line about it is due."""
         now = self._clock()
         self._failures += 1
         if not self._logged_kinds:
@@ -114,7 +114,7 @@ _MAX_LOGGED = 1000
 
 
 def first_of_kind(duty: str, error: BaseException) -> BaseException | None:
-    """The error, if the process should log its traceback: the first of its kind in this duty. Else None."""
+    """The error, if it is the first of its kind in this duty: then the process logs its traceback. Else None."""
     kind = f"{duty} {kind_of(error)}"
     if kind in _logged_kinds or len(_logged_kinds) >= _MAX_LOGGED:
         return None
@@ -123,7 +123,7 @@ def first_of_kind(duty: str, error: BaseException) -> BaseException | None:
 
 
 def unforeseen(duty: str, error: BaseException) -> None:
-    """Count and log an error of a loop that is no Periodic, but must not end either."""
+    """Count and log an error of a loop that is no Periodic, and that must not end either."""
     ERRORS.labels(duty).inc()
     traceback = first_of_kind(duty, error)
     log.error("a duty failed; it goes on", duty=duty, error=type(error).__name__, exc_info=traceback)

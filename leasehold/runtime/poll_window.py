@@ -14,10 +14,10 @@ from time import monotonic
 
 from leasehold.runtime.duty_cycle import Pauses
 
-#: Seconds between two whole polls, so the longest wait of a row that fell before the window.
+#: Seconds between two whole polls. A row that falls before the window waits at most this long.
 WHOLE_EVERY_SECONDS = 5.0
-#: Where much has gone through since the last vacuum, a whole poll takes long and delays every submission meanwhile.
-#: Then whole polls take at most this share of the time, but one runs at least this often (seconds).
+#: If many rows were deleted or changed since the last vacuum, a whole poll takes long, and delays submissions. So whole
+#: polls take at most this share of the time; but one runs at least this often (seconds).
 WHOLE_SHARE = 1 / 200
 WHOLE_AT_LEAST_EVERY_SECONDS = 60.0
 #: A row that becomes visible up to this many seconds after it was due is in the next poll's window.
@@ -47,5 +47,5 @@ class PollWindow:
         self._read_from = started_at - max(oldest or 0.0, overdue) - SLACK_SECONDS
 
     def forget(self) -> None:
-        """The poll could not take all rows: the next one reads everything."""
+        """Have the next poll read everything, because this poll could not take all rows."""
         self._read_from = None

@@ -29,8 +29,8 @@ TRY_AGAIN: tuple[type[BaseException], ...] = (
 
 
 def may_try_again(error: BaseException) -> bool:
-    """Whether a repetition may succeed. False for one kind of TRY_AGAIN: asyncpg raises an InterfaceError also for a
-    value that it cannot encode, and such a statement always fails.
+    """Whether a repetition may succeed. It cannot for one kind of TRY_AGAIN: for a value that it cannot encode, asyncpg
+    raises an InterfaceError that is also a ValueError.
     """
     return isinstance(error, TRY_AGAIN) and not isinstance(error, ValueError)
 

@@ -78,7 +78,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Downloaded:
-    """A download's answer. `size` and `head` (its first bytes): of the file; 0 and empty when the status is not 200."""
+    """A download's answer. `size`: the bytes of the file. `head`: its first bytes. 0 and empty if the status is not
+    200.
+    """
 
     status: int
     headers: Mapping[str, str]
@@ -105,8 +107,9 @@ class Egress:
     def __init__(self, allowed: tuple[Network, ...] = (), *, keepalive: int = 0) -> None:
         self._allowed = allowed
         self._keepalive = keepalive
-        #: By the host that a client keeps connections to; "" is the client that keeps none. A kept connection is found
-        #: by its address, and its certificate was checked for one name: so hosts at one address share no connection.
+        #: Host -> the HTTP client that keeps connections to this host; "": the client that keeps none. A client finds a
+        #: kept connection by its IP address, but the certificate was checked for one host name. So hosts at the same
+        #: address must not share a connection.
         self._clients: dict[str, httpx2.AsyncClient] = {}
 
     @classmethod
@@ -124,7 +127,7 @@ class Egress:
             await client.aclose()
 
     def check_form(self, url: str) -> None:
-        """Check what can be checked of `url` without a name server. Raises EgressRefused."""
+        """Check `url` as far as that needs no name server. Raises EgressRefused."""
         parsed, port = _parsed(url)
         try:
             addresses = [ipaddress.ip_address(_host_of(parsed))]
@@ -224,7 +227,7 @@ class Egress:
                     finally:
                         await answer.aclose()
                     if (next_url.scheme, next_url.netloc) != (target.url.scheme, target.url.netloc):
-                        headers = {}  # they may hold credentials, which are for the first server alone
+                        headers = {}  # the headers may hold credentials, which are for the first server alone
                     url = str(next_url)
                     method, content = ("GET", b"") if method != "HEAD" else (method, b"")
         except TimeoutError:
@@ -262,7 +265,7 @@ class Egress:
                 trust_env=False,
                 follow_redirects=False,
                 limits=httpx2.Limits(max_keepalive_connections=self._keepalive if kept else 0),
-                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # it accepts none, and so sends none
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # accepts no cookie, so sends none
             )
         return self._clients[name]
 

@@ -1,4 +1,6 @@
-"""Checks an ID token with joserfc: its signature by the provider's keys, and each claim that names who and for whom."""
+"""Checks an ID token with joserfc: the signature with the provider's keys, the issuer, the audience, the nonce, the
+times.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,10 @@ from leasehold.domain.errors import LeaseholdError
 
 log = structlog.get_logger(__name__)
 
-#: Signatures with the provider's private key. Without `none`, and without HMAC, whose key would be the client's secret.
+#: The accepted algorithms. Each signs with the provider's private key. `none` is not accepted, and neither is HMAC,
+#: whose key would be the client's secret.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519", "EdDSA")
-#: Kinds of public keys: with a symmetric key anybody could sign.
+#: The accepted types of keys. All are public keys: whoever reads a symmetric key can sign with it.
 _KEY_TYPES = frozenset({"RSA", "EC", "OKP"})
 #: Seconds by which the provider's clock may differ from this one.
 _LEEWAY_SECONDS = 60
@@ -27,7 +30,7 @@ class TokenRefused(LeaseholdError):
 
 
 def claims_of(token: object, keys: Sequence[object], *, issuer: str, client_id: str, nonce: str) -> dict[str, Any]:
-    """The claims of the ID token. `keys`: the provider's, as its JWKS lists them. Raises TokenRefused."""
+    """The claims of the ID token. `keys`: the provider's keys, as its JWKS lists them. Raises TokenRefused."""
     registry = jwt.JWTClaimsRegistry(
         leeway=_LEEWAY_SECONDS,
         iss={"essential": True, "value": issuer},

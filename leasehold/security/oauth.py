@@ -40,7 +40,7 @@ class Client:
 
     @classmethod
     def of_promotions(cls, settings: Settings) -> Client | None:
-        """The client that the `promote_*` settings describe. None: they name no token endpoint."""
+        """The client that the `promote_*` settings describe. None: the settings name no token endpoint."""
         if settings.promote_token_url is None:
             return None
         return cls(
@@ -50,7 +50,7 @@ class Client:
 
 
 class Tokens:
-    """The access token of one client. It is fetched when it is first needed, and again shortly before its end."""
+    """The access token of one client. `token` fetches it at first, and again shortly before it expires."""
 
     def __init__(self, egress: Egress, client: Client) -> None:
         self._egress = egress
@@ -95,7 +95,7 @@ class Tokens:
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
-    """The body as a JSON object. {}: it is none."""
+    """The body as a JSON object; {} if the body is no object."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:

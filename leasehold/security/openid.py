@@ -1,7 +1,8 @@
 """People sign in at an OpenID provider: the authorization code flow with PKCE (RFC 6749, 7636, 9207).
 
 `id_tokens` checks signatures and claims. All requests to the provider go through egress. The issuer is a setting of the
-installation, so it may be in a private network: in those of `console_oidc_networks`, which webhooks do not reach by it.
+installation, so it may be in a private network: `console_oidc_networks` names such networks. Only these requests, and
+no webhook, may connect to them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _MAX_TEXT = 200
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """A sign-in that has begun: the browser keeps it, sealed, until the provider sends it back."""
+    """A sign-in that has begun. The browser keeps it, sealed, until the provider sends the browser back."""
 
     state: str
     nonce: str
@@ -54,7 +55,9 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who has signed in. `subject`: who it is to the issuer, for good. `login`: how people name it; it may change."""
+    """A person who has signed in. `subject`: the issuer's id of the person, which never changes. `login`: a name for
+    people to read, which may change.
+    """
 
     issuer: str
     subject: str
@@ -75,12 +78,12 @@ class OpenId:
 
     @staticmethod
     def egress(settings: Settings) -> Egress:
-        """For the provider alone: it reaches public addresses, and those of `console_oidc_networks`."""
+        """An Egress for the provider alone. It may connect to public addresses and to `console_oidc_networks`."""
         networks = [text.strip() for text in settings.console_oidc_networks.split(",") if text.strip()]
         return Egress(tuple(ipaddress.ip_network(text) for text in networks))
 
     async def address(self, flow: Flow, redirect_uri: str) -> str:
-        """Where the browser goes to sign in. Raises BadGateway `openid_unavailable`."""
+        """The URL at which the browser signs in. Raises BadGateway `openid_unavailable`."""
         endpoint = self._endpoint(await self._configured(), "authorization_endpoint")
         query = {
             "response_type": "code",
@@ -95,7 +98,7 @@ class OpenId:
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}"
 
     async def identify(self, flow: Flow, redirect_uri: str, answer: Mapping[str, str]) -> Identity:
-        """Find who has signed in. `answer`: what the provider gave the browser.
+        """The person who has signed in. `answer`: the query parameters with which the provider sent the browser back.
 
         Raises Unauthenticated `sign_in_refused`, or BadGateway `openid_unavailable`.
         """
@@ -110,10 +113,10 @@ class OpenId:
             raise Unauthenticated("sign_in_refused", "The provider did not sign you in.")
         tokens = await self._exchange(configuration, flow, redirect_uri, answer["code"])
         claims = await self._claims(configuration, flow, tokens.get("id_token"))
-        wanted = self._settings.console_oidc_claim
-        if wanted not in claims and isinstance(configuration.get("userinfo_endpoint"), str):
+        groups_claim = self._settings.console_oidc_claim
+        if groups_claim not in claims and isinstance(configuration.get("userinfo_endpoint"), str):
             claims = await self._userinfo(configuration, tokens, str(claims["sub"])) | claims
-        return _identity(self.issuer, claims, wanted)
+        return _identity(self.issuer, claims, groups_claim)
 
     async def _exchange(
         self, configuration: Mapping[str, Any], flow: Flow, redirect_uri: str, code: str
@@ -143,7 +146,7 @@ class OpenId:
         return _json_object(answer)
 
     async def _claims(self, configuration: Mapping[str, Any], flow: Flow, token: object) -> dict[str, Any]:
-        """The claims of the ID token. Each sign-in reads the keys: one that the provider withdrew is not used."""
+        """The claims of the ID token. Each sign-in reads the provider's keys anew, so that no withdrawn key is used."""
         # Only an installation with a provider loads joserfc: it takes a tenth of a second.
         from leasehold.security.id_tokens import TokenRefused, claims_of  # noqa: PLC0415 - as above
 
@@ -178,7 +181,7 @@ class OpenId:
         return self._configuration
 
     def _endpoint(self, configuration: Mapping[str, Any], name: str) -> str:
-        """An endpoint of the configuration. Plain http only where the issuer itself is on this machine."""
+        """An endpoint of the configuration. It may use plain http only if the issuer's own URL does."""
         url = configuration.get(name)
         schemes = ("https://", "http://") if self.issuer.startswith("http://") else ("https://",)
         if not isinstance(url, str) or not url.startswith(schemes):
@@ -195,39 +198,39 @@ class OpenId:
 
 
 def memberships(settings: Settings, groups: frozenset[str]) -> dict[str, list[str]]:
-    """By tenant, the scopes that these groups give together: a role as `role:NAME`."""
-    given: dict[str, list[str]] = {}
+    """Tenant -> the scopes that a person with these groups has in it. A role is the scope `role:NAME`."""
+    by_tenant: dict[str, list[str]] = {}
     for group, membership in settings.console_oidc_roles.items():
         if group == "*" or group in groups:
-            given.setdefault(membership.tenant, []).extend(_scopes(membership))
-    return {tenant: sorted(set(scopes)) for tenant, scopes in given.items()}
+            by_tenant.setdefault(membership.tenant, []).extend(_scopes(membership))
+    return {tenant: sorted(set(scopes)) for tenant, scopes in by_tenant.items()}
 
 
 def _scopes(membership: Membership) -> list[str]:
     return [f"role:{membership.role}", *membership.scopes]
 
 
-def _identity(issuer: str, claims: Mapping[str, Any], claim: str) -> Identity:
+def _identity(issuer: str, claims: Mapping[str, Any], groups_claim: str) -> Identity:
     subject = claims["sub"]
     if not isinstance(subject, str) or not _text(subject) or len(subject) > 255:  # noqa: PLR2004 - OpenID Connect Core, 2
         raise _refused("its ID token names nobody")
     email = claims.get("email") if claims.get("email_verified", True) in (True, "true") else None
     login = _text(email) or _text(claims.get("preferred_username")) or _text(subject)
-    groups = claims.get(claim)
-    listed = [groups] if isinstance(groups, str) else groups if isinstance(groups, list) else []
-    named = frozenset(group for group in listed if isinstance(group, str))
-    return Identity(issuer, subject, login, _text(claims.get("name")) or login, named)
+    claimed = claims.get(groups_claim)  # some providers send a single group as a string
+    groups = [claimed] if isinstance(claimed, str) else claimed if isinstance(claimed, list) else []
+    names = frozenset(group for group in groups if isinstance(group, str))
+    return Identity(issuer, subject, login, _text(claims.get("name")) or login, names)
 
 
 def _text(value: object) -> str:
-    """The text in one line, and not too long. Empty: it is none."""
+    """The printable characters of the text, at most `_MAX_TEXT`. Empty if `value` is no text."""
     if not isinstance(value, str):
         return ""
     return "".join(character for character in value if character.isprintable()).strip()[:_MAX_TEXT]
 
 
 def _json_object(answer: Answer) -> dict[str, Any]:
-    """The body as a JSON object. {}: it is none."""
+    """The body as a JSON object; {} if the body is no object."""
     try:
         value = orjson.loads(answer.body)
     except orjson.JSONDecodeError:
@@ -236,7 +239,7 @@ def _json_object(answer: Answer) -> dict[str, Any]:
 
 
 def _error_of(answer: Answer) -> str:
-    """The code of an OAuth error: never its description, which may quote what was sent."""
+    """The code of an OAuth error. Its description is left out, because it may quote the request."""
     return str(_json_object(answer).get("error", ""))[:60]
 
 

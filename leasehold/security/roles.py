@@ -1,8 +1,8 @@
 """Roles: named sets of scopes for keys and people, each within a tenant.
 
-A key has a role by the scope `role:NAME`. The API expands the role when it identifies the caller: so a scope of a later
-release reaches the keys that have the role. `fleet:operate` (all tenants) and `external:work` (a program's) belong to
-no role, and are given beside one.
+A key has a role by the scope `role:NAME`. The API expands the role when it identifies the caller: so keys with the role
+also get the scopes that a later release adds to it. `fleet:operate` (acts on all tenants) and `external:work` (for
+external workers) belong to no role: give them in addition to a role.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _ADMIN = _OPERATOR | {"jobs:delete", "templates:write", "keys:write", "people:wr
 
 def roles_of(kinds: Iterable[Kind]) -> Mapping[str, frozenset[str]]:
     """The scopes of each role: a viewer reads jobs of every kind, an operator and an admin also change them."""
-    scopes = [kind.scopes for kind in kinds if kind.scopes is not None]
-    reads = frozenset(one.read for one in scopes if one.read != one.write)  # a viewer changes nothing
-    writes = frozenset(one.write for one in scopes)
+    of_kinds = [kind.scopes for kind in kinds if kind.scopes is not None]
+    reads = frozenset(scopes.read for scopes in of_kinds if scopes.read != scopes.write)  # a viewer changes nothing
+    writes = frozenset(scopes.write for scopes in of_kinds)
     return {"viewer": _VIEWER | reads, "operator": _OPERATOR | reads | writes, "admin": _ADMIN | reads | writes}
 
 
@@ -40,7 +40,7 @@ def role_and_scopes(scopes: Iterable[str]) -> tuple[str | None, list[str]]:
 
 
 def expanded(scopes: Iterable[str], roles: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """The scopes with each role replaced by its own. An unknown role gives nothing."""
-    given = frozenset(scopes)
-    named = [roles.get(scope.removeprefix(PREFIX), frozenset()) for scope in given if scope.startswith(PREFIX)]
-    return frozenset(scope for scope in given if not scope.startswith(PREFIX)).union(*named)
+    """The scopes, with each role replaced by the role's scopes. An unknown role gives no scope."""
+    all_scopes = frozenset(scopes)
+    direct = frozenset(scope for scope in all_scopes if not scope.startswith(PREFIX))
+    return direct.union(*(roles.get(role.removeprefix(PREFIX), frozenset()) for role in all_scopes - direct))

@@ -38,7 +38,7 @@ class Written:
 class Upload:
     """`async with store.upload(key) as upload`: call `write`, then `finish`. Without `finish` nothing is stored.
 
-    Raises StoreUnavailable. It sends one part while the next one fills.
+    `write` and `finish` raise StoreErrors.
     """
 
     def __init__(

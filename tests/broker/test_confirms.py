@@ -35,7 +35,7 @@ class Line:
         self.came_back: list[str] = []
         self.confirms = Confirms(self.came_back.append)
         self.sieve = Sieve()
-        self.sieve.take(CHANNEL, self.confirms)
+        self.sieve.attach(CHANNEL, self.confirms)
 
     def sent(self, *bodies: bytes, queue: str = "q") -> Window:
         return self.confirms.sent([(queue, body) for body in bodies])

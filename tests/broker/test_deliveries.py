@@ -39,7 +39,7 @@ def frames_of(channel: int, tag: int, body: bytes, properties: spec.Basic.Proper
 
 def sifted(pieces: list[bytes]) -> tuple[bytes, list[Message]]:
     sieve, messages = Sieve(), list[Message]()
-    sieve.take(TAKEN, Deliveries(messages.append))
+    sieve.attach(TAKEN, Deliveries(messages.append))
     return b"".join(sieve.sift(piece) for piece in pieces), messages
 
 
@@ -81,8 +81,8 @@ def test_wherever_the_stream_is_cut_the_same_is_taken_and_the_same_is_left(
 
 def test_two_channels_may_deliver_in_between_each_other() -> None:
     sieve, first, second = Sieve(), list[Message](), list[Message]()
-    sieve.take(1, Deliveries(first.append))
-    sieve.take(2, Deliveries(second.append))
+    sieve.attach(1, Deliveries(first.append))
+    sieve.attach(2, Deliveries(second.append))
     one, two = frames_of(1, 1, b"one", PROPERTIES[1]), frames_of(2, 2, b"two", PROPERTIES[1])
     assert sieve.sift(one[0] + two[0] + one[1] + two[1] + two[2] + one[2]) == b""
     assert [m.body for m in (*first, *second)] == [b"one", b"two"]
@@ -127,11 +127,11 @@ def test_a_channel_that_was_left_and_one_whose_number_is_anothers_now() -> None:
     sieve, mine, theirs = Sieve(), list[Message](), list[Message]()
     take_mine, take_theirs = Deliveries(mine.append), Deliveries(theirs.append)
     frames = b"".join(frames_of(TAKEN, 1, b"body", PROPERTIES[0]))
-    sieve.take(TAKEN, take_mine)
-    sieve.leave(TAKEN, take_mine)
+    sieve.attach(TAKEN, take_mine)
+    sieve.detach(TAKEN, take_mine)
     assert sieve.sift(frames) == frames
-    sieve.take(TAKEN, take_theirs)
-    sieve.leave(TAKEN, take_mine)
+    sieve.attach(TAKEN, take_theirs)
+    sieve.detach(TAKEN, take_mine)
     assert sieve.sift(frames) == b""
     assert (len(mine), len(theirs)) == (0, 1)
 
@@ -148,7 +148,7 @@ async def test_the_client_hears_that_a_connection_lives_on_which_only_deliveries
     """RabbitMQ sends no heartbeats while it sends anything else; the client would give the connection up."""
     now = 0.0
     sieve = Sieve()
-    sieve.take(TAKEN, Deliveries(lambda _message: None))
+    sieve.attach(TAKEN, Deliveries(lambda _message: None))
     reader = _Reader(sieve, asyncio.get_running_loop())
     reader._clock, reader._fed_at = lambda: now, 0.0
     frames = b"".join(frames_of(TAKEN, 1, b"body", PROPERTIES[0]))

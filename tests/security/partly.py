@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
-from leasehold.worker.sandbox import fences as sandbox
-from leasehold.worker.sandbox import landlock, seccomp
+from leasehold.worker.sandbox import fences, landlock, seccomp
 
 inline = Pipeline("partly_inline", module="tests.security.partly_steps", steps=[Step("act", queue="partly-inline")])
 isolated = Pipeline(
@@ -30,6 +29,6 @@ def without_filter() -> Pipelines:
 
 
 def without_any() -> Pipelines:
-    sandbox._leave_network = list
+    fences._leave_network = list
     seccomp.MACHINES.clear()
     return without_landlock()

@@ -77,7 +77,7 @@ def test_a_round_tries_every_node_at_once_and_a_later_round_gives_each_more_time
     for _ in range(15):
         tried.append(nodes.current.url)
         seconds.append(nodes.seconds)
-        may_go_on.append(nodes.go_on())
+        may_go_on.append(nodes.advance())
     assert {*tried[:3]} == {"amqp://a/", "amqp://b/", "amqp://c/"}
     assert tried[:3] * 5 == tried
     assert may_go_on == [True, True, False] * 5
@@ -90,14 +90,14 @@ def test_a_node_that_accepts_and_closes_is_left_after_a_pause() -> None:
     for _ in range(4):
         nodes.accepted()
         tried.append(nodes.current.url)
-        assert nodes.go_on() is False
+        assert nodes.advance() is False
         assert nodes.seconds == 1.0
     assert all(one != other for one, other in pairwise(tried))
 
 
 def test_a_single_node_has_all_the_time() -> None:
     assert _nodes("a").seconds == CONNECT_SECONDS
-    assert _nodes("a").go_on() is False
+    assert _nodes("a").advance() is False
 
 
 def test_a_plus_in_a_parameter_of_postgresql_is_a_plus_as_for_libpq() -> None:

@@ -24,7 +24,7 @@ from leasehold.worker import metrics
 
 log = structlog.get_logger(__name__)
 
-#: Between two writes of what one attempt has produced.
+#: Seconds between two writes of the items of one attempt.
 EVERY_SECONDS = 0.2
 #: The most chunks of one statement.
 _BATCH = 128
@@ -105,14 +105,14 @@ class ChunkWriter(Generic[_B, _C]):
             self._loop.call_soon_threadsafe(self._wake.set)
 
     async def turn(self) -> None:
-        """Wait until a buffer has items, then begin to write all buffers that have."""
+        """Wait until a buffer has items, then begin to write all buffers that have items."""
         await self._wake.wait()
         self._wake.clear()
         while self._unwritten:
             self._write(self._unwritten.popleft())
 
     async def finish(self, written: Written[_B]) -> None:
-        """The attempt has ended, and produces no more. Return once everything is written."""
+        """End the writing for an attempt that has ended. Returns once all its items are written."""
         written.buffer.close()
         self._write(written)
         if written.writing is not None:
@@ -138,7 +138,7 @@ class ChunkWriter(Generic[_B, _C]):
         """
         try:
             await self._batcher.ask(chunk)
-        except Exception as error:  # noqa: BLE001 - whatever it is: it is about the chunk, and not about the attempt
+        except Exception as error:  # noqa: BLE001 - of any kind: the chunk is at fault, not the attempt
             metrics.LOST_ITEMS.labels(self.name).inc(items)
             log.warning(
                 "items of an attempt are lost: PostgreSQL refused them",

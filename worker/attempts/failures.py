@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 #: The pause after an unforeseen exception. The second one in a row is permanent (see Runner).
 _AFTER_UNFORESEEN = (timedelta(seconds=4),)
 _MAX_MESSAGE = 2000  # characters
-#: Files that begin so are the worker's own. Their frames stand above the handler's, and say nothing about the handler.
+#: The folder of the worker's own code. Its frames stand above the handler's in a traceback, and explain nothing.
 _OWN_FRAMES = __file__.removesuffix("attempts/failures.py")
 
 

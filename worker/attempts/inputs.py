@@ -59,8 +59,8 @@ async def fetch(
 ) -> dict[str, tuple[Path, str]]:
     """Download all sources at once, except those in `cache`: name -> (file, sha256).
 
-    Raises Permanent for an object that is missing: it will not come. Raises Permanent also for one larger than
-    `max_bytes`: the holder of a signed upload URL may have replaced the object since.
+    Raises Permanent for a missing object, because nobody will write it. Raises Permanent for an object larger than
+    `max_bytes`: the holder of a signed upload URL may have replaced it after the checks.
     """
 
     async def fetch_source(source: Source, path: Path) -> tuple[Path, str]:

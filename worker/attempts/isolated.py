@@ -41,7 +41,7 @@ Fetched = Mapping[str, tuple[Path, str]]
 
 
 class IsolatedAttempts:
-    """All isolated attempts of one worker. The runner calls `perform`."""
+    """All isolated attempts of one worker. The runner calls `perform`, and `discard_speculations` at the end."""
 
     def __init__(
         self,

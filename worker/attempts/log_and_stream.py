@@ -33,7 +33,7 @@ class LogAndStream:
 
     @property
     def recorder(self) -> Recorder:
-        """Any thread may ask for it. The first call makes the buffers."""
+        """The recorder of the attempt's lines. Any thread may read this. The first read makes the buffers."""
         if self.log is None:
             with self._writers.lock:
                 if self.log is None:
@@ -44,7 +44,7 @@ class LogAndStream:
         return self.log.buffer
 
     def close(self) -> bool:
-        """The attempt has ended. Whether it has buffers."""
+        """Record that the attempt has ended. Returns whether it has buffers."""
         with self._writers.lock:
             self._closed = True
             return self.log is not None
@@ -72,8 +72,8 @@ class LogAndStreamWriters:
         return self.streams.open(claimed, emissions), self.logs.open(claimed, recorder)
 
     async def finish(self, log_and_stream: LogAndStream) -> None:
-        """The attempt has ended: return once PostgreSQL has its last lines and chunks. An attempt that produced none
-        costs no statement.
+        """Write the last lines and chunks of an attempt that has ended, and return once PostgreSQL has them. An attempt
+        without lines and chunks costs no statement.
         """
         if log_and_stream.close() and log_and_stream.log is not None and log_and_stream.stream is not None:
             await self.logs.finish(log_and_stream.log)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-#: Larger outputs are not cached: their download costs little beside the work on them.
+#: Larger outputs are not cached: their download takes little time beside the work on them.
 MAX_OUTPUT_BYTES = 8 * 1024 * 1024
 #: The bound of the whole cache. The oldest outputs leave first.
 MAX_BYTES = 32 * 1024 * 1024

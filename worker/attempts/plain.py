@@ -35,7 +35,7 @@ class BlockingAttempt:
         self._over = True
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _PUBLIC:  # tools that print tracebacks ask for many names
+        if name not in _PUBLIC:  # tools that print tracebacks read many attributes
             raise AttributeError(name)
         if self._over:
             raise Cancelled

@@ -1,9 +1,9 @@
 """Speculative execution: while an attempt publishes its outputs, the job's next isolated steps run already.
 
 An isolated step is a function of its files and parameters, and changes nothing outside its directory. So a worker may
-run the step before it has the step's lease. The result counts only for an attempt that holds the lease of that very
-step, with the very same inputs; else the worker discards the result. So the next step of a picture does not wait for
-the uploads of the step before. If further children are idle, later steps that need no new input run at the same time.
+run the step before it has the step's lease. The result counts only for an attempt that holds the lease of this step and
+has the same inputs; else the worker discards the result. So the next step of a picture does not wait for the uploads of
+the step before. If further children are idle, later steps that need no new input run at the same time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from leasehold.worker.attempts.inputs import Source
 
 
 def steps_after(pipeline: Pipeline, step: Step) -> list[Step]:
-    """The steps after `step`, in order, that may start speculatively: nothing but `step` stands before them, and they
-    read nothing but what `step` read and wrote.
+    """The steps after `step`, in order, that may start speculatively: each needs only the step before it, and reads
+    only what `step` read or wrote.
     """
     readable, following = {step.name, *step.reads}, []
     candidate = _only_next(pipeline, step)
@@ -47,9 +47,9 @@ def _only_next(pipeline: Pipeline, step: Step) -> Step | None:
 
 @dataclass(slots=True)
 class Speculation:
-    """One speculative execution. `started_by`: the task of the attempt that started it; once this worker runs the step
-    after that, the task of that step. `files`: the inputs, in its own `directory`. `sha256`: the digests of the inputs;
-    they are complete once the attempt that writes the last input has published it.
+    """One speculative execution. `started_by`: the task of the attempt that started it; when this worker goes on with
+    the job's next step, the task of that step. `files`: the inputs, in its own `directory`. `sha256`: the digests of
+    the inputs; they are complete once the attempt that writes the last input has published it.
     """
 
     started_by: UUID
@@ -73,7 +73,7 @@ class Speculation:
         )
 
     def complete_digests(self, outputs: Mapping[str, str]) -> None:
-        """The step before has published `outputs` (name -> sha256): add the digests of those that are inputs here."""
+        """Add the digests of the inputs among `outputs` (name -> sha256), which the step before has published."""
         self.sha256 |= {name: sha256 for name, sha256 in outputs.items() if name in self.files}
 
     def take(self, claimed: Claimed, on_progress: Callable[[float, str], None]) -> None:

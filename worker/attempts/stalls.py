@@ -46,7 +46,7 @@ class Watched(Awaitable[_T], Generic[_T]):
             value, error = None, None
             try:
                 value = yield future
-            except BaseException as raised:  # noqa: BLE001 - it belongs to the handler; mostly it is a cancellation
+            except BaseException as raised:  # noqa: BLE001 - the handler gets it; mostly it is a cancellation
                 error = raised
 
 

@@ -60,11 +60,11 @@ class Threads:
         return Reservation(self)
 
     def free(self) -> None:
-        """Of a reservation that ran nothing."""
+        """Free a thread whose reservation ran nothing."""
         self._free.release()
 
     async def run(self, work: Callable[[], Any]) -> Any:
-        """Of a reservation: see Reservation.run."""
+        """Run `work` in the thread of a reservation, as Reservation.run describes."""
         context = copy_context()
         if self._idle == 0 and self._started < self._at_most:
             self._start_thread()
@@ -100,7 +100,7 @@ class Threads:
                 result = work()
             except (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration) as error:
                 future.set_exception(contained(error))
-            except BaseException as error:  # noqa: BLE001 - whatever it is: it belongs to the caller of `run`
+            except BaseException as error:  # noqa: BLE001 - of any kind: the caller of `run` gets it
                 future.set_exception(error)
             else:
                 future.set_result(result)

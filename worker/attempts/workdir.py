@@ -24,7 +24,8 @@ class WorkDir:
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._root.stat().st_uid != os.getuid():
             raise PermissionError(f"{self._root} belongs to another user; set LEASEHOLD_WORK_DIR")
-        # While a worker starts, the root is locked: no other's sweep meets a directory whose lock is not taken yet.
+        # Lock the root while this worker starts: else another worker's sweep could remove the new directory before its
+        # lock is taken.
         starting = _locked(self._root, os.O_DIRECTORY)
         try:
             self._sweep()
@@ -44,7 +45,7 @@ class WorkDir:
             os.close(self._lock)
 
     def _sweep(self) -> None:
-        """Remove the directories of killed workers. Whatever has no lock file stays."""
+        """Remove the directories of killed workers. A directory without a lock file stays."""
         for directory in self._root.iterdir():
             try:
                 lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC)
@@ -61,7 +62,7 @@ class WorkDir:
 
 
 def _locked(path: Path, flags: int) -> int:
-    """A descriptor of the file or directory, locked; waits for whoever has the lock. Closing it frees the lock."""
+    """Open the file or directory and lock it. Waits until the lock is free. Closing the descriptor frees the lock."""
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor

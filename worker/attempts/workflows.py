@@ -38,7 +38,7 @@ _MAX_RESULT_BYTES = 64 * 1024 * 1024
 
 
 class Recorder:
-    """Commits calls of workflows that go on: all that wait at the same time share one round trip."""
+    """Commits calls of workflows that run on. All calls that wait at the same time share one round trip."""
 
     def __init__(self, settings: Settings, announce: Callable[[Sequence[Announcement]], None], at_most: int) -> None:
         self.announce = announce
@@ -59,12 +59,12 @@ class Recorder:
     ) -> list[Recorded]:
         answers, hints = await recording.record(connection, batch)
         self.announce(hints)
-        return [answers[one.lease.task_id] for one in batch]
+        return [answers[item.lease.task_id] for item in batch]
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A driver that waits. `epoch`: of the lease under which it suspended. `committed`: PostgreSQL has confirmed it."""
+    """A suspended driver. `epoch`: of the lease under which it suspended. `committed`: PostgreSQL confirmed that."""
 
     driver: Driver
     epoch: int
@@ -73,7 +73,7 @@ class _Kept:
 
 
 class Attempt(Protocol):
-    """What a workflow's attempt has: worker.attempts.inline.InlineAttempt."""
+    """The part of worker.attempts.inline.InlineAttempt that workflows use."""
 
     @property
     def lease(self) -> Lease: ...
@@ -84,7 +84,7 @@ class Attempt(Protocol):
 
 
 class Workflows:
-    """The worker has one."""
+    """All workflow attempts of one worker, and the suspended drivers that it keeps in memory."""
 
     def __init__(
         self, settings: Settings, pool: Pool, store: ObjectStore, recorder: Recorder, threads: Threads
@@ -117,8 +117,8 @@ class Workflows:
         return outcome
 
     async def call(self, function: Callable[[], Any], check: Callable[[], None] = lambda: None) -> Any:
-        """Call a function: in the loop if it gives a coroutine, else in a thread. `check` is called each second that
-        it waits for a thread.
+        """Call a function: in the loop if it is an `async def`, else in a thread. While no thread is free, `check` is
+        called once a second.
         """
         if _gives_coroutine(function):
             try:
@@ -130,7 +130,7 @@ class Workflows:
         return await thread.run(function)
 
     def settled(self, lease: Lease, *, committed: bool) -> None:
-        """PostgreSQL has answered to the suspension of this lease."""
+        """Record PostgreSQL's answer to the suspension under this lease."""
         kept = self._kept.get(lease.task_id)
         if kept is None or kept.epoch != lease.epoch:
             return
@@ -140,12 +140,12 @@ class Workflows:
             self._drop(lease.task_id, kept)
 
     def close(self) -> None:
-        """Drop what is kept: the worker ends."""
+        """Drop all kept drivers, because the worker ends."""
         for task_id, kept in list(self._kept.items()):
             self._drop(task_id, kept)
 
     def _take(self, lease: Lease) -> Driver | None:
-        """The driver that nobody else has run since it suspended here."""
+        """The kept driver of the task, if no other claim has run the task since the driver suspended here."""
         kept = self._kept.get(lease.task_id)
         if kept is None:
             return None

@@ -1,1 +1,1 @@
-"""What a worker does beside its attempts: takeover, relay, admissions, schedules, retention."""
+"""The duties of a worker beside its attempts: takeover, relay, admissions, schedules, retention."""

@@ -1,8 +1,8 @@
 """The duties of a worker: the maintenance that it repeats beside its attempts.
 
 Each duty runs in a loop of its own (Periodic): no duty waits for another, and no duty's error ends another. The
-leader's duties run in one worker at a time. Of the pool's connections the takeover uses one at a time, the other
-frequent duties share two, and housekeeping shares one (leasehold/db/pool_sizes.py has the sum).
+leader's duties run in one worker at a time. The takeover uses one connection of the pool, the other frequent duties
+share two, and all housekeeping duties share one (leasehold/db/pool_sizes.py has the sum).
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ from leasehold.transitions.workflows import children
 from leasehold.worker.maintenance.housekeeping import Housekeeping
 from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Leadership, Takeover
 
-#: Seconds between two searches for dead workers and a dead leader: their tasks and duties run elsewhere within a
-#: second.
+#: Seconds between two searches for dead workers and a dead leader. So other workers take over their tasks and duties
+#: within a second.
 _WATCH_SECONDS = 0.5
-#: Seconds between two searches of a worker for due schedules, and for ended runs whose webhooks have to be sent.
+#: Seconds between two searches for due schedules, and between two searches for ended runs whose webhooks are to be
+#: sent.
 _EVERY_SECONDS = 0.5
 #: Seconds between two turns of retention, partitions and the deletion of old rows.
 _HOUSEKEEPING_SECONDS = 60.0
-#: The most connections that all frequent duties together use at once, and all housekeeping.
+#: The most connections that all frequent duties use together, and those that all housekeeping duties use together.
 _FREQUENT_CONNECTIONS, _HOUSEKEEPING_CONNECTIONS = 2, 1
 
 
@@ -75,7 +76,7 @@ class Duties:
         self._last_limit: ConcurrencyLimitName = ("", "")
         self._leadership = Leadership(worker, 3 * settings.sweep_seconds)
         self._takeover = Takeover(settings, pool, self._leadership, announcer)
-        self._undeclared = dict(templates.pipelines.schedules)  # apps whose schedules this worker has yet to write
+        self._unwritten_schedules = dict(templates.pipelines.schedules)  # by app: this worker writes them at its start
         self._late = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
         self._frequent = _shared(pool, _FREQUENT_CONNECTIONS)
         self._housekeeping_connection = _shared(pool, _HOUSEKEEPING_CONNECTIONS)
@@ -120,8 +121,8 @@ class Duties:
     def _led(
         self, name: str, turn: Callable[[], Awaitable[float | None]], every: float = _HOUSEKEEPING_SECONDS
     ) -> Periodic:
-        """A duty that only the leading worker carries out. A worker that does not lead checks again soon, because the
-        leader is known only a moment after the start, and may change. The check costs nothing.
+        """A duty that only the leading worker carries out. A worker that does not lead checks again soon, because it
+        may become the leader. The check costs nothing.
         """
 
         async def when_leading() -> float | None:
@@ -165,8 +166,8 @@ class Duties:
         self._late.done(began)
 
     async def _admit(self) -> None:
-        """Admit the waiting jobs that no end of another job admits: for example, a rate has room again. Each turn
-        serves some of the limits.
+        """Admit waiting jobs that are not admitted by the end of another job: for example, because a rate has room
+        again. Each turn serves some of the limits.
         """
         async with self._frequent() as connection:
             limits = await concurrency.crowded(connection, self._last_limit)
@@ -175,10 +176,10 @@ class Duties:
 
     async def _fire_schedules(self) -> None:
         async with self._frequent() as connection:
-            while self._undeclared:
-                app = next(iter(self._undeclared))
-                await declared.reconcile(connection, self._settings.tenant, app, self._undeclared[app])
-                del self._undeclared[app]
+            while self._unwritten_schedules:
+                app = next(iter(self._unwritten_schedules))
+                await declared.reconcile(connection, self._settings.tenant, app, self._unwritten_schedules[app])
+                del self._unwritten_schedules[app]
             for fired in await schedules.fire_due(
                 connection,
                 self._templates,
@@ -207,7 +208,7 @@ class Duties:
 
 
 def _shared(pool: Pool, at_most: int) -> Callable[[], AbstractAsyncContextManager[Connection]]:
-    """Connections of the pool, of which all callers together have at most `at_most` at once."""
+    """A function that lends connections of the pool. All its callers together have at most `at_most` at once."""
     permits = asyncio.Semaphore(at_most)
 
     @asynccontextmanager

@@ -38,8 +38,8 @@ _U = TypeVar("_U")
 
 
 class Housekeeping:
-    """The turns of the housekeeping duties (duties.py). `kinds`: kinds of work, whose rows and objects are deleted,
-    too.
+    """The turns of the housekeeping duties (duties.py). `kinds`: the kinds of work, which add rows and objects of their
+    own to delete.
     """
 
     def __init__(self, settings: Settings, connections: Acquire, store: ObjectStore, kinds: Iterable[Kind]) -> None:
@@ -135,7 +135,7 @@ class Housekeeping:
                 if away is not None:
                     break
                 refused.append((unit, error))
-            except Exception as error:  # noqa: BLE001 - whatever it is: it belongs to this unit, which is set aside
+            except Exception as error:  # noqa: BLE001 - of any kind: this unit is at fault, and is set aside
                 refused.append((unit, error))
             else:
                 deleted.append(unit)

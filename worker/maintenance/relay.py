@@ -24,8 +24,8 @@ EVERY_SECONDS = 0.5
 #: The duty's name.
 DUTY = "relay"
 _BATCH = 500
-#: Seconds after which a hint is sent at the latest that became visible too late for the poll window. Before that, the
-#: poll of a slot pool finds the task.
+#: A row that became visible too late for the poll window waits at most this many seconds for the relay. A poll of a
+#: slot pool mostly finds its task before.
 _WHOLE_EVERY_SECONDS = 60.0
 
 
@@ -52,22 +52,22 @@ class Relay:
         return 0.0 if sent >= _BATCH else None
 
     async def _send(self, announcements: Sequence[Announcement]) -> int:
-        """Send all together. If that fails, send each by itself: a hint that cannot be sent delays no other. Returns
-        how many were sent.
+        """Send all hints together. If that fails, send each by itself: so a hint that cannot be sent delays no other.
+        Returns how many were sent.
         """
         try:
             return await self._announcer.publish(announcements)
         except AWAY:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is: it belongs to one of the hints, which is set aside
+        except Exception as error:  # noqa: BLE001 - of any kind: one of the hints is at fault, and is set aside
             if len(announcements) == 1:
                 await self._set_aside(announcements[0], error)
                 return 0
         return sum([await self._send([announcement]) for announcement in announcements])
 
     async def _set_aside(self, announcement: Announcement, error: Exception) -> None:
-        """Set a hint aside that cannot be sent. Later turns try again after growing pauses, and drop the hint in the
-        end, because a poll finds the task.
+        """Set aside a hint that cannot be sent. Later turns try again after growing pauses. In the end the hint is
+        dropped, because a poll finds its task.
         """
         async with self._pool.acquire() as connection, connection.transaction():
             if await set_aside(connection, DUTY, announcement.outbox_id, error) >= STUCK_AFTER:

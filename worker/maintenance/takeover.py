@@ -1,4 +1,4 @@
-"""The leadership, and the leader's most urgent duty: steps of dead workers become runnable within a second."""
+"""The leadership, and the leader's most urgent duty: to make the tasks of dead workers runnable within a second."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from leasehold.worker import metrics
 
 log = structlog.get_logger(__name__)
 
-#: The leader reads expired leases every `sweep_seconds`. These queries take at most this share of the time; but the
-#: leader reads at least once in this many seconds.
+#: The leader reads expired leases every `sweep_seconds`, but so that these queries take at most MAX_BUSY of the time.
+#: However slow the queries are, the leader reads at least once in LATEST_SECONDS.
 MAX_BUSY = 1 / 100
 LATEST_SECONDS = 8.0
-#: After the leader misses a worker, it looks for expired leases at every turn for this long: some rows may still be
+#: After a worker has died, the leader reads expired leases at every turn for this many seconds: some rows may still be
 #: locked, and other workers may have died with it.
 _HURRY_SECONDS = 5.0
 
 
 class Leadership:
-    """True while this worker leads. Every duty of the leader is safe to run in two workers at once: two leaders would
-    only do the work twice.
+    """True while this worker leads. Two workers may lead at the same time for a moment: every duty of the leader is
+    safe then, and is only done twice.
     """
 
     def __init__(self, worker: UUID, seconds: float) -> None:
@@ -51,7 +51,7 @@ class Leadership:
 
 
 class Takeover:
-    """Waits for the database only: neither the store nor the broker can delay a takeover. Uses one connection."""
+    """Frees the tasks of dead workers. It waits for the database only: no store or broker can delay it."""
 
     def __init__(self, settings: Settings, pool: Pool, leadership: Leadership, announcer: Announcer) -> None:
         self._settings = settings
@@ -69,7 +69,7 @@ class Takeover:
                 await self._expire_leases(connection)
 
     async def _expire_leases(self, connection: Connection) -> None:
-        """Read expired leases: at once when a worker has died, else now and then, because the query reads every row
+        """End the expired leases: at once when a worker has died, else now and then, because the query reads every row
         version of running tasks since the last vacuum.
         """
         dead = await workers.dead(connection) if self._settings.presence else []

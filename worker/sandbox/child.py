@@ -22,8 +22,7 @@ from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.verdicts import Done
 from leasehold.domain.work import Work, percent_of
 from leasehold.runtime.foreign_errors import text_of
-from leasehold.worker.sandbox import fences as sandbox
-from leasehold.worker.sandbox import frames
+from leasehold.worker.sandbox import fences, frames
 
 #: A child sends progress at most once in this many seconds.
 _PROGRESS_SECONDS = 0.2
@@ -31,23 +30,23 @@ _PROGRESS_SECONDS = 0.2
 _Kind = Literal["permanent", "retryable", "unforeseen"]
 
 
-def live(pipeline: Pipeline, fences: sandbox.Fences, zygote: int, channel: int, output: int) -> NoReturn:
+def live(pipeline: Pipeline, own_fences: fences.Fences, zygote: int, channel: int, output: int) -> NoReturn:
     """Run as a child and exit: never returns into the zygote's code.
 
     `channel`: the descriptor of the protocol. `output`: the descriptor of the child's stdout and stderr.
     """
     status = 1
     try:
-        sandbox.die_with(zygote)
+        fences.die_with(zygote)
         os.setsid()
         _take_descriptors(channel, output)
-        fences.seal()
-        _run(pipeline, fences)
+        own_fences.install_syscall_filter()
+        _run(pipeline, own_fences)
         status = 0
     except MemoryError:
         os.write(2, b"out of memory\n")
         status = frames.OUT_OF_MEMORY
-    except BaseException:  # noqa: BLE001 - sandboxing failed or the worker is gone: exit without an answer
+    except BaseException:  # noqa: BLE001 - a fence failed or the worker has ended: exit without an answer
         with contextlib.suppress(BaseException):
             os.write(2, traceback.format_exc().encode("utf-8", "replace"))
     finally:
@@ -58,17 +57,17 @@ def _take_descriptors(channel: int, output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.dup2(channel, frames.CHANNEL)
-    sandbox.close_descriptors(frames.CHANNEL)
+    fences.close_descriptors(frames.CHANNEL)
 
 
-def _run(pipeline: Pipeline, fences: sandbox.Fences) -> None:
-    """First the worker says which files this run may use (no client data yet): apply that restriction. Then receive the
-    run, with client data.
+def _run(pipeline: Pipeline, own_fences: fences.Fences) -> None:
+    """Receive two frames. The first names the files of this run and holds nothing else of the client's: restrict the
+    child to these files. The second is the run itself.
     """
     if (body := frames.receive(frames.CHANNEL)) is None:
         return
     confinement = frames.Confinement.model_validate_json(body)
-    fences.enclose([Path(path) for path in confinement.files], Path(confinement.directory))
+    own_fences.restrict_files([Path(path) for path in confinement.files], Path(confinement.directory))
     if (body := frames.receive(frames.CHANNEL)) is None:
         return
     run = frames.Run.model_validate_json(body)

@@ -24,7 +24,7 @@ class ChildOutput:
 
     def __init__(self) -> None:
         self._read_end, self.write_end = os.pipe()
-        self._attempt: Recorder | None = None  # keeps the lines with the job
+        self._recorder: Recorder | None = None  # of the attempt: it stores the lines with the job
         self._context = copy_context()
         self._context.run(record_in, None)
         os.set_blocking(self._read_end, False)
@@ -42,8 +42,8 @@ class ChildOutput:
 
     def begin(self, pipeline: str, step: str) -> None:
         """A run begins: give it a new allowance, and name it in the log."""
-        self._report()
-        self._attempt = current()
+        self._log_rest()
+        self._recorder = current()
         self._context = copy_context()  # it names the job in the worker's log
         self._context.run(record_in, None)
         self._allowance, self._dropped = MAX_BYTES_PER_RUN, 0
@@ -59,7 +59,7 @@ class ChildOutput:
         self._close_write_end()
         self.read()
         self._close_read_end()
-        self._report()
+        self._log_rest()
 
     def _read(self) -> None:
         try:
@@ -82,10 +82,10 @@ class ChildOutput:
         if line.strip():
             text = line[:_MAX_LINE].decode("utf-8", "replace")
             self._context.run(self._log.info, "child output", line=text)
-            if self._attempt is not None:
-                self._attempt.add("info", "output", text)
+            if self._recorder is not None:
+                self._recorder.add("info", "output", text)
 
-    def _report(self) -> None:
+    def _log_rest(self) -> None:
         self._emit(self._line)
         self._line = b""
         if self._dropped:

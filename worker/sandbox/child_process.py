@@ -16,8 +16,7 @@ from pydantic import ValidationError
 from leasehold.domain.errors import ChildCrashed, StepTimeout
 from leasehold.domain.pipeline import Limits
 from leasehold.worker import metrics
-from leasehold.worker.sandbox import fences as sandbox
-from leasehold.worker.sandbox import frames
+from leasehold.worker.sandbox import fences, frames
 from leasehold.worker.sandbox.child_output import ChildOutput
 
 _GRACE_SECONDS = 2  # for a child that has closed its channel to exit by itself
@@ -39,7 +38,7 @@ class ChildProcess:
         self._reap = reap
         self._pidfd = os.pidfd_open(pid)
         self._ended = asyncio.Event()
-        self._burial: asyncio.Task[int] | None = None
+        self._stopping: asyncio.Task[int] | None = None
         self.killed = False
         asyncio.get_running_loop().add_reader(self._pidfd, self._on_end)
 
@@ -63,7 +62,7 @@ class ChildProcess:
 
     async def call(
         self,
-        place: bytes,
+        confinement: bytes,
         run: bytes,
         *,
         timeout: float,
@@ -72,14 +71,14 @@ class ChildProcess:
         on_line: Callable[[frames.LogLine], None],
         on_chunk: Callable[[Any], None],
     ) -> frames.Answer:
-        """Send the encoded `place` and `run`, and wait at most `timeout` seconds for the answer.
+        """Send the encoded frames Confinement and Run, and wait at most `timeout` seconds for the answer.
 
-        Raises StepTimeout or ChildCrashed. The child is killed then, and also when the caller is cancelled.
+        Raises StepTimeout or ChildCrashed. Then, and when the caller is cancelled, the child is killed.
         """
         try:
             async with asyncio.timeout(timeout):
-                sandbox.limit(self.pid, limits)
-                self._writer.write(place + run)
+                fences.limit(self.pid, limits)
+                self._writer.write(confinement + run)
                 await self._writer.drain()
                 while True:
                     frame = frames.FROM_CHILD.validate_json(await self._frame())
@@ -109,9 +108,9 @@ class ChildProcess:
         return await self._reader.readexactly(frames.length(header))
 
     def peak(self) -> int:
-        """The most bytes that the child has held; 0 when it has ended meanwhile."""
+        """The most bytes of memory that the child has held; 0 if it has ended meanwhile."""
         try:
-            return sandbox.peak(self.pid)
+            return fences.peak(self.pid)
         except (OSError, IndexError):  # a zombie has a status without memory
             return 0
 
@@ -127,7 +126,7 @@ class ChildProcess:
                     kill(self.pid, signal.SIGKILL)
 
     async def ended(self) -> None:
-        """Wait until the child has ended. It holds no memory from then on, even before it is reaped."""
+        """Wait until the child has ended. From then on it holds no memory, even if it is not reaped yet."""
         await self._ended.wait()
 
     async def stop(self) -> int:
@@ -135,11 +134,11 @@ class ChildProcess:
 
         Returns the exit status, as subprocess gives it.
         """
-        if self._burial is None:
-            self._burial = asyncio.create_task(self._bury())
-        return await asyncio.shield(self._burial)
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        return await asyncio.shield(self._stopping)
 
-    async def _bury(self) -> int:
+    async def _stop(self) -> int:
         self.kill()
         await self._ended.wait()
         try:

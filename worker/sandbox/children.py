@@ -23,8 +23,7 @@ from leasehold.settings import Settings
 from leasehold.telemetry import child_logs
 from leasehold.telemetry.attempt_logs import current
 from leasehold.worker import metrics
-from leasehold.worker.sandbox import fences as sandbox
-from leasehold.worker.sandbox import frames
+from leasehold.worker.sandbox import fences, frames
 from leasehold.worker.sandbox.child_process import ChildProcess
 from leasehold.worker.sandbox.outputs import checked
 from leasehold.worker.sandbox.spares import Spares
@@ -58,7 +57,7 @@ class Children:
 
     @property
     def idle(self) -> int:
-        """How many more runs would start at once."""
+        """How many further runs could start now without waiting."""
         return self._size - len(self._running)
 
     async def start(self) -> None:
@@ -77,7 +76,7 @@ class Children:
             raise
         self.isolation = min((spares.isolation for spares in self._spares.values()), key=len, default="no children")
         if "landlock" not in self.isolation:
-            sandbox.hide_memory()  # else a child, which has the same user, could read /proc/{pid of the worker}/environ
+            fences.hide_memory()  # else a child, which has the same user, could read /proc/{pid of the worker}/environ
 
     @staticmethod
     async def _start(spares: Spares, room: asyncio.Semaphore) -> None:
@@ -85,9 +84,7 @@ class Children:
             await spares.start()
 
     async def close(self) -> None:
-        """Kill all children and reap them. The attempts should be settled before: a run that is cut off counts as
-        crashed.
-        """
+        """Kill all children and reap them. Settle the attempts before: a run that this interrupts counts as crashed."""
         for child in self._running:
             child.kill()
         await asyncio.gather(*(child.stop() for child in self._running), *self._ending, return_exceptions=True)
@@ -187,15 +184,15 @@ def _emit(chunk: Any) -> None:
 
 
 class _Lines:
-    """Takes what the handler logs in its child: a bounded number of lines."""
+    """Logs the lines that the handler logs in its child, up to a bound."""
 
     def __init__(self, child: int) -> None:
         self._child = child
-        self._left = frames.MAX_LOG_LINES
+        self._remaining = frames.MAX_LOG_LINES
 
     def __call__(self, line: frames.LogLine) -> None:
-        if self._left:
-            self._left -= 1
+        if self._remaining:
+            self._remaining -= 1
             child_logs.log_line(line.logger, line.level, line.message, trace=line.traceback, child=self._child)
 
 

@@ -1,9 +1,9 @@
-"""The fences around a child process. Three processes raise them, in this order:
+"""The fences that confine a child process. Three processes set them up, in this order:
 
 1. The zygote, before it loads a handler, gives up: all capabilities; the file system except Python, the handlers and
    the work directory (Landlock); and the network (a namespace), where the kernel cannot filter system calls.
 2. The child, before it reads a client's bytes, adds: a filter of system calls (seccomp: no network, no programs, no
-   other processes), and a second Landlock layer that leaves it only the files of its own run.
+   other processes), and a second Landlock layer that grants only the files of its own run.
 3. The worker, before each run, limits the child's memory, CPU, file size and open files with prlimit(2): code that has
    taken the child over cannot loosen them.
 
@@ -53,7 +53,7 @@ class Usage(NamedTuple):
 
 
 def usage(pid: int) -> Usage:
-    """Read from /proc: a child cannot lie there. Raises OSError when the process has ended."""
+    """The usage by /proc, which a child cannot falsify. Raises OSError when the process has ended."""
     pages = Path(f"/proc/{pid}/statm").read_bytes().split()
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     return Usage(int(pages[0]) * _PAGE, int(pages[1]) * _PAGE, (int(fields[11]) + int(fields[12])) / _TICKS)
@@ -101,7 +101,7 @@ def die_with(parent: int) -> None:
 
 
 def close_descriptors(channel: int) -> None:
-    """Close all files but the standard ones and `channel`: some event loops pass more descriptors on."""
+    """Close all descriptors except the standard ones and `channel`: some event loops pass more of them on."""
     for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers, not paths
         if fd not in {0, 1, 2, channel}:
             with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
@@ -148,8 +148,10 @@ class Fences:
         _drop_capabilities()
         return cls(mechanisms, grants)
 
-    def seal(self) -> None:
-        """In a child: install the filter of system calls, and prepare the layer of `enclose`. Raises OSError."""
+    def install_syscall_filter(self) -> None:
+        """In a child: install the filter of system calls, and prepare the Landlock layer of `restrict_files`. Raises
+        OSError.
+        """
         machine = seccomp.supported_machine()
         if machine is not None:
             seccomp.install_filter(machine)
@@ -157,12 +159,12 @@ class Fences:
             readable = [*self._grants[landlock.READ], Path("/proc/self")]
             self._own_files = landlock.ruleset({**self._grants, landlock.READ: readable})
 
-    def enclose(self, files: list[Path], directory: Path) -> None:
-        """In a sealed child: leave it only these `files` to read and this `directory` to write. Raises OSError."""
+    def restrict_files(self, files: list[Path], directory: Path) -> None:
+        """In a child with the filter: let it only read these `files` and write to this `directory`. Raises OSError."""
         if not self._has_landlock:
             return
         if self._own_files is None:
-            raise OSError("the child is not sealed, or the kernel no longer offers Landlock")
+            raise OSError("the child has no filter of system calls yet, or the kernel no longer offers Landlock")
         self._own_files.allow({landlock.READ_FILE: files, landlock.WRITE: [directory]})
         self._own_files.enter()
 

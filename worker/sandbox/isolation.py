@@ -47,16 +47,17 @@ def check(settings: Settings) -> Finding:
     held = of_this_kernel()
     if not (absent := missing(held)):
         return Finding("isolation", True, held, "clients' bytes are parsed in processes that reach nothing else")
-    agreed = settings.isolation == "best_effort"
-    found = f"missing: {', '.join(absent)}" + (" (LEASEHOLD_ISOLATION=best_effort)" if agreed else "")
-    return Finding("isolation", agreed, found, explained(absent) if agreed else f"{explained(absent)}; {_REFUSED}")
+    is_accepted = settings.isolation == "best_effort"
+    summary = f"missing: {', '.join(absent)}" + (" (LEASEHOLD_ISOLATION=best_effort)" if is_accepted else "")
+    consequence = explained(absent) if is_accepted else f"{explained(absent)}; {_REFUSED}"
+    return Finding("isolation", is_accepted, summary, consequence)
 
 
 def may_serve(isolation: str, queues: frozenset[str], isolated: frozenset[str], settings: Settings) -> frozenset[str]:
-    """Those of `queues` that this worker may serve when `isolation` holds around its children. `isolated`: the queues
-    with isolated steps.
+    """The queues among `queues` that this worker may serve. `isolation`: the fences around its children, as the text of
+    Children.isolation. `isolated`: the queues with isolated steps.
 
-    Logs in one line what is missing. Raises DeclarationError when no queue is left.
+    Logs in one line which fences are missing. Raises DeclarationError when no queue is left.
     """
     absent = missing(isolation)
     if not absent or not isolated:

@@ -26,7 +26,7 @@ READ = READ_FILE | READ_DIR
 WRITE = READ | WRITE_FILE | REMOVE_DIR | REMOVE_FILE | _MAKE_DIR | _MAKE_FILE | _REFER | _TRUNCATE
 _FOR_FILES = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE
 
-#: The rights, as a bit mask -> the files or trees that they are granted on.
+#: Rights, as a bit mask -> the files and folders that get these rights.
 Grants = Mapping[int, Iterable[Path]]
 
 _BASE_RIGHTS = (1 << 13) - 1
@@ -70,8 +70,8 @@ def _create(libc: ctypes.CDLL, abi: int) -> int:
 
 
 class Ruleset:
-    """The rights that a thread keeps when it enters. Call `allow` any number of times, then `enter` once: a thread
-    cannot leave again.
+    """The rights that a thread keeps after `enter`. Call `allow` any number of times, then `enter` once: a thread
+    cannot leave the domain again.
 
     Needs no_new_privs. Every method raises OSError when the kernel has Landlock but refuses.
     """
@@ -108,7 +108,7 @@ class Ruleset:
 
 
 def ruleset(grants: Grants) -> Ruleset | None:
-    """A ruleset that allows `grants`, to which more may be added; None if the kernel has no Landlock."""
+    """A ruleset that allows `grants`; the caller may allow more. None if the kernel has no Landlock."""
     abi = version()
     if abi == 0:
         return None

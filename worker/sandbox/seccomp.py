@@ -2,8 +2,8 @@
 
 The filter is a deny list: it denies the calls that turn a hijacked decoder into an intruder. An allow list would be
 tighter. But decoders and tensor libraries use other calls from version to version, and operators soon switch off a
-filter that breaks a release. A call that is newer than this list is answered as if the kernel were older: so no call
-gets through that nobody has reviewed. The numbers come from the kernel's `unistd` tables.
+filter that breaks a release. The filter answers a call that is newer than this list as an older kernel would: so it
+admits no call that nobody has reviewed. The numbers come from the kernel's `unistd` tables.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     "setdomainname": (171, 162), "vhangup": (153, 58), "lsm_set_self_attr": (460, 460),
 }  # fmt: skip
 
-#: Answered as a file system without extended attributes answers: programs that copy files go on without them.
+#: The filter answers these calls as a file system without extended attributes does: programs copy files without them.
 _UNSUPPORTED: dict[str, tuple[int, int]] = {
     "getxattr": (191, 8), "lgetxattr": (192, 9), "fgetxattr": (193, 10), "listxattr": (194, 11),
     "llistxattr": (195, 12), "flistxattr": (196, 13),
@@ -93,8 +93,8 @@ _UNSUPPORTED: dict[str, tuple[int, int]] = {
 #: The newest call of these tables. Since 424 a number means the same call on every architecture.
 NEWEST = 467
 
-#: Answered as if the kernel were too old. clone3 hides its flags behind a pointer; the C library falls back to
-#: clone(2), whose flags a filter can read. io_uring would carry socket calls past every rule above.
+#: The filter answers these calls as a kernel that lacks them. clone3 hides its flags behind a pointer; without it the C
+#: library uses clone(2), whose flags a filter can read. io_uring would carry socket calls past every rule above.
 _ABSENT: dict[str, tuple[int, int]] = {
     "clone3": (435, 435),
     "io_uring_setup": (425, 425),
@@ -129,42 +129,42 @@ def _high(argument: int) -> int:
     return _low(argument) + 4
 
 
-def _op(code: int, k: int, if_true: int = 0, if_false: int = 0) -> bytes:
+def _bpf(code: int, k: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("=HBBI", code, if_true, if_false, k)
 
 
-def _on(number: int, *body: bytes) -> bytes:
-    """`body` for one system call. Every body ends in a return, so nothing has to restore the accumulator."""
-    return _op(_JUMP_EQ, number, 0, len(body)) + b"".join(body)
+def _for(number: int, *body: bytes) -> bytes:
+    """Run `body` for one system call. Every body ends in a return, so nothing has to restore the accumulator."""
+    return _bpf(_JUMP_EQ, number, 0, len(body)) + b"".join(body)
 
 
 def _only_threads() -> tuple[bytes, ...]:
-    return _op(_LOAD, _low(0)), _op(_JUMP_SET, _CLONE_THREAD, 0, 1), _op(_RETURN, _ALLOW), _op(_RETURN, _DENY)
+    return _bpf(_LOAD, _low(0)), _bpf(_JUMP_SET, _CLONE_THREAD, 0, 1), _bpf(_RETURN, _ALLOW), _bpf(_RETURN, _DENY)
 
 
 def _only_self(pid: int) -> tuple[bytes, ...]:
-    return _op(_LOAD, _low(0)), _op(_JUMP_EQ, pid, 0, 1), _op(_RETURN, _ALLOW), _op(_RETURN, _DENY)
+    return _bpf(_LOAD, _low(0)), _bpf(_JUMP_EQ, pid, 0, 1), _bpf(_RETURN, _ALLOW), _bpf(_RETURN, _DENY)
 
 
 def _none_of(argument: int, *values: int) -> tuple[bytes, ...]:
     """Admit the call unless the argument has one of these values."""
-    tests = [_op(_JUMP_EQ, value, len(values) - place, 0) for place, value in enumerate(values)]
-    return _op(_LOAD, _low(argument)), *tests, _op(_RETURN, _ALLOW), _op(_RETURN, _DENY)
+    tests = [_bpf(_JUMP_EQ, value, len(values) - place, 0) for place, value in enumerate(values)]
+    return _bpf(_LOAD, _low(argument)), *tests, _bpf(_RETURN, _ALLOW), _bpf(_RETURN, _DENY)
 
 
 def _only_this_thread(pid: int) -> tuple[bytes, ...]:
     return (
-        _op(_LOAD, _low(0)), _op(_JUMP_EQ, 0, 2, 0), _op(_JUMP_EQ, pid, 1, 0),
-        _op(_RETURN, _DENY), _op(_RETURN, _ALLOW),
+        _bpf(_LOAD, _low(0)), _bpf(_JUMP_EQ, 0, 2, 0), _bpf(_JUMP_EQ, pid, 1, 0),
+        _bpf(_RETURN, _DENY), _bpf(_RETURN, _ALLOW),
     )  # fmt: skip
 
 
 def _only_reading_limits() -> tuple[bytes, ...]:
     """Admit prlimit as a read: with a null pointer for the new limit."""
     return (
-        _op(_LOAD, _low(2)), _op(_JUMP_EQ, 0, 0, 3),
-        _op(_LOAD, _high(2)), _op(_JUMP_EQ, 0, 0, 1),
-        _op(_RETURN, _ALLOW), _op(_RETURN, _DENY),
+        _bpf(_LOAD, _low(2)), _bpf(_JUMP_EQ, 0, 0, 3),
+        _bpf(_LOAD, _high(2)), _bpf(_JUMP_EQ, 0, 0, 1),
+        _bpf(_RETURN, _ALLOW), _bpf(_RETURN, _DENY),
     )  # fmt: skip
 
 
@@ -172,24 +172,24 @@ def build_filter(machine: Machine, pid: int) -> bytes:
     """Assemble the classic BPF program for the process `pid` on `machine`."""
     column = machine.column
     program = [
-        _op(_LOAD, _ARCH), _op(_JUMP_EQ, machine.audit_arch, 1, 0), _op(_RETURN, _KILL_PROCESS),
-        _op(_LOAD, _NUMBER),
-        _op(_JUMP_GE, _X32_BIT, 0, 1), _op(_RETURN, _DENY),
-        _on(_CLONE[column], *_only_threads()),
-        _on(_KILL[column], *_only_self(pid)),
-        _on(_TGKILL[column], *_only_self(pid)),
-        _on(_PRLIMIT64[column], *_only_reading_limits()),
-        _on(_PRCTL[column], *_none_of(0, _PR_SET_PDEATHSIG)),  # it may name its threads, but must die with its parent
-        _on(_FCNTL[column], *_none_of(1, _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_NOTIFY)),
-        _on(_IOCTL[column], *_none_of(1, _FIOSETOWN, _SIOCSPGRP, _TIOCSTI)),
-        _on(_SCHED_SETAFFINITY[column], *_only_this_thread(pid)),
-        _op(_JUMP_GE, NEWEST + 1, 0, 1), _op(_RETURN, _NO_SUCH_CALL),
+        _bpf(_LOAD, _ARCH), _bpf(_JUMP_EQ, machine.audit_arch, 1, 0), _bpf(_RETURN, _KILL_PROCESS),
+        _bpf(_LOAD, _NUMBER),
+        _bpf(_JUMP_GE, _X32_BIT, 0, 1), _bpf(_RETURN, _DENY),
+        _for(_CLONE[column], *_only_threads()),
+        _for(_KILL[column], *_only_self(pid)),
+        _for(_TGKILL[column], *_only_self(pid)),
+        _for(_PRLIMIT64[column], *_only_reading_limits()),
+        _for(_PRCTL[column], *_none_of(0, _PR_SET_PDEATHSIG)),  # it may name its threads, but must die with its parent
+        _for(_FCNTL[column], *_none_of(1, _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_NOTIFY)),
+        _for(_IOCTL[column], *_none_of(1, _FIOSETOWN, _SIOCSPGRP, _TIOCSTI)),
+        _for(_SCHED_SETAFFINITY[column], *_only_this_thread(pid)),
+        _bpf(_JUMP_GE, NEWEST + 1, 0, 1), _bpf(_RETURN, _NO_SUCH_CALL),
     ]  # fmt: skip
-    program += [_on(numbers[column], _op(_RETURN, _NO_SUCH_CALL)) for numbers in _ABSENT.values()]
-    program += [_on(numbers[column], _op(_RETURN, _NOT_SUPPORTED)) for numbers in _UNSUPPORTED.values()]
+    program += [_for(numbers[column], _bpf(_RETURN, _NO_SUCH_CALL)) for numbers in _ABSENT.values()]
+    program += [_for(numbers[column], _bpf(_RETURN, _NOT_SUPPORTED)) for numbers in _UNSUPPORTED.values()]
     forbidden = [numbers[column] for numbers in _FORBIDDEN.values()]
-    program += [_on(number, _op(_RETURN, _DENY)) for number in forbidden if number is not None]
-    program.append(_op(_RETURN, _ALLOW))
+    program += [_for(number, _bpf(_RETURN, _DENY)) for number in forbidden if number is not None]
+    program.append(_bpf(_RETURN, _ALLOW))
     return b"".join(program)
 
 

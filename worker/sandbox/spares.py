@@ -15,7 +15,7 @@ from leasehold.worker.sandbox.zygote_process import Recipe, Zygote
 #: Spare children of a pipeline. A picture's next two steps start at once, and a fork takes a few milliseconds.
 WAITING = 3
 #: While a spare child is left, the next fork waits this long: the run that has just begun needs the cores itself.
-_UNHURRIED_SECONDS = 0.1
+_FORK_PAUSE_SECONDS = 0.1
 _FIRST_DELAY, _LAST_DELAY = 0.5, 30.0  # seconds between failing attempts to start a zygote
 
 
@@ -58,7 +58,7 @@ class Spares:
             await cancel_and_wait(self._keeper)
 
     async def _keep(self, first: asyncio.Future[None]) -> None:
-        """Keep a zygote alive until `close`. `first` gets the outcome of the first start."""
+        """Keep a zygote alive until `close`. The outcome of the first start goes to the future `first`."""
         delay = _FIRST_DELAY
         while True:
             try:
@@ -114,12 +114,12 @@ class Spares:
                 self._waiting.put_nowait(child)
 
     async def _wait_until_needed(self) -> None:
-        """Wait until no spare child is left, at most `_UNHURRIED_SECONDS`."""
+        """Wait until no spare child is left, at most `_FORK_PAUSE_SECONDS`."""
         if self._waiting.empty():
             return
         self._exhausted.clear()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_UNHURRIED_SECONDS):
+            async with asyncio.timeout(_FORK_PAUSE_SECONDS):
                 await self._exhausted.wait()
 
     def _remove(self, child: ChildProcess) -> None:

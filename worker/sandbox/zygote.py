@@ -19,33 +19,32 @@ from leasehold.domain.errors import DeclarationError
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.registry import Pipelines
 from leasehold.runtime.foreign_errors import text_of
-from leasehold.worker.sandbox import child, frames
-from leasehold.worker.sandbox import fences as sandbox
+from leasehold.worker.sandbox import child, fences, frames
 
 
 def main() -> None:
     options = _options()
-    sandbox.die_with(options.parent)
-    sandbox.close_descriptors(options.control)
+    fences.die_with(options.parent)
+    fences.close_descriptors(options.control)
     os.umask(0o077)
     control = socket.socket(fileno=options.control)
     try:
         registry = Pipelines.from_source(options.source)
         packages = _packages(options.source, registry[options.pipeline].module)
-        fences = sandbox.Fences.around(packages, options.work_dir)
+        own_fences = fences.Fences.around(packages, options.work_dir)
         pipeline = _load(registry, options.pipeline)
     except Exception as error:  # noqa: BLE001 - whatever a handler's module raises: the zygote refuses to start, and reports it
         reason = str(error) if isinstance(error, DeclarationError) else text_of(error)
         refused = frames.Refused(reason=child.bounded(reason), traceback=child.formatted(error))
         control.send(refused.model_dump_json().encode())
         return
-    sandbox.hide_memory()
-    ready = frames.Ready(isolation=fences.isolation, threads=sandbox.threads())
+    fences.hide_memory()
+    ready = frames.Ready(isolation=own_fences.isolation, threads=fences.threads())
     control.send(ready.model_dump_json().encode())
     _preload(pipeline)
     gc.collect()
     gc.freeze()  # children share these pages; a garbage collection would write to them, and so copy them
-    _serve(control, pipeline, fences)
+    _serve(control, pipeline, own_fences)
 
 
 def _options() -> argparse.Namespace:
@@ -74,7 +73,7 @@ def _load(registry: Pipelines, name: str) -> Pipeline:
 
 
 def _preload(pipeline: Pipeline) -> None:
-    """Load what handlers import when they run. A run that needs a module which cannot be loaded says so itself."""
+    """Load the modules that handlers import when they run. If one cannot be loaded, the runs that need it fail."""
     for module in pipeline.preload:
         try:
             importlib.import_module(module)
@@ -82,7 +81,7 @@ def _preload(pipeline: Pipeline) -> None:
             sys.stderr.write(f"preload of {module}: {text_of(error)}\n")
 
 
-def _serve(control: socket.socket, pipeline: Pipeline, fences: sandbox.Fences) -> None:
+def _serve(control: socket.socket, pipeline: Pipeline, own_fences: fences.Fences) -> None:
     """Fork and reap children at the worker's requests, until the worker closes the channel. An ended child stays a
     zombie until the worker asks for its status: so the system does not reuse its process id before.
     """
@@ -102,7 +101,7 @@ def _serve(control: socket.socket, pipeline: Pipeline, fences: sandbox.Fences) -
             pid = -(error.errno or 1)
         if pid == 0:
             control.detach()  # the child uses this descriptor's number for its own channel
-            child.live(pipeline, fences, zygote, *descriptors)
+            child.live(pipeline, own_fences, zygote, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         control.send(frames.NUMBER.pack(pid))

@@ -104,7 +104,7 @@ class Zygote:
         try:
             return cls(process, worker_end, output, await _greeting(process, worker_end, recipe))
         except BaseException:
-            await asyncio.shield(_bury(process, worker_end, output))
+            await asyncio.shield(_kill_and_reap(process, worker_end, output))
             raise
 
     @property
@@ -167,7 +167,7 @@ class Zygote:
         with contextlib.suppress(OSError):  # it has ended: no call waits for an answer
             self._control.shutdown(socket.SHUT_RDWR)
         async with self._asking:
-            await asyncio.shield(_bury(self._process, self._control, self._output))
+            await asyncio.shield(_kill_and_reap(self._process, self._control, self._output))
 
 
 async def _greeting(process: asyncio.subprocess.Process, control: socket.socket, recipe: Recipe) -> frames.Ready:
@@ -195,7 +195,7 @@ async def _greeting(process: asyncio.subprocess.Process, control: socket.socket,
     return greeting
 
 
-async def _bury(process: asyncio.subprocess.Process, control: socket.socket, output: ChildOutput) -> None:
+async def _kill_and_reap(process: asyncio.subprocess.Process, control: socket.socket, output: ChildOutput) -> None:
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

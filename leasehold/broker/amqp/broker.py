@@ -1,7 +1,7 @@
 """RabbitMQ as the broker: one connection publishes, another consumes, and each reconnects by itself.
 
-There are two, because RabbitMQ's memory or disk alarm blocks connections that publish. Consuming ends the alarm, so it
-must go on.
+RabbitMQ's memory or disk alarm blocks connections that publish. Consuming must go on, because it ends the alarm: so it
+has a connection of its own.
 """
 
 from __future__ import annotations

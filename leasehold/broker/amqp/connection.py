@@ -89,16 +89,16 @@ class Ladder:
 
 
 class Nodes:
-    """The nodes of the cluster, and which one a connection tries next. The order is random, so that the processes of an
-    installation spread over the nodes.
+    """The nodes of the cluster, and the node that a connection tries next. The order is random, so that the processes
+    of an installation spread over the nodes.
     """
 
     def __init__(self, settings: Settings) -> None:
         nodes = broker_urls(settings.amqp_url.get_secret_value())
         self._order = random.sample(nodes, len(nodes))
         self._limit = settings.amqp_host_timeout
-        self._failed = 0  # nodes in a row that did not accept a connection
-        self._has_accepted = False  # the current one
+        self._failed = 0  # how many nodes in a row did not accept a connection
+        self._has_accepted = False  # whether the current node accepted a connection
 
     @property
     def current(self) -> BrokerUrl:
@@ -116,9 +116,9 @@ class Nodes:
         self._failed = 0
         self._has_accepted = True
 
-    def go_on(self) -> bool:
-        """Make the next node the current one. True: it may be tried at once, because the node before did not accept a
-        connection, and this round has not tried the next one yet.
+    def advance(self) -> bool:
+        """Make the next node the current one. Returns whether to try it at once: the node before did not accept a
+        connection, and this round has not tried the next node yet.
         """
         self._order.append(self._order.pop(0))
         if self._has_accepted:
@@ -129,9 +129,9 @@ class Nodes:
 
 
 class Link:
-    """Connects, runs `serve` with the connection, and starts over when either ends.
+    """Connects, runs `serve` with the connection, and starts over when the connection or `serve` ends.
 
-    When the connection is lost, `serve` is cancelled.
+    When the connection is lost, the link cancels `serve`.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Link:
             # Every error of a connection has the same remedy: record it, and reconnect.
             except Exception as error:  # noqa: BLE001
                 BROKER.met(error, self._role, detail=str(error))
-            if not self._nodes.go_on():
+            if not self._nodes.advance():
                 await ladder.wait()
 
     async def _connect_and_serve(self) -> None:

@@ -22,9 +22,9 @@ from leasehold.broker.base import Delivery
 from leasehold.broker.envelope import Garbage, decode
 from leasehold.settings import Settings
 
-#: Shares of the prefetch window, by band. When every band has hints enough, workers run them in this proportion: `low`
-#: is slow under a flood of `high`, but never starves. Bands do not lend: a worker whose tasks are all in one band has
-#: only that share of the window, so ask for about three times the number of slots.
+#: Shares of the prefetch window, by band. When every band has enough hints, workers run them in this proportion: `low`
+#: is slow under a flood of `high`, but never starves. A band cannot use another band's share. If all tasks of a worker
+#: are in one band, it has only that share of the window: so ask for about three times the number of slots.
 SHARES = (0.6, 0.3, 0.1)
 #: How long `close` waits for the last ACKs to leave.
 DRAIN_SECONDS = 3.0
@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 def split(prefetch: int) -> tuple[int, ...]:
-    """Each band's part of `prefetch`: rounded, and at least 1 (so 1 becomes 3 in all)."""
+    """Each band's part of `prefetch`, rounded, and at least 1: so a prefetch of 1 becomes 3 in all."""
     return tuple(max(1, round(prefetch * share)) for share in SHARES)
 
 
@@ -62,16 +62,16 @@ class Consumer:
     ) -> None:
         await self.close()  # a second call replaces the first
         self._on_delivery, self._on_wake = on_delivery, on_wake
-        self._subscriptions = self._subscribed(prefetch)
+        self._subscriptions = self._new_subscriptions(prefetch)
         self.link.start()
 
     def consume_also(self, prefetch: Mapping[str, int]) -> None:
-        added = self._subscribed(prefetch)
+        added = self._new_subscriptions(prefetch)
         self._subscriptions += added
         if self._begin is not None:
             self._begin(added)
 
-    def _subscribed(self, prefetch: Mapping[str, int]) -> list[Subscription]:
+    def _new_subscriptions(self, prefetch: Mapping[str, int]) -> list[Subscription]:
         return [
             Subscription(self._topology, queue, band, share)
             for queue, total in prefetch.items()
@@ -138,7 +138,7 @@ class Consumer:
 
 
 def _traceback_of(error: Exception) -> Exception | None:
-    """An error in the code that handles a hint has a traceback worth reading; garbage has none."""
+    """The error, if its traceback is worth logging: garbage says nothing about the code that handles hints."""
     return None if isinstance(error, Garbage) else error
 
 

@@ -1,6 +1,7 @@
 """Publishes hints to RabbitMQ as persistent, mandatory messages, with many in flight at once.
 
-`publish` answers True only for a hint that RabbitMQ confirmed, and False in every doubt: then the relay sends the hint.
+`publish` answers True for a hint that RabbitMQ confirmed. In every other case it answers False, and the relay sends the
+hint later.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Publisher:
         return self._session is not None
 
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
-        """True for each hint that the broker confirmed. Raises only this task's own cancellation."""
+        """For each hint, whether the broker confirmed it. Raises only this task's own cancellation."""
         check_nothing_held("the broker")
         sent: list[bool] = []
         for start in range(0, len(hints), WINDOW):
@@ -95,7 +96,7 @@ class Publisher:
             # During an alarm the broker reads nothing from publishers: sending would only pile up copies.
             async with guarded(self._timeout):
                 await session.connection.ready()
-        except Exception:  # noqa: BLE001 - a doubt is a False
+        except Exception:  # noqa: BLE001 - of any kind: no hint is confirmed
             return [False] * len(hints)
         await self._declare_missing(session, set(names) - session.declared)
         sendable: dict[int, _Message] = {}
@@ -107,7 +108,7 @@ class Publisher:
         return [place in confirmed_places for place in range(len(hints))]
 
     async def _send(self, session: _Session, messages: Sequence[_Message]) -> list[bool]:
-        """Which messages are confirmed, once all are settled or the timeout is over."""
+        """For each message, whether it is confirmed when all are settled or the timeout has passed."""
         if not messages:
             return []
         try:
@@ -117,8 +118,10 @@ class Publisher:
         await asyncio.wait({window.settled}, timeout=self._timeout)
         return window.confirmed
 
-    def _returned(self, name: str) -> None:
-        """A message found no queue: the queue was deleted, or the broker is new. The next batch declares it again."""
+    def _on_return(self, name: str) -> None:
+        """RabbitMQ returned a message, because its queue does not exist: somebody deleted the queue, or the broker lost
+        its data. The next batch declares the queue again.
+        """
         self.unroutable += 1
         if self._session is not None and name in self._session.declared:
             self._session.declared.discard(name)
@@ -141,14 +144,14 @@ class Publisher:
             ladder.begin()
             async with guarded(RPC_SECONDS):
                 channel: AbstractChannel = await connection.channel(publisher_confirms=True)
-            confirms = Confirms(self._returned)
+            confirms = Confirms(self._on_return)
             self._session = _Session(connection, channel, wire, confirms)
-            wire.sieve.take(channel.number, confirms)
+            wire.sieve.attach(channel.number, confirms)
             try:
                 await until_closed(channel)
             finally:
                 self._session = None
-                wire.sieve.leave(channel.number, confirms)
+                wire.sieve.detach(channel.number, confirms)
                 confirms.abandon()
             if not connection.is_opened:
                 return await until_closed(connection)  # the link logs why, and calls `_serve` with the next connection

@@ -25,8 +25,9 @@ log = structlog.get_logger(__name__)
 
 
 class Subscription:
-    """Declares the queue, consumes it, and starts again when its channel closes or RabbitMQ cancels its consumer: the
-    queue was deleted, the broker's `consumer_timeout` passed, or the queue has no leader.
+    """Declares the queue, consumes it, and starts again when its channel closes or RabbitMQ cancels the consumer.
+    RabbitMQ does that when the queue was deleted, when its `consumer_timeout` has passed, or when the queue has no
+    leader.
     """
 
     def __init__(self, topology: Topology, queue: str, band: int, prefetch: int) -> None:
@@ -37,7 +38,7 @@ class Subscription:
         self._acks: Acks | None = None
         self._stopped = False
         self._has_consumed = False
-        self._trouble: str | None = None
+        self._reported: str | None = None
         self.queue = queue
         self.name = topology.name_of(queue, band)
 
@@ -79,7 +80,7 @@ class Subscription:
                     await channel.basic_cancel(tag)
 
     async def drained(self) -> None:
-        """Return when the ACKs so far are on the wire, or the channel is lost."""
+        """Return when all ACKs up to now are on the wire, or the channel is lost."""
         if self._acks is not None:
             await self._acks.drained()
 
@@ -97,11 +98,11 @@ class Subscription:
         sender = asyncio.create_task(acks.run())
         cancelled = asyncio.Event()
         channel.on_consumer_cancel_callbacks.add(partial(_note_cancel, cancelled))
-        over = asyncio.create_task(cancelled.wait())
+        until_cancelled = asyncio.create_task(cancelled.wait())
         self._channel, self._acks = channel, acks
 
         deliveries = Deliveries(lambda message: receive(self, message, acks))
-        wire.sieve.take(channel.number, deliveries)
+        wire.sieve.attach(channel.number, deliveries)
         try:
             async with guarded(RPC_SECONDS):
                 await channel.basic_qos(prefetch_count=self._prefetch)
@@ -109,15 +110,15 @@ class Subscription:
             self._consumer_tag = consumer.consumer_tag
             if self._stopped:
                 await self.stop()
-            self._trouble = None
+            self._reported = None
             if self._has_consumed:
                 on_resumed(self)
             self._has_consumed = True
-            await asyncio.wait({channel.closing, over, sender}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({channel.closing, until_cancelled, sender}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._consumer_tag = self._channel = self._acks = None
-            await self._leave(channel, sender, over)
-            wire.sieve.leave(channel.number, deliveries)
+            await self._leave(channel, sender, until_cancelled)
+            wire.sieve.detach(channel.number, deliveries)
 
     async def _leave(self, channel: AbstractChannel, *tasks: asyncio.Task[object]) -> None:
         await cancel_and_wait(*tasks)
@@ -127,11 +128,11 @@ class Subscription:
 
     def _report(self, error: Exception | None) -> None:
         """Log each new error once, not once an attempt: a queue may be out of order for hours."""
-        trouble = f"{type(error).__name__}: {error}" if error else "consumer cancelled, or channel closed"
-        if self._stopped or trouble == self._trouble:
+        reason = f"{type(error).__name__}: {error}" if error else "consumer cancelled, or channel closed"
+        if self._stopped or reason == self._reported:
             return
-        self._trouble = trouble
-        log.warning("the queue is not consumed; trying again until it is", queue=self.name, reason=trouble)
+        self._reported = reason
+        log.warning("the queue is not consumed; trying again until it is", queue=self.name, reason=reason)
 
 
 async def _never(_message: DeliveredMessage) -> None:

@@ -17,9 +17,9 @@ from leasehold.broker.base import BANDS
 
 #: A second safeguard, because PostgreSQL counts the attempts. RabbitMQ sets a hint aside after this many deliveries.
 DELIVERY_LIMIT = 20
-#: Hints that were set aside are for a person to read. Their tasks do not need them: polls find the tasks.
+#: The most hints that RabbitMQ keeps aside, for a person to read. No task needs them, because polls find the tasks.
 PARKED_MAX = 10_000
-#: Without a leader a quorum queue lets a declare hang for a minute: give up sooner, and try again.
+#: A declare of a quorum queue without a leader hangs for a minute: give up sooner, and try again.
 RPC_SECONDS = 10.0
 
 log = structlog.get_logger(__name__)

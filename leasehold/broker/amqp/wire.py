@@ -23,8 +23,8 @@ from leasehold.domain.errors import BrokerUnavailable
 _FRAME = struct.Struct(">BHI")  # type, channel, size of the payload; after the payload comes an end byte
 _END = 0xCE
 _HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
-#: The client counts a connection without frames as dead, and a broker that delivers sends no heartbeats: the client
-#: then gets a heartbeat this often.
+#: The client takes a connection without frames for dead, and a broker that delivers sends no heartbeats. So while the
+#: handlers get all frames, the client gets a made-up heartbeat this often (seconds).
 _ALIVE_SECONDS = 1.0
 #: No broker agrees to larger frames: a peer that sends one does not speak AMQP.
 _MAX_BYTES = 16 * 1024 * 1024
@@ -43,19 +43,19 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 class Sieve:
-    """Divides the incoming frames: those of some channels for their handlers, all others for the client."""
+    """Divides the incoming frames: a channel's handler gets the frames that it handles, the client gets all others."""
 
     def __init__(self) -> None:
         self._handlers: dict[int, FrameHandler] = {}
         self._rest = b""
         self._is_amqp = True
 
-    def take(self, channel: int, handler: FrameHandler) -> None:
+    def attach(self, channel: int, handler: FrameHandler) -> None:
         """From now on `handler` gets the frames of the channel."""
         self._handlers[channel] = handler
 
-    def leave(self, channel: int, handler: FrameHandler) -> None:
-        """The handler gets no more frames. Does nothing when the channel's number already has another handler."""
+    def detach(self, channel: int, handler: FrameHandler) -> None:
+        """The handler gets no more frames. If the channel's number already has another handler, nothing changes."""
         if self._handlers.get(channel) is handler:
             del self._handlers[channel]
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from leasehold.domain.registry import Pipelines
-from leasehold.worker.sandbox import fences as sandbox
-from leasehold.worker.sandbox import landlock, seccomp
+from leasehold.worker.sandbox import fences, landlock, seccomp
 from tests import scripted
 
 
@@ -19,6 +18,6 @@ def without_filter() -> Pipelines:
 
 
 def without_any() -> Pipelines:
-    sandbox._leave_network = list
+    fences._leave_network = list
     seccomp.MACHINES.clear()
     return without_landlock()

@@ -165,7 +165,7 @@ async def test_the_first_child_is_forked_at_once_and_others_without_haste(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that has just begun needs the cores for itself; a run that finds nobody waits for no pause."""
-    monkeypatch.setattr("leasehold.worker.sandbox.spares._UNHURRIED_SECONDS", 60)
+    monkeypatch.setattr("leasehold.worker.sandbox.spares._FORK_PAUSE_SECONDS", 60)
     made = await pool(tmp_path, size=2)
     (spares,) = made.children._spares.values()
     async with asyncio.timeout(30):
