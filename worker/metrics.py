@@ -14,55 +14,57 @@ from leasehold.telemetry.meters import QUICK, Bounded, counter, gauge, histogram
 
 HINTS = tallies(
     "hints_total",
-    "Hints that arrived. claimed: it led to a lease; duplicate: this worker has the task already; stale: finished, "
-    "not due, or somebody else's",
+    "Hints that arrived. claimed: this worker got a lease; duplicate: it held the task already; stale: the task is "
+    "finished, not due, or another worker's",
     ["result"],
 )
 CLAIMS = tallies(
     "claims_total",
-    "Tasks claimed. found_by: hint; look, which is a poll; next, with the completion of the step before it",
+    "Tasks claimed. found_by: hint; look, which is a poll; next, which is the completion of the step before",
     ["found_by"],
 )
 WAIT = spreads(
     "task_wait_seconds",
-    "From when a task could run until it was claimed. new: first runs; retry: after an error; poll: after a snooze",
+    "Time from when a task became due until its claim. new: first runs; retry: after an error; poll: after a snooze",
     ["queue", "kind"],
 )
 ATTEMPTS = tallies("attempts_total", "Attempts ended", ["pipeline", "step", "outcome"])
 SECONDS = spreads("attempt_duration_seconds", "Claim to settlement", ["pipeline", "step"])
 RETRIES = tallies("retries_total", "Attempts that failed and will be repeated", ["pipeline", "step", "code"])
-DEAD = tallies("dead_letters_total", "Tasks given up: they wait for somebody to replay", ["pipeline", "step", "code"])
+DEAD = tallies(
+    "dead_letters_total", "Tasks that failed for good, until somebody replays them", ["pipeline", "step", "code"]
+)
 ADOPTED = counter("outputs_adopted_total", "Attempts that found their work already done", ["pipeline", "step"])
 LEASES = gauge("leases_held", "Leases that this worker holds")
 LOST = counter("leases_lost_total", "Leases that were lost before the attempt could settle")
 TAKEN_OVER = counter("leases_taken_over_total", "Tasks claimed from an owner whose lease had expired or who was dead")
 EXPIRED = counter("leases_expired_total", "Leases of lost workers that this worker's sweeper ended")
-REFUSED = counter("zombie_writes_refused_total", "Settlements that changed nothing: the lease was somebody else's")
+REFUSED = counter(
+    "zombie_writes_refused_total", "Settlements that changed nothing, because the lease was another worker's"
+)
 STATEMENTS = spreads(
     "statement_duration_seconds", "Round trip of a batched statement: claim, look, settle, renew", ["statement"], QUICK
 )
 RELAYED = counter("outbox_relayed_total", "Hints that the relay sent because their committer did not")
 SLOTS = gauge(
     "worker_slots",
-    "Attempts that can run here at once: of any tenant (all), and besides of tenants that run "
-    "nothing else here (reserve); and those that do (busy)",
+    "Slots of this worker. all: for any tenant; reserve: further slots, for tenants that run nothing else here; busy: "
+    "attempts that run now",
     ["state"],
 )
 BLOCKED = histogram(
     "event_loop_blocked_seconds",
-    "How long a handler kept the event loop to itself, where that was over LEASEHOLD_LOOP_BLOCKED_SECONDS",
+    "How long a handler blocked the event loop, if longer than LEASEHOLD_LOOP_BLOCKED_SECONDS",
     ["pipeline", "step"],
     buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
 )
 LOST_ITEMS = counter(
     "attempt_items_lost_total",
-    "What attempts produced and PostgreSQL refused to keep. kind: logs (lines), streams (chunks)",
+    "Items of attempts that PostgreSQL refused to store. kind: logs (lines), streams (chunks)",
     ["kind"],
 )
 DRAINING = gauge("worker_draining", "1 while this worker takes nothing new because it is stopping")
-CRASHES = counter(
-    "child_crashes_total", "Child processes that died of a step. how: signal, out_of_memory, exit", ["how"]
-)
+CRASHES = counter("child_crashes_total", "Child processes that ended early. how: signal, out_of_memory, exit", ["how"])
 CHILD_PEAK = histogram(
     "child_memory_peak_bytes",
     "The most memory that a child held by the end of a run",

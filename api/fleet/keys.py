@@ -135,7 +135,7 @@ async def create_key(request: Request, body: NewKeyRequest, caller: Admin) -> Re
     summary="Make a key's successor; the answer alone has its secret",
     description="The same owner, scopes, quotas and end. The old key stops after the overlap.",
     status_code=201,
-    responses=problems(_MISSING | _REFUSED),
+    responses=problems(_MISSING | _REFUSED | {HTTPStatus.CONFLICT: "`too_many_keys`"}),
 )
 async def rotate_key(request: Request, prefix: Prefix, caller: Admin, body: Rotation | None = None) -> Response:
     services = services_of(request)
@@ -143,7 +143,8 @@ async def rotate_key(request: Request, prefix: Prefix, caller: Admin, body: Rota
     async with services.pool.acquire() as connection, connection.transaction():
         row = await keys.find(connection, prefix, tenant_of(caller))
         refuse_more(services, caller, row["scopes"])
-        key = await keys.rotate(connection, caller.actor, prefix, overlap, tenant_of(caller))
+        at_most = services.settings.keys_per_tenant
+        key = await keys.rotate(connection, caller.actor, prefix, overlap, at_most, tenant_of(caller))
     return json_response({"key": key.text, "prefix": key.prefix, "tenant_id": row["tenant_id"]}, HTTPStatus.CREATED)
 
 

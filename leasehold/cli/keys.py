@@ -43,9 +43,11 @@ async def list_some(settings: Settings, tenant: str | None, *, ended: bool) -> l
 
 
 async def rotate_one(settings: Settings, prefix: str, overlap: timedelta) -> NewKey:
-    """Create the key that replaces the key `prefix`. Raises NotFound when no usable key has the prefix."""
+    """Create the key that replaces the key `prefix`. Raises NotFound when no usable key has the prefix, and Conflict
+    `too_many_keys`.
+    """
     async with connected(settings, "keys") as connection:
-        return await keys.rotate(connection, command_actor(), prefix, overlap)
+        return await keys.rotate(connection, command_actor(), prefix, overlap, settings.keys_per_tenant)
 
 
 async def expire_one(settings: Settings, prefix: str, lifetime: timedelta) -> datetime:

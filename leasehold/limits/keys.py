@@ -67,11 +67,14 @@ async def find(connection: Connection, prefix: str, tenant_id: str | None) -> Ro
 
 
 async def rotate(
-    connection: Connection, actor: Actor, prefix: str, overlap: timedelta, tenant_id: str | None = None
+    connection: Connection, actor: Actor, prefix: str, overlap: timedelta, at_most: int, tenant_id: str | None = None
 ) -> NewKey:
-    """As `credentials.rotate_key`."""
+    """As `credentials.rotate_key`. `at_most`: the most valid keys of a tenant. During overlaps a tenant may have twice
+    as many, so that it can rotate all its keys at once. Raises Conflict `too_many_keys`.
+    """
     async with connection.transaction():
         row = await find(connection, prefix, tenant_id)
+        await make_room(connection, "api_key", row["tenant_id"], 2 * at_most)
         key = await credentials.rotate_key(connection, prefix, overlap=overlap)
         target = Target("key", prefix, row["tenant_id"])
         seconds = overlap.total_seconds()

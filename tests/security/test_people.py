@@ -154,6 +154,16 @@ async def test_the_keys_of_a_tenant_are_bounded_also_at_once(api: Running, admin
     assert await rows.fetchval("SELECT count(*) FROM api_key") == 3
 
 
+async def test_rotations_at_most_double_the_keys_of_a_tenant(api: Running, admin: Any) -> None:
+    """Each rotation leaves the old key valid for its overlap: without a bound, keys would grow without end."""
+    api.services.settings = api.services.settings.model_copy(update={"keys_per_tenant": 1})
+    async with client_of(api.url, admin.text) as anna:
+        path, body = f"/v1/keys/{admin.prefix}/rotate", {"overlap_seconds": 3600}
+        answers = [await anna.post(path, json=body) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [201, 409, 409]
+    problem(answers[-1], 409, "too_many_keys")
+
+
 async def test_what_a_tenant_has_is_counted(api: Running, admin: Any, make_key: MakeKey, rows: Connection) -> None:
     owner = await make_key(scopes=("role:admin",))
     async with client_of(api.url, owner.text) as anna:

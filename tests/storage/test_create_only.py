@@ -166,6 +166,7 @@ REFUSALS: list[tuple[str, int, type[StoreError]]] = [
     ("", 409, PutRefused),
     ("NoSuchKey", 404, ObjectMissing),
     ("", 404, ObjectMissing),
+    ("NoSuchBucket", 404, StoreUnavailable),  # the installation's fault: no job may fail for good because of it
     ("SlowDown", 503, StoreUnavailable),
     ("InternalError", 500, StoreUnavailable),
 ]

@@ -265,15 +265,15 @@ class InlineAttempts:
                 await self._directories.remove(claimed.lease)
 
     def _is_plain(self, pipeline: Pipeline, step: str) -> bool:
-        """Whether the step's handler is a plain function. The answer is remembered: unwrapping a handler costs 1 µs."""
+        """Whether the step's handler is a plain function. Remembered, because unwrapping takes 1 µs."""
         key = (pipeline.name, step)
         if key not in self._plain:
             self._plain[key] = is_plain(pipeline.handlers[step])
         return self._plain[key]
 
     async def _call(self, attempt: InlineAttempt, seconds: float) -> Completion | Snoozing | Suspending | FanningOut:
-        """Find room for the attempt, then call the handler inside the context that the pipeline enters around each
-        attempt. Without room the attempt snoozes, and nothing has been entered.
+        """Reserve room for the attempt, then call the handler. The attempt snoozes if there is no room: no thread for a
+        plain handler, or no room by the pipeline's own rule.
         """
         async with AsyncExitStack() as stack:
             thread: Reservation | None = None
@@ -310,7 +310,7 @@ class InlineAttempts:
         except TimeoutError as error:
             if not limit.expired():
                 raise  # the handler's own TimeoutError
-            # The cause shows in the attempt's log where the handler waited.
+            # The TimeoutError as the cause shows in the attempt's log where the handler waited.
             raise StepTimeout("step_timeout", f"the step ran longer than {seconds:g} s") from error
         return _settlement(attempt, returned)
 

@@ -103,7 +103,7 @@ class IsolatedAttempts:
             return completion
         finally:
             if speculation is not None:
-                del self._speculations[claimed.job_id, claimed.step]
+                self._speculations.pop((claimed.job_id, claimed.step), None)
                 speculation.running.cancel()
             await self._directories.remove(claimed.lease)
 

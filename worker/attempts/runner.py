@@ -256,8 +256,9 @@ class Runner:
     def _settlement_of_stop(
         self, claimed: Claimed, step: Step, held: HeldLease, stop: BaseException
     ) -> Settlement | None:
-        """The settlement of work that stopped early: the lease is lost, a client cancelled the job, the worker has to
-        end, or the handler awaited something that was cancelled. Raises `stop` if this attempt's own task is cancelled.
+        """The settlement of work that stopped early. The reason is one of these: the lease is lost (None), a client
+        cancelled the job, the worker has to end, the handler awaited something that was cancelled, or this attempt's
+        own task is cancelled: then `stop` is raised.
         """
         if held.lost:
             return None

@@ -286,7 +286,7 @@ class SlotPool:
         except TRY_AGAIN as error:
             outages.DATABASE.met(error, "polls")
             return _PollResult(plenty=False, hinted=True, held_back=False)
-        except Exception as error:  # noqa: BLE001 - whatever it is: the next poll may find work all the same
+        except Exception as error:  # noqa: BLE001 - of any kind: the next poll may work
             unforeseen("look", error)
             return _PollResult(plenty=False, hinted=True, held_back=False)
         finally:
