@@ -82,7 +82,8 @@ def _check(windows: dict[int, _Window], size: int) -> None:
                 retry_after=windows[seconds].wait,
             )
     for quota, seconds in QUOTAS:
-        if windows[seconds].bytes + size > quota:
+        # A download that is larger than the quota by itself needs an empty window: else it could never begin.
+        if windows[seconds].bytes and windows[seconds].bytes + size > quota:
             raise TooMany(
                 "download_quota_exceeded",
                 f"At most {quota // GB} GB in {seconds // 3600} hours.",
