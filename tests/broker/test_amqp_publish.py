@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from leasehold.broker import Broker, Hint
 from leasehold.broker.amqp.broker import AmqpBroker
+from leasehold.broker.amqp.publisher import _Session
 from tests.broker.conftest import (
     OpenBroker,
     hints,
@@ -54,6 +58,18 @@ async def test_a_batch_larger_than_the_window_is_confirmed_and_arrives(open_brok
 async def test_nothing_to_publish_is_no_trouble(open_broker: OpenBroker) -> None:
     broker = await open_broker()
     assert await broker.publish([]) == []
+
+
+def test_a_hint_that_has_no_encoding_is_no_message_and_no_error() -> None:
+    unused: Any = None
+    channel: Any = SimpleNamespace(number=1)
+    session = _Session(unused, channel, unused, unused)
+    assert session.encode("media", Hint(uuid4(), "media")) is not None
+    lone_half = "\ud800"
+    assert session.encode("media", Hint(uuid4(), lone_half)) is None
+    assert session.encode("media", Hint(uuid4(), "media", tenant=lone_half)) is None
+    assert session.encode("media", Hint(uuid4(), "media", headers={"x": lone_half})) is None
+    assert session.encode(lone_half, Hint(uuid4(), "media")) is None
 
 
 async def test_without_a_broker_publishing_is_false_at_once(open_broker: OpenBroker) -> None:

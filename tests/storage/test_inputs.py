@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
 
 from leasehold.domain.errors import Permanent
@@ -12,7 +15,7 @@ from leasehold.domain.verdicts import Done, File
 from leasehold.storage.store import ObjectStore
 from leasehold.worker.attempts.inputs import Source, fetch
 from leasehold.worker.attempts.output_cache import OutputCache
-from leasehold.worker.attempts.publishing import publish_outputs
+from leasehold.worker.attempts.publishing import find_published, publish_outputs
 from tests.storage.test_writers import held
 
 STEP = Step("made", writes="made.txt", isolated=True)
@@ -41,6 +44,15 @@ async def test_a_step_in_another_worker_reads_the_same_from_the_store(store: Obj
     source = await stored(store, None, tmp_path)
     path, sha256 = (await fetch(store, OutputCache(), [source], tmp_path, 10))[source.name]
     assert (path.read_bytes(), sha256) == (b"made", source.sha256)
+
+
+@pytest.mark.parametrize("outputs", [[{"digest": "of a later release"}], [1], 1])
+async def test_outputs_that_another_release_published_are_made_again(store: ObjectStore, outputs: Any) -> None:
+    manifest = {"outputs": outputs, "value": None}
+    packed = base64.b64encode(orjson.dumps(manifest)).decode()
+    metadata = {"work": "digest", "manifest": packed}
+    await store.put("prefix/made.txt", b"made", content_type="text/plain", metadata=metadata)
+    assert await find_published(store, "prefix", STEP, "digest", held(2)) is None
 
 
 async def test_what_is_kept_obeys_the_limit_of_the_step_that_reads_it(store: ObjectStore, tmp_path: Path) -> None:
