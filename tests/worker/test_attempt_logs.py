@@ -49,6 +49,7 @@ async def worker(settings: Settings, tmp_path: Path) -> AsyncIterator[Worker]:
         "worker_children": 1,
         "job_log_lines": LIMIT,
         "stream_chunks": 10,
+        "loop_blocked_seconds": 60.0,  # its warning is a line, too, and a busy machine blocks the loop
         "pipelines": "tests.worker.logging_steps:pipelines",
     }
     async with Worker(settings.model_copy(update=changes), pipelines()) as running:
