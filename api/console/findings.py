@@ -62,7 +62,7 @@ async def numbers_of(connection: Connection, caller: Caller) -> Numbers:
 async def findings_of(request: Request, services: Services, caller: Caller) -> tuple[list[Finding], Numbers]:
     """All findings, the worst first, and the numbers. What another tenant does is an operator's to see."""
     found = await _of_parts(request, caller)
-    async with services.pool.acquire() as connection:
+    async with services.pool.acquire() as connection, connection.transaction(readonly=True):
         numbers = await numbers_of(connection, caller)
         if OPERATE in caller.scopes:
             found += await _of_fleet(connection, numbers)

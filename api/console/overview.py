@@ -19,8 +19,8 @@ from leasehold.db import overview_reads
 from leasehold.db.job_reads import Row
 
 router = APIRouter()
-#: Seconds for which the process gives the same answers again.
-_STATE_SECONDS, _RATES_SECONDS = 10.0, 60.0
+#: Seconds for which the process gives the same answers again. A page that asked more often would get the same state.
+REFRESH_SECONDS, _RATES_SECONDS = 10, 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class State:
 async def show_overview(request: Request, caller: Anybody) -> Response:
     services = services_of(request)
     key = (caller.tenant_id, caller.scopes)
-    states: Shared[State] = state_of(request).answers.of("state", _STATE_SECONDS)
+    states: Shared[State] = state_of(request).answers.of("state", REFRESH_SECONDS)
     rates: Shared[Rates] = state_of(request).answers.of("rates", _RATES_SECONDS)
     state = await states.get(key, lambda: _state(request, services, caller))
     known = await rates.get(key, lambda: rates_of(services, caller)) if JOBS_READ in caller.scopes else None
@@ -45,7 +45,7 @@ async def show_overview(request: Request, caller: Anybody) -> Response:
         request,
         "overview.html",
         made_of=(state, known),
-        live=5,
+        live=REFRESH_SECONDS,
         live_url=request.url.path,
         state=state,
         rates=known,

@@ -18,10 +18,10 @@ from leasehold.db.job_lists import Listing, Page
 from leasehold.domain.job_filter import JobFilter
 from leasehold.domain.states import JobState
 
-PARTS, SAMPLE = 12, 100
+PARTS, SAMPLE = 12, 80
 _LENGTH = timedelta(minutes=5)
-#: Rows that a part may read: three for each job, and some that are past their retention.
-_MAX_READ = 600
+#: Rows that a part may read: a list counts three for each job. Some jobs of it may be past their retention.
+_MAX_READ = 480
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,14 @@ class Rates:
 async def rates_of(services: Services, caller: Caller) -> Rates:
     now = datetime.now(UTC)
     parts, waits, runs = [], [], []
-    async with services.pool.acquire() as connection:
+    async with services.pool.acquire() as connection, connection.transaction(readonly=True):
         for number in range(PARTS, 0, -1):
             start = now - number * _LENGTH
             wanted = JobFilter(created_after=start, created_before=start + _LENGTH)
             scope = scope_of(services, caller, wanted)
             if scope is None:
                 return Rates([], None, None)
-            found = await job_lists.page(connection, Listing(scope, wanted, max_read=_MAX_READ), SAMPLE)
+            found = await job_lists.times(connection, Listing(scope, wanted, max_read=_MAX_READ), SAMPLE)
             parts.append(_part(start, found))
             waits += [_seconds(row["created_at"], row["started_at"]) for row in found.rows if row["started_at"]]
             runs += [

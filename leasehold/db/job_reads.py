@@ -13,7 +13,7 @@ from uuid import UUID
 
 import asyncpg
 
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, in_order
 
 Row: TypeAlias = asyncpg.Record
 
@@ -120,13 +120,16 @@ SELECT t.id AS task_id, t.job_id, j.pipeline, r.job_id IS NOT NULL AS is_run, co
            concat_ws(' ', coalesce(r.template, j.pipeline), t.step, f.code,
                      regexp_replace(f.message, '[0-9a-f-]{{8,}}|[0-9]+', '#', 'g')),
            'UTF8')), 'hex'), 1, 16) AS fingerprint
-FROM task t
+FROM (
+    SELECT * FROM task
+    WHERE tenant_id = $1 AND status = 'failed' AND NOT contained
+      AND ($2::timestamptz IS NULL OR (finished_at, id) < ($2, $3::uuid))
+    ORDER BY finished_at DESC, id DESC OFFSET 0  -- read in this order, and only as far as the page needs
+) AS t
 JOIN job j ON j.id = t.job_id AND {LIVES}
 LEFT JOIN run r ON r.job_id = t.job_id
 JOIN LATERAL (SELECT * FROM failure f WHERE f.task_id = t.id ORDER BY f.epoch DESC LIMIT 1) AS f ON true
-WHERE t.tenant_id = $1 AND t.status = 'failed' AND NOT t.contained
-  AND ($2::timestamptz IS NULL OR (t.finished_at, t.id) < ($2, $3::uuid))
-  AND ($4::text IS NULL OR coalesce(r.template, j.pipeline) = $4) AND ($5::text IS NULL OR f.code = $5)
+WHERE ($4::text IS NULL OR coalesce(r.template, j.pipeline) = $4) AND ($5::text IS NULL OR f.code = $5)
   AND CASE WHEN r.job_id IS NOT NULL OR NOT (j.pipeline = ANY($8::text[])) THEN $6
            ELSE j.pipeline = ANY($7::text[]) END
 """
@@ -142,13 +145,14 @@ async def dead_letters(
     limit: int,
 ) -> Sequence[Row]:
     """Steps that failed for good, the latest first. `fingerprint`: as `dead_letter_groups` returns it."""
-    return await connection.fetch(
-        f"SELECT * FROM ({DEAD_LETTERS}) AS d WHERE ($9::text IS NULL OR fingerprint = $9)"
-        " ORDER BY at DESC, task_id DESC LIMIT $10",
-        *_parameters(tenant_id, wanted, before),
-        fingerprint,
-        limit,
-    )
+    async with in_order(connection):
+        return await connection.fetch(
+            f"SELECT * FROM ({DEAD_LETTERS}) AS d WHERE ($9::text IS NULL OR fingerprint = $9)"
+            " ORDER BY at DESC, task_id DESC LIMIT $10",
+            *_parameters(tenant_id, wanted, before),
+            fingerprint,
+            limit,
+        )
 
 
 def _parameters(tenant_id: str, wanted: DeadLetterFilter, before: tuple[datetime, UUID] | None) -> tuple[object, ...]:

@@ -46,7 +46,7 @@ async def refreshed(somebody: Person, mark: str) -> tuple[int, str]:
 async def test_the_same_state_is_not_rendered_again_and_another_is_shown(
     person: MakePerson, maker: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overview, "_STATE_SECONDS", 0.0)
+    monkeypatch.setattr(overview, "REFRESH_SECONDS", 0)
     rendered = []
     environment = rendering._environment
 

@@ -11,9 +11,10 @@ import httpx2
 import pytest
 
 from bench.surface import rows_read
-from leasehold.db import job_lists
+from leasehold.db import job_lists, job_reads
 from leasehold.db.database import Connection
 from leasehold.db.job_lists import Listing, Scope
+from leasehold.db.job_reads import DeadLetterFilter
 from leasehold.domain.ids import new_id
 from leasehold.domain.job_filter import JobFilter, parse
 from leasehold.domain.states import JobState
@@ -251,3 +252,38 @@ async def test_a_page_of_thousands_reads_no_more_than_it_shows(rows: Connection,
     listing = Listing(Scope("acme", (), True, (), ()), parse(q.format(schedule=schedule), datetime.now(UTC)))
     assert len((await job_lists.page(rows, listing, 50)).rows) == 50
     assert 50 < await rows_read(rows, listing) < 500
+
+
+async def test_a_page_of_dead_letters_reads_no_more_than_it_shows(rows: Connection) -> None:
+    """Overview asks for a hundred each ten seconds."""
+    await rows.execute(
+        "WITH made AS (INSERT INTO job (id, tenant_id, pipeline, pipeline_version, status, steps_left, event_seq,"
+        " params, inputs, output_prefix, error, finished_at) SELECT gen_random_uuid(), 'acme', 'report', 1, 'failed',"
+        " 0, 1, '{}', '{}', 'x', '{}', now() - n * interval '1 second' FROM generate_series(1, 4000) AS n"
+        " RETURNING id, finished_at), runs AS (INSERT INTO run (job_id, tenant_id, template, version, scope, scope_id)"
+        " SELECT id, 'acme', 'report', 1, 'tenant', '' FROM made), tasks AS (INSERT INTO task (id, job_id, tenant_id,"
+        " step, position, queue, priority, status, max_attempts, finished_at) SELECT id, id, 'acme', 'only', 0, 'q', 1,"
+        " 'failed', 1, finished_at FROM made) INSERT INTO failure (task_id, epoch, cause, code, message, retryable, at)"
+        " SELECT id, 1, 'error', 'broken', 'no', false, finished_at FROM made"
+    )
+    await rows.execute("ANALYZE job; ANALYZE run; ANALYZE task; ANALYZE failure")
+    every = DeadLetterFilter(runs=True, pipelines=(), owned=())
+    before = await fetched(rows)
+    page = await job_reads.dead_letters(rows, "acme", every, limit=100)
+    assert len(page) == 100
+    assert await fetched(rows) - before < 600
+    at, task_id = page[-1]["at"], page[-1]["task_id"]
+    following = await job_reads.dead_letters(rows, "acme", every, before=(at, task_id), limit=100)
+    newest_first = [row["at"] for row in [*page, *following]]
+    assert newest_first == sorted(newest_first, reverse=True)
+    assert len({row["task_id"] for row in [*page, *following]}) == 200
+
+
+async def fetched(rows: Connection) -> int:
+    """Rows of tables that this database has read until now."""
+    await rows.execute("SELECT pg_stat_force_next_flush()")
+    await rows.execute("SELECT pg_stat_clear_snapshot()")
+    found: int = await rows.fetchval(
+        "SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)) FROM pg_stat_user_tables"
+    )
+    return int(found)
