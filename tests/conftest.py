@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic import SecretStr
 
-from leasehold.cli import answers
+from leasehold.cli import terminal
 from leasehold.cli.installation import decided
 from leasehold.embedded.directories import RunDirectory
 from leasehold.embedded.management import Management
@@ -43,7 +43,7 @@ MEMORY_BYTES = 4 * 1024**3
 @pytest.fixture
 def own_width(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command's table is as wide as the COLUMNS of its environment says, whatever a command before it had."""
-    monkeypatch.setattr(answers.console, "_width", None)
+    monkeypatch.setattr(terminal.console, "_width", None)
 
 
 @pytest.fixture(scope="session")

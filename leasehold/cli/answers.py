@@ -1,4 +1,4 @@
-"""Shared by the commands that call the API: the client, and how they print answers and failures."""
+"""What the commands that call the API share: their client, and how they print answers and failures."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from leasehold.app.dev_file import dev_variables
 from leasehold.cli.api_client import ApiClient, Interrupted, Refused
 from leasehold.cli.running import FAILED, UNREACHABLE, WRONG_USE, print_failure
+from leasehold.cli.terminal import print_line, print_table
+from leasehold.client.errors import ClientError
+from leasehold.client.requests import key_of, url_of
 
-console = Console()
-AsJson = Annotated[bool, typer.Option("--json", help="Print what the API answered.")]
-Cursor = Annotated[str | None, typer.Option(help="The next_cursor of the page before.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+Cursor = Annotated[str | None, typer.Option(help="Show the page after the one that ended with this `next_cursor`.")]
 
 
 @contextmanager
@@ -32,8 +32,10 @@ def api_client() -> Iterator[ApiClient]:
     if not key:
         raise print_failure("set LEASEHOLD_API_KEY to an API key (leasehold keys create)", WRONG_USE)
     try:
-        with ApiClient(variables.get("LEASEHOLD_URL", "http://127.0.0.1:8000"), key) as client:
+        with ApiClient(url_of(variables.get("LEASEHOLD_URL")), key_of(key)) as client:
             yield client
+    except ClientError as error:
+        raise print_failure(str(error), WRONG_USE) from None
     except Refused as error:
         raise print_failure(str(error), UNREACHABLE if isinstance(error, Interrupted) else FAILED) from None
 
@@ -54,21 +56,11 @@ def show(answer: Any, as_json: bool, otherwise: Callable[[], None]) -> None:
 
 
 def print_next_page(page: dict[str, Any]) -> None:
-    """Below a page of a list: how to ask for the next page, if there is one."""
+    """Print below a page of a list which option shows the next page, if there is one."""
     if page["next_cursor"] is not None:
-        console.print(f"more: --cursor {page['next_cursor']}", highlight=False)
+        print_line(f"The next page: --cursor {page['next_cursor']}")
 
 
 def table(rows: Sequence[dict[str, Any]], *columns: str) -> None:
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
-    console.print(table)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, dict):
-        return str(value.get("code") or json.dumps(value))
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    """Print these fields of the rows as a table."""
+    print_table(columns, ([row.get(column) for column in columns] for row in rows))

@@ -46,7 +46,7 @@ class ApiClient:
                 if answer.is_error:
                     answer.read()
                     self._body(answer)
-                yield from events_of(answer.iter_lines())
+                yield from events_of(answer.iter_text())
         except httpx2.HTTPError as error:
             raise Interrupted(f"{self._http.base_url} does not answer: {error}") from error
 

@@ -1,4 +1,4 @@
-"""`leasehold audit`: list and export the audit over the API; verify its hashes in the database or in an export."""
+"""`leasehold audit` lists and exports the audit over the API, and verifies its hashes in the database or in a file."""
 
 from __future__ import annotations
 
@@ -14,18 +14,24 @@ from leasehold.cli.answers import AsJson, Cursor, api_client, print_next_page, s
 from leasehold.cli.running import environment, print_failure, run_or_exit
 from leasehold.domain.audit import Broken, Chain
 
-app = typer.Typer(no_args_is_help=True, help="The audit: who did what. List, export, verify.")
-_Tenant = Annotated[str | None, typer.Option(help="For operators: the chain of this tenant; `*` is everybody's.")]
+app = typer.Typer(no_args_is_help=True, help="List, export and verify the audit, which records who did what.")
+_Tenant = Annotated[
+    str | None, typer.Option(help="Read the chain of this tenant, or with `*` all chains. Only operators may.")
+]
 
 
 @app.command("list")
 def list_rows(
     tenant: _Tenant = None,
-    actor: Annotated[str | None, typer.Option(help="Only acts of this client or person.")] = None,
-    action: Annotated[str | None, typer.Option(help="For example job.cancelled.")] = None,
-    target: Annotated[str | None, typer.Option(help="The id of a job, a key, a queue, ...")] = None,
-    since: Annotated[str | None, typer.Option(help="From this instant on: 2026-11-22T18:00:00Z.")] = None,
-    until: Annotated[str | None, typer.Option(help="Before this instant.")] = None,
+    actor: Annotated[str | None, typer.Option(help="Show only acts of this client or person.")] = None,
+    action: Annotated[str | None, typer.Option(help="Show only acts of this kind, such as job.cancelled.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Show only acts on this job, key, queue or other thing: its id.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Show only acts at or after this time, such as 2026-11-22T18:00:00Z.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="Show only acts before this time.")] = None,
     limit: Annotated[int, typer.Option(help="At most 100.")] = 20,
     cursor: Cursor = None,
     as_json: AsJson = False,
@@ -44,37 +50,51 @@ def list_rows(
 
 @app.command("export")
 def export(
-    file: Annotated[Path, typer.Argument(help="Where the JSON lines are written.")],
+    file: Annotated[Path, typer.Argument(help="The file to write. Each row becomes a line of JSON.")],
     tenant: _Tenant = None,
 ) -> None:
-    """Write chains into a file that `leasehold audit verify FILE` checks."""
-    with api_client() as client, file.open("wb") as out:
-        for piece in client.download("/v1/audit/export", tenant=tenant):
-            out.write(piece)
+    """Write chains into a file that `leasehold audit verify FILE` checks. A failure leaves no file."""
+    unfinished = file.with_name(f"{file.name}.part")
+    try:
+        with api_client() as client, unfinished.open("wb") as out:
+            for piece in client.download("/v1/audit/export", tenant=tenant):
+                out.write(piece)
+        unfinished.replace(file)
+    except OSError as error:
+        raise print_failure(f"{file} cannot be written: {error.strerror}") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 @app.command("verify")
 def verify(
-    file: Annotated[Path | None, typer.Argument(help="An export; without it, the database is read.")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant's chain.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            exists=True, dir_okay=False, readable=True, help="Check this export. Without it, check the database."
+        ),
+    ] = None,
+    tenant: Annotated[str | None, typer.Option(help="Check only the chain of this tenant.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Recompute every hash. Names the first broken row of each chain, and exits with 1 if there is one.
+    """Recompute every hash. Print the first broken row of each chain, and exit with 1 if a chain has one.
 
-    Keep the heads that it prints elsewhere: only so a later look sees that the end of a chain was cut off.
+    Keep the printed heads of the chains elsewhere. Only a comparison with them shows that the end of a chain was cut
+    off.
     """
     if file is None:
         from leasehold.cli.audit_database import verified  # noqa: PLC0415 - each command loads only what it needs
 
         chains = run_or_exit(verified(environment(), tenant))
     else:
-        chains = [one for one in _of_file(file) if tenant in (None, one["tenant_id"])]
+        chains = [chain for chain in _chains_of(file) if tenant in (None, chain["tenant_id"])]
 
     def print_chains() -> None:
-        table([{**one, "ends with": one["hash"][:16]} for one in chains], "tenant_id", "seq", "ends with", "broken")
+        rows = [{**chain, "ends with": chain["hash"][:16]} for chain in chains]
+        table(rows, "tenant_id", "seq", "ends with", "broken")
 
     show({"chains": chains}, as_json, print_chains)
-    if any(one["broken"] for one in chains):
+    if any(chain["broken"] for chain in chains):
         raise typer.Exit(1)
 
 
@@ -84,7 +104,8 @@ def finding(head: dict[str, Any], broken: Broken | None) -> dict[str, Any]:
     return {"tenant_id": head["tenant_id"], "seq": head["seq"], "hash": head["hash"], "broken": sentence}
 
 
-def _of_file(file: Path) -> Iterator[dict[str, Any]]:
+def _chains_of(file: Path) -> Iterator[dict[str, Any]]:
+    """The chains of an export. Each begins with a line that has its head."""
     head: dict[str, Any] | None = None
     chain, broken = Chain(""), None
     for line in _lines(file):
@@ -109,7 +130,7 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
             except orjson.JSONDecodeError:
                 raise print_failure(f"line {number} is not JSON: the export was cut off") from None
             if not isinstance(value, dict):
-                raise print_failure(f"line {number} is no object")
+                raise print_failure(f"line {number} of the file is no JSON object")
             yield value
 
 
@@ -119,4 +140,4 @@ def _row(line: dict[str, Any]) -> dict[str, Any]:
     try:
         return {**line, "at": datetime.fromisoformat(line["at"]), "details": text_of(line["details"])}
     except (KeyError, TypeError, ValueError) as error:
-        raise print_failure(f"a line is no row of the audit: {error}") from None
+        raise print_failure(f"a line of the file is no row of the audit: {error}") from None

@@ -1,4 +1,4 @@
-"""The work of `leasehold audit verify` in the database."""
+"""Verifies the audit in the database, for `leasehold audit verify`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`leasehold completion SHELL` prints a script that lets the shell complete commands and options.
 
-The command line's library has the scripts and the answers to them; its public switch would add two options to every
-help page, one of which edits files in the user's home.
+The library typer has the scripts and the answers to them. Its own switch for completion is off: it would add two
+options to every help page, and the first of them edits files in the user's home.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import typer
 from typer._completion_classes import completion_init
 from typer._completion_shared import get_completion_script
 
-#: The script asks the command itself, with this variable set.
+#: The script runs the command with this variable set, and the command prints the completions.
 _VARIABLE = "_LEASEHOLD_COMPLETE"
 
 
 def completion(
-    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="The shell that shall complete.")],
+    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="Print the script of this shell.")],
 ) -> None:
     """Print the completion script of a shell. Bash: `leasehold completion bash >
     ~/.local/share/bash-completion/completions/leasehold`; zsh: into a folder of `$fpath` as `_leasehold`; fish: into
@@ -28,6 +28,6 @@ def completion(
 
 
 def answer_shell() -> None:
-    """Prepare the answer, if it is the shell that calls."""
+    """Let typer answer if the completion script runs the command."""
     if _VARIABLE in os.environ:
         completion_init()

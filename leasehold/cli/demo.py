@@ -1,4 +1,4 @@
-"""`leasehold demo`: sends pictures through the public HTTP API, as a client would, and waits until they are READY."""
+"""`leasehold demo` sends pictures through the public HTTP API, as a client would, and waits until they are READY."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`leasehold dev`: runs the whole platform on this machine until Ctrl-C."""
+"""`leasehold dev` runs the whole platform on this machine until Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`leasehold doctor`: checks what PostgreSQL, the broker and the store can guarantee, and prints each finding."""
+"""`leasehold doctor` checks what PostgreSQL, the broker and the store can guarantee, and prints each finding."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from functools import partial
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from leasehold.broker import make_broker
+from leasehold.cli.terminal import harmless
 from leasehold.db.database import connected
 from leasehold.domain.registry import Pipelines
 from leasehold.kinds.schemas import schemas_of
@@ -45,6 +47,6 @@ def show(console: Console, findings: list[Finding]) -> bool:
     table = Table("part", "", "found", "what it means")
     for finding in findings:
         mark = "ok" if finding.ok else "[red]wrong[/red]"
-        table.add_row(finding.part, mark, finding.found, finding.meaning)
+        table.add_row(finding.part, mark, Text(harmless(finding.found)), Text(harmless(finding.meaning)))
     console.print(table)
     return all(finding.ok for finding in findings)

@@ -1,4 +1,4 @@
-"""`leasehold jobs`: jobs of every kind over the API. `--json` prints the API's answer."""
+"""`leasehold jobs` finds, shows and changes jobs of every kind over the API. `--json` prints the API's answer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from leasehold.cli.answers import AsJson, Cursor, api_client, console, parsed, print_next_page, show, table
+from leasehold.cli.answers import AsJson, Cursor, api_client, parsed, print_next_page, show, table
 from leasehold.cli.running import WRONG_USE, print_failure
+from leasehold.cli.terminal import print_line
+from leasehold.client.calls import path_part
 from leasehold.domain.job_filter import InvalidFilter, parse
 
 app = typer.Typer(no_args_is_help=True, help="Find, show, explain, retry, cancel and delete jobs of every kind.")
@@ -19,14 +21,14 @@ JobId = Annotated[str, typer.Argument(help="The job's id.")]
 
 
 def _checked(words: list[str] | None) -> str:
-    """The filter of the arguments. An error is shown below the character at which it stands."""
+    """The filter of the arguments. If it is wrong, print a mark below the wrong character, and end the command."""
     text = " ".join(words or ())
     try:
         parse(text, datetime.now(UTC))
     except InvalidFilter as error:
         stderr = Console(stderr=True)
-        stderr.print(text, highlight=False, markup=False, soft_wrap=True)
-        stderr.print(" " * (error.position - 1) + "^", highlight=False, markup=False, soft_wrap=True)
+        print_line(text, to=stderr)
+        print_line(" " * (error.position - 1) + "^", to=stderr)
         raise print_failure(error.sentence, WRONG_USE) from None
     return text
 
@@ -50,7 +52,7 @@ def list_jobs(
         table(answer["jobs"], "id", "kind", "template", "status", "created_at", "finished_at", "error")
         counted = answer.get("count")
         if counted is not None:
-            console.print(f"{'' if counted['exact'] else 'about '}{counted['n']} match", highlight=False)
+            print_line(f"{'' if counted['exact'] else 'about '}{counted['n']} match")
         print_next_page(answer)
 
     show(answer, as_json, print_summary)
@@ -60,16 +62,16 @@ def list_jobs(
 def get_job(job: JobId, as_json: AsJson = False) -> None:
     """Show a job with its steps, outputs and results."""
     with api_client() as client:
-        answer = client.get(f"/v1/jobs/{job}")
+        answer = client.get(f"/v1/jobs/{path_part(job)}")
 
     def print_summary() -> None:
         for name in _SHOWN:
             if answer.get(name):
-                console.print(f"{name:12}{answer[name]}", highlight=False, markup=False)
+                print_line(f"{name:12}{answer[name]}")
         table(answer["steps"], "id", "state", "attempt", "queue", "started_at", "finished_at", "worker")
         for step in answer["steps"]:
             for attempt in step["attempts"]:
-                console.print(f"{step['id']}: {attempt['code']}: {attempt['message']}", style="red", markup=False)
+                print_line(f"{step['id']}: {attempt['code']}: {attempt['message']}", "red")
         if answer["outputs"]:
             table(answer["outputs"], "step", "name", "size", "content_type")
 
@@ -80,13 +82,13 @@ def get_job(job: JobId, as_json: AsJson = False) -> None:
 def explain_job(job: JobId, as_json: AsJson = False) -> None:
     """Show why a job is in its state, and what each lease of it did."""
     with api_client() as client:
-        show_explanation(client.get(f"/v1/jobs/{job}/explain"), as_json=as_json)
+        show_explanation(client.get(f"/v1/jobs/{path_part(job)}/explain"), as_json=as_json)
 
 
 def show_explanation(answer: dict[str, Any], *, as_json: bool) -> None:
     def print_summary() -> None:
         for reason in answer["reasons"]:
-            console.print(f"{reason['code']}: {reason['message']}", highlight=False, markup=False)
+            print_line(f"{reason['code']}: {reason['message']}")
         table(answer["ledger"], "seq", "at", "kind", "step", "epoch", "worker")
 
     show(answer, as_json, print_summary)
@@ -95,13 +97,13 @@ def show_explanation(answer: dict[str, Any], *, as_json: bool) -> None:
 @app.command("events")
 def list_events(
     job: JobId,
-    after: Annotated[int, typer.Option(help="Only events after this number.")] = 0,
+    after: Annotated[int, typer.Option(help="List only events with a greater number.")] = 0,
     limit: Annotated[int, typer.Option(help="At most 500.")] = 100,
     as_json: AsJson = False,
 ) -> None:
     """List the events of a job, the oldest first."""
     with api_client() as client:
-        answer = client.get(f"/v1/jobs/{job}/events", after=after, limit=limit)
+        answer = client.get(f"/v1/jobs/{path_part(job)}/events", after=after, limit=limit)
     columns = ("seq", "at", "kind", "status", "step", "step_status", "message")
     show(answer, as_json, lambda: table(answer["events"], *columns))
 
@@ -111,13 +113,13 @@ OptionalJobId = Annotated[
 ]
 Filter = Annotated[
     str | None,
-    typer.Option("--filter", help="Act on every job that it finds, as a bulk operation."),
+    typer.Option("--filter", help="Act on every job that this filter finds, as a bulk operation."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; count the jobs and show some.")]
 Canary = Annotated[
     int | None, typer.Option(help="Try this number of jobs first; stop if one of them fails.", show_default=False)
 ]
-Rate = Annotated[int | None, typer.Option(help="Jobs a second, at most.")]
+Rate = Annotated[int | None, typer.Option(help="Act on at most this number of jobs a second.")]
 
 
 @app.command("retry")
@@ -126,7 +128,7 @@ def retry_job(
     from_step: Annotated[
         str | None, typer.Option(help="Also rerun this step and every step that depends on it.")
     ] = None,
-    payload: Annotated[str | None, typer.Option(help="New payload as JSON (runs only).")] = None,
+    payload: Annotated[str | None, typer.Option(help="Use this payload, as JSON. Only a run has one.")] = None,
     filter_: Filter = None,
     dry_run: DryRun = False,
     canary: Canary = None,
@@ -142,14 +144,14 @@ def retry_job(
     if payload is not None:
         body["payload"] = parsed(payload)
     with api_client() as client:
-        answer = client.post(f"/v1/jobs/{job}/retry", body)
-    show(answer, as_json, lambda: console.print(answer["status"]))
+        answer = client.post(f"/v1/jobs/{path_part(job)}/retry", body)
+    show(answer, as_json, lambda: print_line(answer["status"]))
 
 
 @app.command("cancel")
 def cancel_job(
     job: OptionalJobId = None,
-    reason: Annotated[str, typer.Option(help="Stored in the job's history.")] = "",
+    reason: Annotated[str, typer.Option(help="Store this reason in the job's history.")] = "",
     filter_: Filter = None,
     dry_run: DryRun = False,
     canary: Canary = None,
@@ -163,15 +165,17 @@ def cancel_job(
         operate("cancel", filter_, options, as_json=as_json)
         return
     with api_client() as client:
-        answer = client.post(f"/v1/jobs/{job}/cancel", {"reason": reason})
-    show(answer, as_json, lambda: console.print(answer["status"]))
+        answer = client.post(f"/v1/jobs/{path_part(job)}/cancel", {"reason": reason})
+    show(answer, as_json, lambda: print_line(answer["status"]))
 
 
 @app.command("unsettled")
 def list_unsettled(
     what: Annotated[
         str,
-        typer.Option(help="orders (outcome unknown), external (silent external workers) or webhooks (disabled)."),
+        typer.Option(
+            help="List orders (of unknown outcome), external (steps of silent workers) or webhooks (disabled)."
+        ),
     ] = "orders",
     cursor: Cursor = None,
     as_json: AsJson = False,
@@ -191,14 +195,14 @@ def list_unsettled(
 def settle_jobs(
     jobs: Annotated[list[str], typer.Argument(help="The ids of the jobs.")],
     adopt: Annotated[
-        str | None, typer.Option(help="The provider did receive the order: its id there. Only with a single job.")
+        str | None, typer.Option(help="The provider has the order under this id. Name a single job.")
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Order once more.")] = False,
-    give_up: Annotated[bool, typer.Option("--give-up", help="The jobs stay failed.")] = False,
-    reason: Annotated[str, typer.Option(help="Stored in the audit.")] = "",
+    again: Annotated[bool, typer.Option("--again", help="Send the orders once more.")] = False,
+    give_up: Annotated[bool, typer.Option("--give-up", help="Leave the jobs failed.")] = False,
+    reason: Annotated[str, typer.Option(help="Store this reason in the audit.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Settle orders whose outcome is unknown. Look at the provider first. Exits with 1 if one was refused."""
+    """Settle orders of unknown outcome. Look at the provider first. Exit with 1 if a settlement was refused."""
     if (adopt is not None) + again + give_up != 1:
         raise print_failure("choose one of --adopt REF, --again and --give-up", WRONG_USE)
     if adopt is not None and len(jobs) != 1:
@@ -210,9 +214,9 @@ def settle_jobs(
 
     def print_outcome() -> None:
         for job in answer["settled"]:
-            console.print(f"{job}: settled", highlight=False)
+            print_line(f"{job}: settled")
         for refused in answer["refused"]:
-            console.print(f"{refused['job_id']}: {refused['code']}: {refused['detail']}", highlight=False, markup=False)
+            print_line(f"{refused['job_id']}: {refused['code']}: {refused['detail']}")
 
     show(answer, as_json, print_outcome)
     if answer["refused"]:
@@ -234,9 +238,9 @@ def delete_job(
         operate("delete", filter_, {"dry_run": dry_run, "canary": canary, "rate": rate}, as_json=as_json)
         return
     with api_client() as client:
-        answer = client.delete(f"/v1/jobs/{job}")
+        answer = client.delete(f"/v1/jobs/{path_part(job)}")
     waits = f"{answer.get('status')}: it is deleted when it has stopped" if answer else "deleted"
-    show(answer, as_json, lambda: console.print(waits, highlight=False))
+    show(answer, as_json, lambda: print_line(waits))
 
 
 def _check_target(
@@ -263,9 +267,9 @@ def operate(action: str, filter_: str, options: dict[str, Any], *, as_json: bool
     def print_summary() -> None:
         if "dry_run" in answer:
             total = answer["total"]
-            console.print(f"{'' if total['exact'] else 'about '}{total['n']} jobs", highlight=False)
+            print_line(f"{'' if total['exact'] else 'about '}{total['n']} jobs")
             table(answer["examples"], "id", "kind", "template", "status", "created_at", "finished_at", "error")
         else:
-            console.print(answer["id"], highlight=False)
+            print_line(answer["id"])
 
     show(answer, as_json, print_summary)

@@ -1,4 +1,4 @@
-"""`leasehold keys`: create, list, rotate, expire and revoke API keys."""
+"""`leasehold keys` creates, lists, rotates, expires and revokes API keys. It works on the database itself."""
 
 from __future__ import annotations
 
@@ -8,26 +8,23 @@ from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from leasehold.cli.answers import AsJson
 from leasehold.cli.running import environment, run_or_exit
+from leasehold.cli.terminal import print_line, print_table
 from leasehold.security.roles import NAMES
 
-keys = typer.Typer(no_args_is_help=True, help="API keys.")
-console = Console()
-
+keys = typer.Typer(no_args_is_help=True, help="Create, list, rotate, expire and revoke API keys.")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LONGEST = timedelta(days=36_500)
-_Prefix = Annotated[str, typer.Argument(help="The part between lh_ and the second underscore.")]
+_Prefix = Annotated[str, typer.Argument(help="The part of the key between `lh_` and the second underscore.")]
 
 
 def _duration(text: str) -> timedelta:
     match = re.fullmatch(r"(\d{1,9})([smhd])", text)
     length = timedelta(seconds=int(match[1]) * _SECONDS[match[2]]) if match else None
     if length is None or length > _LONGEST:
-        raise typer.BadParameter("a number and s, m, h or d, for example 90d; at most 36500d")
+        raise typer.BadParameter("write a number and s, m, h or d, such as 90d; at most 36500d")
     return length
 
 
@@ -37,20 +34,27 @@ def _print(value: Any) -> None:
 
 @keys.command("create")
 def create(
-    tenant: Annotated[str, typer.Option(help="Whose objects the key may see.")],
-    client: Annotated[str, typer.Option(help="Who uses it; for logs.")],
+    tenant: Annotated[str, typer.Option(help="The key reads and writes objects of this tenant.")],
+    client: Annotated[str, typer.Option(help="Who uses the key. Logs and the audit name it.")],
     expires_in: Annotated[
         timedelta | None,
-        typer.Option(parser=_duration, metavar="DURATION", help="For example 90d; else it never ends."),
+        typer.Option(
+            parser=_duration,
+            metavar="DURATION",
+            help="End the key after this time, such as 90d. Without it the key never ends.",
+        ),
     ] = None,
-    scope: Annotated[list[str] | None, typer.Option(help="For example media:read; may be given several times.")] = None,
+    scope: Annotated[
+        list[str] | None, typer.Option(help="Let the key do this, such as media:read. May be given several times.")
+    ] = None,
     role: Annotated[
-        str | None, typer.Option(help="viewer, operator or admin: a named set of scopes.", show_default=False)
+        str | None,
+        typer.Option(help="Give the key the scopes of a role: viewer, operator or admin.", show_default=False),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key with a role, scopes, or both. It is shown once: only a hash of it is kept."""
-    scopes = [*(scope or ()), *([f"role:{role}"] if role is not None else [])]
+    """Create a key with a role, with scopes, or with both. The key is shown once: the database keeps only its hash."""
+    scopes = [*(scope or ())] if role is None else [*(scope or ()), f"role:{role}"]
     if not scopes or role not in (None, *NAMES):
         raise typer.BadParameter("give --role viewer, operator or admin, or --scope")
     from leasehold.cli.keys import create_one  # noqa: PLC0415 - each command loads only what it needs
@@ -59,32 +63,36 @@ def create(
     if as_json:
         _print({"key": key.text, "prefix": key.prefix, "tenant": tenant, "client": client, "scopes": scopes})
     else:
-        console.print(key.text, highlight=False)
+        print_line(key.text)
 
 
 @keys.command("list")
 def list_all(
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
-    ended: Annotated[bool, typer.Option("--all", help="Also those that were revoked or have expired.")] = False,
+    tenant: Annotated[str | None, typer.Option(help="List only keys of this tenant.")] = None,
+    ended: Annotated[bool, typer.Option("--all", help="Also list revoked and expired keys.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """See keys, without their secrets."""
+    """List keys, without their secrets."""
     from leasehold.cli.keys import list_some  # noqa: PLC0415 - each command loads only what it needs
 
     rows = run_or_exit(list_some(environment(), tenant, ended=ended))
     if as_json:
         _print(rows)
         return
-    table = Table("prefix", "tenant", "client", "scopes", "created", "expires", "last used", "state")
-    table.columns[0].no_wrap = True  # rotate and revoke need the whole prefix, so a narrow terminal must not cut it
-    table.columns[0].min_width = 12
-    for row in rows:
-        times = [_shown(row[name]) for name in ("created_at", "expires_at", "last_used_at")]
-        table.add_row(row["prefix"], row["tenant_id"], row["client_id"], " ".join(row["scopes"]), *times, row["state"])
-    console.print(table)
+    print_table(
+        ("prefix", "tenant", "client", "scopes", "created", "expires", "last used", "state"),
+        [
+            (
+                *(row["prefix"], row["tenant_id"], row["client_id"], " ".join(row["scopes"])),
+                *(_minute(row[name]) for name in ("created_at", "expires_at", "last_used_at")),
+                row["state"],
+            )
+            for row in rows
+        ],
+    )
 
 
-def _shown(instant: datetime | None) -> str:
+def _minute(instant: datetime | None) -> str:
     return "-" if instant is None else f"{instant:%Y-%m-%d %H:%M}"
 
 
@@ -92,34 +100,37 @@ def _shown(instant: datetime | None) -> str:
 def rotate(
     prefix: _Prefix,
     overlap: Annotated[
-        timedelta, typer.Option(parser=_duration, metavar="DURATION", help="How long the old key still works.")
+        timedelta, typer.Option(parser=_duration, metavar="DURATION", help="Let the old key work for this time.")
     ] = "24h",  # type: ignore[assignment]  # typer parses the default, too
     as_json: AsJson = False,
 ) -> None:
-    """Make the key's successor: the same owner, scopes, quotas and end. The old one stops after the overlap."""
+    """Create a successor with the key's owner, scopes, quotas and end. The old key ends after the overlap."""
     from leasehold.cli.keys import rotate_one  # noqa: PLC0415 - each command loads only what it needs
 
     key = run_or_exit(rotate_one(environment(), prefix, overlap))
     if as_json:
         _print({"key": key.text, "prefix": key.prefix})
     else:
-        console.print(key.text, highlight=False)
+        print_line(key.text)
 
 
 @keys.command("expire")
 def expire(
     prefix: _Prefix,
-    after: Annotated[timedelta, typer.Option("--in", parser=_duration, metavar="DURATION", help="When it ends.")],
+    after: Annotated[
+        timedelta,
+        typer.Option("--in", parser=_duration, metavar="DURATION", help="End the key after this time, such as 2h."),
+    ],
     as_json: AsJson = False,
 ) -> None:
-    """Set when a key ends. A key that would end earlier is not changed."""
+    """Set the end of a key. A key that ends earlier keeps its end."""
     from leasehold.cli.keys import expire_one  # noqa: PLC0415 - each command loads only what it needs
 
     ends = run_or_exit(expire_one(environment(), prefix, after))
     if as_json:
         _print({"prefix": prefix, "expires_at": ends})
     else:
-        console.print(f"{prefix} ends at {ends:%Y-%m-%d %H:%M:%S} UTC.", highlight=False)
+        print_line(f"{prefix} ends at {ends:%Y-%m-%d %H:%M:%S} UTC.")
 
 
 @keys.command("revoke")
@@ -131,4 +142,4 @@ def revoke(prefix: _Prefix, as_json: AsJson = False) -> None:
     if as_json:
         _print({"prefix": prefix, "revoked": True})
     else:
-        console.print(f"Revoked {prefix}.")
+        print_line(f"Revoked {prefix}.")

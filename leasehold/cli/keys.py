@@ -1,5 +1,5 @@
-"""The work of `leasehold keys` and `leasehold signing-key`: API keys in the database, and the key pair that signs the
-packages of converted models.
+"""Writes API keys in the database, for `leasehold keys`. Makes the key pair that signs packages of converted models,
+for `leasehold signing-key`.
 """
 
 from __future__ import annotations

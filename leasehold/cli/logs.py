@@ -1,4 +1,7 @@
-"""`leasehold logs`: what a job logs, over the API. `--json` prints one line of JSON for each line of the log."""
+"""`leasehold logs` prints what a job logs. It reads the log over the API.
+
+`--json` prints one line of JSON for each line of the log.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from leasehold.cli.answers import AsJson, api_client, console
+from leasehold.cli.answers import AsJson, api_client
 from leasehold.cli.api_client import ApiClient, Interrupted
+from leasehold.cli.terminal import console, harmless
+from leasehold.client.calls import path_part
 
 _PAGE = 1000
 #: The pause after a stream that broke, in seconds.
@@ -20,11 +25,13 @@ _STYLES = {"warning": "yellow", "error": "red", "critical": "red", "debug": "dim
 
 
 def logs(
-    job: Annotated[str, typer.Argument(help="The id of a job of any kind, also of a run.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    step: Annotated[str | None, typer.Option(help="Only lines of this step.")] = None,
-    attempt: Annotated[int | None, typer.Option(help="Only lines of the attempt with this number.", min=1)] = None,
-    after: Annotated[int, typer.Option(help="Only lines with a greater number.", min=0)] = 0,
+    job: Annotated[str, typer.Argument(help="The id of a job of any kind, such as a run.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the job ends.")] = False,
+    step: Annotated[str | None, typer.Option(help="Print only lines of this step.")] = None,
+    attempt: Annotated[
+        int | None, typer.Option(help="Print only lines of the attempt with this number.", min=1)
+    ] = None,
+    after: Annotated[int, typer.Option(help="Print only lines with a greater number.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Print what a job has logged, with the tracebacks of its failures."""
@@ -37,8 +44,9 @@ def logs(
 def _pages(
     client: ApiClient, job: str, after: int | None, step: str | None, attempt: int | None
 ) -> Iterator[dict[str, Any]]:
+    path = f"/v1/jobs/{path_part(job)}/logs"
     while after is not None:
-        page = client.get(f"/v1/jobs/{job}/logs", after=after, step=step, attempt=attempt, limit=_PAGE)
+        page = client.get(path, after=after, step=step, attempt=attempt, limit=_PAGE)
         yield from page["lines"]
         after = page["next_after"]
 
@@ -47,31 +55,36 @@ def _followed(
     client: ApiClient, job: str, after: int, step: str | None, attempt: int | None
 ) -> Iterator[dict[str, Any]]:
     """The lines until the job's end. A stream that breaks, or that the API ends to see the key again, is resumed."""
-    client.get(f"/v1/jobs/{job}")  # an API that does not answer from the start is no interruption
+    path = f"/v1/jobs/{path_part(job)}"
+    client.get(path)  # an API that does not answer from the start is no interruption
+    has_ended = False  # the job, before the stream began: then a stream without lines is the last
     while True:
         last = after
         try:
-            for event in client.stream(f"/v1/jobs/{job}/logs", last_event_id=str(after), step=step, attempt=attempt):
+            for event in client.stream(f"{path}/logs", last_event_id=str(after), step=step, attempt=attempt):
                 yield event.data
                 after = event.data["n"]
         except Interrupted:
             time.sleep(_PAUSE_SECONDS)
             continue
-        if last == after and client.get(f"/v1/jobs/{job}")["finished_at"] is not None:
-            return
+        if last == after:
+            if has_ended:
+                return
+            has_ended = client.get(path)["finished_at"] is not None
 
 
 def _print(line: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(line))
         return
-    text = Text()
-    text.append(f"{line['at'][11:23]} ", style="dim")
-    text.append(f"{line['step']}#{line['attempt']} ", style="cyan")
-    text.append(f"{line['level']:7} ", style=_STYLES.get(line["level"], ""))
-    text.append(f"{line['logger']}: {line['message']}")
-    for name, value in line.get("fields", {}).items():
-        text.append(f" {name}={value}", style="dim")
+    parts = [
+        (f"{line['at'][11:23]} ", "dim"),
+        (f"{line['step']}#{line['attempt']} ", "cyan"),
+        (f"{line['level']:7} ", _STYLES.get(line["level"], "")),
+        (f"{line['logger']}: {line['message']}", ""),
+        *((f" {name}={value}", "dim") for name, value in line.get("fields", {}).items()),
+    ]
     if "traceback" in line:
-        text.append(f"\n{line['traceback'].rstrip()}", style=_STYLES["error"])
+        parts.append((f"\n{line['traceback'].rstrip()}", _STYLES["error"]))
+    text = Text.assemble(*((harmless(part), style) for part, style in parts))
     console.print(text, soft_wrap=True, highlight=False)

@@ -1,4 +1,4 @@
-"""The command `leasehold` and its local commands. The commands that call the API are in remote.py."""
+"""The command `leasehold`, and those of its commands that need no API. remote.py has those that call the API."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from leasehold.cli import audit, remote
 from leasehold.cli.answers import AsJson
@@ -20,6 +18,7 @@ from leasehold.cli.key_commands import keys
 from leasehold.cli.quiet import quiet
 from leasehold.cli.running import environment, run_or_exit, use_source
 from leasehold.cli.sql import sql
+from leasehold.cli.terminal import console, print_line, print_table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A durable job platform.", rich_markup_mode=None)
 app.add_typer(keys, name="keys")
@@ -28,25 +27,25 @@ app.command()(sql)
 app.command()(completion)
 remote.add_to(app)
 answer_shell()
-console = Console()
 
 _AppSource = Annotated[
     str | None,
     typer.Argument(
-        metavar="[APP]", help="MODULE:NAME of an App, or of a callable that returns pipelines; of this folder, too."
+        metavar="[APP]",
+        help="MODULE:NAME of an App, or of a function that returns pipelines. The module may lie in this folder.",
     ),
 ]
 _DatabaseUrl = Annotated[str | None, typer.Option(help="Use this PostgreSQL instead of an embedded one.")]
 _AmqpUrl = Annotated[str | None, typer.Option(help="Use this RabbitMQ instead of an embedded one.")]
 _S3Endpoint = Annotated[
     str | None,
-    typer.Option(help="Use this S3 service (keys and bucket from LEASEHOLD_S3_*) instead of an embedded one."),
+    typer.Option(help="Use this S3 service instead of an embedded one. LEASEHOLD_S3_* name its keys and bucket."),
 ]
 
 
 @app.command()
 def migrate(
-    revision: Annotated[str, typer.Argument(help="Alembic revision.")] = "head",
+    revision: Annotated[str, typer.Argument(help="The Alembic revision to reach.")] = "head",
     plan: Annotated[
         bool, typer.Option("--plan", help="Change nothing; print each pending statement, its locks and who waits.")
     ] = False,
@@ -68,7 +67,7 @@ def migrate(
     if as_json:
         typer.echo(json.dumps({"revision": revision, "migrated": True}))
     else:
-        console.print("The schema is up to date.")
+        print_line("The schema is up to date.")
 
 
 @app.command()
@@ -87,7 +86,7 @@ def worker(source: _AppSource = None) -> None:
 
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
-    """Check what the database, the broker and the store can promise. Exits with 1 if something is wrong."""
+    """Check what the database, the broker and the store can promise. Exit with 1 if something is wrong."""
     from leasehold.cli.doctor import examine, show  # noqa: PLC0415 - each command loads only what it needs
 
     with quiet():
@@ -107,10 +106,7 @@ def settings(as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps([dict(zip(("variable", "default", "meaning"), row, strict=True)) for row in rows]))
         return
-    table = Table("variable", "default", "meaning")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    print_table(("variable", "default", "meaning"), rows)
 
 
 @app.command()
@@ -119,12 +115,12 @@ def dev(
     data: Annotated[
         Path | None, typer.Option(help="Keep the data here. Without this option the data is deleted at the end.")
     ] = None,
-    port: Annotated[int, typer.Option(help="Port of the API; 0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(help="Serve the API on this port; 0 takes a free one.")] = 8000,
     database_url: _DatabaseUrl = None,
     amqp_url: _AmqpUrl = None,
     s3_endpoint: _S3Endpoint = None,
 ) -> None:
-    """Run everything on this machine until Ctrl-C: real servers, the API and a worker. It reloads APP's files."""
+    """Run servers, the API and a worker on this machine until Ctrl-C. Changed files are loaded again."""
     use_source(source)
     from leasehold.cli.dev import run  # noqa: PLC0415 - the embedded servers are an extra
 
@@ -134,12 +130,22 @@ def dev(
 
 @app.command()
 def demo(
-    pictures: Annotated[list[Path] | None, typer.Argument(help="Pictures to send; without one, a shipped one.")] = None,
-    out: Annotated[Path, typer.Option(help="Where the results are saved.")] = Path("demo-output"),
+    pictures: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            help="Send these pictures. Without one, send a picture of Leasehold's own.",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Save the results in this folder.")] = Path("demo-output"),
     amqp_url: _AmqpUrl = None,
     s3_endpoint: _S3Endpoint = None,
     database_url: _DatabaseUrl = None,
-    keep: Annotated[bool, typer.Option(help="Then keep all up until Ctrl-C, and print the job's page.")] = False,
+    keep: Annotated[
+        bool, typer.Option(help="Keep everything running until Ctrl-C, and print the address of the job's page.")
+    ] = False,
 ) -> None:
     """Start everything, send pictures through the HTTP API as a client would, and leave nothing running."""
     from leasehold.cli.demo import run  # noqa: PLC0415 - the embedded servers are an extra
@@ -150,7 +156,9 @@ def demo(
 
 @app.command("signing-key")
 def signing_key() -> None:
-    """Make a pair: `private` is LEASEHOLD_CONVERSION_SIGNING_KEY of workers, `public` is for who reads packages."""
+    """Make a key pair for packages. Workers sign with `private` (LEASEHOLD_CONVERSION_SIGNING_KEY). Readers of packages
+    verify with `public`.
+    """
     from leasehold.cli.keys import make_signing_key  # noqa: PLC0415 - each command loads only what it needs
 
     typer.echo(json.dumps(make_signing_key()))

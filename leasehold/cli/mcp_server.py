@@ -1,4 +1,4 @@
-"""`leasehold mcp`: the API as tools of a Model Context Protocol client, over standard input and output.
+"""`leasehold mcp` offers the API as tools of a Model Context Protocol client, over standard input and output.
 
 Its tools read. With `--allow-writes` it has further tools that change something; the API refuses each of them unless
 the key has its scope. The server can do what the key can do, and nothing else.

@@ -1,4 +1,4 @@
-"""`leasehold migrate`: plans a migration, brings the schemas up to date, and grants the platform's role its rights."""
+"""`leasehold migrate` plans a migration, brings the schemas up to date, and grants the platform's role its rights."""
 
 from __future__ import annotations
 

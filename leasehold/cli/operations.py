@@ -1,4 +1,4 @@
-"""`leasehold operations`: the bulk operations that `leasehold jobs retry|cancel|delete --filter` submits."""
+"""`leasehold operations` lists, shows and aborts the bulk operations that `leasehold jobs ... --filter` submits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-from leasehold.cli.answers import AsJson, Cursor, api_client, console, print_next_page, show, table
+from leasehold.cli.answers import AsJson, Cursor, api_client, print_next_page, show, table
+from leasehold.cli.terminal import print_line
+from leasehold.client.calls import path_part
 
 app = typer.Typer(no_args_is_help=True, help="List, show and abort bulk operations.")
 OperationId = Annotated[str, typer.Argument(help="The operation's id.")]
@@ -35,13 +37,14 @@ def list_operations(
 def show_operation(operation: OperationId, as_json: AsJson = False) -> None:
     """Show how far an operation is, and the newest jobs that it could not act on."""
     with api_client() as client:
-        answer = client.get(f"/v1/operations/{operation}")
-        refusals = client.get(f"/v1/operations/{operation}/refusals") if answer["refused"] else {"refusals": []}
+        path = f"/v1/operations/{path_part(operation)}"
+        answer = client.get(path)
+        refusals = client.get(f"{path}/refusals") if answer["refused"] else {"refusals": []}
 
     def print_summary() -> None:
         for name in _SHOWN:
             if answer.get(name) is not None:
-                console.print(f"{name:10}{answer[name]}", highlight=False, markup=False)
+                print_line(f"{name:10}{answer[name]}")
         if refusals["refusals"]:
             table(refusals["refusals"], "job_id", "code", "detail", "at")
 
@@ -52,6 +55,6 @@ def show_operation(operation: OperationId, as_json: AsJson = False) -> None:
 def abort_operation(operation: OperationId, as_json: AsJson = False) -> None:
     """Stop an operation. What it did stays done."""
     with api_client() as client:
-        client.get(f"/v1/operations/{operation}")  # the id of another job is refused
-        answer = client.post(f"/v1/jobs/{operation}/cancel")
-    show(answer, as_json, lambda: console.print(answer["status"]))
+        client.get(f"/v1/operations/{path_part(operation)}")  # the id of another job is refused
+        answer = client.post(f"/v1/jobs/{path_part(operation)}/cancel")
+    show(answer, as_json, lambda: print_line(answer["status"]))

@@ -1,4 +1,7 @@
-"""The commands that call the API: runs, schedules, dead letters, queues, workers. `--json` prints the API's answer."""
+"""Commands that call the API: for runs, schedules, dead letters, queues and workers.
+
+`--json` prints the API's answer. jobs.py, operations.py and logs.py have the other commands that call the API.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
 from leasehold.cli import jobs, operations
-from leasehold.cli.answers import AsJson, api_client, console, parsed, show, table
+from leasehold.cli.answers import AsJson, Cursor, api_client, parsed, print_next_page, show, table
 from leasehold.cli.api_client import ApiClient
 from leasehold.cli.jobs import show_explanation
 from leasehold.cli.logs import logs
 from leasehold.cli.running import FAILED, WRONG_USE, print_failure
+from leasehold.cli.terminal import console, harmless, print_line
+from leasehold.client.calls import path_part
 from leasehold.client.errors import ClientError
 
 schedules = typer.Typer(no_args_is_help=True, help="List, create, pause, resume and delete schedules.")
@@ -29,12 +34,12 @@ _POLL_SECONDS = 10
 
 def submit(
     template: Annotated[str, typer.Argument(help="The template's type.")],
-    payload: Annotated[str, typer.Argument(help="Payload as JSON.")] = "{}",
-    scope: Annotated[str, typer.Option(help="What the run is for, such as user.")] = "tenant",
-    scope_id: Annotated[str, typer.Option(help="Which of them.")] = "",
+    payload: Annotated[str, typer.Argument(help="The payload, as JSON.")] = "{}",
+    scope: Annotated[str, typer.Option(help="The kind of thing that the run is for, such as user.")] = "tenant",
+    scope_id: Annotated[str, typer.Option(help="The id of the thing that the run is for.")] = "",
     priority: Annotated[str, typer.Option(help="high, normal or low.")] = "normal",
-    tag: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may be given several times.")] = None,
-    follow: Annotated[bool, typer.Option("--watch", help="Wait for the end.")] = False,
+    tag: Annotated[list[str] | None, typer.Option(help="Add a tag, NAME=VALUE. May be given several times.")] = None,
+    follow: Annotated[bool, typer.Option("--watch", help="Follow the run to its end.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Start a run."""
@@ -49,7 +54,7 @@ def submit(
     with api_client() as client:
         created = client.post("/v1/runs", body)
     if not (as_json and follow):  # `watch` prints the whole run: `--json` must print one document only
-        show(created, as_json, lambda: console.print(created["id"], highlight=False))
+        show(created, as_json, lambda: print_line(created["id"]))
     if follow:
         watch(created["id"], as_json)
 
@@ -62,12 +67,12 @@ def _tag(text: str) -> tuple[str, str]:
 
 
 def watch(run: RunId, as_json: AsJson = False) -> None:
-    """Follow a run to its end, with a bar for each step. Exits with 1 unless it succeeds."""
+    """Follow a run to its end, with a bar for each step. Exit with 1 unless the run succeeds."""
     with api_client() as client:
-        answer = client.get(f"/v1/runs/{run}")
+        answer = client.get(f"/v1/runs/{path_part(run)}")
         if as_json:
             while answer["status"] not in _ENDED:
-                answer = client.get(f"/v1/runs/{run}", wait=_POLL_SECONDS)
+                answer = client.get(f"/v1/runs/{path_part(run)}", wait=_POLL_SECONDS)
             typer.echo(json.dumps(answer))
         else:
             answer = _bars(client, run, answer)
@@ -76,7 +81,8 @@ def watch(run: RunId, as_json: AsJson = False) -> None:
 
 
 def _bars(client: ApiClient, run: str, answer: dict[str, Any]) -> dict[str, Any]:
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[note]}"))
+    name, note = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[note]"))
+    columns = (name, BarColumn(), TaskProgressColumn(), note)
     with Progress(*columns, console=console) as progress:
         bars: dict[str, TaskID] = {}
         while True:
@@ -84,73 +90,94 @@ def _bars(client: ApiClient, run: str, answer: dict[str, Any]) -> dict[str, Any]
                 if step["id"] not in bars:
                     bars[step["id"]] = progress.add_task(step["id"], total=100, note="")
                 done = 100 if step["status"] in ("succeeded", "skipped") else step.get("percent", 0)
-                progress.update(bars[step["id"]], completed=done, note=f"{step['state']} {step.get('summary', '')}")
+                progress.update(
+                    bars[step["id"]], completed=done, note=harmless(f"{step['state']} {step.get('summary') or ''}")
+                )
             if answer["status"] in _ENDED:
                 break
             time.sleep(0.5)
-            answer = client.get(f"/v1/runs/{run}")
-    console.print(f"{answer['id']} {answer['status']}", highlight=False)
+            answer = client.get(f"/v1/runs/{path_part(run)}")
+    print_line(f"{answer['id']} {answer['status']}")
     if answer.get("error"):
-        console.print(f"{answer['error']['code']}: {answer['error']['message']}", style="red", markup=False)
+        print_line(f"{answer['error']['code']}: {answer['error']['message']}", "red")
     return answer
 
 
 def runs(
-    template: Annotated[str | None, typer.Option(help="Only of this template.")] = None,
-    status: Annotated[str | None, typer.Option(help="Only in this state.")] = None,
+    template: Annotated[str | None, typer.Option(help="List only runs of this template.")] = None,
+    status: Annotated[str | None, typer.Option(help="List only runs in this state.")] = None,
     limit: Annotated[int, typer.Option(help="At most 100.")] = 20,
+    cursor: Cursor = None,
     as_json: AsJson = False,
 ) -> None:
     """List runs, the newest first."""
     with api_client() as client:
-        answer = client.get("/v1/runs", template=template, status=status, limit=limit)
-    columns = ("id", "template", "status", "scope_id", "created_at", "finished_at", "error")
-    show(answer, as_json, lambda: table(answer["runs"], *columns))
+        answer = client.get("/v1/runs", template=template, status=status, limit=limit, cursor=cursor)
+
+    def print_rows() -> None:
+        table(answer["runs"], "id", "template", "status", "scope_id", "created_at", "finished_at", "error")
+        print_next_page(answer)
+
+    show(answer, as_json, print_rows)
 
 
 def cancel(
     run: RunId,
-    reason: Annotated[str, typer.Option(help="Stored in the run's history.")] = "",
+    reason: Annotated[str, typer.Option(help="Store this reason in the run's history.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Request the cancel of a run."""
     with api_client() as client:
-        answer = client.post(f"/v1/runs/{run}/cancel", {"reason": reason})
-    show(answer, as_json, lambda: console.print(answer["status"]))
+        answer = client.post(f"/v1/runs/{path_part(run)}/cancel", {"reason": reason})
+    show(answer, as_json, lambda: print_line(answer["status"]))
 
 
 def retry(run: RunId, as_json: AsJson = False) -> None:
     """Run a failed run again from the step that failed."""
     with api_client() as client:
-        answer = client.post(f"/v1/runs/{run}/retry")
-    show(answer, as_json, lambda: console.print(answer["status"]))
+        answer = client.post(f"/v1/runs/{path_part(run)}/retry")
+    show(answer, as_json, lambda: print_line(answer["status"]))
 
 
 def explain(run: RunId, as_json: AsJson = False) -> None:
     """Show why a run is in its state, and what each lease of it did."""
     with api_client() as client:
-        show_explanation(client.get(f"/v1/runs/{run}/explain"), as_json=as_json)
+        show_explanation(client.get(f"/v1/runs/{path_part(run)}/explain"), as_json=as_json)
 
 
 @schedules.command("list")
-def list_schedules(as_json: AsJson = False) -> None:
-    """List schedules."""
+def list_schedules(
+    limit: Annotated[int, typer.Option(help="At most 100.")] = 50, cursor: Cursor = None, as_json: AsJson = False
+) -> None:
+    """List schedules, the newest first."""
     with api_client() as client:
-        answer = client.get("/v1/schedules")
-    columns = ("id", "template", "cron", "timezone", "enabled", "next_run_at", "last_run_at", "last_error")
-    show(answer, as_json, lambda: table(answer["schedules"], *columns))
+        answer = client.get("/v1/schedules", limit=limit, cursor=cursor)
+
+    def print_rows() -> None:
+        columns = ("id", "template", "cron", "timezone", "enabled", "next_run_at", "last_run_at", "last_error")
+        table(answer["schedules"], *columns)
+        print_next_page(answer)
+
+    show(answer, as_json, print_rows)
 
 
 @schedules.command("create")
 def create_schedule(
     template: Annotated[str, typer.Argument(help="The template's type.")],
-    cron: Annotated[str, typer.Argument(help="Five fields, or @hourly and its like.")],
-    timezone: Annotated[str, typer.Option(help="An IANA zone.")] = "UTC",
-    payload: Annotated[str, typer.Option(help="Payload as JSON.")] = "{}",
-    overlap: Annotated[str, typer.Option(help="skip, buffer_one, cancel_other or allow_all.")] = "skip",
+    cron: Annotated[
+        str, typer.Argument(help="A cron expression of five fields, or @hourly, @daily, @weekly, @monthly, @yearly.")
+    ],
+    timezone: Annotated[str, typer.Option(help="Read the cron expression in this IANA time zone.")] = "UTC",
+    payload: Annotated[str, typer.Option(help="The payload, as JSON.")] = "{}",
+    overlap: Annotated[
+        str,
+        typer.Option(
+            help="What to do while the run before is unfinished: skip, buffer_one, cancel_other or allow_all."
+        ),
+    ] = "skip",
     as_json: AsJson = False,
 ) -> None:
-    """Run a template by the clock."""
+    """Create a schedule, which starts runs of a template by the clock."""
     body = {
         "template": template,
         "cron": cron,
@@ -160,7 +187,7 @@ def create_schedule(
     }
     with api_client() as client:
         created = client.post("/v1/schedules", body)
-    show(created, as_json, lambda: console.print(f"{created['id']} next at {created['next_run_at']}", highlight=False))
+    show(created, as_json, lambda: print_line(f"{created['id']} next at {created['next_run_at']}"))
 
 
 @schedules.command("pause")
@@ -177,29 +204,31 @@ def resume_schedule(schedule: str, as_json: AsJson = False) -> None:
 
 def _enable(schedule: str, as_json: bool, *, enabled: bool) -> None:
     with api_client() as client:
-        answer = client.patch(f"/v1/schedules/{schedule}", {"enabled": enabled})
-    show(answer, as_json, lambda: console.print(f"next at {answer['next_run_at']}", highlight=False))
+        answer = client.patch(f"/v1/schedules/{path_part(schedule)}", {"enabled": enabled})
+    show(answer, as_json, lambda: print_line(f"next at {answer['next_run_at']}"))
 
 
 @schedules.command("run-now")
 def run_schedule_now(schedule: str, as_json: AsJson = False) -> None:
     """Start a run of a schedule now."""
     with api_client() as client:
-        answer = client.post(f"/v1/schedules/{schedule}/run-now")
-    show(answer, as_json, lambda: console.print(answer["id"], highlight=False))
+        answer = client.post(f"/v1/schedules/{path_part(schedule)}/run-now")
+    show(answer, as_json, lambda: print_line(answer["id"]))
 
 
 @schedules.command("delete")
 def delete_schedule(schedule: str, as_json: AsJson = False) -> None:
     """Delete a schedule. Its runs stay."""
     with api_client() as client:
-        answer = client.delete(f"/v1/schedules/{schedule}")
-    show(answer, as_json, lambda: console.print(f"{schedule} is deleted", highlight=False))
+        answer = client.delete(f"/v1/schedules/{path_part(schedule)}")
+    show(answer, as_json, lambda: print_line(f"{schedule} is deleted"))
 
 
 @dead_letters.command("list")
 def list_dead_letters(
-    kind: Annotated[str | None, typer.Option(help="Only of this kind: media, conversion, generation, run.")] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="List only those of jobs of this kind: media, conversion, generation or run.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List dead letters of jobs of every kind, grouped by their cause."""
@@ -211,8 +240,8 @@ def list_dead_letters(
 
 @dead_letters.command("replay")
 def replay_dead_letters(
-    fingerprint: Annotated[str, typer.Argument(help="As `dead-letters list` shows it.")],
-    canary: Annotated[bool, typer.Option(help="Replay only one, to see whether it succeeds now.")] = False,
+    fingerprint: Annotated[str, typer.Argument(help="The fingerprint of the group, as `dead-letters list` shows it.")],
+    canary: Annotated[bool, typer.Option(help="Replay only the latest, to see whether it succeeds now.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run the steps of a group of dead letters again."""
@@ -220,7 +249,7 @@ def replay_dead_letters(
         answer = client.post("/v1/dead-letters/replay", {"fingerprint": fingerprint, "canary": canary})
 
     def print_summary() -> None:
-        console.print(f"replayed {len(answer['replayed'])}", highlight=False)
+        print_line(f"replayed {len(answer['replayed'])}")
         if answer["refused"]:
             table(answer["refused"], "job_id", "code", "detail")
 
@@ -238,21 +267,21 @@ def list_queues(as_json: AsJson = False) -> None:
 @queues.command("pause")
 def pause_queue(
     queue: str,
-    reason: Annotated[str, typer.Option(help="Shown by `queues list`.")] = "",
+    reason: Annotated[str, typer.Option(help="Show this reason in `queues list`.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Pause a queue. Workers then start no more of its tasks."""
     with api_client() as client:
-        answer = client.post(f"/v1/queues/{queue}/pause", {"reason": reason})
-    show(answer, as_json, lambda: console.print(f"{queue} is paused"))
+        answer = client.post(f"/v1/queues/{path_part(queue)}/pause", {"reason": reason})
+    show(answer, as_json, lambda: print_line(f"{queue} is paused"))
 
 
 @queues.command("resume")
 def resume_queue(queue: str, as_json: AsJson = False) -> None:
     """Resume a queue."""
     with api_client() as client:
-        answer = client.post(f"/v1/queues/{queue}/resume")
-    show(answer, as_json, lambda: console.print(f"{queue} is resumed"))
+        answer = client.post(f"/v1/queues/{path_part(queue)}/resume")
+    show(answer, as_json, lambda: print_line(f"{queue} is resumed"))
 
 
 @workers.command("list")
@@ -271,13 +300,13 @@ def list_workers(as_json: AsJson = False) -> None:
 def drain_worker(worker: str, as_json: AsJson = False) -> None:
     """Let a worker finish its tasks and then exit."""
     with api_client() as client:
-        answer = client.post(f"/v1/workers/{worker}/drain")
-    show(answer, as_json, lambda: console.print(f"{worker} drains", highlight=False))
+        answer = client.post(f"/v1/workers/{path_part(worker)}/drain")
+    show(answer, as_json, lambda: print_line(f"{worker} drains"))
 
 
 def mcp(
     allow_writes: Annotated[
-        bool, typer.Option("--allow-writes", help="Also offer tools that submit, retry, replay and cancel.")
+        bool, typer.Option("--allow-writes", help="Also offer the tools that submit, retry, replay and cancel.")
     ] = False,
 ) -> None:
     """Serve the API as tools of a Model Context Protocol client, over stdin and stdout. Needs the extra `mcp`."""
@@ -292,7 +321,7 @@ def mcp(
 
 
 def add_to(app: typer.Typer) -> None:
-    """All of the above, as commands of `app`."""
+    """Add the commands of this module, and of the others that call the API, to `app`."""
     for command in (submit, watch, runs, cancel, retry, explain, logs, mcp):
         app.command()(command)
     app.add_typer(jobs.app, name="jobs")

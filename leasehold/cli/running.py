@@ -1,4 +1,4 @@
-"""Parts of every command: the settings of the environment, and errors as one sentence on the terminal."""
+"""What all commands share: they read the settings of the environment, and print an error as one sentence."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
+from leasehold.cli.terminal import print_line
 from leasehold.domain.audit import Actor
 from leasehold.domain.errors import BrokerUnavailable, LeaseholdError, StoreUnavailable
 from leasehold.settings import Settings
@@ -51,7 +52,8 @@ def use_source(source: str | None) -> None:
         return
     from leasehold.domain.registry import Pipelines  # noqa: PLC0415 - each command loads only what it needs
 
-    module, _, name = source.removesuffix(".py").partition(":")
+    module, _, name = source.partition(":")
+    module = module.removesuffix(".py")
     os.environ["LEASEHOLD_PIPELINES"] = f"{module.replace('/', '.')}:{name or 'app'}"
     try:
         Pipelines.from_source(os.environ["LEASEHOLD_PIPELINES"])
@@ -61,7 +63,7 @@ def use_source(source: str | None) -> None:
 
 def print_failure(sentence: str, status: int = FAILED) -> typer.Exit:
     """Print the sentence to stderr. Returns the exception that ends the command: `raise print_failure(...)`."""
-    Console(stderr=True).print(f"leasehold: {sentence}", style="red", highlight=False, markup=False, soft_wrap=True)
+    print_line(f"leasehold: {sentence}", "red", to=Console(stderr=True))
     return typer.Exit(status)
 
 
@@ -85,4 +87,11 @@ def run_or_exit(work: Coroutine[Any, Any, _T]) -> _T:
         raise typer.Exit(130) from None
     except expected as error:
         is_away = isinstance(error, (*TRY_AGAIN, StoreUnavailable, BrokerUnavailable))
-        raise print_failure(str(error) or type(error).__name__, UNREACHABLE if is_away else FAILED) from None
+        raise print_failure(_sentence_of(error), UNREACHABLE if is_away else FAILED) from None
+
+
+def _sentence_of(error: BaseException) -> str:
+    """The error as text. Of a group: its errors, for its own text only counts them."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(map(_sentence_of, error.exceptions))
+    return str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""`leasehold sql`: the statements that change jobs and tasks, as PostgreSQL receives them."""
+"""`leasehold sql` prints the statements that change jobs and tasks, as PostgreSQL receives them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 
-def sql(name: Annotated[str | None, typer.Argument(help="A statement's name; without it, the names.")] = None) -> None:
-    """Print the text of a statement that changes jobs or tasks, with its guard; or list the names."""
+def sql(
+    name: Annotated[str | None, typer.Argument(help="Print this statement. Without a name, list all names.")] = None,
+) -> None:
+    """Print a statement that changes jobs or tasks, with its guard."""
     from leasehold.transitions.statements import statements  # noqa: PLC0415 - each command loads only what it needs
 
     texts = statements()

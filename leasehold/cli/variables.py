@@ -1,4 +1,4 @@
-"""`leasehold settings`: the variables of the platform and of its kinds of work."""
+"""Lists the variables of the platform and of its kinds of work, for `leasehold settings`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leasehold.settings import Settings
 
 
 async def variables() -> list[tuple[str, str, str]]:
-    """Name, default and meaning of each. Raises DeclarationError for pipelines that cannot be loaded."""
+    """Name, default and meaning of each variable. Raises DeclarationError for pipelines that cannot be loaded."""
     kinds = kinds_of(Pipelines.from_source(Settings().pipelines))
     classes: list[type[BaseSettings]] = [Settings, *settings_classes(kinds)]
     return [

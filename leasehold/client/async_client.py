@@ -182,12 +182,15 @@ class AsyncClient:
 
     async def _send(self, call: Call[T], form: MakeForm | None) -> T:
         call = call.with_key()
-        tries = Tries(call, str(self._http.base_url), self._timeout)
+        tries = self._tries(call)
         while True:
             outcome = await self._try(call, form, tries)
             if not isinstance(outcome, float):
                 return call.parse(json_of(outcome))
             await asyncio.sleep(outcome)
+
+    def _tries(self, call: Call[Any]) -> Tries:
+        return Tries(call, str(self._http.base_url), self._timeout)
 
     async def _try(self, call: Call[Any], form: MakeForm | None, tries: Tries) -> httpx2.Response | float:
         """The answer that counts, or the seconds until the next try."""
@@ -216,10 +219,11 @@ class AsyncClient:
     async def _follow(self, feed: Feed[T]) -> AsyncIterator[T]:
         """The items until the job's end. A connection that breaks, or that the API ends, is resumed."""
         following = Following(feed)
-        tries = None
+        tries: Tries | None = None  # those since the API answered last
+        has_ended = False  # the job, before the connection began: then a connection without items is the last
         while True:
             call = following.connect()
-            tries = tries or Tries(call, str(self._http.base_url), self._timeout)
+            tries = tries or self._tries(call)
             pause: float | None = None
             try:
                 async with self._http.stream("GET", call.path, params=call.params, headers=call.headers) as answer:
@@ -227,14 +231,16 @@ class AsyncClient:
                         await answer.aread()
                     pause = tries.after_answer(answer)
                     if pause is None:
-                        async for line in answer.aiter_lines():
-                            for item in following.item(line):
+                        tries = None
+                        async for text in answer.aiter_text():
+                            for item in following.items(text):
                                 yield item
-                                tries = None
             except httpx2.TransportError as error:
-                tries = tries or Tries(call, str(self._http.base_url), self._timeout)
+                tries = tries or self._tries(call)
                 pause = tries.after_error(error)
             if pause is not None:
                 await asyncio.sleep(pause)
-            elif not following.advanced and (await self.send(calls.get_job(following.job_id))).ended:
-                return
+            elif not following.advanced:
+                if has_ended:
+                    return
+                has_ended = (await self.send(calls.get_job(following.job_id))).ended

@@ -82,9 +82,10 @@ def _get(path: str, parse: Callable[[Any], T], **params: Any) -> Call[T]:
     return Call("GET", path, parse, params=given, safe=True)
 
 
-def _part(value: object) -> str:
-    """A value as one part of a path."""
-    return quote(str(value), safe="")
+def path_part(value: object) -> str:
+    """A value as one part of a path. `.` and `..` are encoded, too: the HTTP library would leave the folder."""
+    part = quote(str(value), safe="")
+    return part.replace(".", "%2E") if part in (".", "..") else part
 
 
 def _given(**fields: Any) -> dict[str, Any]:
@@ -161,7 +162,7 @@ def submit_many(
 
 def get_run(run_id: Id, *, wait: float = 0) -> Call[models.Run]:
     """The run. `wait`: seconds, up to 30, to wait for its next change."""
-    return _get(f"/v1/runs/{_part(run_id)}", models.Run.model_validate, wait=wait or None)
+    return _get(f"/v1/runs/{path_part(run_id)}", models.Run.model_validate, wait=wait or None)
 
 
 def runs(
@@ -178,12 +179,12 @@ def runs(
 
 def rerun(run_id: Id, *, key: str | None = None) -> Call[models.Accepted]:
     """Start a fresh run of the same payload."""
-    return Call("POST", f"/v1/runs/{_part(run_id)}/rerun", models.Accepted.model_validate, keyed=True, key=key)
+    return Call("POST", f"/v1/runs/{path_part(run_id)}/rerun", models.Accepted.model_validate, keyed=True, key=key)
 
 
 def signal(run_id: Id, name: str, payload: Any = None, *, key: str | None = None) -> Call[None]:
     """Send a signal to a run whose workflow waits for it, or will wait. The workflow consumes each signal once."""
-    path = f"/v1/runs/{_part(run_id)}/signals/{_part(name)}"
+    path = f"/v1/runs/{path_part(run_id)}/signals/{path_part(name)}"
     return Call("POST", path, lambda _answer: None, body={"payload": payload}, keyed=True, key=key)
 
 
@@ -197,7 +198,7 @@ def create_template(declaration: Json, *, key: str | None = None) -> Call[dict[s
 
 def get_job(job_id: Id, *, wait: float = 0) -> Call[models.Job]:
     """The job. `wait`: seconds, up to 30, to wait for its next change."""
-    return _get(f"/v1/jobs/{_part(job_id)}", models.Job.model_validate, wait=wait or None)
+    return _get(f"/v1/jobs/{path_part(job_id)}", models.Job.model_validate, wait=wait or None)
 
 
 def jobs(q: str = "") -> Listing[models.Job]:
@@ -207,24 +208,24 @@ def jobs(q: str = "") -> Listing[models.Job]:
 
 def explain(job_id: Id) -> Call[models.Explanation]:
     """Why the job does not run now, and what its workers did."""
-    return _get(f"/v1/jobs/{_part(job_id)}/explain", models.Explanation.model_validate)
+    return _get(f"/v1/jobs/{path_part(job_id)}/explain", models.Explanation.model_validate)
 
 
 def cancel(job_id: Id, reason: str = "") -> Call[models.Acted]:
     """Ask a job of any kind to stop."""
     body = {"reason": reason}
-    return Call("POST", f"/v1/jobs/{_part(job_id)}/cancel", models.Acted.model_validate, body=body, safe=True)
+    return Call("POST", f"/v1/jobs/{path_part(job_id)}/cancel", models.Acted.model_validate, body=body, safe=True)
 
 
 def retry(job_id: Id, *, from_step: str | None = None, payload: Json | None = None) -> Call[models.Acted]:
     """Run a failed job again, from the step that failed or from `from_step`. `payload`: another one, of a run."""
     body = _given(from_step=from_step, payload=None if payload is None else dict(payload))
-    return Call("POST", f"/v1/jobs/{_part(job_id)}/retry", models.Acted.model_validate, body=body)
+    return Call("POST", f"/v1/jobs/{path_part(job_id)}/retry", models.Acted.model_validate, body=body)
 
 
 def delete(job_id: Id) -> Call[models.Acted | None]:
     """Delete a job with its objects. None: it is gone; else it goes when its running steps have stopped."""
-    return Call("DELETE", f"/v1/jobs/{_part(job_id)}", _acted_or_none, safe=True)
+    return Call("DELETE", f"/v1/jobs/{path_part(job_id)}", _acted_or_none, safe=True)
 
 
 def _acted_or_none(answer: Any) -> models.Acted | None:
@@ -233,14 +234,14 @@ def _acted_or_none(answer: Any) -> models.Acted | None:
 
 def read_events(job_id: Id, *, after: int = 0, limit: int = 100) -> Call[models.EventPage]:
     """The events of a job with numbers above `after`, at most 500."""
-    return _get(f"/v1/jobs/{_part(job_id)}/events", models.EventPage.model_validate, after=after, limit=limit)
+    return _get(f"/v1/jobs/{path_part(job_id)}/events", models.EventPage.model_validate, after=after, limit=limit)
 
 
 def read_logs(
     job_id: Id, *, after: int = 0, limit: int = 100, step: str | None = None, attempt: int | None = None
 ) -> Call[models.LogPage]:
     """What a job has logged so far: lines with numbers above `after`, at most 1,000."""
-    path = f"/v1/jobs/{_part(job_id)}/logs"
+    path = f"/v1/jobs/{path_part(job_id)}/logs"
     return _get(path, models.LogPage.model_validate, after=after, limit=limit, step=step, attempt=attempt)
 
 
@@ -248,7 +249,7 @@ def events(job_id: Id, *, after: int = 0) -> Feed[models.Event]:
     """The events of a job as they happen, up to its last."""
     return Feed(
         str(job_id),
-        f"/v1/jobs/{_part(job_id)}/events",
+        f"/v1/jobs/{path_part(job_id)}/events",
         lambda _name, data: models.Event.model_validate(data),
         {},
         after,
@@ -260,7 +261,7 @@ def logs(job_id: Id, *, after: int = 0, step: str | None = None, attempt: int | 
     params = _given(step=step, attempt=attempt)
     return Feed(
         str(job_id),
-        f"/v1/jobs/{_part(job_id)}/logs",
+        f"/v1/jobs/{path_part(job_id)}/logs",
         lambda _name, data: models.LogLine.model_validate(data),
         params,
         after,
@@ -273,7 +274,7 @@ def stream(job_id: Id, *, after: int = 0, step: str | None = None, attempt: int 
     def parse(name: str, data: Any) -> models.Chunk:
         return models.Chunk.model_validate({"event": name} | data)
 
-    return Feed(str(job_id), f"/v1/jobs/{_part(job_id)}/stream", parse, _given(step=step, attempt=attempt), after)
+    return Feed(str(job_id), f"/v1/jobs/{path_part(job_id)}/stream", parse, _given(step=step, attempt=attempt), after)
 
 
 # --- bulk operations
@@ -303,7 +304,7 @@ def preview(action: Literal["cancel", "retry", "delete"], q: str) -> Call[models
 
 def get_operation(operation_id: Id) -> Call[models.Operation]:
     """How a bulk operation stands."""
-    return _get(f"/v1/operations/{_part(operation_id)}", models.Operation.model_validate)
+    return _get(f"/v1/operations/{path_part(operation_id)}", models.Operation.model_validate)
 
 
 def operations() -> Listing[models.Operation]:
@@ -313,7 +314,7 @@ def operations() -> Listing[models.Operation]:
 
 def refusals(operation_id: Id) -> Listing[models.Refusal]:
     """The jobs that a bulk operation could not act on, each with its code."""
-    path = f"/v1/operations/{_part(operation_id)}/refusals"
+    path = f"/v1/operations/{path_part(operation_id)}/refusals"
     return Listing(path, "refusals", models.Refusal.model_validate, {"limit": 100})
 
 
@@ -409,7 +410,7 @@ def complete_upload(
 
 def get_picture(media_id: Id, *, wait: float = 0) -> Call[models.Picture]:
     """The picture, with the links of its outputs once it is READY."""
-    return _get(f"/media/{_part(media_id)}", models.Picture.model_validate, wait=wait or None)
+    return _get(f"/media/{path_part(media_id)}", models.Picture.model_validate, wait=wait or None)
 
 
 # --- models

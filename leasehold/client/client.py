@@ -185,12 +185,15 @@ class Client:
 
     def _send(self, call: Call[T], form: MakeForm | None) -> T:
         call = call.with_key()
-        tries = Tries(call, str(self._http.base_url), self._timeout)
+        tries = self._tries(call)
         while True:
             outcome = self._try(call, form, tries)
             if not isinstance(outcome, float):
                 return call.parse(json_of(outcome))
             time.sleep(outcome)
+
+    def _tries(self, call: Call[Any]) -> Tries:
+        return Tries(call, str(self._http.base_url), self._timeout)
 
     def _try(self, call: Call[Any], form: MakeForm | None, tries: Tries) -> httpx2.Response | float:
         """The answer that counts, or the seconds until the next try."""
@@ -219,24 +222,27 @@ class Client:
     def _follow(self, feed: Feed[T]) -> Iterator[T]:
         """The items until the job's end. A connection that breaks, or that the API ends, is resumed."""
         following = Following(feed)
-        tries = None
+        tries: Tries | None = None  # those since the API answered last
+        has_ended = False  # the job, before the connection began: then a connection without items is the last
         while True:
             call = following.connect()
-            tries = tries or Tries(call, str(self._http.base_url), self._timeout)
+            tries = tries or self._tries(call)
             pause: float | None = None
             try:
                 with self._http.stream("GET", call.path, params=call.params, headers=call.headers) as answer:
                     if answer.is_error:
                         answer.read()
                     pause = tries.after_answer(answer)
-                    for line in answer.iter_lines() if pause is None else ():
-                        for item in following.item(line):
-                            yield item
-                            tries = None
+                    if pause is None:
+                        tries = None
+                        for text in answer.iter_text():
+                            yield from following.items(text)
             except httpx2.TransportError as error:
-                tries = tries or Tries(call, str(self._http.base_url), self._timeout)
+                tries = tries or self._tries(call)
                 pause = tries.after_error(error)
             if pause is not None:
                 time.sleep(pause)
-            elif not following.advanced and self.send(calls.get_job(following.job_id)).ended:
-                return
+            elif not following.advanced:
+                if has_ended:
+                    return
+                has_ended = self.send(calls.get_job(following.job_id)).ended

@@ -10,19 +10,29 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import re
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Self
 from uuid import uuid4
 
 import httpx2
 
-from leasehold.domain.errors import Cancelled, LeaseholdError, LeaseLost, Permanent, Retryable
+from leasehold.client.retrying import problem_of
+from leasehold.domain.errors import Cancelled, LeaseholdError, LeaseLost, Permanent, Retryable, StepError
+from leasehold.runtime.gather import cancel_and_wait
 
-_CONFLICT, _EXISTS_ALREADY = 409, 412
-#: The pause after the API did not answer.
+_CONFLICT, _EXISTS_ALREADY, _TOO_MANY = 409, 412, 429
+#: The API refuses these for every request of the key: no other settlement would be accepted.
+_KEY_REFUSED = (401, 403)
+#: The pause after the API did not answer, or had no room.
 _OUTAGE_SECONDS = 2.0
+#: What the API accepts as a failure.
+_CODE = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
+_MAX_MESSAGE = 2000
+_MAX_RETRY_AFTER = timedelta(days=7)
 
 
 class Refused(LeaseholdError):
@@ -105,10 +115,14 @@ class Task:
 
     def checkpoint(self) -> None:
         """Raises Cancelled once a cancel of the run was requested, and LeaseLost once the lease is lost."""
-        if self.lost:
-            raise LeaseLost
+        self.check_lease()
         if self.cancelled:
             raise Cancelled
+
+    def check_lease(self) -> None:
+        """Raises LeaseLost once the lease is lost."""
+        if self.lost:
+            raise LeaseLost
 
 
 Handler = Callable[[Task], Awaitable[dict[str, Any] | None]]
@@ -135,7 +149,10 @@ class ExternalWorker:
         await self._store.aclose()
 
     async def serve(self, handle: Handler) -> None:
-        """Work until cancelled, one task at a time. While the API does not answer, wait and try again."""
+        """Work until cancelled, one task at a time. While the API does not answer, or has no room, wait and try again.
+
+        Raises Refused if the API refuses the key or the queues.
+        """
         while True:
             try:
                 await self.work_once(handle, wait=30.0)
@@ -158,27 +175,40 @@ class ExternalWorker:
         except LeaseLost:
             return  # another claim has the task: nobody will read this attempt's result
         finally:
-            heartbeats.cancel()
-            with suppress(asyncio.CancelledError):
-                await heartbeats
+            await cancel_and_wait(heartbeats)
 
     async def _run(self, handle: Handler, task: Task) -> None:
         try:
             result = await handle(task)
+            json.dumps(result, ensure_ascii=False, allow_nan=False).encode()  # as the HTTP library does
         except Cancelled:
-            await task.post("acknowledge-cancel")
-        except Permanent as error:
-            await task.post("fail", code=error.code, message=error.message, retryable=False)
-        except Retryable as error:
-            after = None if error.after is None else error.after.total_seconds()
-            await task.post("fail", code=error.code, message=error.message, retry_after=after)
+            await self._settle(task, "acknowledge-cancel")
         except LeaseLost:
             raise
         except Exception as error:  # noqa: BLE001 - a handler may raise anything: the attempt failed
-            await task.post("fail", code="handler_error", message=f"{type(error).__name__}: {error}"[:2000])
+            await self._settle(task, "fail", **_failure_of(error))
         else:
             files = [{"name": name, "sha256": sha256} for name, sha256 in task.sent.items()]
-            await task.post("complete", result=result, files=files)
+            try:
+                await self._settle(task, "complete", result=result, files=files)
+            except Refused as error:
+                if error.status in _KEY_REFUSED:
+                    raise
+                # Another task must not wait for this one: the API refuses its result, so the attempt failed.
+                await self._settle(task, "fail", **_failure_of(Retryable(str(error), code=error.code)))
+
+    async def _settle(self, task: Task, verb: str, **body: Any) -> None:
+        """Settle the task. While the API does not answer, try again: heartbeats keep the lease. The API answers a
+        repetition as it answered the first time. Raises LeaseLost, Refused.
+        """
+        while True:
+            try:
+                await task.post(verb, **body)
+            except httpx2.HTTPError:
+                task.check_lease()
+                await asyncio.sleep(_OUTAGE_SECONDS)
+            else:
+                return
 
     async def _beat(self, task: Task) -> None:
         while True:
@@ -188,7 +218,7 @@ class ExternalWorker:
             except LeaseLost:
                 task.lost = True
                 return
-            except httpx2.HTTPError:
+            except (httpx2.HTTPError, Refused):
                 continue  # try again: the lease may last longer than the outage
             task.cancelled = bool(answer["cancel_requested"])
 
@@ -197,9 +227,29 @@ class ExternalWorker:
         if answer.is_success:
             fields: dict[str, Any] = answer.json()
             return fields
-        if answer.is_server_error:
+        if answer.is_server_error or answer.status_code == _TOO_MANY:
             answer.raise_for_status()
-        problem = answer.json()
-        if answer.status_code == _CONFLICT and problem["code"] == "lease_lost":
+        problem = problem_of(answer)
+        if answer.status_code == _CONFLICT and problem.get("code") == "lease_lost":
             raise LeaseLost
-        raise Refused(answer.status_code, problem["code"], problem["detail"])
+        code = str(problem.get("code", f"http_{answer.status_code}"))
+        raise Refused(answer.status_code, code, str(problem.get("detail", "The API gave no reason.")))
+
+
+def _failure_of(error: Exception) -> dict[str, Any]:
+    """The failure of an attempt in which the handler raised `error`, as the API accepts it."""
+    code, message = "handler_error", f"{type(error).__name__}: {error}"
+    retry_after: float | None = None
+    if isinstance(error, StepError):
+        message = error.message
+        if _CODE.fullmatch(error.code):
+            code = error.code
+    if isinstance(error, Retryable) and error.after is not None:
+        retry_after = min(max(error.after, timedelta(0)), _MAX_RETRY_AFTER).total_seconds()
+    readable = message.encode(errors="replace").decode().replace("\x00", "\N{REPLACEMENT CHARACTER}")
+    return {
+        "code": code,
+        "message": readable[:_MAX_MESSAGE],
+        "retryable": not isinstance(error, Permanent),
+        "retry_after": retry_after,
+    }

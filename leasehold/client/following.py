@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 from leasehold.client.calls import Call, Feed
@@ -15,29 +16,27 @@ class Following(Generic[T]):
 
     def __init__(self, feed: Feed[T]) -> None:
         self._feed = feed
-        self._last = str(feed.after)
+        self._last = str(feed.after)  # the number of the last item
+        self._last_before = self._last  # as it was when this connection began
         self._parser = Parser()
-        self._before = self._last
 
     def connect(self) -> Call[Any]:
         """The request of the next connection: it goes on after the last item."""
         self._parser = Parser()  # a broken connection may have left half an event
-        self._before = self._last
+        self._last_before = self._last
         headers = {"Accept": "text/event-stream", "Last-Event-ID": self._last}
         return Call("GET", self._feed.path, lambda answer: answer, self._feed.params, headers=headers, safe=True)
 
-    def item(self, line: str) -> tuple[T, ...]:
-        """The item that ends with this line of the answer, if one does."""
-        event = self._parser.feed(line)
-        if event is None:
-            return ()
-        self._last = event.id or self._last
-        return (self._feed.parse(event.name, event.data),)
+    def items(self, text: str) -> Iterator[T]:
+        """The items that are complete with this piece of the answer."""
+        for event in self._parser.feed(text):
+            self._last = event.id or self._last
+            yield self._feed.parse(event.name, event.data)
 
     @property
     def advanced(self) -> bool:
         """Whether this connection had an item."""
-        return self._last != self._before
+        return self._last != self._last_before
 
     @property
     def job_id(self) -> str:

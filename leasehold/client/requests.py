@@ -17,14 +17,24 @@ _NO_CONTENT = 204
 
 
 def url_of(url: str | None) -> str:
-    return url or os.environ.get("LEASEHOLD_URL", "http://127.0.0.1:8000")
+    """The API's URL; without one, that of LEASEHOLD_URL. Raises ClientError."""
+    url = url or os.environ.get("LEASEHOLD_URL") or "http://127.0.0.1:8000"
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, ValueError) as error:
+        raise ClientError(f"the API's URL {url!r} is no URL: {error}") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ClientError(f"the API's URL {url!r} must begin with http:// or https:// and a host")
+    return url
 
 
 def key_of(key: str | None) -> str:
-    """Raises ClientError without a key."""
+    """The API key; without one, that of LEASEHOLD_API_KEY. Raises ClientError."""
     key = key or os.environ.get("LEASEHOLD_API_KEY")
     if not key:
         raise ClientError("give an API key, or set LEASEHOLD_API_KEY to one (leasehold keys create)")
+    if not (key.isascii() and key.isprintable()):
+        raise ClientError("the API key has characters that no key has: copy the whole key")
     return key
 
 

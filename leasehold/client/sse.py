@@ -1,4 +1,4 @@
-"""Server-sent events as the API writes them, out of the lines of an answer."""
+"""Server-sent events as the API writes them, out of the text of an answer."""
 
 from __future__ import annotations
 
@@ -19,26 +19,41 @@ class ServerEvent:
 
 @dataclass(slots=True)
 class Parser:
-    """Give it each line of the answer; it returns an event with the empty line that ends one."""
+    """Give it the text of the answer, in pieces of any size. It returns the events that are complete.
 
+    A line ends with LF or CR LF, and with nothing else. The HTTP library's own lines also end at U+2028 and U+0085,
+    which JSON contains as they are.
+    """
+
+    _unfinished: str = ""
     _fields: dict[str, str] = field(default_factory=dict)
 
-    def feed(self, line: str) -> ServerEvent | None:
+    def feed(self, text: str) -> list[ServerEvent]:
+        *lines, self._unfinished = (self._unfinished + text).split("\n")
+        events = [self._event(line.removesuffix("\r")) for line in lines]
+        return [event for event in events if event is not None]
+
+    def _event(self, line: str) -> ServerEvent | None:
+        """The event that ends with this line: an empty line ends an event."""
         if line:
-            name, _, value = line.partition(":")
-            if name:  # a line that begins with a colon is a comment, which keeps the connection open
-                value = value.removeprefix(" ")
-                self._fields[name] = f"{self._fields['data']}\n{value}" if name == "data" in self._fields else value
+            self._keep_field(line)
             return None
         fields, self._fields = self._fields, {}
         if "data" not in fields:
             return None
         return ServerEvent(fields.get("event", "message"), fields.get("id", ""), json.loads(fields["data"]))
 
+    def _keep_field(self, line: str) -> None:
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "data" and "data" in self._fields:  # an event may have several lines of data
+            value = f"{self._fields['data']}\n{value}"
+        if name:  # a line that begins with a colon is a comment: it keeps the connection open
+            self._fields[name] = value
 
-def events_of(lines: Iterable[str]) -> Iterator[ServerEvent]:
+
+def events_of(texts: Iterable[str]) -> Iterator[ServerEvent]:
+    """The events of an answer whose text comes in these pieces."""
     parser = Parser()
-    for line in lines:
-        event = parser.feed(line)
-        if event is not None:
-            yield event
+    for text in texts:
+        yield from parser.feed(text)

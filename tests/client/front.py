@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager, suppress
 import httpx2
 
 #: "lose": the API does the request, and its answer is lost. "break": the connection ends before the API has it.
+QUIET_SECONDS = 0.8
 REFUSALS = {
     "503": (503, b'{"code":"database_unavailable","detail":"away"}', "0"),
     "429": (429, b'{"code":"rate_limited","detail":"too many"}', "1"),
+    "refuse": (422, b"<html>a firewall</html>", None),
     "502": (502, b"<html>a proxy</html>", None),
 }
 
@@ -56,6 +58,11 @@ class Front:
             own = ("content-length", "connection", "transfer-encoding")
             lines = "".join(f"{name}: {value}\r\n" for name, value in answer.headers.items() if name not in own)
             writer.write(f"HTTP/1.1 {answer.status_code} x\r\n{lines}Connection: close\r\n\r\n".encode())
+            if failure == "quiet":  # a stream without items, for longer than a client tries again
+                await writer.drain()
+                await asyncio.sleep(QUIET_SECONDS)
+                writer.transport.abort()
+                return
             async for piece in answer.aiter_raw():
                 writer.write(piece)
                 await writer.drain()

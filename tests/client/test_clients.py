@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import orjson
 import pytest
 
 from leasehold.api.app import make_app
@@ -28,7 +29,7 @@ from leasehold.transitions.streams import append as append_stream
 from tests.api.conftest import Running
 from tests.api.driver import finish_all
 from tests.api.media_api import PNG
-from tests.client.front import Front, fronting
+from tests.client.front import QUIET_SECONDS, Front, fronting
 from tests.jobs.conftest import TENANT_SCOPES, Maker, client, client_with, maker, rows, running
 from tests.jobs.test_job_logs import line
 
@@ -250,6 +251,31 @@ async def test_events_logs_and_chunks_are_followed_through_cut_connections(
     assert (await api.do("read_events", job_id)).events[0].kind == "submitted"
     with pytest.raises(ApiError, match="job_not_found"):
         await api.all("logs", uuid4())
+
+
+async def test_a_chunk_has_characters_at_which_other_protocols_end_a_line(
+    api: Either, maker: Maker, rows: Connection
+) -> None:
+    job_id = await maker.make("run")
+    lease = (await maker.claim(job_id)).lease
+    text = "a\u2028b\u2029c\u0085d\re\nf"
+    await append_stream(rows, [StreamChunk(lease, 1, [orjson.dumps({"chunk": text})], restarts=False)])
+    await settlements.complete(rows, [Completion(lease, [], None)])
+    await maker.succeed(job_id)
+    assert [item.chunk for item in await api.all("stream", job_id)] == [text]
+
+
+async def test_a_feed_that_was_quiet_for_longer_than_the_timeout_is_resumed(
+    api: Either, front: Front, maker: Maker, rows: Connection
+) -> None:
+    job_id = await maker.make("run")
+    api.made._timeout = QUIET_SECONDS / 2
+    front.failures = ["quiet"]
+    following = asyncio.create_task(api.all("events", job_id))
+    while front.failures:
+        await asyncio.sleep(0.01)
+    await maker.succeed(job_id)
+    assert (await following)[-1].status == "succeeded"
 
 
 async def test_a_feed_ends_with_its_job(api: Either, maker: Maker, rows: Connection) -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
 from leasehold.api.auth.security import EXTERNAL_WORK, JOBS_READ
+from leasehold.client import external
 from leasehold.client.external import ExternalWorker, Task
 from leasehold.db.database import Connection
-from leasehold.domain.errors import Permanent
+from leasehold.domain.errors import Permanent, Retryable
 from leasehold.security.credentials import create_key
 from leasehold.transitions import sweeps
 from leasehold.worker.worker import Worker
 from tests.api.conftest import Running, client_of
 from tests.api.media_api import problem
+from tests.client.front import fronting
 from tests.factories import Rows, assert_history
 from tests.runs.conftest import SCOPES, Client, step_of
 
@@ -260,6 +263,73 @@ async def test_the_reference_client_works_fails_and_stops_as_it_should(
         await client.post(f"/v1/runs/{stopped}/cancel")
         await working
         assert (await client.look(stopped))["status"] == "cancelled"
+
+
+class Odd(Exception):
+    """Its text is no UTF-8, as that of an error about a file name may be, and has a NUL."""
+
+    def __str__(self) -> str:
+        return "no file \udcff \x00"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (Odd(), "handler_error"),
+        (Permanent("Not A Code", "x" * 5000), "handler_error"),
+        (Retryable("later", code="later", after=timedelta(days=800)), "later"),
+        ({"value": {1, 2}}, "handler_error"),
+        ({"value": float("nan")}, "handler_error"),
+        ({"value": "\udcff"}, "handler_error"),
+        (["a", "list"], "invalid_request"),
+        ({"large": "x" * 2_000_000}, None),
+    ],
+)
+async def test_whatever_a_handler_gives_its_worker_settles_the_task_and_works_on(
+    client: Client, running: Running, rows: Connection, template: str, outcome: Any, code: str | None
+) -> None:
+    key = await create_key(rows, tenant_id="acme", client_id="outside", scopes=(EXTERNAL_WORK,))
+
+    async def handle(task: Task) -> Any:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    run = await client.start(template)
+    async with ExternalWorker(running.url, key.text, queues=["reports"], lease_seconds=5.0) as outside:
+        assert await outside.work_once(handle, wait=5)
+    kind, stored = await rows.fetchrow(
+        "SELECT kind, data->>'code' FROM event WHERE job_id = $1 AND step = 'outside' ORDER BY seq DESC LIMIT 1",
+        UUID(run),
+    )
+    assert kind in ("failed", "retried")
+    assert code in (stored, None)
+
+
+async def test_an_external_worker_settles_through_an_outage_and_a_refused_heartbeat(
+    client: Client, running: Running, rows: Connection, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was done once is not done again for a request that was lost."""
+    monkeypatch.setattr(external, "_OUTAGE_SECONDS", 0.05)
+    key = await create_key(rows, tenant_id="acme", client_id="outside", scopes=(EXTERNAL_WORK,))
+    calls: list[str] = []
+
+    async with fronting(running.url) as front:
+
+        async def handle(task: Task) -> dict[str, Any]:
+            calls.append(task.id)
+            front.failures = ["refuse"]  # a heartbeat
+            while front.failures:
+                await asyncio.sleep(0.05)
+            front.failures = ["503", "break", "429", "lose"]
+            return {"done": True}
+
+        run = await client.start(template)
+        async with ExternalWorker(front.url, key.text, queues=["reports"], lease_seconds=5.0) as outside:
+            assert await outside.work_once(handle, wait=5)
+        assert front.failures == []
+    assert (await client.look(run))["result"] == {"outside": {"done": True}}
+    assert len(calls) == 1
 
 
 async def test_of_many_who_wait_as_many_as_there_are_tasks_get_one(

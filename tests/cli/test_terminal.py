@@ -1,0 +1,158 @@
+"""Texts that others wrote reach the terminal as they are, and what a user writes reaches the API as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from leasehold.cli import running
+from leasehold.cli.main import app
+from leasehold.cli.running import WRONG_USE, run_or_exit
+from leasehold.client import AsyncClient, Client, ClientError
+
+#: Markup that rich refuses, markup that it would drop, and a sequence that writes to the clipboard of the terminal.
+HOSTILE = "closing [/x] tag, [bold]bold[/bold], \x1b]52;c;AAAA\x07 and \x9b2J"
+SHOWN = r"closing [/x] tag, [bold]bold[/bold], \x1b]52;c;AAAA\x07 and \x9b2J"
+
+
+class Answering(BaseHTTPRequestHandler):
+    """An API whose texts are hostile. It keeps the paths that were asked for."""
+
+    paths: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.paths.append(self.path)
+        job = {"id": "1", "kind": HOSTILE, "tags": {}, "steps": [], "outputs": [], "error": {"code": HOSTILE}}
+        body = {"jobs": [job], "next_cursor": None, "steps": [], "outputs": [], "parameters": HOSTILE}
+        line = {"at": "2026-11-23T00:00:00.000Z", "step": "a", "attempt": 1, "level": "info", "logger": "x"}
+        body |= {"lines": [line | {"n": 1, "message": HOSTILE, "traceback": HOSTILE}], "next_after": None}
+        content = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.paths.append(self.path)
+        content = json.dumps({"status": "cancelled", "code": "refused", "detail": HOSTILE}).encode()
+        self.send_response(409)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    Answering.paths = []
+    server = HTTPServer(("127.0.0.1", 0), Answering)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def invoke(url: str, *arguments: str, key: str = "lh_x_y") -> tuple[int, str, str]:
+    environment = {"LEASEHOLD_URL": url, "LEASEHOLD_API_KEY": key, "COLUMNS": "400"}
+    result = CliRunner(env=environment).invoke(app, arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("jobs", "list"), ("jobs", "get", "1"), ("logs", "1")])
+def test_a_text_of_a_job_is_printed_as_it_is_and_does_nothing_to_the_terminal(
+    url: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.StringIO()
+    wide = Console(file=out, width=400, force_terminal=True, color_system=None)
+    for module in ("leasehold.cli.terminal.console", "leasehold.cli.logs.console"):
+        monkeypatch.setattr(module, wide)
+    monkeypatch.setattr("leasehold.cli.terminal.print_line.__kwdefaults__", {"to": wide})
+    code, _, err = invoke(url, *arguments)
+    assert (code, err) == (0, "")
+    assert SHOWN in out.getvalue()
+    assert not [sign for sign in ("\x1b]52", "\x07", "\x9b") if sign in out.getvalue()]
+
+
+def test_a_refusal_does_nothing_to_the_terminal(url: str) -> None:
+    code, _, err = invoke(url, "jobs", "cancel", "1")
+    assert code == running.FAILED
+    assert SHOWN in err
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [("a/b?c=d#e", "a%2Fb%3Fc%3Dd%23e"), ("..", "%2E%2E"), ("ü [x]", "%C3%BC%20%5Bx%5D")],
+)
+def test_an_argument_is_one_part_of_the_path(url: str, given: str, path: str) -> None:
+    for arguments in (("queues", "pause", given), ("workers", "drain", given), ("schedules", "run-now", given)):
+        invoke(url, *arguments)
+        assert Answering.paths.pop() == f"/v1/{arguments[0]}/{path}/{arguments[1]}"
+    invoke(url, "jobs", "get", given)
+    assert Answering.paths.pop() == f"/v1/jobs/{path}"
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "sentence"),
+    [
+        ("localhost:8000", "lh_x_y", "must begin with http"),
+        ("http://x:port", "lh_x_y", "no URL"),
+        ("http://127.0.0.1:1", "lh_x…", "copy the whole key"),
+        ("http://127.0.0.1:1", "lh_x\ny", "copy the whole key"),
+    ],
+)
+def test_a_wrong_address_or_key_is_refused_at_once_with_a_sentence(url: str, key: str, sentence: str) -> None:
+    code, _, err = invoke(url, "runs", key=key)
+    assert (code, sentence in err) == (WRONG_USE, True), err
+    for kind in (Client, AsyncClient):
+        with pytest.raises(ClientError, match=sentence):
+            kind(url, key)
+
+
+@pytest.mark.parametrize("arguments", [("demo", "no-such.jpg"), ("audit", "verify", "no-such.jsonl")])
+def test_a_file_that_does_not_exist_is_refused_before_anything_is_done(arguments: tuple[str, ...]) -> None:
+    code, _, err = invoke("http://127.0.0.1:1", *arguments)
+    assert (code, "does not exist" in err) == (WRONG_USE, True), err
+
+
+def test_an_export_that_fails_leaves_the_file_of_an_earlier_one(tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    file.write_text("earlier")
+    code, _, _ = invoke("http://127.0.0.1:1", "audit", "export", str(file))
+    assert (code, file.read_text(), list(tmp_path.iterdir())) == (running.UNREACHABLE, "earlier", [file])
+    code, _, err = invoke("http://127.0.0.1:1", "audit", "export", str(tmp_path / "none" / "audit.jsonl"))
+    assert (code, "cannot be written: No such file" in err) == (running.FAILED, True)
+
+
+@pytest.mark.parametrize("source", ["cli_shop.py:app", "cli_shop:app", "cli_shop.py"])
+def test_an_app_may_be_named_by_its_file(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cli_shop.py").write_text("from leasehold import App\napp = App('cli_shop')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("LEASEHOLD_PIPELINES", "")
+    running.use_source(source)
+    assert running.os.environ["LEASEHOLD_PIPELINES"] == "cli_shop:app"
+
+
+def test_an_error_in_a_group_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    async def fail() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.sleep(0))
+            raise OSError("the disk is full")
+
+    with pytest.raises(running.typer.Exit):
+        run_or_exit(fail())
+    assert "the disk is full" in capsys.readouterr().err
