@@ -1,4 +1,8 @@
-"""The arguments of a function as JSON: one pydantic parameter gives the model, or a model is made of the signature."""
+"""The arguments of a task's function, as JSON.
+
+A function with one parameter that is a pydantic model has that model. For any other function a model is made of its
+signature.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,7 @@ class Arguments:
                 self._single = parameters[0].name
                 self.model: type[BaseModel] = first
             else:
-                self.model = _made(function, parameters, hints)
+                self.model = _model_of(function, parameters, hints)
             self.model.model_json_schema()  # clients read it, and a type without one could not be sent
         except (PydanticUserError, TypeError) as error:
             raise declaration_error(function, f"its parameters have no JSON: {error}") from error
@@ -57,22 +61,26 @@ class Arguments:
     def encoded(self, positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         """The call as JSON. Raises InvalidArguments with the path of what does not fit."""
         try:
-            bound = self._signature.bind(*positional, **named).arguments
+            call = self._signature.bind(*positional, **named)
         except TypeError as error:
             raise InvalidArguments("", f"{error}") from None
-        given = bound.get(self._single, {}) if self._single is not None else bound
+        if self._single is None:
+            values: Any = call.arguments
+        else:
+            call.apply_defaults()  # else the fields' own defaults would replace a default of the parameter
+            values = call.arguments[self._single]
         try:
-            # What is a model already was checked when it was made; a changed one is checked again by its JSON.
-            checked = self.model.model_validate(given)
+            # An instance of the model was checked when it was made. A changed one is checked again, by its JSON.
+            checked = self.model.model_validate(values)
             encoded: dict[str, Any] = checked.model_dump(mode="json", by_alias=True)
             self.model.model_validate(encoded)
             storable(encoded)
         except ValidationError as error:
             raise InvalidArguments(*first_mismatch_of(error)) from None
-        except PydanticSerializationError as error:
-            raise InvalidArguments("", str(error)) from None
         except NotStorable as error:
             raise InvalidArguments(error.path, error.reason) from None
+        except (PydanticSerializationError, ValueError) as error:  # pydantic raises a ValueError for a circular list
+            raise InvalidArguments("", str(error)) from None
         return encoded
 
     def decoded(self, params: BaseModel) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -104,7 +112,7 @@ def _field(name: str) -> str:
     return f"p_{name}"
 
 
-def _made(
+def _model_of(
     function: Callable[..., Any], parameters: Sequence[inspect.Parameter], hints: Mapping[str, Any]
 ) -> type[BaseModel]:
     from pydantic import Field  # noqa: PLC0415 - only here: an alias gives each parameter its own name in the JSON

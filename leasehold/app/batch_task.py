@@ -1,4 +1,4 @@
-"""`BatchTask`: a function takes a list of items and returns a list of results, and each item is a run."""
+"""`BatchTask`: a task whose function takes a list of items and returns a list of results. Each item is a run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar, get_args, get_origin
 
 from leasehold.app.arguments import hints_of
+from leasehold.app.batches import result_of_one
 from leasehold.app.place import declaration_error
 from leasehold.app.task import PositionalTask
 
@@ -24,7 +25,7 @@ class BatchTask(PositionalTask[A, [], R, C], Generic[A, R, C]):
 
     @staticmethod
     def _hints(function: Callable[..., Any], names: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Of one item. Raises DeclarationError."""
+        """The types of one item and of its result. Raises DeclarationError."""
         hints = hints_of(function, names)
         parameters = list(inspect.signature(function).parameters)
         items = hints.get(parameters[0]) if len(parameters) == 1 else None
@@ -43,9 +44,9 @@ class BatchTask(PositionalTask[A, [], R, C], Generic[A, R, C]):
         return self.handling.batched
 
     def _call_locally(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        results = self.function([*positional, *named.values()])
-        return _first(results) if self._is_async else results[0]
+        returned = self.function([*positional, *named.values()])
+        return _awaited_result(returned) if self._is_async else result_of_one(returned)
 
 
-async def _first(results: Any) -> Any:
-    return (await results)[0]
+async def _awaited_result(returned: Any) -> Any:
+    return result_of_one(await returned)

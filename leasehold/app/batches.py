@@ -25,23 +25,30 @@ class Batches:
     """Of one app in one worker."""
 
     def __init__(self) -> None:
-        self._collecting: dict[tuple[str, str], _Collecting] = {}
+        self._collecting: dict[tuple[str, str], _Collecting] = {}  # by task and tenant
 
     async def result_of(self, task: str, tenant: str, batch: Batch, item: Any, call_all: CallAll) -> Any:
         """The item's result, of a call with the items that the task's other attempts bring meanwhile. Raises what the
         function raised, or returned for this item.
         """
         collecting = self._collecting.setdefault((task, tenant), _Collecting(batch))
+        collecting.users += 1
         try:
             return await collecting.result_of(item, call_all)
         finally:
-            if collecting.is_idle and self._collecting.get((task, tenant)) is collecting:
+            collecting.users -= 1
+            if collecting.users == 0:
                 del self._collecting[task, tenant]
 
 
 async def result_alone(item: Any, call_all: CallAll) -> Any:
     """The item's result, of a call with this item only."""
-    (result,) = _checked(await call_all([item]), 1)
+    return result_of_one(await call_all([item]))
+
+
+def result_of_one(returned: Any) -> Any:
+    """The result of a call with one item. Raises what the function returned for the item, and Permanent."""
+    (result,) = _checked(returned, 1)
     if isinstance(result, BaseException):
         raise result
     return result
@@ -51,14 +58,11 @@ class _Collecting:
     """The items of one task and tenant that wait for their call."""
 
     def __init__(self, batch: Batch) -> None:
+        self.users = 0  # attempts that wait for a result
         self._batch = batch
         self._waiting: list[_Item] = []
         self._timer: asyncio.TimerHandle | None = None
         self._calls: dict[asyncio.Task[None], list[_Item]] = {}
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._waiting and not self._calls
 
     async def result_of(self, item: Any, call_all: CallAll) -> Any:
         loop = asyncio.get_running_loop()
@@ -105,7 +109,9 @@ async def _serve(items: list[_Item], call_all: CallAll) -> None:
     for (_, future), result in zip(items, results, strict=True):
         if future.done():
             continue
-        if isinstance(result, BaseException):
+        if isinstance(result, StopIteration):  # a future refuses it: it would end the coroutine that awaits
+            future.set_exception(RuntimeError(f"the function gave a StopIteration for an item: {result!r}"))
+        elif isinstance(result, BaseException):
             future.set_exception(result)
         else:
             future.set_result(result)

@@ -1,4 +1,4 @@
-"""The connections of one app in one process: opened when the first run is submitted, by the settings of that moment."""
+"""The connections of one app in one process. They open when the first run is submitted, with the settings of then."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from leasehold.app.dev_file import living_dev_file
+from leasehold.app.dev_file import dev_variables
 from leasehold.app.portal import Portal
 
 if TYPE_CHECKING:
+    from pydantic_settings import BaseSettings
+
     from leasehold.app.link import Link
     from leasehold.settings import Settings
 
@@ -20,13 +22,23 @@ T = TypeVar("T")
 
 
 def settings_of_folder() -> Settings:
-    """The settings of the environment, of the folder's `.env`, and of a `leasehold dev` that runs in the folder, in
-    this order.
+    """The settings of the environment, of the folder's `.env`, and of a `leasehold dev` that runs in the folder. The
+    first of these that has a variable counts.
     """
-    from leasehold.settings import Settings  # noqa: PLC0415 - declaring a task reads no settings, and loads faster so
+    from pydantic_settings import EnvSettingsSource  # noqa: PLC0415 - declaring a task reads no settings
 
-    dev = living_dev_file()
-    return Settings(_env_file=".env" if dev is None else (dev, ".env"))
+    from leasehold.settings import Settings  # noqa: PLC0415 - as above
+
+    class FolderSettings(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: type[BaseSettings], *sources: Any, **named_sources: Any
+        ) -> tuple[Any, ...]:
+            dev = EnvSettingsSource(settings_cls)
+            dev.env_vars = {name.lower(): value for name, value in dev_variables().items()}
+            return *sources, *named_sources.values(), dev
+
+    return FolderSettings()
 
 
 class Connections:
@@ -47,8 +59,13 @@ class Connections:
             self._settings = settings_of_folder()
         return self._settings
 
-    def use(self, settings: Settings) -> None:
-        """Use these settings from now on. Connections that are open are closed."""
+    @property
+    def chosen(self) -> Settings | None:
+        """The settings that `use` was given, or that were read. None: neither has happened."""
+        return self._settings
+
+    def use(self, settings: Settings | None) -> None:
+        """Use these settings from now on; None: those of the folder. Connections that are open are closed."""
         self.close()
         self._settings = settings
 

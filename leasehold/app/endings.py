@@ -7,7 +7,7 @@ from uuid import UUID
 
 from leasehold.db.database import Pool
 from leasehold.runtime.gather import cancel_and_wait
-from leasehold.runtime.transient import TRY_AGAIN
+from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.telemetry.outages import DATABASE
 
 #: Seconds between two queries: short while runs end or waiters come, longer while nothing happens.
@@ -15,8 +15,8 @@ _SHORTEST, _LONGEST, _GROWTH = 0.004, 0.15, 1.3
 
 _ENDED = """
 -- app_ended
-SELECT asked.id FROM unnest($1::uuid[]) AS asked(id)
-WHERE NOT EXISTS (SELECT 1 FROM job j WHERE j.id = asked.id AND j.finished_at IS NULL)
+SELECT waited.id FROM unnest($1::uuid[]) AS waited(id)
+WHERE NOT EXISTS (SELECT 1 FROM job j WHERE j.id = waited.id AND j.finished_at IS NULL)
 """
 
 
@@ -51,20 +51,30 @@ class Endings:
         return True
 
     async def _watch(self) -> None:
-        while self._waiters:
-            await asyncio.sleep(self._pause)
-            self._pause = min(self._pause * _GROWTH, _LONGEST)
-            try:
-                async with self._pool.acquire() as connection:
-                    rows = await connection.fetch(_ENDED, list(self._waiters))
-            except TRY_AGAIN as error:
-                DATABASE.met(error, "waiting for runs to end")
-                continue
-            for row in rows:
-                self._pause = _SHORTEST
-                for waiter in self._waiters.pop(row["id"], ()):
-                    if not waiter.done():
-                        waiter.set_result(None)
+        try:
+            while self._waiters:
+                await asyncio.sleep(self._pause)
+                self._pause = min(self._pause * _GROWTH, _LONGEST)
+                await self._query()
+        except Exception as error:  # noqa: BLE001 - each waiter raises it: nobody queries for it any more
+            for waiter in [waiter for waiters in self._waiters.values() for waiter in waiters if not waiter.done()]:
+                waiter.set_exception(error)
+
+    async def _query(self) -> None:
+        """Wake the waiters of the runs that have ended."""
+        try:
+            async with self._pool.acquire() as connection:
+                rows = await connection.fetch(_ENDED, list(self._waiters))
+        except TRY_AGAIN as error:
+            if not may_try_again(error):
+                raise
+            DATABASE.met(error, "waiting for runs to end")
+            return
+        for row in rows:
+            self._pause = _SHORTEST
+            for waiter in self._waiters.pop(row["id"], ()):
+                if not waiter.done():
+                    waiter.set_result(None)
 
     async def close(self) -> None:
         if self._task is not None:

@@ -1,4 +1,4 @@
-"""How an app reaches its installation: the interface, and the one that goes to PostgreSQL directly."""
+"""How an app reaches its installation: `Link`, and `DatabaseLink`, which goes to PostgreSQL directly."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from leasehold.domain.errors import Conflict, Invalid, NotFound, Unanswered
 from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
+from leasehold.telemetry.outages import DATABASE
 from leasehold.transitions import concurrency, jobs
 from leasehold.transitions.workflows import signals
 from leasehold.urls import refuse_bad_urls
@@ -37,8 +38,8 @@ _PAUSE_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run stands. `error`: code and message, once it has not succeeded. `value`: of its step, once it has.
-    `large`: the result's JSON, if the object store holds it.
+    """The state of a run. `error`: code and message of a run that has not succeeded. `value`: of its step, if the run
+    has succeeded. `large`: the JSON of a result that the object store holds.
     """
 
     status: str
@@ -82,6 +83,7 @@ class DatabaseLink:
         self._announcer = announcer
         self._endings = Endings(pool)
         self._store: ObjectStore | None = None
+        self._opening_store = asyncio.Lock()
         self._announcing: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -100,21 +102,27 @@ class DatabaseLink:
             yield link
 
     async def submit(self, calls: Sequence[Call[Any]]) -> list[UUID]:
-        """All runs or none. Returns their ids. A server that is away is tried again for `submit_seconds`.
+        """Write all runs or none. Returns their ids. While PostgreSQL is away, try again for `submit_seconds`.
 
-        Raises Unanswered then: the runs may or may not have been written. Raises Invalid, and Conflict for an id that
-        another run has.
+        Raises Unanswered after that time: the runs may or may not have been written. Raises Invalid, and Conflict for
+        an id that another run has.
         """
         if len(calls) > self._settings.batch_max_tasks:
-            most = self._settings.batch_max_tasks
-            raise Invalid("batch_too_large", f"At most {most} runs are submitted at once, not {len(calls)}.")
+            limit = self._settings.batch_max_tasks
+            raise Invalid("batch_too_large", f"At most {limit} runs are submitted at once, not {len(calls)}.")
         deadline = monotonic() + self._settings.submit_seconds
+        known: dict[UUID, UUID] = {}  # the ids of calls that an earlier try, or an earlier submission, has written
         while True:
+            new = [call for call in calls if call.run_id not in known]
             try:
-                written = await self._write(calls)
+                written = await self._write(new)
                 break
-            except asyncpg.UniqueViolationError:
-                return await self._existing(calls)  # an earlier try wrote them, and its answer was lost
+            except asyncpg.UniqueViolationError as error:
+                existing = await self._existing(calls)  # an earlier try wrote them, and its answer was lost
+                if not existing.keys() - known.keys():
+                    raise Conflict("run_exists", "Another run has one of these ids.") from error
+                known = existing
+                continue
             except TRY_AGAIN as error:
                 if not may_try_again(error):
                     raise
@@ -124,35 +132,48 @@ class DatabaseLink:
         task = asyncio.create_task(self._announce(written))
         self._announcing.add(task)
         task.add_done_callback(self._announcing.discard)
-        return written.ids
+        ids = known | dict(zip((call.run_id for call in new), written.ids, strict=True))
+        return [ids[call.run_id] for call in calls]
 
     async def _write(self, calls: Sequence[Call[Any]]) -> Written:
         async with self._pool.acquire() as connection, connection.transaction():
             return await write(connection, calls, self._tenant, self._settings.retention_days * 86_400)
 
-    async def _existing(self, calls: Sequence[Call[Any]]) -> list[UUID]:
-        """The ids of the calls, which are runs already. Raises Conflict if an id is something else's."""
+    async def _existing(self, calls: Sequence[Call[Any]]) -> dict[UUID, UUID]:
+        """{the id of a call: the id of its run}, for the calls that are runs already. The calls that debounce with one
+        key are one run, with the first call's id. Raises Conflict if an id is another task's.
+        """
+        first_ids: dict[tuple[str, str], UUID] = {}
+        run_ids = {
+            call.run_id: call.run_id
+            if call.debounce_key is None
+            else first_ids.setdefault((call.task.name, call.debounce_key), call.run_id)
+            for call in calls
+        }
         async with self._pool.acquire() as connection:
             rows = await connection.fetch(
                 "SELECT id, pipeline FROM job WHERE id = ANY($1::uuid[]) AND tenant_id = $2",
-                [call.run_id for call in calls],
+                list(run_ids),
                 self._tenant,
             )
-        existing = {row["id"]: row["pipeline"] for row in rows}
-        if any(existing.get(call.run_id) != call.task.name for call in calls):
+        tasks = {row["id"]: row["pipeline"] for row in rows}
+        if any(tasks.get(call.run_id, call.task.name) != call.task.name for call in calls):
             raise Conflict("run_exists", "Another run has one of these ids.")
-        return [call.run_id for call in calls]
+        return {call_id: run_id for call_id, run_id in run_ids.items() if run_id in tasks}
 
     async def _announce(self, written: Written) -> None:
-        """Publish the hints of a commit, and admit at its limits. What fails here, the relay and the sweeper do."""
-        waited_until = monotonic() + _BROKER_SECONDS
-        while not self._broker.connected and monotonic() < waited_until:  # noqa: ASYNC110 - no event tells of it
+        """Publish the hints of a commit, and admit runs at its limits. If it fails, the relay and the sweeper do it."""
+        deadline = monotonic() + _BROKER_SECONDS
+        while not self._broker.connected and monotonic() < deadline:  # noqa: ASYNC110 - a broker offers no event
             await asyncio.sleep(0.005)
         if written.hints:
             self._announcer.announce(written.hints)
         if written.limits:
-            async with self._pool.acquire() as connection:
-                self._announcer.announce(await concurrency.admit(connection, written.limits, ()))
+            try:
+                async with self._pool.acquire() as connection:
+                    self._announcer.announce(await concurrency.admit(connection, written.limits, ()))
+            except TRY_AGAIN as error:
+                DATABASE.met(error, "admitting runs")
         await self._announcer.until_idle()
 
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
@@ -169,8 +190,8 @@ class DatabaseLink:
         large: bytes | None = None
         if row["status"] == "succeeded" and row["value"] is not None and "output" in row["value"]:
             store = await self._open_store()
-            most = self._settings.result_max_bytes
-            large = await store.fetch_bytes(row["key"], sha256=row["sha256"], max_bytes=most)
+            limit = self._settings.result_max_bytes
+            large = await store.fetch_bytes(row["key"], sha256=row["sha256"], max_bytes=limit)
         return Outcome(row["status"], row["ended"], _error_of(row), row["value"], large)
 
     async def cancel(self, run_id: UUID, reason: str) -> str:
@@ -190,11 +211,12 @@ class DatabaseLink:
         self._announcer.announce(hints)
 
     async def _open_store(self) -> ObjectStore:
-        if self._store is None:
-            store = ObjectStore.from_settings(self._settings)
-            await store.open()
-            self._store = store
-        return self._store
+        async with self._opening_store:  # two readers at the same time must not open two
+            if self._store is None:
+                store = ObjectStore.from_settings(self._settings)
+                await store.open()
+                self._store = store
+            return self._store
 
     async def _close(self) -> None:
         await self._endings.close()

@@ -1,4 +1,4 @@
-"""An attempt without a server: `task.local(...)` runs its function in the calling process."""
+"""The attempt of `task.local(...)`, which runs the function in the calling process, without a server."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from leasehold.domain.ids import new_id
 
 
 class LocalAttempt:
-    """What `current()` needs of an attempt. `reports`: what the function reported with `progress`;
-    `chunks`: what it emitted.
-    """
+    """What `current()` needs of an attempt. `reports`: the calls of `progress`. `chunks`: what the function emitted."""
 
     number = 1
     opened = None
@@ -34,7 +32,7 @@ class LocalAttempt:
 
     @cached_property
     def _folder(self) -> tempfile.TemporaryDirectory[str]:
-        return tempfile.TemporaryDirectory(prefix="leasehold-")
+        return tempfile.TemporaryDirectory(prefix="leasehold-", ignore_cleanup_errors=True)
 
     @property
     def directory(self) -> Path:

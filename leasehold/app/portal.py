@@ -6,10 +6,20 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from leasehold.domain.errors import LeaseholdError
 
 T = TypeVar("T")
 _CLOSE_SECONDS = 5.0
+
+
+class PortalClosed(LeaseholdError):
+    """The app's connections were closed while a call waited for them, or before it began."""
+
+    def __init__(self) -> None:
+        super().__init__("the connections of the app were closed during this call")
 
 
 class Portal:
@@ -18,17 +28,28 @@ class Portal:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        # Callers in other threads wait for these: without an end they would wait for ever.
+        while tasks := asyncio.all_tasks(self._loop):
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.wait(tasks, timeout=_CLOSE_SECONDS))
+        self._loop.close()
 
     @property
     def is_usable(self) -> bool:
         """False in a child process that was forked: it has the memory of the loop, and no thread."""
-        return self._pid == os.getpid() and self._thread.is_alive()
+        return self._pid == os.getpid() and self._thread.is_alive() and not self._is_closed
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the loop, and block the calling thread meanwhile."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run `work` in the loop, and block the calling thread meanwhile. Raises PortalClosed."""
+        future = self._scheduled(work)
         try:
             return future.result()
         except BaseException:
@@ -36,13 +57,29 @@ class Portal:
             raise
 
     async def acall(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the loop, and wait in the caller's own loop."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        """Run `work` in the loop, and wait in the caller's own loop. Raises PortalClosed."""
+        return await asyncio.wrap_future(self._scheduled(work))
+
+    def _scheduled(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        with self._lock:  # `close` stops the loop: it must not come between the check and the call
+            if self._is_closed:
+                work.close()
+                raise PortalClosed
+            return asyncio.run_coroutine_threadsafe(self._unless_closed(work), self._loop)
+
+    async def _unless_closed(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._is_closed:
+                raise PortalClosed from None
+            raise
 
     def close(self) -> None:
+        """Stop the loop, and end what still runs in it. Blocks for some seconds at most."""
         if not self.is_usable:
             return
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_CLOSE_SECONDS)
-        if not self._thread.is_alive():
-            self._loop.close()
+        with self._lock:
+            self._is_closed = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(2 * _CLOSE_SECONDS)

@@ -1,6 +1,7 @@
-"""The process of `process=True` tasks, `python -m leasehold.app.process_child FD PARENT`: it runs call after call.
+"""The program of a process for `process=True` tasks. A worker starts it, and it runs the worker's calls in turn.
 
-It has the worker's environment, disk and network; a worker kills it at the time limit, and whatever it started.
+`python -m leasehold.app.process_child FD PARENT`: the descriptor of the channel, and the worker's process id. It has
+the worker's environment, disk and network. At the time limit the worker kills it with all processes that it started.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import socket
 import sys
 import tempfile
 import traceback
-from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -25,7 +25,7 @@ from leasehold.domain.registry import import_from_current_folder
 from leasehold.runtime.foreign_errors import text_of
 from leasehold.worker.sandbox.fences import die_with
 
-#: A function's threads may send, too.
+#: Threads of a function may send at the same time.
 _sending = Lock()
 
 
@@ -35,7 +35,7 @@ def _send(channel: socket.socket, kind: Kind, body: bytes) -> None:
 
 
 class _Sender(logging.Handler):
-    """Sends what the function logs to the worker, which keeps it with the job. The worker counts, and cuts the log."""
+    """Sends the function's log lines to the worker, which stores them with the job and bounds their number."""
 
     def __init__(self, channel: socket.socket) -> None:
         super().__init__()
@@ -45,8 +45,7 @@ class _Sender(logging.Handler):
         try:
             error = record.exc_info[1] if record.exc_info else None
             trace = "" if error is None else "".join(traceback.format_exception(error))
-            message = record.getMessage().encode("utf-8", "replace").decode()
-            line = LineOfProcess(level=record.levelno, logger=record.name, message=message, trace=trace)
+            line = LineOfProcess(level=record.levelno, logger=record.name, message=record.getMessage(), trace=trace)
             _send(self._channel, Kind.LOG, line.model_dump_json().encode())
         except Exception:  # noqa: BLE001 - as every handler of `logging`
             self.handleError(record)
@@ -98,7 +97,8 @@ def main() -> None:
         while (frame := receive(channel)) is not None:
             call = CallOfProcess.model_validate_json(frame[1])
             logging.getLogger().setLevel(call.log_level)
-            with tempfile.TemporaryDirectory(prefix="leasehold-") as directory:
+            # A directory that cannot be deleted must not cost the result: the function may have changed it.
+            with tempfile.TemporaryDirectory(prefix="leasehold-", ignore_cleanup_errors=True) as directory:
                 kind, body = _answer(call, ProcessAttempt(call, channel, Path(directory)))
             _send(channel, kind, body)
 
@@ -109,16 +109,20 @@ def _answer(call: CallOfProcess, attempt: ProcessAttempt) -> tuple[Kind, bytes]:
         return Kind.DONE, task.handling.called(call.params, attempt)
     except Cancelled:
         return Kind.CANCELLED, b""
-    except BaseException as error:  # noqa: BLE001 - SystemExit, too: whatever a function raises is its answer
+    except BaseException as error:  # noqa: BLE001 - SystemExit, too: the worker gets all that a function raises
         return Kind.FAILED, _failed(error).model_dump_json().encode()
 
 
 def task_of(module: str, name: str) -> Task[..., Any]:
-    """The task of a module's top. Raises Permanent: this process cannot import it."""
-    with suppress(ImportError):
-        for value in vars(importlib.import_module(module)).values():
-            if isinstance(value, Task) and value.name == name:
-                return value
+    """The task at the top level of a module. Raises Permanent: this process cannot import it."""
+    try:
+        values = vars(importlib.import_module(module)).values()
+    except ImportError as error:
+        sentence = f"the process of the task {name} cannot import the module {module}: {error}"
+        raise Permanent("task_not_found", sentence) from error
+    for value in values:
+        if isinstance(value, Task) and value.name == name:
+            return value
     raise Permanent("task_not_found", f"the module {module} has no task {name} at its top level")
 
 

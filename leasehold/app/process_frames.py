@@ -1,14 +1,19 @@
-"""The frames between a worker and the processes of its `process=True` tasks: a kind, a length, a body."""
+"""The frames between a worker and the processes of its `process=True` tasks: a kind, a length, a body.
+
+processes.py sends and reads them in the worker, and process_child.py in the process.
+"""
 
 from __future__ import annotations
 
 import socket
 import struct
 from enum import IntEnum
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import orjson
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
+
+from leasehold.domain.storable import storable_text
 
 HEAD = struct.Struct(">BQ")
 
@@ -25,8 +30,12 @@ class Kind(IntEnum):
     LOG = 7
 
 
+#: What a function raised or logged. Without the validator a lone surrogate in it could not be sent.
+_Text: TypeAlias = Annotated[str, AfterValidator(storable_text)]
+
+
 class CallOfProcess(BaseModel):
-    """What the process runs: the task of a module, by name."""
+    """The call that the process runs: a task of a module, by its name."""
 
     module: str
     task: str
@@ -39,40 +48,40 @@ class CallOfProcess(BaseModel):
 
 
 class LineOfProcess(BaseModel):
-    """What the function logs."""
+    """A line that the function has logged. `trace`: of the exception that was logged with it."""
 
     level: int
-    logger: str
-    message: str
-    trace: str = ""
+    logger: _Text
+    message: _Text
+    trace: _Text = ""
 
 
 class FailedInProcess(BaseModel):
     """The exception of the function. `after`: seconds, of Retryable."""
 
-    code: str
-    message: str
+    code: _Text
+    message: _Text
     permanent: bool
     after: float | None = None
-    trace: str = ""
+    trace: _Text = ""
 
 
 def send(channel: socket.socket, kind: Kind, body: bytes) -> None:
-    """Blocks until the worker has room for it."""
+    """Send a frame. Blocks until the worker has room for it."""
     channel.sendall(HEAD.pack(kind, len(body)) + body)
 
 
 def receive(channel: socket.socket) -> tuple[Kind, bytes] | None:
-    """Blocks until a frame is there. None: the worker has closed the channel."""
-    head = _exactly(channel, HEAD.size)
+    """The next frame. Blocks until it has arrived. None: the worker has closed the channel."""
+    head = _read_exactly(channel, HEAD.size)
     if head is None:
         return None
     kind, length = HEAD.unpack(head)
-    body = _exactly(channel, length)
+    body = _read_exactly(channel, length)
     return None if body is None else (Kind(kind), body)
 
 
-def _exactly(channel: socket.socket, count: int) -> bytes | None:
+def _read_exactly(channel: socket.socket, count: int) -> bytes | None:
     parts: list[bytes] = []
     while count:
         part = channel.recv(min(count, 1 << 20))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from leasehold.domain.backoff import LONGEST
 from leasehold.domain.errors import DeclarationError
 
 #: PostgreSQL counts attempts in a smallint, and nobody waits for more.
@@ -32,6 +33,8 @@ class Retry:
             raise DeclarationError(f"Retry.times must be 0 to {MAX_TIMES}, not {self.times}")
         if self.delay < timedelta(0) or self.longest < timedelta(0):
             raise DeclarationError("Retry.delay and Retry.longest must not be negative")
+        if self.delay > LONGEST or self.longest > LONGEST:
+            raise DeclarationError(f"Retry.delay and Retry.longest must be at most {LONGEST.days} days")
         if not 1 <= self.factor <= MAX_FACTOR:
             raise DeclarationError(f"Retry.factor must be 1 to {MAX_FACTOR}, not {self.factor}")
 

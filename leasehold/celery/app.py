@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 from uuid import UUID
 
@@ -24,7 +25,7 @@ _CANVAS = "celery-canvas"
 
 
 class Conf:
-    """`app.conf`: settings that mean nothing here are refused. Leasehold's own are LEASEHOLD_* variables."""
+    """`app.conf`. It refuses settings that mean nothing here. Leasehold's own settings are LEASEHOLD_* variables."""
 
     def __init__(self) -> None:
         self.task_default_queue = "default"
@@ -94,13 +95,13 @@ class Celery:
         return result.AsyncResult(task_id, self)
 
     def send_task(self, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> result.AsyncResult:
-        """Submit by name. The task must be declared in this program, which has its queue and its retries."""
+        """Submit a run of the task `name`. This program must declare the task: it has the task's queue and retries."""
         if name not in self.tasks:
             raise NotSupported(f"leasehold.celery knows no task {name}: import its module, or submit over HTTP")
         return self.tasks[name].apply_async(args, kwargs, **options)
 
     def autodiscover_tasks(self, packages: Iterable[str] | None = None, related_name: str = "tasks") -> None:
-        """Import `tasks` of each package that has it. Raises NotSupported without packages."""
+        """Import the module `tasks` of each package that has one. Raises NotSupported without packages."""
         if packages is None:
             raise NotSupported("leasehold.celery finds tasks in packages that are named: autodiscover_tasks([...])")
         for package in packages:
@@ -109,12 +110,14 @@ class Celery:
 
     def config_from_object(self, source: Any, namespace: str = "") -> None:
         """Take the settings of a module or an object. Raises NotSupported."""
-        found = import_module(source) if isinstance(source, str) else source
+        settings = import_module(source) if isinstance(source, str) else source
         if namespace:
             raise NotSupported("leasehold.celery reads no settings with a namespace: use LEASEHOLD_* variables")
-        for name in dir(found):
-            if not name.startswith("_"):
-                setattr(self.conf, name, getattr(found, name))
+        for name in dir(settings):
+            value = getattr(settings, name)
+            # A module of settings also has what it imports: modules, functions and classes.
+            if not name.startswith("_") and not isinstance(value, ModuleType) and not callable(value):
+                setattr(self.conf, name, value)
 
     def pipelines(self) -> Pipelines:
         """What `leasehold worker MODULE:app` serves."""

@@ -20,7 +20,7 @@ _NOTHING = object()
 
 
 class Signature:
-    """A call, or calls in an order, that can be submitted and combined."""
+    """A call, or several calls with their order. It can be submitted, and combined with others."""
 
     def __init__(self, app: Celery, plan: Plan) -> None:
         self.app = app
@@ -34,7 +34,7 @@ class Signature:
         return cls(task.app, plan)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Of one call: run the function here. Of several: submit them."""
+        """Run the function of a single call here. Submit several calls."""
         if "task" not in self.plan:
             return self.delay(*args)
         task = self.app.tasks[self.plan["task"]]
@@ -44,13 +44,13 @@ class Signature:
         return chain(self, other)
 
     def delay(self, *args: Any, **kwargs: Any) -> AsyncResult:
-        """Submit. `args` come before the arguments of the first call."""
+        """Submit the calls. `args` come before the arguments of the first call."""
         return self.apply_async(args, kwargs)
 
     def apply_async(
         self, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> AsyncResult:
-        """Submit. The options of a task's apply_async are for one call alone."""
+        """Submit the calls. Only a single call takes the options of a task's apply_async."""
         if "task" in self.plan:
             task = self.app.tasks[self.plan["task"]]
             both = {**self.plan["kwargs"], **(kwargs or {})}
@@ -61,28 +61,31 @@ class Signature:
 
 
 def chain(*signatures: Signature) -> Signature:
-    """One after another: each takes the result of the one before it as its first argument."""
-    first = _flat(signatures)
-    plans = [step for one in first for step in one.plan.get("chain", [one.plan])]
-    return Signature(first[0].app, {"chain": plans})
+    """Calls in a row. Each takes the result of the call before it as its first argument."""
+    members = _flat(signatures)
+    plans = [step for signature in members for step in signature.plan.get("chain", [signature.plan])]
+    return Signature(members[0].app, {"chain": plans})
 
 
 def group(*signatures: Signature) -> Signature:
-    """All at once. The result is the list of their results."""
+    """Calls at the same time. The result is the list of their results."""
     members = _flat(signatures)
-    return Signature(members[0].app, {"group": [one.plan for one in members]})
+    return Signature(members[0].app, {"group": [signature.plan for signature in members]})
 
 
 def chord(header: Any, body: Signature | None = None) -> Any:
-    """All of the header at once; then the body takes the list of their results."""
+    """The calls of the header at the same time. Then the body takes the list of their results."""
     if body is None:
         return lambda body: chord(header, body)()
-    members = header.plan["group"] if isinstance(header, Signature) else [one.plan for one in header]
+    if isinstance(header, Signature):
+        members = header.plan.get("group", [header.plan]) if "body" not in header.plan else [header.plan]
+    else:
+        members = [signature.plan for signature in header]
     return Signature(body.app, {"group": members, "body": body.plan})
 
 
 def _flat(signatures: Sequence[Any]) -> list[Signature]:
-    """Celery also takes one list, or a generator."""
+    """The signatures as a list. Celery also accepts a single list or generator of them."""
     if len(signatures) == 1 and not isinstance(signatures[0], Signature):
         signatures = list(signatures[0])
     if not signatures:
@@ -97,7 +100,7 @@ async def run_plan(ctx: Context, tasks: Mapping[str, CeleryTask], plan: Plan, be
             before = await run_plan(ctx, tasks, step, before)
         return before
     if "group" in plan:
-        results = await ctx.gather(*(run_plan(ctx, tasks, one, before) for one in plan["group"]))
+        results = await ctx.gather(*(run_plan(ctx, tasks, member, before) for member in plan["group"]))
         return await run_plan(ctx, tasks, plan["body"], results) if "body" in plan else results
     task = tasks[plan["task"]]
     args = plan["args"] if before is _NOTHING or plan["immutable"] else [before, *plan["args"]]

@@ -1,4 +1,4 @@
-"""`CeleryTask`: one function of a Celery program, as a task of leasehold whose arguments are `args` and `kwargs`."""
+"""`CeleryTask`: a function of a Celery program, as a task of Leasehold. Its arguments are `args` and `kwargs`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, R
 from leasehold.celery.options import IGNORED, CeleryOptions, refused
 from leasehold.celery.result import EXPIRED, AsyncResult
 from leasehold.domain.errors import Permanent, StepError
+from leasehold.runtime.foreign_errors import text_of
 
 if TYPE_CHECKING:
     from leasehold.app.task import Task
@@ -38,7 +39,7 @@ class Request:
 
 
 class CeleryTask:
-    """Calling it runs the function. `name`: Celery's name of it. `task`: leasehold's task."""
+    """Calling it runs the function. `name`: the task's name in Celery. `task`: the task in Leasehold."""
 
     def __init__(self, app: Celery, function: Callable[..., Any], name: str, options: CeleryOptions) -> None:
         self.app = app
@@ -93,12 +94,12 @@ class CeleryTask:
             raise NotSupported(f"{self.name} is of the queue {self.options.queue}: declare it with queue={queue!r}")
         self.check(args or (), kwargs or {})
         now = datetime.now(UTC)
-        delay = timedelta(seconds=countdown or 0)
-        if eta is not None:
-            delay = max((eta if eta.tzinfo else eta.replace(tzinfo=UTC)) - now, timedelta(0))
+        delay = timedelta(seconds=countdown or 0) if eta is None else _in_utc(eta) - now
         until = None if expires is None else _until(expires, now).isoformat()
         run = self.task.options(
-            delay=delay or None, priority=_priority(priority), id=None if task_id is None else UUID(task_id)
+            delay=max(delay, timedelta(0)) or None,
+            priority=_priority(priority),
+            id=None if task_id is None else UUID(task_id),
         ).submit(args=list(args or ()), kwargs=dict(kwargs or {}), expires=until)
         return AsyncResult(run.id, self.app)
 
@@ -133,7 +134,7 @@ class CeleryTask:
         except self.options.autoretry_for as error:
             bound.retry(exc=error, countdown=self._countdown(bound.request.retries))
         except Exception as error:
-            raise Permanent("handler_error", f"{type(error).__name__}: {error}") from error
+            raise Permanent("handler_error", text_of(error)) from error
 
     def _countdown(self, retries: int) -> float:
         if not self.options.backoff:
@@ -179,21 +180,24 @@ class _Bound:
         """
         if args is not None or kwargs is not None or not throw or others:
             raise NotSupported("leasehold.celery retries a run with its own arguments: submit a new run for others")
-        most = self._task.options.times if max_retries is None else min(max_retries, self._task.options.times)
-        if self.request.retries >= most:
-            sentence = f"{self._task.name} was tried again {most} times"
+        limit = self._task.options.times if max_retries is None else min(max_retries, self._task.options.times)
+        if self.request.retries >= limit:
+            sentence = f"{self._task.name} was tried again {limit} times"
             final = exc if exc is not None else MaxRetriesExceededError(sentence)
-            raise Permanent("handler_error", f"{type(final).__name__}: {final}") from final
+            raise Permanent("handler_error", text_of(final)) from final
         if eta is not None:
-            countdown = max((eta - datetime.now(eta.tzinfo)).total_seconds(), 0)
-        reason = f"{type(exc).__name__}: {exc}" if exc is not None else "retry"
-        raise Retry(reason, self._task.options.delay if countdown is None else countdown) from exc
+            countdown = (_in_utc(eta) - datetime.now(UTC)).total_seconds()
+        reason = text_of(exc) if exc is not None else "retry"
+        raise Retry(reason, self._task.options.delay if countdown is None else max(countdown, 0)) from exc
 
 
 def _until(expires: float | datetime, now: datetime) -> datetime:
-    if isinstance(expires, datetime):
-        return expires if expires.tzinfo else expires.replace(tzinfo=UTC)
-    return now + timedelta(seconds=expires)
+    return _in_utc(expires) if isinstance(expires, datetime) else now + timedelta(seconds=expires)
+
+
+def _in_utc(time: datetime) -> datetime:
+    """The time. Without a zone it is of UTC, as with Celery's default settings."""
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def _priority(priority: int | None) -> Any:

@@ -30,7 +30,7 @@ from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.worker.sandbox import isolation
 
-#: The tenant of the key that `dev` and `demo` make.
+#: The tenant whose API key `dev` and `demo` make, if the user sets none.
 TENANT = "dev"
 SCOPES = (
     "media:read", "media:write", "runs:read", "runs:write", "templates:write", "external:work", "webhooks:write",
@@ -67,6 +67,7 @@ class Installation:
         self.logs: dict[str, Path] = {}
         self.metrics: dict[str, str] = {}
         self.isolation = "required"
+        self._tenant = TENANT
         self._processes: list[Server] = []
         self._port = self.api_url.rpartition(":")[2]
         self._elsewhere = dict(s3 or {})
@@ -99,7 +100,8 @@ class Installation:
                 "isolation": self.isolation,
                 "sealing_keys": _own_sealing_key(self._stack.directory),
             }
-            environment.setdefault("LEASEHOLD_TENANT", os.environ.get("LEASEHOLD_TENANT", TENANT))
+            self._tenant = settings.tenant if "tenant" in settings.model_fields_set else TENANT
+            environment["LEASEHOLD_TENANT"] = self._tenant
             self.environment = environment | {
                 f"LEASEHOLD_{name.upper()}": _text(getattr(settings, name))
                 if name in settings.model_fields_set
@@ -185,7 +187,7 @@ class Installation:
         await upgrade(settings, "head")
         connection = await connect(settings, "setup")
         try:
-            self.api_key = (await create_key(connection, tenant_id=TENANT, client_id="dev", scopes=SCOPES)).text
+            self.api_key = (await create_key(connection, tenant_id=self._tenant, client_id="dev", scopes=SCOPES)).text
         finally:
             await connection.close()
 

@@ -50,6 +50,13 @@ def _is_finite(value: Any) -> bool:
     return True
 
 
+def storable_text(text: str) -> str:
+    """The text as PostgreSQL can store it: without NUL characters, and without lone surrogates, which have no UTF-8
+    form. Errors about files with odd names have both.
+    """
+    return text.replace("\x00", "").encode(errors="replace").decode()
+
+
 def _unstorable(path: tuple[object, ...], value: Any) -> Iterator[NotStorable]:
     if isinstance(value, dict):
         for name, inner in value.items():

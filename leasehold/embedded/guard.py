@@ -42,19 +42,20 @@ def descendants(root: int) -> list[int]:
     below_root: list[int] = []
     unvisited = [root]
     while unvisited:
-        its_children = children.get(unvisited.pop(), [])
-        below_root += its_children
-        unvisited += its_children
+        pids = children.get(unvisited.pop(), [])
+        below_root += pids
+        unvisited += pids
     return below_root
 
 
 def kill_everything(server: int) -> None:
     """SIGKILL all descendants until none is left. The guard is a subreaper, so it inherits every orphan."""
     while True:
-        with contextlib.suppress(ProcessLookupError):
+        # PermissionError: a process runs as another user. The others must end all the same.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(server, signal.SIGKILL)  # for systems without /proc
         for pid in descendants(os.getpid()):
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         try:
             os.waitpid(-1, 0)
@@ -124,7 +125,7 @@ class Guard:
         if 0 in ready:
             signals = os.read(0, 64)
             for number in signals:
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(self.server, number)
             return bool(signals)
         return True
@@ -141,7 +142,7 @@ class Guard:
         """Send the last signal and wait a little before the SIGKILL: only the server can free its shared memory."""
         if self.last_signal == signal.SIGKILL:
             return
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.server, self.last_signal)
         deadline = time.monotonic() + SECONDS_FOR_LAST_SIGNAL
         while self.status is None and time.monotonic() < deadline:

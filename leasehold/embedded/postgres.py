@@ -178,7 +178,7 @@ class Postgres:
                 raise server.failure("did not start")
             try:
                 connection = await asyncpg.connect(self.url_of("postgres"), ssl=self._own_context())
-            except (OSError, asyncpg.CannotConnectNowError):
+            except (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError):
                 await asyncio.sleep(0.02)
                 continue
             try:

@@ -163,7 +163,7 @@ class Server:
 async def end(process: asyncio.subprocess.Process) -> None:
     """Kill a child program that still runs, for example after the wait for it was cancelled."""
     if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             process.kill()
         await process.wait()
 

@@ -77,4 +77,8 @@ def _copy(tree: Sequence[Path], target: Path) -> None:
                 shutil.copytree(source, part / source.name, symlinks=True)
             else:
                 shutil.copy2(source, part / source.name)
-        part.rename(target)
+        try:
+            part.rename(target)
+        except OSError:
+            if not target.exists():  # else another process has made the same copy meanwhile
+                raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import shutil
@@ -118,7 +119,8 @@ class S3:
                 await asyncio.sleep(0.02)
                 continue
             writer.close()
-            await writer.wait_closed()
+            with contextlib.suppress(OSError):  # the server may reset the connection: it has accepted it
+                await writer.wait_closed()
             return
         raise server.failure("did not start")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import shlex
 import signal
@@ -13,6 +14,9 @@ from pathlib import Path
 from leasehold.embedded.process import EmbeddedError
 from leasehold.embedded.rabbitmq_install import install_rabbitmq
 from leasehold.embedded.stack import EmbeddedStack
+
+#: A command has this long to end after SIGTERM.
+STOP_SECONDS = 10.0
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -43,8 +47,10 @@ async def serve(options: argparse.Namespace) -> int:
         s3=not options.no_s3,
         rabbitmq=None if options.no_rabbitmq else await install_rabbitmq(),
     )
-    stopped = stop_signals()
+    stopped = stop_signals()  # from here on a signal ends the block below, which stops the servers
     async with stack:
+        if stopped.is_set():
+            return 128 + signal.SIGINT
         if options.command:
             return await run_command(options.command, stack.environment, stopped)
         for name, value in stack.environment.items():
@@ -63,16 +69,28 @@ def stop_signals() -> asyncio.Event:
 
 
 async def run_command(command: list[str], environment: dict[str, str], stopped: asyncio.Event) -> int:
-    """Run a command to its end and return its exit code, as a shell does. SIGINT or SIGTERM ends the command."""
+    """Run a command to its end and return its exit code, as a shell does. SIGINT or SIGTERM ends the command: it gets
+    SIGTERM, and SIGKILL if it still runs after STOP_SECONDS.
+    """
     process = await asyncio.create_subprocess_exec(*command, env=os.environ | environment)
     ended = asyncio.create_task(process.wait())
     stop_requested = asyncio.create_task(stopped.wait())
     await asyncio.wait({ended, stop_requested}, return_when=asyncio.FIRST_COMPLETED)
-    if not ended.done():
-        process.terminate()
     stop_requested.cancel()
-    code = await ended
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if not ended.done():
+            _send(process, number)
+            await asyncio.wait({ended}, timeout=STOP_SECONDS)
+    if not ended.done():
+        raise EmbeddedError(f"{command[0]} runs as another user, and did not end: end it yourself")
+    code = ended.result()
     return code if code >= 0 else 128 - code
+
+
+def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    # A program such as sudo runs as another user: this user may send it no signal.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        process.send_signal(number)
 
 
 def main() -> int:

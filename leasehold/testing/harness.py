@@ -1,4 +1,4 @@
-"""`TestApp`: an App on a database of the test's own, and a worker that runs when the test says so."""
+"""`TestApp`: an App on a database of the test's own. A worker runs only while the test calls `drain`."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 TENANT = "test"
 _POLL_SECONDS = 0.02
+#: The program of a worker that imports the modules of its arguments first: they declare the app's tasks.
+_WORKER = (
+    "import importlib, runpy, sys; [importlib.import_module(name) for name in sys.argv[1:]];"
+    " sys.argv[1:] = []; runpy.run_module('leasehold.worker', run_name='__main__', alter_sys=True)"
+)
 
 # Whether any work is due or under way: a task that could run, one that runs, or a run that its limits hold.
 _BUSY = """
@@ -79,15 +84,16 @@ class TestApp:
             isolation="best_effort",
         )
         self._errors: dict[str, list[BaseException]] = defaultdict(list)
-        self._handlers: dict[str, Callable[..., Any]] = {}
+        self._handlers: dict[str, tuple[Task[..., Any], Callable[..., Any]]] = {}  # as they were before fail_next
         self._death: str | None = None
+        self._settings_before = app.connections.chosen
         app.use(self.settings)
 
     def close(self) -> None:
         """Give the app back as it was, and drop the database."""
-        for name, handler in self._handlers.items():
-            self.app.tasks[name].pipeline.handlers[STEP] = handler
-        self.app.close()
+        for task, handler in self._handlers.values():
+            task.pipeline.handlers[STEP] = handler
+        self.app.connections.use(self._settings_before)
         self._server.drop(self._url)
 
     # --- running
@@ -129,7 +135,7 @@ class TestApp:
         """Run a worker process that is killed at the point."""
         with tempfile.TemporaryDirectory(prefix="leasehold-test-") as folder:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "leasehold.worker", env=self._environment(point, folder),
+                sys.executable, "-c", _WORKER, *modules_of(self.app), env=self._environment(point, folder),
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
             )  # fmt: skip
             try:
@@ -177,7 +183,8 @@ class TestApp:
         if task.terms.isolated:
             raise DeclarationError(f"{task.name} is isolated: it runs in a process that fail_next cannot reach")
         if task.name not in self._handlers:
-            handler = self._handlers[task.name] = task.pipeline.handlers[STEP]
+            handler = task.pipeline.handlers[STEP]
+            self._handlers[task.name] = (task, handler)
             wrapped = _failing_in_loop if iscoroutinefunction(handler) else _failing_in_thread
             task.pipeline.handlers[STEP] = wrapped(handler, self._errors[task.name], task.terms.retry.never)
         self._errors[task.name].append(error)
@@ -254,11 +261,17 @@ def _raise_next(errors: list[BaseException], never: _Never) -> None:
     raise error
 
 
+def modules_of(app: App) -> list[str]:
+    """The modules that declare the app's tasks."""
+    return sorted({task.function.__module__ for task in app.tasks.values()})
+
+
 def source_of(app: App) -> str:
-    """`module:name` of the app. Raises DeclarationError if no module has it at its top."""
-    for task in app.tasks.values():
-        module = task.function.__module__
+    """`module:name` of the app. Modules that declare its tasks come first: importing them declares the tasks. Raises
+    DeclarationError if no module has the app at its top.
+    """
+    for module in [*modules_of(app), *sys.modules]:
         for name, value in vars(sys.modules[module]).items():
-            if value is app:
+            if value is app and not name.startswith("__"):
                 return f"{module}:{name}"
     raise DeclarationError(f"the app {app.name} is at the top of no module, so no other process can import it")

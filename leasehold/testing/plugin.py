@@ -1,8 +1,9 @@
-"""The pytest plugin. Its fixture `leasehold_app` is the app that the ini option of this name names (`shop:app`)."""
+"""The pytest plugin. Its fixture `leasehold_app` gives the app that the ini option of this name names: `shop:app`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -32,15 +33,14 @@ def leasehold_apps(leasehold_server: TestServer) -> Iterator[Callable[[App], Tes
     """`leasehold_apps(app)`: the app on a database of the test's own."""
     from leasehold.testing.harness import TestApp  # noqa: PLC0415 - see above
 
-    opened: list[TestApp] = []
+    with ExitStack() as opened:
 
-    def open_app(app: App) -> TestApp:
-        opened.append(TestApp(app, leasehold_server))
-        return opened[-1]
+        def open_app(app: App) -> TestApp:
+            test_app = TestApp(app, leasehold_server)
+            opened.callback(test_app.close)
+            return test_app
 
-    yield open_app
-    for test_app in opened:
-        test_app.close()
+        yield open_app
 
 
 @pytest.fixture

@@ -35,14 +35,16 @@ class TestServer:
         self._template: str | None = None
 
     def __enter__(self) -> Self:
-        self._stack.callback(self.portal.close)
-        if not self._url:
-            root = _MEMORY if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) else None
-            directory = self._stack.enter_context(RunDirectory(root=root)).path
-            postgres = Postgres(directory / "postgres", durable=False)
-            self.portal.call(postgres.start())
-            self._stack.callback(lambda: self.portal.call(postgres.stop("immediate")))
-            self._url = postgres.url
+        with ExitStack() as opening:
+            opening.callback(self.portal.close)
+            if not self._url:
+                root = _MEMORY if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) else None
+                directory = opening.enter_context(RunDirectory(root=root)).path
+                postgres = Postgres(directory / "postgres", durable=False)
+                opening.callback(lambda: self.portal.call(postgres.stop("immediate")))
+                self.portal.call(postgres.start())
+                self._url = postgres.url
+            self._stack = opening.pop_all()
         return self
 
     def __exit__(self, *_error: object) -> None:

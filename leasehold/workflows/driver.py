@@ -20,6 +20,7 @@ import orjson
 from leasehold.domain.errors import Cancelled, LeaseLost, Permanent, StepError, TaskFailed
 from leasehold.domain.ids import new_id
 from leasehold.domain.states import JOB_TERMINAL
+from leasehold.domain.storable import storable_text
 from leasehold.runtime.foreign_errors import contained, text_of
 from leasehold.transitions.workflows.reading import Entry, Journal, StoredSignal
 from leasehold.transitions.workflows.records import Call
@@ -471,10 +472,11 @@ def _record_of(call: LocalCall[Any], task: asyncio.Task[Any]) -> Call:
 
 
 def _reported(error: BaseException) -> tuple[str, str]:
-    """The code and message of an error that `ctx.call` met."""
+    """The code and message of an error that a function of `ctx.call` raised, as the journal stores them."""
+    code, message = "handler_error", text_of(error)
     if isinstance(error, (StepError, TaskFailed)):
-        return error.code, error.message[:_MAX_MESSAGE]
-    return "handler_error", text_of(error)[:_MAX_MESSAGE]
+        code, message = error.code, error.message
+    return storable_text(code), storable_text(message[:_MAX_MESSAGE])
 
 
 def _error_of_run(entry: Entry) -> TaskFailed | None:

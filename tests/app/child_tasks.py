@@ -50,7 +50,25 @@ def fail(kind: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "exits":
         sys.exit(3)
+    if kind == "odd file name":
+        logging.getLogger("shop").warning("no file \udcff")
+        raise FileNotFoundError("no file \udcff")
+    if kind == "no text":
+        raise Speechless
     raise {"key": KeyError, "value": ValueError}[kind]("it")
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@app.task(process=True, retry=ONCE)
+def replace_directory() -> str:
+    """It leaves a file where its directory was, which cannot be deleted as a directory."""
+    current().directory.rmdir()
+    current().directory.write_text("")
+    return "done"
 
 
 @app.task(process=True, retry=ONCE, timeout=timedelta(seconds=2))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from leasehold import App
 from leasehold.domain.errors import DeclarationError
+from leasehold.settings import Settings
 from leasehold.testing.harness import TestApp
+from leasehold.testing.server import TestServer
+from tests.app import kit_main, kit_parts
 from tests.app.kit_shop import Order, add, charge, checkout, measure, nightly, send_receipt
 
 ORDER = Order(id=1, email="a@b")
@@ -61,6 +66,28 @@ def test_an_attempt_fails_as_often_as_the_test_says(leasehold_app: TestApp) -> N
         leasehold_app.travel(hours=4)
         leasehold_app.drain()
     assert run.result() == "sent to a@b by attempt 3"
+
+
+def test_a_worker_dies_that_has_an_app_whose_tasks_other_modules_declare(
+    leasehold_apps: Callable[[App], TestApp],
+) -> None:
+    test_app = leasehold_apps(kit_main.app)
+    run = kit_parts.part.submit(1)
+    test_app.die_at("after_claim")
+    test_app.drain()
+    assert run.result() == "part 1 by attempt 1"
+
+
+def test_an_app_is_given_back_with_its_settings(leasehold_server: TestServer) -> None:
+    app = App("given-back")
+    test_app = TestApp(app, leasehold_server)
+    assert app.connections.chosen == test_app.settings
+    test_app.close()
+    assert app.connections.chosen is None
+    own = Settings(_env_file=None, tenant="mine")
+    app.use(own)
+    TestApp(app, leasehold_server).close()
+    assert app.connections.chosen is own
 
 
 def test_an_isolated_task_runs_in_its_child(leasehold_app: TestApp) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from leasehold import App, Batch, Cancelled, DeclarationError, Retry, TaskFailed
+from leasehold import App, Batch, Cancelled, DeclarationError, Permanent, Retry, TaskFailed
 from leasehold.app.batches import Batches
 from leasehold.app.run import Run
 from leasehold.db.database import Connection
@@ -141,6 +141,33 @@ async def test_a_call_stops_only_when_no_attempt_waits_for_it_any_more() -> None
 def test_a_run_without_a_server_is_a_batch_of_one() -> None:
     assert double.local(4) == 8
     assert thread_names.local("x") == threading.current_thread().name
+    with pytest.raises(KeyError):
+        each.local(-3)
+    with pytest.raises(Permanent, match="returned 0 results"):
+        too_few.local(1)
+
+
+async def test_a_worker_keeps_nothing_of_a_batch_that_has_ended() -> None:
+    async def call_all(items: list[int]) -> list[int]:
+        return items
+
+    batches = Batches()
+    for tenant in ("acme", "globex"):
+        assert await batches.result_of("t", tenant, Batch(size=1), 7, call_all) == 7
+    assert batches._collecting == {}
+
+
+async def test_an_item_whose_result_is_a_stop_iteration_holds_up_no_other() -> None:
+    async def call_all(_items: list[int]) -> list[Any]:
+        return [StopIteration("odd"), 2]
+
+    batches = Batches()
+    async with asyncio.timeout(SECONDS):
+        outcomes = await asyncio.gather(
+            *(batches.result_of("t", "acme", Batch(size=2, wait=LONG), n, call_all) for n in range(2)),
+            return_exceptions=True,
+        )
+    assert [type(outcome) for outcome in outcomes] == [RuntimeError, int]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
@@ -13,9 +18,12 @@ import pytest
 
 import leasehold.celery
 from leasehold import App, TaskFailed
-from leasehold.celery import AsyncResult, Celery, chain, chord, group, shared_task
+from leasehold.app.current import Current, enter, leave
+from leasehold.app.local import LocalAttempt
+from leasehold.celery import AsyncResult, Celery, Signature, chain, chord, group, shared_task
 from leasehold.celery import app as facade
-from leasehold.celery.exceptions import NotSupported
+from leasehold.celery.exceptions import NotSupported, Retry
+from leasehold.celery.task import Request, _Bound
 from tests.app.conftest import Serve
 
 SECONDS = 30.0
@@ -120,6 +128,49 @@ async def test_a_bound_task_is_tried_again_and_gives_up_after_its_last_retry(ser
         assert len(seen) == 6
 
     await session(serve, program)
+
+
+def test_a_time_without_a_zone_is_of_utc_and_a_past_one_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine of another zone, too."""
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    token = enter(Current("t", LocalAttempt("acme")))
+    try:
+        bound: Any = _Bound(flaky, Request((), {}, "default"))
+        for eta, seconds in ((datetime.now(UTC) + timedelta(hours=1), 3600), (datetime.now(UTC) - timedelta(1), 0)):
+            with pytest.raises(Retry) as retry:
+                bound.retry(eta=eta.replace(tzinfo=None))
+            assert retry.value.after is not None
+            assert abs(retry.value.after.total_seconds() - seconds) < 60
+        with pytest.raises(Retry) as retry:
+            bound.retry(countdown=-5)
+        assert retry.value.after == timedelta(0)
+    finally:
+        leave(token)
+        monkeypatch.undo()
+        time.tzset()
+
+
+async def test_a_countdown_that_has_passed_starts_at_once(serve: Serve) -> None:
+    await session(serve, lambda: add.apply_async((2, 2), countdown=-1).get())
+
+
+def test_settings_may_come_from_a_module_that_imports_others() -> None:
+    module = ModuleType("settings_of_mine")
+    vars(module).update(os=os, Any=Any, find_spec=find_spec, task_default_queue="mine", enable_utc=True)
+    own = Celery("own")
+    try:
+        own.config_from_object(module)
+        assert own.conf.task_default_queue == "mine"
+    finally:
+        facade._apps.remove(own)
+
+
+def test_the_header_of_a_chord_may_be_a_single_call() -> None:
+    for header in (add.s(1, 2), chain(add.s(1, 2), add.s(3)), group(add.s(1, 2)), [add.s(1, 2)]):
+        (member,) = chord(header, add.s(1)).plan["group"]
+        is_whole = isinstance(header, Signature) and "group" not in header.plan
+        assert member == (header.plan if is_whole else add.s(1, 2).plan)
 
 
 async def test_only_the_named_exceptions_are_tried_again(serve: Serve) -> None:

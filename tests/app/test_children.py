@@ -48,6 +48,8 @@ ENDS = {
     "value": ("handler_error", "ValueError: it", 2),
     "killed": ("child_crashed", "SIGKILL", 2),
     "exits": ("handler_error", "SystemExit: 3", 2),
+    "odd file name": ("handler_error", "FileNotFoundError: no file ?", 2),
+    "no text": ("handler_error", "Speechless: its message cannot be read", 2),
 }
 
 
@@ -60,6 +62,10 @@ async def test_what_ends_a_process_ends_the_attempt_with_its_code(served: None, 
         assert sentence in failed.value.message
         assert await connection.fetchval("SELECT attempt FROM task WHERE job_id = $1", run.id) == attempts, kind
     assert (await (await child_tasks.add.asubmit(1, 2)))[0] == 3  # another process serves the next call
+
+
+async def test_a_directory_that_cannot_be_deleted_costs_no_result(served: None) -> None:
+    assert await (await child_tasks.replace_directory.asubmit()) == "done"
 
 
 async def test_the_time_limit_kills_a_process_and_what_it_started(served: None, tmp_path: Path) -> None:

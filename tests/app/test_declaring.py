@@ -137,6 +137,43 @@ def test_an_argument_that_does_not_fit_is_refused_with_its_path() -> None:
         assert refused.value.path == path
 
 
+class Size(BaseModel):
+    n: int
+    unit: str = "cm"
+
+
+def test_the_default_of_a_model_is_that_of_the_parameter() -> None:
+    app = App("a")
+
+    @app.task
+    def measure(size: Size = Size(n=5, unit="mm")) -> str:  # noqa: B008 - that is the test
+        return f"{size.n} {size.unit}"
+
+    @app.cron("@daily")
+    def daily(size: Size = Size(n=6)) -> str:  # noqa: B008 - that is the test
+        return f"{size.n} {size.unit}"
+
+    assert measure.call().params == {"n": 5, "unit": "mm"}
+    assert (measure.local(), measure.local(Size(n=1)), daily.local()) == ("5 mm", "1 cm", "6 cm")
+
+
+@pytest.mark.parametrize("make", ["circular", "deep"])
+def test_an_argument_that_has_no_end_is_refused(make: str) -> None:
+    app = App("a")
+
+    @app.task
+    def take(value: Any) -> None: ...
+
+    endless: list[Any] = []
+    inner = endless
+    for _ in range(100_000 if make == "deep" else 0):
+        inner.append([])
+        inner = inner[0]
+    inner.append(endless if make == "circular" else 1)
+    with pytest.raises(InvalidArguments):
+        take.call(endless)
+
+
 def test_parameters_may_have_names_of_pydantics_own() -> None:
     app = App("shop")
 

@@ -312,6 +312,46 @@ async def test_a_scoped_session_is_its_session_and_flushes_nothing(
     assert await connection.fetchval("SELECT id FROM job") == mine_id
 
 
+class OfDjango:
+    """As Django's wrapper of a connection: it connects when it must, and commits nothing by itself."""
+
+    __module__ = "django.db.backends.postgresql.base"
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.connection: psycopg.Connection[Any] | None = None
+
+    def ensure_connection(self) -> None:
+        self.connection = self.connection or psycopg.connect(self._url)
+
+
+class OfAThirdParty(OfDjango):
+    """Backends for Django that pool or trace connections have modules of their own."""
+
+
+@pytest.mark.parametrize("kind", [OfDjango, OfAThirdParty])
+async def test_a_backend_for_django_is_a_connection_of_django(
+    database_url: str, connection: Connection, kind: type[OfDjango]
+) -> None:
+    wrapper = kind(database_url)
+    run = send_receipt.submit_in(wrapper, Order(id=7))
+    assert wrapper.connection is not None
+    wrapper.connection.commit()
+    wrapper.connection.close()
+    assert await connection.fetchval("SELECT id FROM job") == run.id
+
+
+async def test_a_driver_below_django_that_is_not_supported_is_named(database_url: str) -> None:
+    wrapper = OfAThirdParty(database_url)
+    wrapper.connection = Odd()  # type: ignore[assignment]  # that is the test
+    with pytest.raises(TypeError, match=r"a OfAThirdParty over a .*Odd is no connection"):
+        send_receipt.submit_in(wrapper, Order(id=7))
+
+
+class Odd:
+    """The connection of a driver that nobody knows."""
+
+
 async def test_what_is_no_connection_and_a_driver_of_the_other_kind_are_refused(database_url: str) -> None:
     with pytest.raises(TypeError, match="a str is no connection"):
         send_receipt.submit_in("postgresql://", Order(id=7))

@@ -14,6 +14,7 @@ import pytest
 from pydantic import BaseModel, SecretStr
 
 from leasehold import App, InvalidArguments, Retry, TaskFailed, current
+from leasehold.app.link import DatabaseLink
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid, NotFound, Unanswered
 from leasehold.domain.ids import new_id
@@ -58,6 +59,11 @@ def nothing() -> None: ...
 @app.task
 def has_a_key(key: str, n: int = 1) -> str:
     return key * n
+
+
+@app.task(debounce=timedelta(hours=1))
+def later_if_again(n: int) -> int:
+    return n
 
 
 @pytest.fixture(autouse=True)
@@ -211,6 +217,64 @@ async def test_many_are_written_together_in_order_or_not_at_all(connection: Conn
     with pytest.raises(Invalid, match="At most 10 runs"):
         await send_receipt.asubmit_many([Order(id=n) for n in range(11)])
     assert await connection.fetchval("SELECT count(*) FROM job") == 41
+
+
+@pytest.mark.parametrize("tries", [1, 2])
+async def test_many_whose_answer_was_lost_are_each_one_run(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch, tries: int
+) -> None:
+    """Some have a key of an earlier run, some are one run together, and some only an id."""
+    earlier = await send_receipt.asubmit(Order(id=0), key="k")
+    write, lost = DatabaseLink._write, [ConnectionResetError()] * tries
+
+    async def losing(link: DatabaseLink, calls: Any) -> Any:
+        written = await write(link, calls)
+        if lost:
+            raise lost.pop()
+        return written
+
+    monkeypatch.setattr(DatabaseLink, "_write", losing)
+    calls = [
+        send_receipt.options(key="k").call(Order(id=0)),
+        send_receipt.call(Order(id=1)),
+        send_receipt.options(key="new").call(Order(id=2)),
+        send_receipt.call(Order(id=3)),
+    ]
+    runs = await send_receipt.asubmit_many(calls)
+    assert [run.id for run in runs] == [earlier.id, *(call.run_id for call in calls[1:])]
+    later = [later_if_again.options(key="same").call(n) for n in (1, 2)]
+    lost += [ConnectionResetError()] * tries
+    together = await later_if_again.asubmit_many(later)
+    assert {run.id for run in together} == {later[0].run_id}
+    assert await connection.fetchval("SELECT count(*) FROM job") == 5
+
+
+async def test_a_debounced_run_that_began_before_its_lost_answer_was_repeated_is_one_run(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, lost = DatabaseLink._write, [ConnectionResetError()]
+
+    async def losing(link: DatabaseLink, calls: Any) -> Any:
+        written = await write(link, calls)
+        if lost:
+            async with link._pool.acquire() as own:
+                await own.execute("UPDATE task SET epoch = 1")  # as a claim does
+            raise lost.pop()
+        return written
+
+    monkeypatch.setattr(DatabaseLink, "_write", losing)
+    calls = [later_if_again.options(key="same").call(n) for n in (1, 2)]
+    assert {run.id for run in await later_if_again.asubmit_many(calls)} == {calls[0].run_id}
+    assert await connection.fetchval("SELECT count(*) FROM job") == 1
+
+
+async def test_ids_of_an_earlier_submission_come_back_with_new_ones(connection: Connection) -> None:
+    mine = new_id()
+    await send_receipt.asubmit(Order(id=1), id=mine)
+    calls = [send_receipt.options(id=mine).call(Order(id=1)), send_receipt.call(Order(id=2))]
+    runs = await send_receipt.asubmit_many(calls)
+    assert [run.id for run in runs] == [mine, calls[1].run_id]
+    assert await connection.fetchval("SELECT count(*) FROM job") == 2
 
 
 async def test_a_run_of_another_tenant_is_not_there(using: Using) -> None:

@@ -28,7 +28,7 @@ async def test_the_samples_pass_in_a_session_of_their_own(postgres: Databases, t
         env={**os.environ, "LEASEHOLD_TEST_DATABASE_URL": postgres.url, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     output = (await process.communicate())[0].decode()
-    assert re.search(r"^12 passed in", output, re.MULTILINE), output[-6000:]
+    assert re.search(r"^14 passed in", output, re.MULTILINE), output[-6000:]
 
 
 def _is_installed() -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from leasehold.cli import installation
 from leasehold.cli.installation import Installation
+from leasehold.embedded import guard, programs
 from leasehold.embedded.process import EmbeddedError, RunAs, Server
 
 
@@ -44,3 +45,31 @@ async def test_an_installation_whose_api_does_not_answer_ends_with_its_log(
     finally:
         for server in silent._processes:
             await server.stop(signal.SIGTERM, grace=5)
+
+
+def test_two_that_copy_the_same_programs_do_not_meet(tmp_path: Path) -> None:
+    (tmp_path / "program").write_text("x")
+    (tmp_path / "cache").mkdir()
+    for _ in range(2):
+        programs._copy([tmp_path / "program"], tmp_path / "cache" / "program-1")
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["program-1"]
+    assert (tmp_path / "cache/program-1/program").read_text() == "x"
+
+
+def test_the_guard_kills_all_others_if_it_may_not_kill_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+
+    def kill(pid: int, _signal: int) -> None:
+        if pid == 1:
+            raise PermissionError
+        killed.append(pid)
+
+    def nobody_left(_pid: int, _options: int) -> None:
+        raise ChildProcessError
+
+    monkeypatch.setattr(guard.os, "kill", kill)
+    monkeypatch.setattr(guard.os, "killpg", lambda _group, _signal: kill(1, 9))
+    monkeypatch.setattr(guard.os, "waitpid", nobody_left)
+    monkeypatch.setattr(guard, "descendants", lambda _root: [1, 2, 3])
+    guard.kill_everything(7)
+    assert killed == [2, 3]

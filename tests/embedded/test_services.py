@@ -13,7 +13,9 @@ from typing import Any
 import asyncpg
 import pytest
 
+from leasehold.embedded import services
 from leasehold.embedded.directories import remove_abandoned
+from leasehold.embedded.process import EmbeddedError
 from tests.support.processes import Witness, command_lines_of, descendants, users_of_servers
 
 Start = Callable[..., Coroutine[Any, Any, asyncio.subprocess.Process]]
@@ -117,3 +119,30 @@ async def test_kept_data_is_there_again(start: Start, run_directory: Path) -> No
         process.send_signal(signal.SIGTERM)
         await process.communicate()
     assert answer == 7
+
+
+async def test_a_command_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "STOP_SECONDS", 0.3)
+    program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().call_later(1.0, stopped.set)
+    async with asyncio.timeout(20):
+        assert await services.run_command([sys.executable, "-c", program], {}, stopped) == 128 + signal.SIGKILL
+
+
+async def test_a_command_of_another_user_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "STOP_SECONDS", 0.1)
+    processes: list[asyncio.subprocess.Process] = []
+
+    def refuse(process: asyncio.subprocess.Process, _number: int) -> None:
+        processes.append(process)
+        raise PermissionError
+
+    monkeypatch.setattr(asyncio.subprocess.Process, "send_signal", refuse)
+    stopped = asyncio.Event()
+    stopped.set()
+    with pytest.raises(EmbeddedError, match="sleep runs as another user"):
+        await services.run_command(["sleep", "60"], {}, stopped)
+    monkeypatch.undo()
+    processes[0].kill()
+    await processes[0].wait()

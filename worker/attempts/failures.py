@@ -23,6 +23,7 @@ from leasehold.domain.errors import (
     is_disk_full,
 )
 from leasehold.domain.pipeline import Step
+from leasehold.domain.storable import storable_text
 from leasehold.runtime.foreign_errors import text_of
 from leasehold.telemetry.redaction import redact
 from leasehold.transitions.claims import Claimed
@@ -97,11 +98,11 @@ def failure_of(claimed: Claimed, step: Step, error: StepError) -> Failure:
     elif isinstance(error, Retryable) and error.after is not None:
         delay = error.after
     retryable = error.retryable and not isinstance(error, Permanent)
-    return Failure(claimed.lease, cause, error.code, _storable(error.message), retryable, delay.total_seconds())
+    return Failure(
+        claimed.lease, cause, _storable(error.code), _storable(error.message), retryable, delay.total_seconds()
+    )
 
 
-def _storable(message: str) -> str:
-    """The message without secrets, and in a form that PostgreSQL can store: without NUL and without half characters
-    (lone surrogates), which a str may hold and UTF-8 does not.
-    """
-    return redact(message[:_MAX_MESSAGE]).replace("\x00", "").encode(errors="replace").decode()
+def _storable(text: str) -> str:
+    """The text without secrets, and in a form that PostgreSQL can store."""
+    return storable_text(redact(text[:_MAX_MESSAGE]))

@@ -1,4 +1,4 @@
-"""Which driver a connection of the user's is of. Nothing is imported: who has a connection has loaded its driver."""
+"""Finds the driver of a connection that the user gives. It imports no driver: the user's program has loaded its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from leasehold.app.drivers.foreign import Asyncpg, AsyncPsycopg, AsyncSqlAlchemy, Foreign, Psycopg, SqlAlchemy
 
-#: Module and class, and what reads it. The first that fits is taken.
+#: Module and class of a connection, and our class for it. The first row that fits counts.
 _DRIVERS: tuple[tuple[str, str, type[Any]], ...] = (
     ("sqlalchemy.ext.asyncio", "AsyncSession", AsyncSqlAlchemy),
     ("sqlalchemy.ext.asyncio", "AsyncConnection", AsyncSqlAlchemy),
@@ -25,22 +25,23 @@ _SUPPORTED = (
 
 
 def foreign_of(connection: Any) -> Foreign:
-    """Raises TypeError for what is no connection of a known driver."""
+    """The connection, with the methods that our statements need. Raises TypeError for one of an unknown driver."""
     given = _unwrapped(connection)
     for module, name, driver in _DRIVERS:
         kind = getattr(sys.modules.get(module), name, None)
         if kind is not None and isinstance(given, kind):
             foreign: Foreign = driver(given)
             return foreign
-    raise TypeError(f"a {type(connection).__name__} is no connection to submit in: give {_SUPPORTED}")
+    below = "" if given is connection else f" over a {type(given).__module__}.{type(given).__qualname__}"
+    raise TypeError(f"a {type(connection).__name__}{below} is no connection to submit in: give {_SUPPORTED}")
 
 
 def _unwrapped(connection: Any) -> Any:
-    """The session of a scoped_session, and psycopg's connection below Django's."""
+    """The session of a scoped_session, and the driver's connection below one of Django's or of a backend for Django."""
     kind = type(connection)
     if kind.__name__ in ("scoped_session", "async_scoped_session") and kind.__module__.startswith("sqlalchemy."):
         return connection.registry()
-    if kind.__module__.startswith("django."):
+    if any(base.__module__.startswith("django.") for base in kind.__mro__):
         connection.ensure_connection()
         return connection.connection
     return connection
