@@ -60,7 +60,7 @@ class TaskDecorator(Protocol):
 
 
 class BatchDecorator(Protocol):
-    """What `@app.task(batch=...)` is."""
+    """The type of the decorator that `@app.task(batch=...)` returns."""
 
     @overload
     def __call__(
@@ -192,7 +192,7 @@ class App:
         return workflow
 
     def _declare(self, function: Callable[..., Any], terms: TaskTerms, names: Mapping[str, Any]) -> Task[..., Any]:
-        kind: Any = PositionalTask if _takes_one(function) else KeywordTask
+        kind: Any = PositionalTask if _takes_positional(function) else KeywordTask
         if terms.batch is not None:
             kind = BatchTask
         task: Task[..., Any] = kind(self.name, function, terms, names, self.connections)
@@ -345,6 +345,6 @@ def caller_locals(frame: FrameType | None) -> Mapping[str, Any]:
     return {} if caller is None else dict(caller.f_locals)
 
 
-def _takes_one(function: Callable[..., Any]) -> bool:
-    """Whether it can be called with one positional argument."""
+def _takes_positional(function: Callable[..., Any]) -> bool:
+    """Whether the function can be called with a positional argument."""
     return any(parameter.kind in _POSITIONAL for parameter in inspect.signature(function).parameters.values())

@@ -1,4 +1,4 @@
-"""`current()`: the attempt that runs the calling code, for functions that take their arguments and nothing else."""
+"""`current()` returns the attempt that runs the calling code. A task's function so needs no parameter for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class NotInTask(LeaseholdError):
 
 
 class Reporting(Protocol):
-    """What every attempt can do: in the loop, in a thread, in a child process, and without a server."""
+    """The methods of every attempt: in the loop, in a thread, in a child process, and without a server."""
 
     def progress(self, percent: float, summary: str = "") -> None: ...
     def checkpoint(self) -> None: ...
@@ -33,19 +33,19 @@ class Current:
 
     @property
     def run_id(self) -> UUID:
-        """The run; in its tags, logs and links."""
+        """The id of the run. Logs and links name it."""
         run_id: UUID = self.attempt.job_id
         return run_id
 
     @property
     def tenant(self) -> str:
-        """Whose run it is."""
+        """The tenant of the run."""
         tenant: str = self.attempt.tenant_id
         return tenant
 
     @property
     def number(self) -> int:
-        """1 for the first attempt."""
+        """The number of the attempt; the first is 1."""
         number: int = self.attempt.number
         return number
 

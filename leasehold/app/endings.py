@@ -1,4 +1,4 @@
-"""Waits for the ends of runs: one query serves all waiters of the process, however many there are."""
+"""Waits for the ends of runs. A single query serves all waiters of the process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHERE NOT EXISTS (SELECT 1 FROM job j WHERE j.id = waited.id AND j.finished_at I
 
 
 class Endings:
-    """A deleted run counts as ended: its reader learns that it does not exist."""
+    """Wakes the waiters of runs that have ended. A deleted run counts as ended: reading it then raises NotFound."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool

@@ -1,4 +1,4 @@
-"""What a task that is declared as another's `on_failure` gets."""
+"""`Failed`: the argument of a task that is another task's `on_failure`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The handlers of an app's tasks, as the core calls them: they decode arguments, call functions, encode results."""
+"""The handlers of an app's tasks. The worker calls them; they decode arguments, call functions and encode results."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Handling:
 
     @staticmethod
     def room(attempt: Any) -> AbstractAsyncContextManager[bool]:
-        """Of a `process` task: a process for it."""
+        """Keep a process for an attempt at a `process` task."""
         processes: Processes = attempt.opened.processes
         return processes.room()
 

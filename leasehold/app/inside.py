@@ -1,4 +1,4 @@
-"""`submit_in`: writes runs in a transaction of the user's. The relay announces them once it has committed."""
+"""`submit_in` writes runs in the user's transaction. After its commit the relay announces them."""
 
 from __future__ import annotations
 

@@ -13,15 +13,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ResultLimits:
-    """Bytes of JSON. `inline`: PostgreSQL keeps that much; more goes to the object store, if there is a `store`."""
+    """Limits in bytes of JSON. PostgreSQL keeps a result of up to `inline` bytes. If there is a `store`, it keeps a
+    larger result of up to `longest` bytes.
+    """
 
     inline: int
-    most: int
+    longest: int
     store: bool
 
     @classmethod
     def of(cls, opened: Any) -> Self:
-        """Of what the app's opener gave the worker. Without it, as in a child process: the settings' defaults."""
+        """The limits of the settings in `opened`. None, as in a child process: the defaults of the settings."""
         if opened is not None:
             settings: Settings = opened.settings
             return cls(settings.result_inline_bytes, settings.result_max_bytes, settings.object_store == "s3")
@@ -32,8 +34,8 @@ class ResultLimits:
 
     def is_small(self, encoded: bytes) -> bool:
         """Whether PostgreSQL keeps the result. Raises Permanent `result_too_large`."""
-        if len(encoded) > self.most:
-            sentence = f"the result has {len(encoded)} bytes of JSON; at most {self.most} are stored"
+        if len(encoded) > self.longest:
+            sentence = f"the result has {len(encoded)} bytes of JSON; at most {self.longest} are stored"
             raise Permanent("result_too_large", sentence)
         if len(encoded) > self.inline and not self.store:
             sentence = (

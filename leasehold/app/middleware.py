@@ -12,7 +12,7 @@ Middleware: TypeAlias = Callable[[Current], AsyncIterator[None]]
 
 
 def around(task: str, middleware: Sequence[Middleware]) -> Callable[[Any], AbstractAsyncContextManager[None]]:
-    """What the core enters around each inline attempt of the task. `middleware`: the first is the outermost."""
+    """The context that the worker enters around each attempt of the task. `middleware`: the first is the outermost."""
 
     @asynccontextmanager
     async def entered(attempt: Any) -> AsyncIterator[None]:

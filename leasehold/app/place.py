@@ -1,4 +1,4 @@
-"""Where a function is declared: every DeclarationError of an app begins with it."""
+"""The file and line of a function. Every DeclarationError of an app begins with them."""
 
 from __future__ import annotations
 

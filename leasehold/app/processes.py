@@ -1,4 +1,4 @@
-"""The processes of a worker's `process=True` tasks: a bounded number, each of which runs one call after another."""
+"""The processes in which a worker runs `process=True` tasks. Their number is bounded, and each runs call after call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STREAM_BYTES = 1 << 20
 
 
 class Process:
-    """One child process, in a session of its own: so a kill reaches what it started."""
+    """One child process. It has a session of its own, so that a kill also reaches the processes that it started."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -62,7 +62,7 @@ class Process:
         return self._process.returncode is None
 
     async def call(self, call: CallOfProcess, on_frame: Callable[[Kind, bytes], None]) -> tuple[Kind, bytes]:
-        """The last frame of the call. Raises ChildCrashed."""
+        """Run the call. Returns its last frame, and gives each frame before it to `on_frame`. Raises ChildCrashed."""
         body = call.model_dump_json().encode()
         try:
             self._writer.write(HEAD.pack(Kind.CALL, len(body)) + body)
@@ -122,11 +122,13 @@ class Processes:
             kind, body = await process.call(call, partial(_pass_on, attempt, process.pid))
             may_stay = kind is not Kind.CANCELLED and not watching.done()
         finally:
-            await cancel_and_wait(watching)
-            if may_stay:
-                self._idle.append(process)
-            else:
-                await process.kill()
+            try:
+                await cancel_and_wait(watching)
+            finally:  # also if this call is cancelled meanwhile
+                if may_stay:
+                    self._idle.append(process)
+                else:
+                    await process.kill()
         match kind:
             case Kind.CANCELLED:
                 raise Cancelled
@@ -148,7 +150,7 @@ class Processes:
 
 
 async def _watch(process: Process, attempt: Any) -> None:
-    """Ask the process to stop once the run is cancelled. Ends then."""
+    """Wait until the run is cancelled or its lease is lost. Then ask the process to stop."""
     while True:
         await asyncio.sleep(_CHECK_SECONDS)
         try:
@@ -159,6 +161,7 @@ async def _watch(process: Process, attempt: Any) -> None:
 
 
 def _pass_on(attempt: Any, child: int, kind: Kind, body: bytes) -> None:
+    """Give the attempt what its function reports from the process `child`."""
     if kind is Kind.PROGRESS:
         attempt.progress(*orjson.loads(body))
     elif kind is Kind.EMIT:
@@ -169,7 +172,7 @@ def _pass_on(attempt: Any, child: int, kind: Kind, body: bytes) -> None:
 
 
 def error_of(failed: FailedInProcess) -> StepError:
-    """The error that the worker raises for the function's."""
+    """The error that the worker raises for an exception of the function."""
     error: StepError
     if failed.permanent:
         error = Permanent(failed.code, failed.message)

@@ -1,4 +1,4 @@
-"""A task as a workflow's `ctx.run` starts it."""
+"""A task as `ctx.run` and `ctx.start` of a workflow need it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from leasehold.domain.pipeline import Pipeline
 
 
 class StartedTask:
-    """A leasehold.workflows.pending.Runnable."""
+    """Implements leasehold.workflows.pending.Runnable."""
 
     def __init__(self, pipeline: Pipeline, arguments: Arguments, results: Results) -> None:
         self._pipeline = pipeline

@@ -1,7 +1,7 @@
 """`Task`: a function that was declared with `@app.task`. Calling it runs the function; a worker runs what is submitted.
 
-Two classes below it differ for type checkers only: a function with a parameter, whose `submit` also takes options, and
-one without.
+Its two subclasses differ for type checkers only. PositionalTask is for functions with a positional parameter, and
+KeywordTask for all others.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Task(Generic[P, R]):
         names: Mapping[str, Any] | None = None,
         connections: Connections | None = None,
     ) -> None:
-        """`names`: of the scope that declares it. Raises DeclarationError with file and line."""
+        """`names`: local names of the declaring scope. Raises DeclarationError with file and line."""
         check_function(function)
         self._connections = connections if connections is not None else Connections(app)
         self.function = function
@@ -99,7 +99,7 @@ class Task(Generic[P, R]):
         self.results = Results(function, hints)
         self.pipeline = pipeline_of(app, function, terms, self.arguments)
         self.name = self.pipeline.name
-        self._declare_flow()
+        self._declare_limits()
         self.runnable = StartedTask(self.pipeline, self.arguments, self.results)
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
         self._option_names = OPTIONS - set(self.arguments.names)
@@ -111,7 +111,7 @@ class Task(Generic[P, R]):
         """The types of the arguments and of the result."""
         return hints_of(function, names)
 
-    def _declare_flow(self) -> None:
+    def _declare_limits(self) -> None:
         if self.terms.limit is not None:
             limit = self.terms.limit
             self.pipeline.limits = (PipelineLimit(limit.at_most, limit.per_minute, limit.by),)
@@ -138,12 +138,12 @@ class Task(Generic[P, R]):
             )
         if self.terms.process and self.terms.isolated:
             raise declaration_error(
-                self.function, "process=True has the network and the disk, isolated=True has neither: choose"
+                self.function, "process=True has network and disk, and isolated=True has neither: choose one"
             )
         if self.terms.process:
             if "<locals>" in self.function.__qualname__:
                 raise declaration_error(
-                    self.function, "a process can import no function of a function: declare it at the top"
+                    self.function, "a process imports the function by its name: declare it at the top of a module"
                 )
             self.pipeline.room = self.handling.room
             return self.handling.process
@@ -165,11 +165,13 @@ class Task(Generic[P, R]):
         return Call(self, self.arguments.encoded(args, kwargs))
 
     def find(self, run_id: UUID) -> Run[R]:
-        """The handle of a run of this task, by its id. Whether it exists shows at its first use."""
+        """The handle of the run of this task with this id. It is not looked up before its first use."""
         return Run(run_id, self.name, self.results, self._connections)
 
-    def _calls(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call[R]:
-        """The call of `submit`: what is named as an option is one, unless a parameter has that name."""
+    def _call_with_options(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call[R]:
+        """The call of `submit`. A keyword argument with the name of an option is the option, unless a parameter has
+        this name.
+        """
         options = {name: value for name, value in kwargs.items() if name in self._option_names}
         named = {name: value for name, value in kwargs.items() if name not in self._option_names}
         return Call(self, self.arguments.encoded(args, named), Options(**options))
@@ -282,7 +284,7 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
 
         Raises InvalidArguments where the arguments do not fit, Invalid for options, and Unanswered.
         """
-        return self._submit([self._calls(args, kwargs)])[0]
+        return self._submit([self._call_with_options(args, kwargs)])[0]
 
     @overload
     async def asubmit(self, argument: A, /, *args: Q.args, **kwargs: Q.kwargs) -> Run[R]: ...
@@ -290,7 +292,7 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
     async def asubmit(self, argument: A, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
     async def asubmit(self, *args: Any, **kwargs: Any) -> Run[R]:  # type: ignore[misc]  # as `submit`
         """As `submit`, in an event loop."""
-        return (await self._asubmit([self._calls(args, kwargs)]))[0]
+        return (await self._asubmit([self._call_with_options(args, kwargs)]))[0]
 
     @overload
     def submit_in(self, connection: Any, argument: A, /, *args: Q.args, **kwargs: Q.kwargs) -> Run[R]: ...
@@ -302,7 +304,7 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
         `connection`: a Session or Connection of SQLAlchemy, a psycopg 3 Connection, or Django's. Raises as `submit`,
         and TransactionRefused, before anything is written, in autocommit and in a transaction that has failed.
         """
-        return self._submit_in(connection, [self._calls(args, kwargs)])[0]
+        return self._submit_in(connection, [self._call_with_options(args, kwargs)])[0]
 
     @overload
     async def asubmit_in(self, connection: Any, argument: A, /, *args: Q.args, **kwargs: Q.kwargs) -> Run[R]: ...
@@ -312,7 +314,7 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
         """As `submit_in`, for an AsyncSession or AsyncConnection of SQLAlchemy, an asyncpg connection, or a psycopg 3
         AsyncConnection.
         """
-        return (await self._asubmit_in(connection, [self._calls(args, kwargs)]))[0]
+        return (await self._asubmit_in(connection, [self._call_with_options(args, kwargs)]))[0]
 
     def submit_many(self, arguments: Iterable[A | Call[R]]) -> list[Run[R]]:
         """Submit a run for each: an argument, or a `task.call(...)`. All or none; the runs are in the same order."""
@@ -323,7 +325,7 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
         return await self._asubmit([self._call_of(argument) for argument in arguments])
 
     def _call_of(self, argument: A | Call[R]) -> Call[R]:
-        return argument if isinstance(argument, Call) else self._calls((argument,), {})
+        return argument if isinstance(argument, Call) else self._call_with_options((argument,), {})
 
 
 class KeywordTask(Task[P, R], Generic[P, R, C]):
@@ -339,7 +341,7 @@ class KeywordTask(Task[P, R], Generic[P, R, C]):
     def submit(self, **options: Unpack[SubmitOptions]) -> Run[R]: ...
     def submit(self, *args: Any, **kwargs: Any) -> Run[R]:
         """As PositionalTask.submit."""
-        return self._submit([self._calls(args, kwargs)])[0]
+        return self._submit([self._call_with_options(args, kwargs)])[0]
 
     @overload
     async def asubmit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
@@ -347,7 +349,7 @@ class KeywordTask(Task[P, R], Generic[P, R, C]):
     async def asubmit(self, **options: Unpack[SubmitOptions]) -> Run[R]: ...
     async def asubmit(self, *args: Any, **kwargs: Any) -> Run[R]:
         """As `submit`, in an event loop."""
-        return (await self._asubmit([self._calls(args, kwargs)]))[0]
+        return (await self._asubmit([self._call_with_options(args, kwargs)]))[0]
 
     @overload
     def submit_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
@@ -355,7 +357,7 @@ class KeywordTask(Task[P, R], Generic[P, R, C]):
     def submit_in(self, connection: Any, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
     def submit_in(self, connection: Any, /, *args: Any, **kwargs: Any) -> Run[R]:
         """As PositionalTask.submit_in."""
-        return self._submit_in(connection, [self._calls(args, kwargs)])[0]
+        return self._submit_in(connection, [self._call_with_options(args, kwargs)])[0]
 
     @overload
     async def asubmit_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
@@ -363,7 +365,7 @@ class KeywordTask(Task[P, R], Generic[P, R, C]):
     async def asubmit_in(self, connection: Any, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
     async def asubmit_in(self, connection: Any, /, *args: Any, **kwargs: Any) -> Run[R]:
         """As PositionalTask.asubmit_in."""
-        return (await self._asubmit_in(connection, [self._calls(args, kwargs)]))[0]
+        return (await self._asubmit_in(connection, [self._call_with_options(args, kwargs)]))[0]
 
     def submit_many(self, calls: Iterable[Call[R]]) -> list[Run[R]]:
         """Submit a run for each `task.call(...)`. All or none; the runs are in the same order."""
@@ -375,7 +377,7 @@ class KeywordTask(Task[P, R], Generic[P, R, C]):
 
 
 def check_function(function: Callable[..., Any]) -> None:
-    """Raises DeclarationError for what no worker could call."""
+    """Raises DeclarationError for a function that no worker could call."""
     inner: Any = inspect.unwrap(function)
     if not inspect.isfunction(inner):
         raise DeclarationError(f"{function!r} is no function: a task is declared above a def")
@@ -386,7 +388,7 @@ def check_function(function: Callable[..., Any]) -> None:
 
 
 def pipeline_of(app: str, function: Callable[..., Any], terms: TaskTerms, arguments: Arguments) -> Pipeline:
-    """The pipeline of one step that a task is."""
+    """The task as a pipeline of one step."""
     name = terms.name or function.__name__
     if not NAME.fullmatch(name):
         raise declaration_error(

@@ -62,8 +62,8 @@ class WorkflowHandling:
         return Done(value=encoding.stored())
 
 
-class _Durable(Task[P, R]):
-    """What both kinds of workflows have in place of a task's."""
+class _WorkflowTask(Task[P, R]):
+    """The methods in which both kinds of workflows differ from a task."""
 
     _skip = 1
 
@@ -79,7 +79,7 @@ class _Durable(Task[P, R]):
         return self.local(*args, **kwargs)
 
 
-class PositionalWorkflow(_Durable[Concatenate[A, Q], R], PositionalTask[A, Q, R, NoReturn], Generic[A, Q, R]):
+class PositionalWorkflow(_WorkflowTask[Concatenate[A, Q], R], PositionalTask[A, Q, R, NoReturn], Generic[A, Q, R]):
     """A workflow with at least one parameter beside its context. A worker runs it: submit it."""
 
     def __call__(self, _argument: A, /, *_args: Q.args, **_kwargs: Q.kwargs) -> NoReturn:
@@ -87,7 +87,7 @@ class PositionalWorkflow(_Durable[Concatenate[A, Q], R], PositionalTask[A, Q, R,
         raise _not_called(self)
 
 
-class KeywordWorkflow(_Durable[P, R], KeywordTask[P, R, NoReturn], Generic[P, R]):
+class KeywordWorkflow(_WorkflowTask[P, R], KeywordTask[P, R, NoReturn], Generic[P, R]):
     """A workflow without parameters beside its context, or with named ones only."""
 
     def __call__(self, *_args: P.args, **_kwargs: P.kwargs) -> NoReturn:
@@ -103,10 +103,10 @@ def workflow_of(
 ) -> Workflow:
     """The workflow of a function. Raises DeclarationError with file and line."""
     _check(function)
-    takes_one = any(
+    takes_positional = any(
         parameter.kind in _POSITIONAL for parameter in list(inspect.signature(function).parameters.values())[1:]
     )
-    kind: Any = PositionalWorkflow if takes_one else KeywordWorkflow
+    kind: Any = PositionalWorkflow if takes_positional else KeywordWorkflow
     task_terms = TaskTerms(name=terms.name, queue=terms.queue, timeout=terms.timeout)
     workflow: Workflow = kind(app, function, task_terms, names, connections)
     workflow.pipeline.version = terms.version

@@ -1,4 +1,4 @@
-"""Writes the runs of calls with the platform's own statements, on a connection of ours or of the user's."""
+"""Writes the runs of calls in a transaction. The connection is the app's own, or one that the user gives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ACCEPTED = 202
 
 @dataclass(slots=True)
 class Written:
-    """`ids`: of the runs, in the order of the calls. After the commit publish `hints`, and admit at `limits`."""
+    """`ids`: of the runs, in the order of the calls. After the commit, publish `hints`, and admit at `limits`."""
 
     ids: list[UUID] = field(default_factory=list)
     hints: list[Announcement] = field(default_factory=list)
@@ -34,28 +34,28 @@ class Written:
 
 
 async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str, keep_seconds: int) -> Written:
-    """- -> pending, for all calls or none. Call it in a transaction.
+    """Write a run for each call, or none. Call it in a transaction.
 
     Raises Invalid: a key that came with other arguments, or a payload that is too large.
     """
     written = Written([call.run_id for call in calls])
-    together: list[NewRun] = []
+    plain_runs: list[NewRun] = []
     debounced: dict[tuple[str, str], list[int]] = {}
-    for place, call in enumerate(calls):
+    for index, call in enumerate(calls):
         encoded = encoded_payload(call.params)
         new = _new_run(call, tenant, keep_seconds)
         key = call.key
         if call.debounce_key is not None:
-            debounced.setdefault((call.task.name, call.debounce_key), []).append(place)
+            debounced.setdefault((call.task.name, call.debounce_key), []).append(index)
         elif key is None:
-            together.append(new)
+            plain_runs.append(new)
         else:
             request = b"" if call.is_unique else encoded
-            written.ids[place] = await _write_keyed(connection, new, key, request, written)
+            written.ids[index] = await _write_keyed(connection, new, key, request, written)
     if debounced:
-        together += await _write_debounced(connection, calls, list(debounced.values()), tenant, keep_seconds, written)
-    if together:
-        created = await runs.create_together(connection, together)
+        plain_runs += await _write_debounced(connection, calls, list(debounced.values()), tenant, keep_seconds, written)
+    if plain_runs:
+        created = await runs.create_together(connection, plain_runs)
         written.hints += created.hints
         written.limits += created.limits
     return written
@@ -64,7 +64,7 @@ async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str,
 async def _write_debounced(
     connection: Connection,
     calls: Sequence[Call[Any]],
-    places_by_key: Sequence[Sequence[int]],
+    indexes_by_key: Sequence[Sequence[int]],
     tenant: str,
     keep_seconds: int,
     written: Written,
@@ -73,15 +73,15 @@ async def _write_debounced(
 
     The calls of one key are one run, with the first one's id and the last one's arguments.
     """
-    firsts = [calls[places[0]] for places in places_by_key]
-    lasts = [calls[places[-1]] for places in places_by_key]
+    firsts = [calls[indexes[0]] for indexes in indexes_by_key]
+    lasts = [calls[indexes[-1]] for indexes in indexes_by_key]
     waiting = await debounce.postpone(connection, tenant, [_debounced(call) for call in lasts])
     new: list[NewRun] = []
-    for places, first, last, run_id in zip(places_by_key, firsts, lasts, waiting, strict=True):
+    for indexes, first, last, run_id in zip(indexes_by_key, firsts, lasts, waiting, strict=True):
         if run_id is None:
             new.append(replace(_new_run(last, tenant, keep_seconds), id=first.run_id, dedupe_key=last.debounce_key))
-        for place in places:
-            written.ids[place] = run_id or first.run_id
+        for index in indexes:
+            written.ids[index] = run_id or first.run_id
     return new
 
 

@@ -193,11 +193,11 @@ class AsyncClient:
         return Tries(call, str(self._http.base_url), self._timeout)
 
     async def _try(self, call: Call[Any], form: MakeForm | None, tries: Tries) -> httpx2.Response | float:
-        """The answer that counts, or the seconds until the next try."""
+        """Send the request once. Returns its answer, or the seconds until the next try."""
         with ExitStack() as stack:
-            more = {} if form is None else form(stack)
+            form_options = {} if form is None else form(stack)
             try:
-                answer = await self._http.request(call.method, call.path, **options_of(call), **more)
+                answer = await self._http.request(call.method, call.path, **options_of(call), **form_options)
             except httpx2.TransportError as error:
                 return tries.after_error(error)
         pause = tries.after_answer(answer)

@@ -1,4 +1,4 @@
-"""Every request of the clients, once: `Client` and `AsyncClient` send what these functions return."""
+"""The requests of the clients. `Client` and `AsyncClient` send what these functions return."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ Json: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """A request. `parse`: makes the result of the answer's JSON. `keyed`: the API knows `key`, and does nothing twice
-    for it. `safe`: the request may be repeated without a key. `files`: those of a form, by field.
+    """A request. `parse` makes the result from the answer's JSON. `keyed`: the API accepts an idempotency key, and does
+    nothing twice with the same `key`. `safe`: the request may be repeated without a key. `files`: field and path
+    of each file of a form.
     """
 
     method: str
@@ -148,10 +149,10 @@ def submit_many(
     key: str | None = None,
 ) -> Call[models.Batch]:
     """Start up to 1,000 runs of a template, one a payload: all or none."""
-    more = {} if tags is None else {"tags": dict(tags)}
+    with_tags = {} if tags is None else {"tags": dict(tags)}
     body = _given(
         template=template,
-        runs=[{"payload": dict(payload)} | more for payload in payloads],
+        runs=[{"payload": dict(payload)} | with_tags for payload in payloads],
         version=version,
         scope=scope,
         priority=priority,
@@ -224,7 +225,7 @@ def retry(job_id: Id, *, from_step: str | None = None, payload: Json | None = No
 
 
 def delete(job_id: Id) -> Call[models.Acted | None]:
-    """Delete a job with its objects. None: it is gone; else it goes when its running steps have stopped."""
+    """Delete a job with its objects. None: it is deleted. Else it is deleted when its running steps have stopped."""
     return Call("DELETE", f"/v1/jobs/{path_part(job_id)}", _acted_or_none, safe=True)
 
 

@@ -56,8 +56,8 @@ class Client:
     """`with Client(url, key) as client`. Use it from any thread.
 
     `url`, `key`: by default LEASEHOLD_URL and LEASEHOLD_API_KEY. `timeout`: for how many seconds a request is tried
-    again while the API does not answer (503, a lost connection) or has no room (429). What makes something is sent with
-    an idempotency key, so that trying again makes it once.
+    again while the API does not answer (503, a lost connection) or has no room (429). A request that makes something
+    has an idempotency key, so that two tries make it once.
 
     The methods raise ApiError for what the API refuses, and Unavailable when the time is up.
     """
@@ -196,11 +196,11 @@ class Client:
         return Tries(call, str(self._http.base_url), self._timeout)
 
     def _try(self, call: Call[Any], form: MakeForm | None, tries: Tries) -> httpx2.Response | float:
-        """The answer that counts, or the seconds until the next try."""
+        """Send the request once. Returns its answer, or the seconds until the next try."""
         with ExitStack() as stack:
-            more = {} if form is None else form(stack)
+            form_options = {} if form is None else form(stack)
             try:
-                answer = self._http.request(call.method, call.path, **options_of(call), **more)
+                answer = self._http.request(call.method, call.path, **options_of(call), **form_options)
             except httpx2.TransportError as error:
                 return tries.after_error(error)
         pause = tries.after_answer(answer)

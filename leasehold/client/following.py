@@ -1,4 +1,4 @@
-"""How a feed (events, log lines, chunks) is requested and resumed. No input or output: both clients use it."""
+"""Requests a feed (events, log lines, chunks) and resumes it. It does no input or output: both clients use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both clients make of a call and of an answer."""
+"""Makes the HTTP library's request of a call, and reads its answer, for both clients."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def key_of(key: str | None) -> str:
 
 
 def options_of(call: Call[Any]) -> dict[str, Any]:
-    """For the request of the HTTP library."""
+    """The options of the HTTP library's request."""
     options: dict[str, Any] = {"params": dict(call.params), "headers": dict(call.headers)}
     return options if call.body is None else options | {"json": dict(call.body)}
 

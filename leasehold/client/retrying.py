@@ -11,11 +11,11 @@ import httpx2
 from leasehold.client.calls import Call
 from leasehold.client.errors import ApiError, Unavailable
 
-#: The API, or a proxy before it, cannot answer now.
+#: The API, or a proxy in front of it, cannot answer now.
 _AWAY = frozenset({502, 503, 504})
 _TOO_MANY = 429
 _CONFLICT = 409
-#: The try before is still under way.
+#: The API still works on the earlier try.
 _IN_FLIGHT = "idempotency_key_in_flight"
 _FIRST_PAUSE, _LAST_PAUSE = 0.2, 10.0
 #: These errors mean that the request has not been sent.
@@ -42,7 +42,7 @@ class Tries:
         return pause
 
     def after_answer(self, answer: httpx2.Response) -> float | None:
-        """Seconds until the next try; None: this answer counts. Raises ApiError, Unavailable."""
+        """Seconds until the next try; None: the answer is final. Raises ApiError, Unavailable."""
         if not answer.is_error:
             return None
         problem = problem_of(answer)
@@ -59,7 +59,7 @@ class Tries:
         raise self._unavailable(str(refused)) if is_away else refused
 
     def _pause(self, at_least: float | None) -> float | None:
-        """Grows from try to try, and is never the same for two clients. None: the time is up."""
+        """A pause that grows from try to try, with jitter. None: the time is up."""
         self._failed += 1
         longest = min(_LAST_PAUSE, _FIRST_PAUSE * 2 ** (self._failed - 1))
         pause = (at_least or 0.0) + random.uniform(longest / 2, longest)  # noqa: S311 - it guards nothing

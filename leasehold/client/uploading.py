@@ -1,4 +1,4 @@
-"""Files that are read from the disk while they are sent, with a report of how far they are."""
+"""Reads files from the disk while they are sent, and reports how much of them was sent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-#: Called with the bytes that were sent, and the bytes of all.
+#: Called with the number of bytes that were sent, and the number of all bytes.
 OnProgress: TypeAlias = Callable[[int, int], None]
 _PIECE = 256 * 1024
 

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from leasehold.embedded.process import EmbeddedError, RunAs
-from leasehold.embedded.programs import copy_if_not_runnable
+from leasehold.embedded.programs import runnable_copy_of
 
 #: Debian's packages put the programs of version N into N/bin here. A package of clients only has no `postgres`.
 SYSTEM = Path("/usr/lib/postgresql")
@@ -28,7 +28,7 @@ async def find_postgres(run_as: RunAs) -> Path:
     if package := _pgserver_package():
         tree = [package, package.with_name(f"{package.name}.libs")]
         program = package / "pginstall18" / "bin" / "postgres"
-        return (await copy_if_not_runnable(program, [part for part in tree if part.exists()], run_as)).parent
+        return (await runnable_copy_of(program, [part for part in tree if part.exists()], run_as)).parent
     if system := _of_the_system():
         return system[0]
     if pg_config := shutil.which("pg_config"):

@@ -15,9 +15,7 @@ from leasehold.embedded.process import EmbeddedError, RunAs, end
 
 
 async def can_run(program: Path, run_as: RunAs) -> bool:
-    """Whether the user can start `program`. A program in a home directory that is closed to the user
-    cannot be started.
-    """
+    """Whether the user can start `program`. The user cannot if the program lies in a home that is closed to others."""
     try:
         process = await asyncio.create_subprocess_exec(
             program,
@@ -38,7 +36,7 @@ async def can_run(program: Path, run_as: RunAs) -> bool:
         await end(process)
 
 
-async def copy_if_not_runnable(program: Path, tree: Sequence[Path], run_as: RunAs) -> Path:
+async def runnable_copy_of(program: Path, tree: Sequence[Path], run_as: RunAs) -> Path:
     """The path of `program`, or of a copy in the cache if `run_as` cannot start the program where it is.
 
     Args:

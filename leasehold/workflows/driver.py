@@ -48,8 +48,8 @@ _MAX_MESSAGE = 1000
 
 
 class Driver:
-    """`start` makes the coroutine; it may call the context only while the driver runs it. `calls`: what the code has
-    called since the last commit. `news`: the count that the driver has read.
+    """`start` makes the coroutine; it may call the context only while the driver runs it. `calls`: the rows of the
+    journal that are not committed. `news`: the workflow's count of news as the driver has read it.
     """
 
     def __init__(self, run_id: UUID, start: Callable[[Driver], Coroutine[Any, Any, Any]], max_calls: int) -> None:
@@ -141,7 +141,7 @@ class Driver:
         branch.patches[name] = is_new
         return is_new
 
-    # --- what has come
+    # --- results from the journal
 
     async def _read(self, port: Port) -> None:
         if self._main is None:
@@ -209,7 +209,7 @@ class Driver:
             self._reject(call, TimeoutError(f"no signal {call.name} came in time"))
         elif entry is not None and entry.state == "done":
             self._deliver(call, branch, entry.value["value"], datetime.fromisoformat(entry.value["at"]))
-        elif (signal := next((one for one in self._signals if one.name == call.name), None)) is not None:
+        elif (signal := next((signal for signal in self._signals if signal.name == call.name), None)) is not None:
             self._signals.remove(signal)
             value = {"value": signal.payload, "at": signal.at.isoformat()}
             self._write(Call(call.branch, call.number, "signal", call.name, "done", value, signal=signal.id))
@@ -243,7 +243,7 @@ class Driver:
         self._wake(call)
 
     def _wake(self, pending: Pending[Any]) -> None:
-        """Whoever waits for `pending` may go on."""
+        """Let the branches and gathers that wait for `pending` go on."""
         if isinstance(pending, Journaled):
             self._waiting.pop((pending.branch, pending.number), None)
         for waiter in self._waiters.pop(id(pending), ()):
@@ -264,7 +264,7 @@ class Driver:
             gather.resolve([part.value if part.error is None else part.error for part in gather.parts])
         self._wake(gather)
 
-    # --- the code
+    # --- running the branches
 
     async def _run_ready(self, port: Port) -> None:
         burst = 0
@@ -299,6 +299,7 @@ class Driver:
         self._wake(branch)
 
     async def _issue(self, port: Port, pending: Pending[Any], branch: Branch) -> None:
+        """Begin what the branch awaits: give it the result of the journal, or make the call."""
         if pending.is_done:
             self._wake(pending)
         elif isinstance(pending, Gather):
@@ -422,7 +423,7 @@ class Driver:
         self._waiting[call.branch, call.number] = call
         call.deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
 
-    # --- the ends
+    # --- ending
 
     def _cancel(self) -> None:
         """Raise Cancelled where each branch waits. What a cleanup may do then is `ctx.call`."""

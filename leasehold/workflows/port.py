@@ -1,4 +1,4 @@
-"""What a driver needs of the worker that runs it."""
+"""`Port`: what a driver needs of the worker that runs it."""
 
 from __future__ import annotations
 

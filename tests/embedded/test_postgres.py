@@ -15,7 +15,7 @@ from leasehold.embedded.directories import temporary_root
 from leasehold.embedded.postgres import Postgres
 from leasehold.embedded.postgres_programs import find_postgres
 from leasehold.embedded.process import EmbeddedError, unprivileged
-from leasehold.embedded.programs import can_run, copy_if_not_runnable
+from leasehold.embedded.programs import can_run, runnable_copy_of
 from tests.support.not_here import not_here
 from tests.support.processes import Witness, descendants, users_of_servers
 
@@ -127,7 +127,7 @@ async def test_a_program_in_a_closed_home_is_copied_where_its_user_can_start_it(
     try:
         echo = shutil.copy2("/bin/true", closed / "true")
         assert not await can_run(Path(echo), nobody)
-        copy = await copy_if_not_runnable(Path(echo), [Path(echo)], nobody)
+        copy = await runnable_copy_of(Path(echo), [Path(echo)], nobody)
         assert await can_run(copy, nobody)
         shutil.rmtree(copy.parent)
     finally:

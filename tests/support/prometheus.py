@@ -20,7 +20,7 @@ from leasehold.embedded.debian import unpack_packages
 from leasehold.embedded.directories import cache_directory
 from leasehold.embedded.ports import free_port
 from leasehold.embedded.process import Server, unprivileged
-from leasehold.embedded.programs import copy_if_not_runnable
+from leasehold.embedded.programs import runnable_copy_of
 
 START_SECONDS = 30.0
 
@@ -76,7 +76,7 @@ class Prometheus:
             self._run_as.directory(self.directory / name)
         self._run_as.file(self.directory / "prometheus.yaml", yaml.safe_dump(configuration))
         self._run_as.file(self.directory / "rules.yaml", rules)
-        program = await copy_if_not_runnable(self._programs.prometheus, [self._programs.prometheus], self._run_as)
+        program = await runnable_copy_of(self._programs.prometheus, [self._programs.prometheus], self._run_as)
         self._server = await Server.start(
             "Prometheus",
             [

@@ -15,8 +15,10 @@ from leasehold.domain.errors import TransactionRefused
 
 T = TypeVar("T")
 Row = dict[str, Any]
-_FAILED = "25P02"
-_SENTENCE = "the transaction has failed, so nothing can be written in it: roll it back, and submit in a new one"
+_FAILED_TRANSACTION = "25P02"
+_TRANSACTION_FAILED = (
+    "the transaction has failed, so nothing can be written in it: roll it back, and submit in a new one"
+)
 
 
 class Foreign(ABC):
@@ -35,8 +37,8 @@ class Foreign(ABC):
         try:
             return await self._rows(statement, arguments)
         except Exception as error:
-            if sqlstate_of(error) == _FAILED or type(error).__name__ == "PendingRollbackError":
-                raise TransactionRefused(_SENTENCE) from error
+            if sqlstate_of(error) == _FAILED_TRANSACTION or type(error).__name__ == "PendingRollbackError":
+                raise TransactionRefused(_TRANSACTION_FAILED) from error
             raise
 
     async def fetchrow(self, statement: str, *arguments: Any) -> Row | None:
@@ -51,9 +53,9 @@ class Foreign(ABC):
 
 
 def sqlstate_of(error: BaseException) -> str | None:
-    """PostgreSQL's code of a driver's error; SQLAlchemy wraps the driver's."""
-    for one in (error, getattr(error, "orig", None), error.__cause__):
-        code = getattr(one, "sqlstate", None) or getattr(one, "pgcode", None)
+    """PostgreSQL's code of a driver's error. SQLAlchemy wraps the driver's error in its own."""
+    for candidate in (error, getattr(error, "orig", None), error.__cause__):
+        code = getattr(candidate, "sqlstate", None) or getattr(candidate, "pgcode", None)
         if code is not None:
             return str(code)
     return None
@@ -82,7 +84,7 @@ class _Psycopg(Foreign):
     async def check(self) -> None:
         status = self._connection.info.transaction_status.name
         if status == "INERROR":
-            raise TransactionRefused(_SENTENCE)
+            raise TransactionRefused(_TRANSACTION_FAILED)
         if self._connection.autocommit and status == "IDLE":
             raise TransactionRefused("the connection is in autocommit: wrap it in connection.transaction()")
 
@@ -114,7 +116,7 @@ class AsyncPsycopg(_Psycopg):
 
 
 def _tuples(_cursor: Any) -> Callable[[Any], tuple[Any, ...]]:
-    """A row factory of psycopg: a user's own factory may give rows of any shape."""
+    """A row factory for psycopg. The factory of the user's connection may give rows of any shape."""
     return tuple
 
 
@@ -141,7 +143,7 @@ class SqlAlchemy(_SqlAlchemy):
 
     @cached_property
     def _connection(self) -> Any:
-        """A session's own: executing on the session would flush its objects first."""
+        """The connection, also of a session: executing on the session would flush its objects first."""
         is_session = callable(self._given.connection)
         return self._given.connection() if is_session else self._given
 
@@ -173,10 +175,10 @@ def _rows_of(result: Any) -> list[Row]:
 
 
 def run_now(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine over a sync driver, without an event loop: nothing in it waits."""
+    """Run a coroutine over a sync driver to its end, without an event loop. Nothing in it waits for an event loop."""
     try:
         while True:
-            if work.send(None) is not None:  # a bare sleep(0) gives None
+            if work.send(None) is not None:  # sleep(0) yields None
                 raise RuntimeError("a statement on a sync connection waited for an event loop")
     except StopIteration as end:
         result: T = end.value

@@ -10,42 +10,42 @@ from uuid import UUID
 
 import orjson
 
-#: A parameter, and whether the statement reads it as JSON; or a sign that a driver reads as its own.
+#: Finds a parameter, with the cast to JSON that may follow it, and a sign that means something to a driver.
 _TOKEN = re.compile(r"\$(\d+)(::jsonb(?!\[))?|[:%\\]")
-#: Columns of JSON in what these statements return. Some drivers return text for them.
+#: The columns of JSON in the rows of these statements. Some drivers return them as text.
 _JSON = frozenset({"headers", "limits"})
 
 
 def _converted(statement: str, placeholder: Callable[[str], str], escapes: Mapping[str, str]) -> str:
-    def replaced(found: re.Match[str]) -> str:
-        if found[1] is None:
-            return escapes.get(found[0], found[0])
+    def replaced(token: re.Match[str]) -> str:
+        if token[1] is None:
+            return escapes.get(token[0], token[0])
         colons = escapes.get(":", ":") * 2
-        return placeholder(found[1]) + (f"{colons}text{colons}jsonb" if found[2] else "")
+        return placeholder(token[1]) + (f"{colons}text{colons}jsonb" if token[2] else "")
 
     return _TOKEN.sub(replaced, statement)
 
 
 @cache
 def of_asyncpg(statement: str) -> str:
-    """For a connection without our JSON codec, or with one of the user's."""
+    """For asyncpg, whose connection may have no codec for JSON, or the user's own."""
     return _converted(statement, lambda number: f"${number}", {})
 
 
 @cache
 def of_psycopg(statement: str) -> str:
-    """With `%(p1)s`."""
+    """For psycopg, with placeholders such as `%(p1)s`."""
     return _converted(statement, lambda number: f"%(p{number})s", {"%": "%%"})
 
 
 @cache
 def of_sqlalchemy(statement: str) -> str:
-    """With `:p1`, for `sqlalchemy.text`."""
+    """For `sqlalchemy.text`, with placeholders such as `:p1`."""
     return _converted(statement, lambda number: f"(:p{number})", {":": "\\:", "\\": "\\\\"})
 
 
 def parameter(value: Any) -> Any:
-    """A value of a statement: JSON as text, and ids of the standard library's type."""
+    """The argument as every driver takes it: JSON as text, and an id as the standard library's UUID."""
     if isinstance(value, Mapping) or (isinstance(value, list) and value and isinstance(value[0], Mapping)):
         return orjson.dumps(value, default=str).decode()
     if isinstance(value, list):
@@ -54,12 +54,12 @@ def parameter(value: Any) -> Any:
 
 
 def named(arguments: Iterable[Any]) -> dict[str, Any]:
-    """The parameters by the names of the placeholders."""
+    """The arguments by the names of their placeholders."""
     return {f"p{number}": parameter(value) for number, value in enumerate(arguments, 1)}
 
 
 def row_of(names: Iterable[str], values: Iterable[Any]) -> dict[str, Any]:
-    """A row as the platform reads it: by name, with JSON as Python values whatever the driver makes of it."""
+    """A row by the names of its columns. Columns of JSON have Python values, whatever the driver returned."""
     return {name: _read(name, value) for name, value in zip(names, values, strict=True)}
 
 
