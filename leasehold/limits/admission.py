@@ -46,7 +46,9 @@ class Payer:
 
 @dataclass(slots=True)
 class Paid:
-    """`fields`: the RateLimit header fields of the answer. `queues`: the queues that the written tasks wait in."""
+    """The charge of a submission. `fields`: the RateLimit header fields of the answer. `queues`: the queues in which
+    the written tasks wait.
+    """
 
     fields: dict[str, str]
     queues: set[str] = field(default_factory=set)
@@ -156,7 +158,7 @@ class Admission:
             await rates.refund(connection, key, per_minute, count)
 
     def _rates(self, payer: Payer, charged_as: Charge) -> list[tuple[str, int]]:
-        """(key of the rate's bucket, number a minute) of the rates that are set."""
+        """For each rate that is set: the key of its bucket, and its number a minute."""
         verb = "submit" if charged_as == "submissions" else "upload"
         rates_of_payer = (
             (f"{verb}:key:{payer.key}", self._settings.submissions_per_key if payer.key is not None else None),
@@ -207,7 +209,7 @@ def _queue_full(at_most: int) -> TooMany:
 
 
 async def queues_waited_in(connection: Connection, job_id: UUID) -> set[str]:
-    """The queues that a job's runnable tasks wait in. For example those of a replayed job."""
+    """The queues in which the job's runnable tasks wait, for example after a replay."""
     rows = await connection.fetch(
         "SELECT DISTINCT queue FROM task WHERE job_id = $1 AND status IN ('pending', 'retry', 'waiting')", job_id
     )

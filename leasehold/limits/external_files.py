@@ -70,7 +70,7 @@ class HandedIn:
 
 
 async def _prefix_of(connection: Connection, tenant_id: str, lease: Lease) -> str | None:
-    """The prefix of the keys of the attempt's files. None: the lease is not the task's any more."""
+    """The prefix of the keys of the attempt's files. None: the attempt has lost the lease."""
     row = await connection.fetchrow(_HELD, lease.task_id, tenant_id, lease.owner, lease.epoch)
     if row is None:
         return None
@@ -78,7 +78,7 @@ async def _prefix_of(connection: Connection, tenant_id: str, lease: Lease) -> st
 
 
 async def _announced(connection: Connection, tenant_id: str, lease: Lease) -> dict[str, int]:
-    """The keys of the attempt's files, and their sizes."""
+    """Key -> size of the files that the attempt has announced."""
     rows = await connection.fetch(_OPEN, tenant_id, lease.task_id, lease.epoch)
     return {row["key"]: row["bytes"] for row in rows}
 
@@ -141,8 +141,8 @@ class Files:
     async def check(self, tenant_id: str, lease: Lease, files: Sequence[HandedIn]) -> list[Output]:
         """Read the files' bytes from the store, and return the files as outputs. No connection is held meanwhile.
 
-        When the lease is not the task's any more, the result is empty and nothing is read: `complete` then reports the
-        lost lease. Raises Invalid `file_not_announced`, `file_missing` or `file_mismatch`.
+        If the attempt has lost the lease, the result is empty and nothing is read: `complete` then reports the lost
+        lease. Raises Invalid `file_not_announced`, `file_missing` or `file_mismatch`.
         """
         if not files:
             return []

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
 
 def text_of(error: BaseException) -> str:
     """`TYPE: MESSAGE`. If the error's own `__str__` raises, the text has only the type."""
@@ -19,3 +26,15 @@ def contained(error: BaseException) -> RuntimeError:
     replacement = RuntimeError(f"the function raised {text_of(error)}")
     replacement.__cause__ = error
     return replacement
+
+
+async def call_in_thread(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """As asyncio.to_thread, which waits for ever when the function raises StopIteration."""
+
+    def call() -> _T:
+        try:
+            return function(*args, **kwargs)
+        except (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration) as error:
+            raise contained(error) from error
+
+    return await asyncio.to_thread(call)

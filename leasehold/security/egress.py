@@ -46,7 +46,7 @@ _resolvers = ThreadPoolExecutor(32, "egress-resolver")
 
 
 class EgressRefused(LeaseholdError):
-    """The URL may not be requested. `code`: url_malformed, host_unknown, address_private, port_refused or
+    """A URL that must not be requested. `code`: url_malformed, host_unknown, address_private, port_refused or
     too_many_redirects.
     """
 
@@ -57,7 +57,7 @@ class EgressRefused(LeaseholdError):
 
 class EgressFailed(LeaseholdError):
     """The request got no whole answer: the connection was refused or cut, the time limit passed, or the answer is too
-    large. `sent`: False only when certainly no address got the request, also none that redirected it.
+    large. `sent`: False if certainly no server got the request. A server that answered with a redirect got it.
     """
 
     def __init__(self, message: str, *, sent: bool = True) -> None:
@@ -212,7 +212,7 @@ class Egress:
     ) -> AsyncIterator[httpx2.Response]:
         """The answer after at most `redirects` redirects. The caller reads the body in its block, within `timeout`."""
         check_nothing_held("an address")
-        has_arrived = False  # an address has answered: of a redirect the first one, which got the whole request
+        has_arrived = False  # a server got the whole request: it answered, maybe with a redirect
         try:
             async with asyncio.timeout(timeout):
                 for _ in range(redirects + 1):
@@ -290,7 +290,7 @@ def _parsed(url: str) -> tuple[httpx2.URL, int]:
 
 
 def _host_of(url: httpx2.URL) -> str:
-    """The host as name servers, certificates and the header Host have it: in ASCII."""
+    """The host in ASCII, as name servers, certificates and the header Host need it."""
     return url.raw_host.decode("ascii")
 
 

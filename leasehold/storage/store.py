@@ -149,7 +149,7 @@ class ObjectStore:
         return self.conditional
 
     async def can_refuse(self) -> bool:
-        """As `probe`, but only the first call sends requests. For processes that do not probe when they start."""
+        """As `probe`, but only the first call sends requests. Use it in processes that do not probe at their start."""
         async with self._probing:
             return self.conditional if self._conditional_puts_known else await self.probe()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -15,7 +16,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from leasehold.domain.errors import ObjectExists, ObjectMissing, StoreError, StoreUnavailable
-from leasehold.storage import ObjectStore
+from leasehold.storage import ObjectStore, s3
 from leasehold.storage import store as store_module
 from leasehold.storage.s3 import PutRefused, request
 from leasehold.storage.store import Stored
@@ -178,6 +179,17 @@ def test_a_store_may_refuse_by_code_or_by_status(code: str, status: int, kind: t
     with pytest.raises(StoreError) as told, request("put", "k"):
         raise ClientError(answer, "PutObject")
     assert type(told.value) is kind
+
+
+def test_an_answer_that_is_cut_counts_as_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes: list[str] = []
+    observed = SimpleNamespace(observe=lambda _seconds: None)
+    requests = SimpleNamespace(labels=lambda _operation, outcome: outcomes.append(outcome) or observed)
+    monkeypatch.setattr(s3, "REQUESTS", requests)
+    for error in (StoreUnavailable("cut"), ValueError("the caller's own")):
+        with pytest.raises(type(error)), request("get", "k"):
+            raise error
+    assert outcomes == ["unavailable", "left"]
 
 
 @pytest.mark.parametrize("status", [401, 403])

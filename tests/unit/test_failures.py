@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from leasehold.domain.errors import (
 )
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
-from leasehold.runtime.foreign_errors import contained, text_of
+from leasehold.runtime.foreign_errors import call_in_thread, contained, text_of
 from leasehold.worker.attempts.directories import Directories
 from leasehold.worker.attempts.failures import as_step_error
 from leasehold.worker.attempts.workflows import _gives_coroutine
@@ -36,6 +37,16 @@ def test_an_error_whose_text_cannot_be_read_is_named_by_its_type() -> None:
     assert "Unprintable" in str(contained(Unprintable()))
     error = as_step_error(Unprintable())
     assert (error.code, error.retryable) == ("handler_error", True)
+
+
+async def test_a_function_that_raises_stop_iteration_in_a_thread_hangs_nobody() -> None:
+    def function() -> None:
+        next(iter(()))
+
+    async with asyncio.timeout(5):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await call_in_thread(function)
+        assert await call_in_thread(max, 1, 2) == 2
 
 
 @pytest.mark.parametrize(

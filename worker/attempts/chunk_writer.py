@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 EVERY_SECONDS = 0.2
 #: The most chunks of one statement.
 _BATCH = 128
-#: The database may be away for any time, as for settlements.
+#: A write waits while the database is away, for any time, as a settlement does.
 _PATIENCE = float("inf")
 
 

@@ -67,8 +67,8 @@ def _of_store(error: StoreError) -> StepError:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback of an attempt's error, from the handler's first frame on. For an isolated step: as the child sent
-    it.
+    """The traceback of an attempt's error, from the handler's first frame on. For an isolated step, the child has
+    sent it.
     """
     if isinstance(error, StepError) and error.trace:
         return error.trace

@@ -164,7 +164,7 @@ class InlineAttempt:
         # The log context names job, task and step already.
         if structlog.get_config()["processors"][-1:] == [structlog.stdlib.ProcessorFormatter.wrap_for_formatter]:
             return structlog.get_logger(self.pipeline.module)
-        # A program that set structlog up otherwise, or not at all, would render the line: fields would not be kept.
+        # A program that set structlog up otherwise, or not at all, would render the line, and its fields would be lost.
         plain = logging.getLogger(self.pipeline.module)
         return structlog.wrap_logger(
             plain,
@@ -194,7 +194,7 @@ class InlineAttempt:
         return await self._workflows.drive(self, self._held, start)
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Call a function: in the loop if it gives a coroutine, else in a thread."""
+        """Call a function: in the loop if it is an `async def`, else in a thread."""
         return await self._workflows.call(function)
 
     async def note(self) -> dict[str, Any]:

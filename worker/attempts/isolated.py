@@ -5,7 +5,6 @@ While the outputs are published, the attempt may start the next steps speculativ
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from leasehold.db.database import Pool
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.verdicts import Done
 from leasehold.runtime import failpoints
+from leasehold.runtime.foreign_errors import call_in_thread
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry import traces
@@ -157,11 +157,11 @@ class IsolatedAttempts:
         )
 
     async def _finish(self, pipeline: Pipeline, step: Step, done: Done) -> None:
-        """Run the step's finisher, if the step has one: code of the worker, with secrets that no child gets."""
+        """Run the step's finisher, if it has one. It runs in the worker, and may use secrets that no child gets."""
         finisher = pipeline.finishers.get(step.name)
         if finisher is not None:
             paths = {name: file.path for name, file in done.files.items()}
-            await asyncio.to_thread(finisher, self._settings, paths)
+            await call_in_thread(finisher, self._settings, paths)
 
     async def _publish(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, done: Done, digest: str, held: HeldLease

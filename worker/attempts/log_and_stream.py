@@ -55,7 +55,7 @@ class LogAndStreamWriters:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.lock = Lock()  # the making of all buffers; each holds it for a moment
+        self.lock = Lock()  # held for a moment while the buffers of an attempt are made
         self._buffer_lock = Lock()  # the buffers of all attempts share this lock, too
         self.logs: ChunkWriter[Recorder, LogChunk] = ChunkWriter(settings, "logs", _log_chunk, logs.append)
         self.streams: ChunkWriter[Emissions, StreamChunk] = ChunkWriter(

@@ -1,4 +1,4 @@
-"""Recent outputs in memory. A job's next step usually runs in the same worker, which then downloads nothing."""
+"""Keeps recent outputs in memory. A job's next step usually runs in the same worker, which then downloads nothing."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ def replaceable(held: HeldLease) -> Callable[[Stored], bool]:
     the old owner's heartbeat late, and until then the old owner could overwrite the new owner's output. Exception: a
     store that drops metadata leaves only trust.
 
-    An asynchronous failover can give an epoch out twice. Of two owners of one epoch only the one that PostgreSQL
-    confirms may replace what the other wrote.
+    After an asynchronous failover, PostgreSQL may give the same epoch to a second owner. Of the two, only the owner
+    that PostgreSQL confirms may replace what the other wrote.
     """
 
     def may_replace(existing: Stored) -> bool:
@@ -107,7 +107,7 @@ async def find_published(
         manifest = _unpacked(primary.metadata.get(_MANIFEST))
         if manifest is None:
             return None
-        listed_outputs = [Output(**fields) for fields in manifest["outputs"]]  # TypeError: of another release's form
+        listed_outputs = [Output(**fields) for fields in manifest["outputs"]]  # TypeError for another release's
         existing = await gather_or_cancel(store.head(output.key) for output in listed_outputs)
         for output, stored in zip(listed_outputs, existing, strict=True):
             if stored is None or stored.sha256 != output.sha256 or stored.size != output.size:

@@ -142,7 +142,7 @@ class Runner:
                     held.settlement_sent = True
                     outcome, next_step = await self._settle(claimed, settlement)
             finally:
-                # However the attempt ends: a lease that is not dropped would be renewed until its time limit.
+                # Drop the lease however the attempt ends: else the heartbeat would renew it until its time limit.
                 self._heartbeat.drop(held)
                 self._isolated.discard_speculations(claimed, next_step)
                 if isinstance(settlement, Suspending):

@@ -1,4 +1,4 @@
-"""Threads for handlers that are plain functions: a bounded number, and none that keeps the process from ending."""
+"""Runs plain functions in a bounded number of threads. No thread keeps the process from ending."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Runs workflows: an attempt goes on until the workflow waits, and keeps its coroutine in memory for a while.
 
 A kept coroutine is used again only by the next claim of the same task, and only if this worker knows that the
-suspension is committed. Otherwise the function runs from its top, with what the journal has.
+suspension is committed. Otherwise the function runs from its top, with the results in the journal.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Housekeeping:
         self._of_kinds = housekeeping_of(kinds, HousekeepingContext(settings, connections, store))
 
     def of_kinds(self) -> dict[str, Callable[[], Awaitable[float | None]]]:
-        """The turns of the kinds' own duties, by name. Raises DeclarationError where two duties have one name."""
+        """The turns of the kinds' own duties, by name. Raises DeclarationError if two duties have the same name."""
         duties = [duty for kind in self._of_kinds for duty in kind.duties]
         turns = {duty.duty: self._turn_of(duty) for duty in duties}
         if len(turns) < len(duties):

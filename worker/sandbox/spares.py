@@ -27,7 +27,7 @@ class Spares:
         self._waiting: asyncio.Queue[ChildProcess] = asyncio.Queue()
         self._missing = asyncio.Semaphore(WAITING)  # how many spare children are to be forked
         self._exhausted = asyncio.Event()  # no spare child is left
-        self._idle: set[ChildProcess] = set()  # those of `_waiting`
+        self._idle: set[ChildProcess] = set()  # the children in `_waiting`
         self._zygote: Zygote | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._log = structlog.get_logger().bind(pipeline=recipe.pipeline)

@@ -65,7 +65,7 @@ def scrubbed_environment() -> dict[str, str]:
 
 
 class Zygote:
-    """`start` makes one. All its methods may be called by several tasks at once."""
+    """A zygote, made by `start`. Several tasks may call its methods at once."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, control: socket.socket, output: ChildOutput, greeting: frames.Ready
