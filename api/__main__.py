@@ -48,8 +48,8 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
-        """Record the signal. uvicorn's own method would raise it again at the end: here a requested stop
-        is a success.
+        """Record the signal. uvicorn's own method raises the signal again at the end; here a requested stop is a
+        success.
         """
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True

@@ -34,7 +34,7 @@ async def record(
     **details: Any,
 ) -> None:
     """Add the row of an act to the audit, in the transaction of the act. The first word of `action` names the kind of
-    its target. `tenant_id`: whose chain; None: the caller's.
+    its target. `tenant_id`: the tenant whose chain gets the row; None: the caller's.
     """
     kind = action.partition(".")[0]
     await rows.record(

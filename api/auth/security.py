@@ -1,4 +1,7 @@
-"""Which scope a route needs. Every route names a scope or is listed as public: `refuse_open_routes` refuses others."""
+"""Checks the caller's scope. Every route names a scope or is listed as public.
+
+A route names its scope by a dependency `Require`. `refuse_open_routes` refuses any other route when the API starts.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,15 @@ CONVERSION_WRITE = "conversion:write"
 CONVERSION_READ = "conversion:read"
 GENERATION_WRITE = "generation:write"
 GENERATION_READ = "generation:read"
-#: Jobs of all kinds, at /v1/jobs: of those kinds whose own scopes the key has, too.
+#: For jobs of all kinds, at /v1/jobs. A key also needs the scope of a job's own kind.
 JOBS_READ = "jobs:read"
 JOBS_OPERATE = "jobs:operate"
 JOBS_DELETE = "jobs:delete"
-#: The keys of the tenant: see, make, rotate, expire, revoke them.
+#: To list, make, rotate, expire and revoke the keys of the tenant.
 KEYS_WRITE = "keys:write"
-#: The people of the tenant, who sign in by OpenID Connect: see them, set their roles, disable them.
+#: To list the people of the tenant, who sign in by OpenID Connect; to set their roles, and to disable them.
 PEOPLE_WRITE = "people:write"
-#: Who did what: the audit of the tenant.
+#: To read the audit of the tenant: who did what.
 AUDIT_READ = "audit:read"
 #: For operators: the queues, workers and limits of all tenants.
 OPERATE = "fleet:operate"
@@ -53,10 +56,10 @@ bearer = HTTPBearer(
 
 
 class Require:
-    """A dependency that gives the caller, who holds a valid key with the scope.
+    """A dependency that returns the caller. The caller's key is valid and has the scope.
 
-    `or_else`: this scope is enough, too, for less; the endpoint looks which one the key has. Raises Unauthenticated
-    without a valid key, Forbidden without the scope.
+    `or_else`: another scope that admits the caller. The endpoint allows less to a key that has only this scope. Raises
+    Unauthenticated without a valid key, Forbidden without either scope.
     """
 
     #: Whether the audit counts requests without a valid key.
@@ -95,7 +98,7 @@ class Require:
         return caller
 
     async def identify(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
-        """Whose key the request has."""
+        """Find the caller whose key the request has. Raises Unauthenticated, or one of TRY_AGAIN."""
         if credentials is None or len(request.headers.getlist("authorization")) != 1:
             raise Unauthenticated("missing_api_key", "Send `Authorization: Bearer <API key>`.")
         return located(request, await services_of(request).keyring.identify(credentials.credentials))
@@ -103,8 +106,8 @@ class Require:
     def refuse(self, caller: Caller) -> None:
         """Raises Forbidden if the caller's key lacks the scope."""
         if not self._enough & caller.scopes:
-            whose = "The API key" if caller.person_id is None else "Your role"
-            raise Forbidden("insufficient_scope", f"{whose} lacks the scope {self.scope}.")
+            holder = "The API key" if caller.person_id is None else "Your role"
+            raise Forbidden("insufficient_scope", f"{holder} lacks the scope {self.scope}.")
 
 
 def tenant_of(caller: Caller) -> str | None:
@@ -118,12 +121,12 @@ def tenant_wanted(caller: Caller, tenant: str | None) -> str | None:
 
 
 def located(request: Request, caller: Caller) -> Caller:
-    """The caller with what the audit names of the request."""
+    """The caller, with the address and the id of the request for the audit."""
     return replace(caller, source_ip=source_address(request), request_id=request_id_of(request))
 
 
 def stranger(request: Request, key: str) -> Actor:
-    """Who the audit names for a refused key: of the key its public prefix, if it has one."""
+    """The actor that the audit names for a refused key. `key`: its text; the audit gets the public prefix, if any."""
     presented = parse_key(key)
     prefix = None if presented is None else presented.prefix
     return Actor("key", "", None, prefix, source_address(request), request_id_of(request))

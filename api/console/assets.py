@@ -1,4 +1,4 @@
-"""The console's own files: style, scripts, and the two libraries with their licences. A file's address has its hash.
+"""Serves the console's files: its style, its scripts, and two libraries. The address of a file has the file's hash.
 
 htmx and idiomorph are copies of their npm packages (0BSD); tests/console/test_assets.py compares their hashes.
 """

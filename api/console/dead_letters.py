@@ -1,4 +1,4 @@
-"""Dead letters: steps that failed for good, grouped by their cause; retry one, a canary, or the group."""
+"""The pages of dead letters: steps that failed for good, grouped by cause. A person retries a step or a group."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ, or_else=RUNS_READ))]
 Writer = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE, or_else=RUNS_WRITE))]
 Kind = Annotated[str, Query(max_length=63)]
-#: Groups on a page, and the dead letters that they are made of: the page is refreshed as long as it is open.
+#: Groups on a page, and the latest dead letters that are grouped. Both are small, because an open page is refreshed.
 _GROUPS, _GROUPED = 50, 1000
-#: Dead letters of one bulk retry.
+#: One bulk retry takes at most this many dead letters.
 _AT_ONCE = 1000
 
 

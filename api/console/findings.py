@@ -1,4 +1,4 @@
-"""What is not well, in sentences with links: the first thing on Overview."""
+"""Finds what needs a person's attention. Overview shows each finding as a sentence with a link, the worst first."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from leasehold.db.job_reads import Row
 from leasehold.domain.errors import RequestError
 from leasehold.transitions.jobs import EXTERNAL
 
-#: Tasks of a queue that are counted, and dead letters.
+#: Tasks of a queue and dead letters are counted up to these numbers.
 MAX_TASKS, _MAX_LETTERS = 1000, 100
-#: Waiting longer than this is worth a sentence.
+#: A longer wait is a finding.
 _LONG = timedelta(minutes=1)
-#: Reasons to wait that are as somebody wanted.
-_WANTED = frozenset(
+#: Reasons to wait that somebody chose: they are no findings.
+_CHOSEN = frozenset(
     {"waiting_until", "waiting_for_external_worker", "waiting_for_signal", "waiting_for_steps", "running"}
 )
 
@@ -44,7 +44,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What Overview shows beside the findings. None: the caller may not see it. `queues`, `workers`: of all tenants."""
+    """The numbers beside the findings. None: the caller may not see them. `queues` and `workers` are of all tenants."""
 
     live: Row | None
     queues: list[Row] | None
@@ -60,38 +60,38 @@ async def numbers_of(connection: Connection, caller: Caller) -> Numbers:
 
 
 async def findings_of(request: Request, services: Services, caller: Caller) -> tuple[list[Finding], Numbers]:
-    """All findings, the worst first, and the numbers. What another tenant does is an operator's to see."""
-    found = await _of_parts(request, caller)
+    """All findings, the worst first, and the numbers. Only an operator gets findings about other tenants."""
+    findings = await _of_parts(request, caller)
     async with services.pool.acquire() as connection, connection.transaction(readonly=True):
         numbers = await numbers_of(connection, caller)
         if OPERATE in caller.scopes:
-            found += await _of_fleet(connection, numbers)
+            findings += await _of_fleet(connection, numbers)
         if JOBS_READ in caller.scopes:
-            found += await _of_dead_letters(services, connection, caller)
+            findings += await _of_dead_letters(services, connection, caller)
         if RUNS_READ in caller.scopes:
-            found += [_paused(row) for row in await overview_reads.paused_schedules(connection, caller.tenant_id)]
+            findings += [_paused(row) for row in await overview_reads.paused_schedules(connection, caller.tenant_id)]
         if WEBHOOKS_WRITE in caller.scopes:
-            found += [_disabled(row) for row in await overview_reads.disabled_webhooks(connection, caller.tenant_id)]
+            findings += [_disabled(row) for row in await overview_reads.disabled_webhooks(connection, caller.tenant_id)]
     if numbers.live is not None and numbers.live["oldest_waiting"] is not None:
-        found += await _of_oldest(services, caller, numbers.live)
-    return sorted(found, key=lambda finding: finding.level != "bad"), numbers
+        findings += await _of_oldest(services, caller, numbers.live)
+    return sorted(findings, key=lambda finding: finding.level != "bad"), numbers
 
 
 async def _of_parts(request: Request, caller: Caller) -> list[Finding]:
-    """A part that does not answer has one line. To an operator the line also says what that means."""
+    """One finding for each part that does not answer. For an operator it also has the meaning, from the self-check."""
     readiness = readiness_of(request)
     failed = [check for check in await readiness.checks() if not check.ok]
-    checked = [one for one in await readiness.findings() if not one.ok] if OPERATE in caller.scopes else []
-    meanings = {one.part: f" {_capitalized(one.meaning)}." for one in reversed(checked)}
-    found = [
+    wrong = [result for result in await readiness.findings() if not result.ok] if OPERATE in caller.scopes else []
+    meanings = {result.part: f" {_capitalized(result.meaning)}." for result in reversed(wrong)}
+    findings = [
         Finding("bad" if check.required else "warn", f"The {check.name}: {check.detail}.{meanings.get(check.name, '')}")
         for check in failed
     ]
-    named = {check.name for check in failed}
-    return found + [
-        Finding("warn", f"The {one.part}: {one.found}. {_capitalized(one.meaning)}.")
-        for one in checked
-        if one.part not in named
+    reported = {check.name for check in failed}
+    return findings + [
+        Finding("warn", f"The {result.part}: {result.found}. {_capitalized(result.meaning)}.")
+        for result in wrong
+        if result.part not in reported
     ]
 
 
@@ -100,14 +100,16 @@ def _capitalized(text: str) -> str:
 
 
 async def _of_fleet(connection: Connection, numbers: Numbers) -> list[Finding]:
-    found = []
+    findings = []
     if not numbers.workers:
-        found.append(Finding("bad", "No worker is registered: nothing runs.", "/workers", "Workers"))
+        findings.append(Finding("bad", "No worker is registered: nothing runs.", "/workers", "Workers"))
     for row in numbers.queues or ():
-        found += _of_queue(row, any_worker=bool(numbers.workers))
+        findings += _of_queue(row, any_worker=bool(numbers.workers))
     for row in await overview_reads.quarantined(connection):
-        found.append(Finding("warn", f"The duty {row['duty']} leaves {row['n']} things alone for now: {row['code']}."))
-    return found
+        findings.append(
+            Finding("warn", f"The duty {row['duty']} leaves {row['n']} things alone for now: {row['code']}.")
+        )
+    return findings
 
 
 def _of_queue(row: Row, *, any_worker: bool) -> list[Finding]:
@@ -156,15 +158,15 @@ def _disabled(row: Row) -> Finding:
 
 
 async def _of_oldest(services: Services, caller: Caller, live: Row) -> list[Finding]:
-    """Why the tenant's oldest waiting job waits, where that is not as somebody wanted."""
+    """Why the tenant's oldest waiting job waits, unless somebody chose the reason."""
     try:
-        found = await find(services, caller, live["oldest_waiting"])
-    except RequestError:  # it has gone, or is of a kind that the key may not read
+        access = await find(services, caller, live["oldest_waiting"])
+    except RequestError:  # the job was deleted, or the key may not read its kind
         return []
-    waited = datetime.now(UTC) - found.row["created_at"]
-    why = await explain(services, found.caller.tenant_id, found.row, 0)
-    reasons = [reason for reason in why["reasons"] if reason["code"] not in _WANTED]
-    if waited < _LONG or not reasons or found.row["started_at"] is not None:
+    waited = datetime.now(UTC) - access.row["created_at"]
+    explanation = await explain(services, access.caller.tenant_id, access.row, 0)
+    reasons = [reason for reason in explanation["reasons"] if reason["code"] not in _CHOSEN]
+    if waited < _LONG or not reasons or access.row["started_at"] is not None:
         return []
     sentence = f"The oldest waiting job has waited {span(waited.total_seconds())}: {reasons[0]['message']}"
-    return [Finding("warn", sentence, f"/jobs/{found.id}", "The job")]
+    return [Finding("warn", sentence, f"/jobs/{access.id}", "The job")]

@@ -21,7 +21,7 @@ from leasehold.api.console.signal_form import inputs_of, payload_of
 from leasehold.api.console.timeline import timeline
 from leasehold.api.http.strict_json import refusal
 from leasehold.api.jobs import jobs as endpoints
-from leasehold.api.jobs.access import Found, find
+from leasehold.api.jobs.access import JobAccess, find
 from leasehold.api.jobs.explain import explain
 from leasehold.api.jobs.schemas import Reason, RetryRequest
 from leasehold.api.jobs.view import answer, with_links
@@ -50,75 +50,75 @@ _PICTURES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif", "im
 @router.get("/jobs/{job_id}")
 async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     services = services_of(request)
-    found = await find(services, caller, job_id)
-    tenant_id, now = found.caller.tenant_id, datetime.now(UTC)
-    whole = answer(found)
-    steps, outputs = whole["steps"], whole["outputs"]
-    job = await with_links(services, found, whole | {"outputs": outputs[:_MAX_OUTPUTS]})
-    why = await explain(services, tenant_id, found.row, _MAX_ENTRIES)
+    access = await find(services, caller, job_id)
+    tenant_id, now = access.caller.tenant_id, datetime.now(UTC)
+    body = answer(access)
+    steps, outputs = body["steps"], body["outputs"]
+    job = await with_links(services, access, body | {"outputs": outputs[:_MAX_OUTPUTS]})
+    explanation = await explain(services, tenant_id, access.row, _MAX_ENTRIES)
     async with services.pool.acquire() as connection:
         events = await event_reads.events_after(
-            connection, tenant_id, job_id, max(0, found.row["event_seq"] - _MAX_EVENTS), _MAX_EVENTS
+            connection, tenant_id, job_id, max(0, access.row["event_seq"] - _MAX_EVENTS), _MAX_EVENTS
         )
         lines = await log_reads.log_end(connection, tenant_id, job_id, _MAX_LINES)
-        has_journal = found.row["is_run"] and found.row["status"] not in JOB_TERMINAL
+        has_journal = access.row["is_run"] and access.row["status"] not in JOB_TERMINAL
         waits = await signals.waits_of(connection, job_id, tenant_id) if has_journal else []
-    ended = found.row["status"] in JOB_TERMINAL
+    ended = access.row["status"] in JOB_TERMINAL
     return page(
         request,
         "job.html",
         live=None if ended else 2,
         live_url=str(request.url.path),
         job=job,
-        kind=found.kind,
+        kind=access.kind,
         steps=steps[:_MAX_STEPS],
         more_steps=len(steps) - _MAX_STEPS,
         more_outputs=len(outputs) - _MAX_OUTPUTS,
         ended=ended,
-        why=why,
+        why=explanation,
         waits=[{"name": row["name"], "due_at": row["due_at"], "inputs": inputs_of(row["schema"])} for row in waits],
         once=once_of(request, "signal", str(job_id)),
-        line=timeline(job, steps, why["ledger"], await _needs(services, found), now),
+        line=timeline(job, steps, explanation["ledger"], await _needs(services, access), now),
         events=list(reversed(events)),
         lines=lines,
         most_lines=_MAX_LINES,
-        pictures=[one for one in job["outputs"] if _is_picture(services, found, one)],
-        is_writer=found.kind.scopes is not None and found.kind.scopes.write in caller.scopes,
-        curl=_curl(services, request, found),
+        pictures=[output for output in job["outputs"] if _is_picture(services, access, output)],
+        is_writer=access.kind.scopes is not None and access.kind.scopes.write in caller.scopes,
+        curl=_curl(services, request, access),
     )
 
 
-async def _needs(services: Services, found: Found) -> Mapping[str, Sequence[str]]:
+async def _needs(services: Services, access: JobAccess) -> Mapping[str, Sequence[str]]:
     """By step, the steps that it needs. Empty where the installation no longer has the job's declaration."""
-    if not found.row["is_run"]:
-        pipeline = services.job_kinds.pipeline(found.row["pipeline"])
+    if not access.row["is_run"]:
+        pipeline = services.job_kinds.pipeline(access.row["pipeline"])
         return {} if pipeline is None else {step.name: step.needs for step in pipeline.steps}
     try:
         async with services.pool.acquire() as connection:
-            known = await template_of(services.actions, connection, found.target)
+            template_version = await template_of(services.actions, connection, access.target)
     except RequestError:
         return {}
-    return {} if known is None else {step.name: step.needs for step in known.pipeline.steps}
+    return {} if template_version is None else {step.name: step.needs for step in template_version.pipeline.steps}
 
 
-def _is_picture(services: Services, found: Found, output: Mapping[str, Any]) -> bool:
+def _is_picture(services: Services, access: JobAccess, output: Mapping[str, Any]) -> bool:
     return (
-        found.kind.signed_links
+        access.kind.signed_links
         and output["content_type"] in _PICTURES
         and output["size"] <= services.settings.console_picture_bytes
     )
 
 
-def _curl(services: Services, request: Request, found: Found) -> str:
+def _curl(services: Services, request: Request, access: JobAccess) -> str:
     """A command that reads the job as a program does; of a run: that starts another like it."""
     base = services.settings.public_url or f"{request.url.scheme}://{request.url.netloc}"
     head = 'curl -s -H "Authorization: Bearer $LEASEHOLD_API_KEY"'
-    if not found.row["is_run"]:
-        return f"{head} {base}/v1/jobs/{found.id}"
-    body = {"template": found.row["template"], "version": found.row["version"], "payload": found.row["params"]}
+    if not access.row["is_run"]:
+        return f"{head} {base}/v1/jobs/{access.id}"
+    body = {"template": access.row["template"], "version": access.row["version"], "payload": access.row["params"]}
     data = shlex.quote(orjson.dumps(body).decode())
     if len(data) > _MAX_COMMAND:
-        return f"{head} {base}/v1/jobs/{found.id}"
+        return f"{head} {base}/v1/jobs/{access.id}"
     return f"{head} -H 'Content-Type: application/json' {base}/v1/runs -d {data}"
 
 
@@ -126,9 +126,9 @@ def _curl(services: Services, request: Request, found: Found) -> str:
 async def show_picture(request: Request, job_id: UUID, step: str, name: str, caller: Reader) -> Response:
     """A picture from this origin: pages load nothing from elsewhere."""
     services = services_of(request)
-    found = await find(services, caller, job_id)
-    for output in found.row["outputs"] or []:
-        if (output["step"], output["name"]) == (step, name) and _is_picture(services, found, output):
+    access = await find(services, caller, job_id)
+    for output in access.row["outputs"] or []:
+        if (output["step"], output["name"]) == (step, name) and _is_picture(services, access, output):
             async with services.bodies.room(caller.tenant_id, output["size"]):
                 content = await services.store.fetch_bytes(
                     output["key"], sha256=output["sha256"], max_bytes=services.settings.console_picture_bytes

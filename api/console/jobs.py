@@ -1,4 +1,4 @@
-"""Jobs: the list by a filter, its refreshes, and acts on picked jobs."""
+"""The page of jobs: a list by a filter, its refreshes, and acts on the jobs that a person picks."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
 Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE))]
 Filter = Annotated[str, Query(max_length=MAX_CHARACTERS)]
-#: Jobs on a page, and rows that a refresh may read to count newer ones.
+#: Jobs on a page, and the rows that a refresh may read to count newer jobs.
 PAGE = 50
 _MAX_READ = 2000
-#: Views that anybody needs: a name and a filter. Who sees all tenants gets those without a time for the own tenant
-#: alone: over all tenants no index finds jobs by their status.
+#: Prepared filters, each with its name. For an operator, a filter without a time also names the operator's own tenant:
+#: no index finds the jobs of all tenants by their status.
 VIEWS = (
     ("All", ""),
     ("Running", "status:running"),
@@ -60,11 +60,11 @@ async def show_jobs(
 ) -> Response:
     services = services_of(request)
     try:
-        wanted = parse(q, datetime.now(UTC))
-        found = await listed(services, caller, wanted, id_at(cursor), PAGE, count=count)
+        job_filter = parse(q, datetime.now(UTC))
+        job_page = await listed(services, caller, job_filter, id_at(cursor), PAGE, count=count)
     except InvalidFilter as error:
         return _page(request, HTTPStatus.UNPROCESSABLE_ENTITY, q=q, wrong=error, jobs=[], next_cursor=None)
-    return _page(request, q=q, cursor=cursor, **found)
+    return _page(request, q=q, cursor=cursor, **job_page)
 
 
 @router.get("/jobs/fresh")
@@ -76,17 +76,17 @@ async def refresh_jobs(
     following: IdCursor = None,
     shown: Annotated[str, Query(max_length=40 * PAGE)] = "",
 ) -> Response:
-    """The same rows with their state now, and how many jobs are newer. So nothing moves while a person reads."""
+    """Show the same jobs with their present state, and the number of newer jobs: no row moves while a person reads."""
     services = services_of(request)
     ids = _ids(shown.split(","))
     async with services.pool.acquire() as connection:
         rows = await job_reads.find_listed(connection, tenant_of(caller), ids)
-    known = {}
+    summaries = {}
     for row in rows:
         kind = services.job_kinds.of(row["pipeline"], is_run=row["is_run"])
         if kind.scopes is not None and kind.scopes.read in caller.scopes:
-            known[UUID(str(row["id"]))] = summary(row, kind)
-    jobs = [known.get(job_id) or {"id": job_id, "gone": True} for job_id in ids]
+            summaries[UUID(str(row["id"]))] = summary(row, kind)
+    jobs = [summaries.get(job_id) or {"id": job_id, "gone": True} for job_id in ids]
     newer = 0 if cursor is not None else await _newer(services, caller, q, ids)
     return _page(request, q=q, cursor=cursor, jobs=jobs, next_cursor=following, newer=newer)
 
@@ -94,18 +94,18 @@ async def refresh_jobs(
 async def _newer(services: Services, caller: Caller, q: str, ids: Sequence[UUID]) -> int:
     """How many jobs match and are newer than those shown: at most PAGE + 1."""
     now = datetime.now(UTC)
-    wanted = parse(q, now)
-    scope = scope_of(services, caller, wanted)
+    job_filter = parse(q, now)
+    scope = scope_of(services, caller, job_filter)
     if scope is None:
         return 0
     newest = max(ids, default=id_at_instant(now))
     since = _created_at(newest)
-    if wanted.created_after is not None:
-        since = max(since, wanted.created_after)
-    listing = Listing(scope, replace(wanted, created_after=since), max_read=_MAX_READ)
+    if job_filter.created_after is not None:
+        since = max(since, job_filter.created_after)
+    listing = Listing(scope, replace(job_filter, created_after=since), max_read=_MAX_READ)
     async with services.pool.acquire() as connection:
-        found = await job_lists.page(connection, listing, PAGE)
-    return len([row for row in found.rows if row["id"] > newest]) + found.more
+        job_page = await job_lists.page(connection, listing, PAGE)
+    return len([row for row in job_page.rows if row["id"] > newest]) + job_page.more
 
 
 def _created_at(job_id: UUID) -> datetime:
@@ -143,15 +143,21 @@ def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Respo
         *("created:<1h", "created:<1d", "created:>1h", "waited:>10m", "duration:>5m", "queue:", "code:", "worker:"),
         *("tag.", "tenant:", "schedule:", "payload./"),
     ]
-    given = {"wrong": None, "cursor": None, "count": None, "newer": 0, "searched_back_to": None} | values
+    page_values = {"wrong": None, "cursor": None, "count": None, "newer": 0, "searched_back_to": None} | values
     return page(
-        request, "jobs.html", status, views=views_of(viewer_of(request).caller), words=words, page_size=PAGE, **given
+        request,
+        "jobs.html",
+        status,
+        views=views_of(viewer_of(request).caller),
+        words=words,
+        page_size=PAGE,
+        **page_values,
     )
 
 
 @router.post("/jobs/act")
 async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Response:
-    """Retry or cancel each picked job. A job that cannot be is named with its reason; the others are done."""
+    """Retry or cancel each picked job. The next page names the reasons of refusals; the other jobs are done."""
     ids = _ids(form.picked("job"))
     action = form.get("action", "")
     if action not in ("retry", "cancel") or not ids:

@@ -22,7 +22,7 @@ router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(KEYS_WRITE, or_else=OPERATE))]
 Admin = Annotated[Caller, Depends(SignedIn(KEYS_WRITE))]
 _DAY = 86_400
-#: Keys on a page: each row has its forms.
+#: Keys on a page. The number is small, because each row has several forms.
 _SHOWN = 25
 
 
@@ -49,15 +49,15 @@ async def show_keys(
 
 @router.post("/keys/new")
 async def make(request: Request, caller: Admin, form: Fields) -> Response:
-    wanted: dict[str, Any] = {"client_id": form.get("client_id", "").strip(), "scopes": form.get("scopes", "").split()}
+    fields: dict[str, Any] = {"client_id": form.get("client_id", "").strip(), "scopes": form.get("scopes", "").split()}
     if form.get("role"):
-        wanted["role"] = form["role"]
+        fields["role"] = form["role"]
     if form.get("tenant", "").strip() and OPERATE in caller.scopes:
-        wanted["tenant_id"] = form["tenant"].strip()
+        fields["tenant_id"] = form["tenant"].strip()
     if days := whole_number(form, "days"):
-        wanted["expires_in_seconds"] = days * _DAY
+        fields["expires_in_seconds"] = days * _DAY
     try:
-        body = endpoints.NewKeyRequest(**wanted)
+        body = endpoints.NewKeyRequest(**fields)
     except ValidationError as error:
         raise form_error(error, "The key") from None
     return _secret_page(request, await endpoints.create_key(request, body, caller), f"The key of {body.client_id}")
@@ -90,6 +90,6 @@ async def revoke(request: Request, prefix: endpoints.Prefix, caller: Admin) -> R
     return go_to(request, "/keys", f"lh_{prefix} is revoked.")
 
 
-def _secret_page(request: Request, response: Response, whose: str) -> Response:
+def _secret_page(request: Request, response: Response, owner: str) -> Response:
     """The page with the secret. It answers the form itself: so no address leads to the secret again."""
-    return page(request, "key_made.html", made=content_of(response), whose=whose)
+    return page(request, "key_made.html", made=content_of(response), whose=owner)

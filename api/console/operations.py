@@ -50,9 +50,9 @@ async def preview(
     q: Annotated[str, Query(max_length=MAX_CHARACTERS)] = "",
 ) -> Response:
     """Show the jobs that the operation would act on. It changes nothing."""
-    wish = _wish({"action": action, "filter": q}, dry_run=True)
-    found = content_of(await endpoints.create_operation(request, wish, caller))
-    return page(request, "operation_new.html", found=found, once=once_of(request, "operation", action, q))
+    body = _body_of({"action": action, "filter": q}, dry_run=True)
+    preview_answer = content_of(await endpoints.create_operation(request, body, caller))
+    return page(request, "operation_new.html", found=preview_answer, once=once_of(request, "operation", action, q))
 
 
 @router.post("/operations/new")
@@ -61,13 +61,13 @@ async def create(request: Request, caller: Operator, form: Fields) -> Response:
     fields: dict[str, Any] = {name: form.get(name, "") for name in ("action", "filter", "reason")}
     fields["canary"] = whole_number(form, "canary") or 0
     fields["rate"] = whole_number(form, "rate")
-    response = await endpoints.create_operation(request, _wish(fields), caller, form.get("once") or None)
+    response = await endpoints.create_operation(request, _body_of(fields), caller, form.get("once") or None)
     assert response.status_code == HTTPStatus.ACCEPTED
     to = f"/operations/{content_of(response)['id']}" if JOBS_READ in caller.scopes else "/"
     return go_to(request, to, "Workers have the operation.")
 
 
-def _wish(fields: dict[str, Any], *, dry_run: bool = False) -> NewOperation:
+def _body_of(fields: dict[str, Any], *, dry_run: bool = False) -> NewOperation:
     try:
         return NewOperation(**fields, dry_run=dry_run)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Overview: whether all is well, and if not, why."""
+"""The first page, Overview: whether all is well, and if not, why."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from leasehold.db import overview_reads
 from leasehold.db.job_reads import Row
 
 router = APIRouter()
-#: Seconds for which the process gives the same answers again. A page that asked more often would get the same state.
+#: Seconds for which all requests share the same answers. A page that is refreshed more often would get the same state.
 REFRESH_SECONDS, _RATES_SECONDS = 10, 60
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`queues`, `workers`: None for who may not see all tenants."""
+    """`queues`, `workers`: None if the caller may not see all tenants."""
 
     findings: list[Finding]
     live: Row | None
@@ -40,15 +40,15 @@ async def show_overview(request: Request, caller: Anybody) -> Response:
     states: Shared[State] = state_of(request).answers.of("state", REFRESH_SECONDS)
     rates: Shared[Rates] = state_of(request).answers.of("rates", _RATES_SECONDS)
     state = await states.get(key, lambda: _state(request, services, caller))
-    known = await rates.get(key, lambda: rates_of(services, caller)) if JOBS_READ in caller.scopes else None
+    last_hour = await rates.get(key, lambda: rates_of(services, caller)) if JOBS_READ in caller.scopes else None
     return page(
         request,
         "overview.html",
-        made_of=(state, known),
+        made_of=(state, last_hour),
         live=REFRESH_SECONDS,
         live_url=request.url.path,
         state=state,
-        rates=known,
+        rates=last_hour,
         most=overview_reads.MAX_LIVE,
         most_tasks=MAX_TASKS,
     )

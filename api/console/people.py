@@ -1,4 +1,4 @@
-"""People: who signs in by OpenID Connect, with which role; set a role, disable, enable, end sessions."""
+"""The page of people who sign in by OpenID Connect. An admin sets roles, disables and enables people, ends sessions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from leasehold.security.roles import NAMES
 
 router = APIRouter()
 Admin = Annotated[Caller, Depends(SignedIn(PEOPLE_WRITE))]
-#: People on the page: each row has its forms.
+#: People on the page. The number is small, because each row has several forms.
 _SHOWN = 25
 _ROLES = (*NAMES, "provider")
 

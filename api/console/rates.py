@@ -67,26 +67,26 @@ async def rates_of(services: Services, caller: Caller) -> Rates:
     async with services.pool.acquire() as connection, connection.transaction(readonly=True):
         for number in range(PARTS, 0, -1):
             start = now - number * _LENGTH
-            wanted = JobFilter(created_after=start, created_before=start + _LENGTH)
-            scope = scope_of(services, caller, wanted)
+            job_filter = JobFilter(created_after=start, created_before=start + _LENGTH)
+            scope = scope_of(services, caller, job_filter)
             if scope is None:
                 return Rates([], None, None)
-            found = await job_lists.times(connection, Listing(scope, wanted, max_read=_MAX_READ), SAMPLE)
-            parts.append(_part(start, found))
-            waits += [_seconds(row["created_at"], row["started_at"]) for row in found.rows if row["started_at"]]
+            job_page = await job_lists.times(connection, Listing(scope, job_filter, max_read=_MAX_READ), SAMPLE)
+            parts.append(_part(start, job_page))
+            waits += [_seconds(row["created_at"], row["started_at"]) for row in job_page.rows if row["started_at"]]
             runs += [
                 _seconds(row["started_at"], row["finished_at"])
-                for row in found.rows
+                for row in job_page.rows
                 if row["started_at"] and row["finished_at"]
             ]
     return Rates(parts, _percentiles(waits), _percentiles(runs))
 
 
-def _part(start: datetime, found: Page) -> Part:
-    n, failed = len(found.rows), sum(row["status"] == JobState.FAILED for row in found.rows)
-    if not n or not (found.more or found.ended_at):
+def _part(start: datetime, job_page: Page) -> Part:
+    n, failed = len(job_page.rows), sum(row["status"] == JobState.FAILED for row in job_page.rows)
+    if not n or not (job_page.more or job_page.ended_at):
         return Part(start, n, failed, exact=True)
-    covered = max((start + _LENGTH - found.rows[-1]["created_at"]) / _LENGTH, 0.0001)
+    covered = max((start + _LENGTH - job_page.rows[-1]["created_at"]) / _LENGTH, 0.0001)
     return Part(start, round(n / covered), round(failed / covered), exact=False)
 
 

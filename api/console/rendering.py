@@ -126,8 +126,8 @@ def _last_pages(request: Request) -> MutableMapping[Sight, LastPage]:
 
 
 def _url(path: str, query: Mapping[str, Any]) -> str:
-    given = {name: value for name, value in query.items() if value not in (None, "")}
-    return f"{path}?{urlencode(given)}" if given else path
+    present = {name: value for name, value in query.items() if value not in (None, "")}
+    return f"{path}?{urlencode(present)}" if present else path
 
 
 def content_of(response: Response) -> Any:

@@ -51,7 +51,7 @@ _PARTS = (
     audit.router,
     settling.router,
 )
-#: Below the console's path: what needs no session.
+#: The paths below the console's that need no session.
 PUBLIC = ("/sign-in", "/enter", "/oidc", "/oidc/callback", "/assets/{hashed}/{name}")
 _rest = APIRouter()
 
@@ -68,8 +68,8 @@ async def show_nothing(rest: str, _caller: session.Anybody) -> Response:  # noqa
 
 @cache
 def console_router(path: str) -> APIRouter:
-    """The routes with their whole paths, as the rest of the API knows routes by them. All apps of a process share them,
-    as they share the other routers.
+    """The console's routes with their whole paths, because the API names routes by whole paths. All apps of a process
+    share these routes, as they share the other routers.
     """
     router = APIRouter(prefix=path, route_class=ConsoleRoute, include_in_schema=False)
     for part in (*_PARTS, _rest):

@@ -44,8 +44,8 @@ async def show_schedule(request: Request, schedule_id: UUID, caller: Reader) -> 
     schedule = content_of(await endpoints.get_schedule(request, schedule_id, caller))
     runs: list[dict[str, Any]] = []
     if JOBS_READ in caller.scopes:
-        found = await listed(services_of(request), caller, JobFilter(schedule=schedule_id), None, _RUNS, count=False)
-        runs = found["jobs"]
+        job_page = await listed(services_of(request), caller, JobFilter(schedule=schedule_id), None, _RUNS, count=False)
+        runs = job_page["jobs"]
     return page(
         request,
         "schedule.html",
@@ -87,17 +87,17 @@ async def run_now(request: Request, schedule_id: UUID, caller: Writer, form: Fie
 
 @router.post("/schedules/{schedule_id}/change")
 async def change(request: Request, schedule_id: UUID, caller: Writer, form: Fields) -> Response:
-    given = {name: form[name].strip() for name in ("cron", "timezone", "enabled") if form.get(name, "").strip()}
-    if "enabled" in given and given["enabled"] not in ("true", "false"):
+    typed = {name: form[name].strip() for name in ("cron", "timezone", "enabled") if form.get(name, "").strip()}
+    if "enabled" in typed and typed["enabled"] not in ("true", "false"):
         raise Invalid("invalid_request", "A schedule is enabled or not.")
-    changes: dict[str, Any] = dict(given)
-    if "enabled" in given:
-        changes["enabled"] = given["enabled"] == "true"
+    changes: dict[str, Any] = dict(typed)
+    if "enabled" in typed:
+        changes["enabled"] = typed["enabled"] == "true"
     try:
         body = endpoints.Changes(**changes)
     except ValidationError as error:
         raise Invalid("invalid_request", f"The schedule cannot be changed so: {error.errors()[0]['msg']}.") from None
     await endpoints.change_schedule(request, schedule_id, body, caller)
     sentences = {"true": "The schedule goes on.", "false": "The schedule is paused."}
-    sentence = sentences.get(given.get("enabled", ""), "The schedule is changed.")
+    sentence = sentences.get(typed.get("enabled", ""), "The schedule is changed.")
     return go_to(request, f"/schedules/{schedule_id}", sentence)

@@ -1,4 +1,4 @@
-"""Who looks at the console: a signed cookie that names an API key or a person, and the token that every form carries.
+"""Sessions of the console: a signed cookie names an API key or a person, and every form carries a token of the session.
 
 The cookie has the key's public prefix or the person's id, the time of the sign-in, the time of the last page, and a
 random number. It holds no secret. A session ends with its key or when an admin disables the person, when nobody opens a
@@ -67,9 +67,9 @@ class Viewer:
 
 
 class SignedIn(Require):
-    """As Require, for a page: the caller is the session's. Without a scope: whoever is signed in."""
+    """As Require, for a page: the session names the caller. Without a scope it admits everybody who is signed in."""
 
-    counts_strangers = False  # whoever has no session is led to the sign-in
+    counts_strangers = False  # a browser without a session gets the sign-in page
 
     def __init__(self, scope: str = "", *, or_else: str | None = None) -> None:
         super().__init__(scope, or_else=or_else)
@@ -148,13 +148,13 @@ def is_encrypted(services: Services, request: Request) -> bool:
 
 
 def read(settings: Settings, cookie: str) -> Session | None:
-    """The session of a cookie. None: there is no cookie, a foreign or an old one, or no sealing key verifies it."""
-    found = _COOKIE.fullmatch(cookie)
+    """The session of a cookie. None: the cookie is missing, foreign or too old, or no sealing key verifies it."""
+    match = _COOKIE.fullmatch(cookie)
     sealing = Sealing(settings)
-    if found is None or not sealing.possible:
+    if match is None or not sealing.possible:
         return None
-    session = Session(found[1], int(found[2]), int(found[3]), found[4])
-    if not sealing.verifies(_SESSION, session.text.encode(), found[5]):
+    session = Session(match[1], int(match[2]), int(match[3]), match[4])
+    if not sealing.verifies(_SESSION, session.text.encode(), match[5]):
         return None
     now = time()
     is_idle = now - session.seen > settings.console_session_minutes * 60
@@ -179,8 +179,9 @@ def check_origin(request: Request) -> None:
 
 
 def ticket(settings: Settings, key_prefix: str, seconds: int) -> str:
-    """Whoever opens {console}/enter?ticket=... within `seconds` is signed in with this key. Only who has the
-    installation's sealing keys can make one: `leasehold dev` does.
+    """Make a ticket: a browser that opens {console}/enter?ticket=... within `seconds` is signed in with this key.
+
+    It takes the installation's sealing keys to make a ticket. `leasehold dev` makes one.
     """
     text = f"{key_prefix}.{int(time()) + seconds}"
     return f"{text}.{Sealing(settings).sign(_ENTRY, text.encode())}"
@@ -188,8 +189,8 @@ def ticket(settings: Settings, key_prefix: str, seconds: int) -> str:
 
 def prefix_of_ticket(settings: Settings, text: str) -> str:
     """The prefix of the key that the ticket stands for. Raises Unauthenticated."""
-    found = _TICKET.fullmatch(text)
-    signed = f"{found[1]}.{found[2]}".encode() if found is not None else b""
-    if found is None or not Sealing(settings).verifies(_ENTRY, signed, found[3]) or int(found[2]) < time():
+    match = _TICKET.fullmatch(text)
+    signed = f"{match[1]}.{match[2]}".encode() if match is not None else b""
+    if match is None or not Sealing(settings).verifies(_ENTRY, signed, match[3]) or int(match[2]) < time():
         raise Unauthenticated("invalid_ticket", "The link has expired. Sign in with an API key.")
-    return found[1]
+    return match[1]

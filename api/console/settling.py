@@ -1,4 +1,4 @@
-"""To settle: what only a person can decide. Orders of unknown outcome, silent external steps, disabled webhooks."""
+"""The page To settle: orders of unknown outcome, silent external steps and disabled webhooks. A person decides them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The form of a workflow's wait: fields from the JSON Schema of what it waits for, and the payload that they make.
+"""The form by which a person answers a workflow's wait. Its fields follow from the JSON Schema of the wait's payload.
 
 A schema that needs more than plain fields gets one field for JSON.
 """
@@ -21,7 +21,7 @@ _KINDS: dict[str, Kind] = {"string": "text", "number": "number", "integer": "int
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """`name`: the member of the payload; empty: the payload itself."""
+    """A field of the form. `name`: the member of the payload that it fills; empty: the whole payload."""
 
     name: str
     label: str
@@ -38,27 +38,27 @@ def inputs_of(schema: Any) -> list[Input]:
     properties = schema.get("properties")
     if schema.get("type") == "object" and isinstance(properties, dict) and len(properties) <= _MAX_FIELDS:
         required = schema.get("required", [])
-        # PostgreSQL keeps the order of an array, not that of an object: the fields that must be filled in come first.
+        # PostgreSQL keeps the order of an array, and not of an object: so the required fields come first.
         names = [*(name for name in required if name in properties), *(sorted(properties.keys() - set(required)))]
         inputs = [_input(name, properties[name], required=name in required) for name in names]
         if all(inputs):
-            return [one for one in inputs if one is not None]
+            return [field for field in inputs if field is not None]
     single = _input("", schema, required=True)
     return [single or Input("", "Payload (JSON)", "json", required=True, hint=str(schema.get("title", ""))[:80])]
 
 
 def _input(name: str, schema: Any, *, required: bool) -> Input | None:
-    """A field for a value of this schema. None: it needs more than one."""
+    """A field for a value of this schema. None: no single field can hold such a value."""
     if not isinstance(schema, dict):
         return None
     title = str(schema.get("title") or name or "Payload")[:80]
     hint = str(schema.get("description", ""))[:200]
-    options = [one for one in schema.get("anyOf", []) if one != {"type": "null"}]
+    options = [option for option in schema.get("anyOf", []) if option != {"type": "null"}]
     if len(options) == 1:  # or null: the field may stay empty
         inner = _input(name, options[0], required=False)
         return None if inner is None else Input(name, title, inner.kind, inner.required, inner.choices, hint)
     listed = schema.get("enum")
-    if isinstance(listed, list) and len(listed) <= _MAX_CHOICES and all(isinstance(one, str) for one in listed):
+    if isinstance(listed, list) and len(listed) <= _MAX_CHOICES and all(isinstance(option, str) for option in listed):
         return Input(name, title, "choice", required, tuple(listed), hint)
     kind = _KINDS.get(schema["type"]) if isinstance(schema.get("type"), str) else None
     return None if kind is None else Input(name, title, kind, required, (), hint)
@@ -66,9 +66,9 @@ def _input(name: str, schema: Any, *, required: bool) -> Input | None:
 
 def payload_of(inputs: list[Input], form: Mapping[str, str]) -> Any:
     """The payload that a person has filled in. The endpoint checks it against the schema. Raises Invalid."""
-    if [one.name for one in inputs] == [""]:
+    if [field.name for field in inputs] == [""]:
         return _value(inputs[0], form.get("payload", ""))
-    values = {one.name: _value(one, form.get(f"payload.{one.name}", "")) for one in inputs}
+    values = {field.name: _value(field, form.get(f"payload.{field.name}", "")) for field in inputs}
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -10,10 +10,10 @@ from typing import Any
 #: The width of a bar, in units.
 WIDTH = 1000
 _MIN_WIDTH = 3
-#: Steps that are drawn.
+#: At most this many steps are drawn.
 MAX_LINES = 60
 _CLAIMS = frozenset({"claimed", "taken_over"})
-#: How an attempt ended, by the event that ended it: the class of its bar, and a word.
+#: For each event that ends an attempt: the class of the attempt's bar, and a word for people.
 _ENDS = {
     "completed": ("ok", "succeeded"),
     "fanned_out": ("ok", "fanned out"),

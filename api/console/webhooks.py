@@ -1,4 +1,7 @@
-"""Webhooks: where they lead, their deliveries and the answers to them; test, redeliver, enable, disable."""
+"""The pages of webhooks: their URLs, and their deliveries with the answers.
+
+A person sends a test, delivers a message again, and enables and disables a webhook.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ async def _listed(request: Request, caller: Caller) -> list[dict[str, Any]]:
 
 @router.get("/webhooks/{webhook_id}")
 async def show_webhook(request: Request, webhook_id: UUID, caller: Owner) -> Response:
-    webhook = next((one for one in await _listed(request, caller) if one["id"] == str(webhook_id)), None)
+    webhook = next((webhook for webhook in await _listed(request, caller) if webhook["id"] == str(webhook_id)), None)
     if webhook is None:
         raise NotFound("webhook_not_found", "There is no such webhook.")
     answer = content_of(await endpoints.list_deliveries(request, webhook_id, caller, _DELIVERIES))

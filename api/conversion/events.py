@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Any
 from uuid import UUID
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from leasehold.api.conversion.conversion import PATH, Reader, find
 from leasehold.api.conversion.rates import check_rate
 from leasehold.api.conversion.view import PUBLIC_STATE, is_finished
 from leasehold.api.http.openapi import problems
-from leasehold.api.http.streams import ANSWERS, HEADERS, number_of, stream
+from leasehold.api.http.streams import ANSWERS, HEADERS, LastEventId, number_of, stream
 from leasehold.api.process.services import services_of
 from leasehold.db.event_reads import EventView
 
@@ -38,7 +38,7 @@ async def stream_conversion_events(
     request: Request,
     job_id: UUID,
     caller: Reader,
-    last_event_id: Annotated[str | None, Header(max_length=20)] = None,
+    last_event_id: LastEventId = None,
 ) -> Response:
     services = services_of(request)
     after = number_of(last_event_id)

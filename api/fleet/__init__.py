@@ -1,1 +1,1 @@
-"""The endpoints for operators: health, queues, workers and limits."""
+"""The endpoints of an installation and of its tenants' access: health, queues, workers, limits, audit, keys, people."""

@@ -80,12 +80,12 @@ async def list_audit(
     cursor: InstantCursor = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> Response:
-    wanted = AuditFilter(tenant_wanted(caller, tenant), actor, action, target, since, until)
+    audit_filter = AuditFilter(tenant_wanted(caller, tenant), actor, action, target, since, until)
     before = instant_and_id_at(cursor)
     async with services_of(request).pool.acquire() as connection:
-        rows = await audit.page(connection, wanted, before, limit + 1)
-    more = cursor_of(rows[limit - 1]["at"], rows[limit - 1]["id"]) if len(rows) > limit else None
-    return json_response({"rows": [audit.shown(row) for row in rows[:limit]], "next_cursor": more})
+        rows = await audit.page(connection, audit_filter, before, limit + 1)
+    next_cursor = cursor_of(rows[limit - 1]["at"], rows[limit - 1]["id"]) if len(rows) > limit else None
+    return json_response({"rows": [audit.shown(row) for row in rows[:limit]], "next_cursor": next_cursor})
 
 
 @router.get(

@@ -1,7 +1,7 @@
 """/v1/keys: admins list, make, rotate, expire and revoke keys of their tenant; operators those of all tenants.
 
-Nobody gives what they do not have: the scopes of a key that is made or rotated are among the caller's own. A key's
-secret is in the answer that makes it, and nowhere else; so these requests take no Idempotency-Key.
+An admin gives no scope that the admin lacks: the scopes of a key that is made or rotated are among the caller's own.
+Only the answer that makes a key has its secret, and no answer is stored: so these requests take no Idempotency-Key.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def refuse_more(services: Services, caller: Caller, scopes: Iterable[str]) -> No
     unknown = [scope for scope in scopes if scope.startswith(PREFIX) and not services.keyring.expanded([scope])]
     if missing or unknown:
         named = ", ".join(sorted([*missing, *unknown]))
-        raise Forbidden("scope_not_held", f"Nobody gives what they do not have: {named}.")
+        raise Forbidden("scope_not_held", f"You can only give scopes that you have. You lack {named}.")
 
 
 @router.get("/keys", operation_id="listKeys", summary="List keys, without their secrets", responses=problems({}))
@@ -92,10 +92,10 @@ async def list_all_keys(
     tenant: Annotated[str | None, Query(max_length=100, description="For operators: this tenant's.")] = None,
     ended: Annotated[bool, Query(description="Also keys that were revoked or have expired.")] = False,  # noqa: FBT002 - a query parameter
 ) -> Response:
-    """At most 500, by tenant, client and age."""
-    whose = tenant_wanted(caller, tenant)
+    """List at most 500 keys, by tenant, client and age."""
+    tenant_id = tenant_wanted(caller, tenant)
     async with services_of(request).pool.acquire() as connection:
-        rows = await list_keys(connection, whose, ended=ended, at_most=_MAX_LISTED)
+        rows = await list_keys(connection, tenant_id, ended=ended, at_most=_MAX_LISTED)
     return json_response({"keys": [_shown(row) for row in rows]})
 
 

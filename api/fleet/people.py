@@ -1,6 +1,7 @@
-"""/v1/people: admins see who signs in to the console by OpenID Connect, set their roles, disable them, end sessions.
+"""/v1/people: admins list the people who sign in to the console by OpenID Connect, set their roles, disable them, and
+end their sessions.
 
-Nobody gives what they do not have: the scopes that a person gets by a change are among the caller's own.
+An admin gives no scope that the admin lacks: the scopes that a person gets by a change are among the caller's own.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ _MISSING = {HTTPStatus.NOT_FOUND: "`person_not_found`"}
 
 
 class Person(BaseModel):
-    """Somebody within one tenant. `role`: the one that counts; null: no group gives one any more. `set_role`: the one
-    that an admin set; null: the groups decide. `scopes`: beside the role. `seen_at`: the last sign-in.
+    """A person within one tenant. `role`: the role in force; null: no group gives the person a role any more.
+    `set_role`: the role that an admin set; null: the groups decide. `scopes`: the scopes beside the role. `seen_at`:
+    the last sign-in.
     """
 
     id: UUID
@@ -55,7 +57,7 @@ class People(BaseModel):
 
 
 class PersonChange(BaseModel):
-    """What is left out stays as it is."""
+    """A member that is left out keeps its value."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -88,9 +90,9 @@ async def list_people(
     text: Annotated[str | None, Query(max_length=100, description="A part of the login or the name.")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 50,
 ) -> Response:
-    whose = tenant_wanted(caller, tenant)
+    tenant_id = tenant_wanted(caller, tenant)
     async with services_of(request).pool.acquire() as connection:
-        rows = await people.search(connection, whose, text, limit)
+        rows = await people.search(connection, tenant_id, text, limit)
     return json_response({"people": [shown(row) for row in rows]})
 
 
@@ -98,8 +100,8 @@ async def list_people(
     "/{person_id}",
     operation_id="changePerson",
     summary="Set a person's role, disable or enable the person",
-    description="A role that is set counts instead of what the provider's groups give; `provider`: the groups decide "
-    "again. Who is disabled loses all sessions at once. Nobody changes themselves.",
+    description="A role that an admin sets replaces the role that the provider's groups give; `provider`: the groups "
+    "decide again. A person who is disabled loses all sessions at once. Nobody changes their own role.",
     response_model=Person,
     responses=problems(
         _MISSING

@@ -5,14 +5,14 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from leasehold.api.auth.security import GENERATION_READ, Require
 from leasehold.api.generation.schemas import TASK_ID
 from leasehold.api.generation.view import STATUS_NUMBERS, StatusText, is_finished
 from leasehold.api.http.openapi import problems
-from leasehold.api.http.streams import ANSWERS, HEADERS, number_of, stream
+from leasehold.api.http.streams import ANSWERS, HEADERS, LastEventId, number_of, stream
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.db.event_reads import EventView
@@ -24,7 +24,6 @@ from leasehold.pipelines.generation.provider import Kind
 router = APIRouter(tags=["generation"])
 Reader = Annotated[Caller, Depends(Require(GENERATION_READ))]
 TaskId = Annotated[str, Query(pattern=TASK_ID)]
-LastEventId = Annotated[str | None, Header(max_length=20)]
 
 _FOLLOWS = {
     "description": "Server-sent events, one for each change. The stream ends after the last event. A client that "

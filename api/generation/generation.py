@@ -123,21 +123,24 @@ async def _create(
     submissions: list[Submitted] = []
     limit_fields: dict[str, str] = {}
 
+    async def submit(connection: Connection) -> bool:
+        """False: another request has just submitted the same order, and nothing is charged."""
+        queues = queues_of(caller.tenant_id, generation, new_generation.job.pin)
+        async with services.admission.submitting(connection, caller.payer, queues) as charge:
+            submitted = await generations.create(connection, new_generation)
+            if submitted is None:
+                await services.admission.refund(connection, caller.payer)
+            else:
+                submissions.append(submitted)
+        limit_fields.update(charge.fields)
+        return submitted is not None
+
     async def write_job(connection: Connection) -> Answer:
         job_id = await generations.existing_order(connection, new_generation)
-        if job_id is None:
-            queues = queues_of(caller.tenant_id, generation, new_generation.job.pin)
-            async with services.admission.submitting(connection, caller.payer, queues) as charge:
-                submitted = await generations.create(connection, new_generation)
-                if submitted is None:
-                    await services.admission.refund(connection, caller.payer)
-            submissions.extend([] if submitted is None else [submitted])
-            limit_fields.update(charge.fields)
-            job_id = (
-                new_generation.job.id
-                if submitted is not None
-                else await generations.existing_order(connection, new_generation)
-            )
+        if job_id is None and await submit(connection):
+            job_id = new_generation.job.id
+        elif job_id is None:
+            job_id = await generations.existing_order(connection, new_generation)
         accepted = GenerationAccepted(created=int(time()), data=Ordered(task_id=new_generation.task_id, job_id=job_id))
         return Answer(HTTPStatus.ACCEPTED, accepted.model_dump_json().encode())
 

@@ -1,5 +1,5 @@
-"""Bounds the connections of clients that the API does not know yet: how many, how long silent, how large a request's
-head.
+"""Bounds what a client can use before the API knows it: the number of open connections, the time for which a connection
+is silent, and the size of a request's head.
 
 `guarded` makes the protocol class that uvicorn uses. uvicorn itself only bounds the requests under way, and waits
 forever for the head of the next request.
@@ -61,7 +61,7 @@ class Guarded(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._timer: asyncio.TimerHandle | None = None  # for the head, or for the rest of a body after the answer
+        self._timer: asyncio.TimerHandle | None = None  # for a head, or for the rest of an answered body
         self._unread: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._in_message = False  # the head of a request is complete, and its body is not
@@ -114,7 +114,7 @@ class Guarded(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """While the parser reads `data`, it calls `on_message_begin`, `on_url`, `on_header`, `on_headers_complete` and
-        `on_message_complete`. `_head_bytes` counts what it has read and not reported yet.
+        `on_message_complete`. `_head_bytes` counts the bytes that it has read and not reported yet.
         """
         if self._refused is not None:
             return
@@ -219,15 +219,15 @@ class Guarded(HttpToolsProtocol):
             self.transport.abort()
 
     def _refuse(self, problem: Problem) -> None:
-        """Read no more of this connection. `problem` is its last answer: after those to all requests before."""
+        """Read nothing more from this connection. `problem` is its last answer, after those to all earlier requests."""
         self._refused = problem
         self._stop_timer()
         self.quiet.pop(self, None)
         self._end(problem)
 
     def _end(self, problem: Problem) -> None:
-        """Write `problem` and close, once the requests before are answered. It answers the request whose body is being
-        read, or else the next one.
+        """Write `problem` and close the connection, once all earlier requests are answered. The problem answers the
+        request whose body is arriving, or else the next request.
         """
         earlier = self._unanswered - 1 if self._in_message else self._unanswered
         if earlier > 0 or self.transport.is_closing():

@@ -41,7 +41,7 @@ from leasehold.runtime.transient import TRY_AGAIN
 
 MEDIA_TYPE = "application/problem+json"
 
-#: The one table: kind of error -> status.
+#: The status of each kind of error.
 STATUS_OF: dict[type[RequestError], HTTPStatus] = {
     Unauthenticated: HTTPStatus.UNAUTHORIZED,
     Forbidden: HTTPStatus.FORBIDDEN,
@@ -101,7 +101,7 @@ class Problem:
 
 
 def problem_of(error: Exception) -> Problem:
-    """The problem for `error`. An error that nobody foresaw becomes a 500 without any detail."""
+    """The problem for `error`. An unexpected error becomes a 500 without any detail."""
     if isinstance(error, RequestError):
         return _of_request_error(error)
     if isinstance(error, RequestValidationError):

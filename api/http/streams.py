@@ -54,7 +54,7 @@ async def stream(
     client then resumes. `fields` adds the endpoint's own fields to each event.
     """
     until = monotonic() + MAX_SECONDS
-    ended = expected = False
+    ended = has_changed = False
     while not services.draining and monotonic() < until:
         async with services.pool.acquire() as connection:
             batch = await event_reads.events_after(connection, tenant_id, job_id, after, _BATCH)
@@ -64,10 +64,10 @@ async def stream(
             ended = event.job_status in JOB_TERMINAL
         if len(batch) == _BATCH:
             continue
-        if ended or (expected and not batch):  # no events although some are expected: the job was deleted meanwhile
+        if ended or (has_changed and not batch):  # a change without an event: the job was deleted meanwhile
             return
-        expected = await services.watch.changed(job_id, after, KEEP_ALIVE)
-        if not expected:
+        has_changed = await services.watch.changed(job_id, after, KEEP_ALIVE)
+        if not has_changed:
             yield KEEPALIVE_COMMENT
 
 

@@ -1,1 +1,1 @@
-"""/v1/jobs and /v1/dead-letters: jobs of every kind by one shape. `api.runs` and kinds of work build on its helpers."""
+"""/v1/jobs, /v1/operations and /v1/dead-letters: jobs of every kind in one form. `api.runs` and the kinds use it."""

@@ -1,6 +1,6 @@
-"""Which job a request may name, and as whom: by the key's scopes for the job's kind, within the key's tenant.
+"""Decides which jobs a request may name: jobs of the caller's tenant, of the kinds for which the caller has a scope.
 
-A key with `fleet:operate` names jobs of all tenants; it then acts as the job's own tenant, which also pays.
+A caller with `fleet:operate` may name jobs of all tenants. The caller then acts as the job's own tenant, which pays.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from leasehold.kinds.operations import JobKind, Sight
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A job, its kind, and the caller within the job's tenant."""
+class JobAccess:
+    """A job that the caller may name, its kind, and the caller as one of the job's tenant."""
 
     row: Row
     kind: JobKind
@@ -40,10 +40,10 @@ class Found:
         return Target(self.row, self.kind, steps[0]["queue"] if steps else "")
 
 
-def found_of(services: Services, caller: Caller, row: Row) -> Found:
-    """A job that a statement of the caller's tenant, or of an operator, has read."""
+def access_of(services: Services, caller: Caller, row: Row) -> JobAccess:
+    """The caller's access to a job. `row`: the job, which a query with `tenant_of(caller)` has read."""
     kind = services.job_kinds.of(row["pipeline"], is_run=row["is_run"])
-    return Found(
+    return JobAccess(
         row, kind, replace(caller, tenant_id=row["tenant_id"], own_tenant=caller.own_tenant or caller.tenant_id)
     )
 
@@ -52,16 +52,18 @@ def sight_of(services: Services, caller: Caller, *, write: bool = False, kind: s
     return services.job_kinds.sight(tenant_of(caller), caller.scopes, write=write, kind=kind)
 
 
-async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool = False) -> Found:
-    """Read the job. Raises NotFound `job_not_found`, also for another tenant's job and one of a kind that the key has
-    no scope for; Gone `job_deleted`, `job_expired`; Forbidden if the key may read the job and `write` is asked.
+async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool = False) -> JobAccess:
+    """Read the job. `write`: the caller will change it.
+
+    Raises NotFound `job_not_found`, also for a job of another tenant or of a kind that the caller has no scope for;
+    Gone `job_deleted`, `job_expired`; Forbidden if the caller may only read the job, and `write` is set.
     """
     tenant_id = tenant_of(caller)
     async with services.pool.acquire() as connection:
         row = await job_reads.find_job(connection, tenant_id, job_id)
         tombstone = None if row is not None else await job_reads.find_tombstone(connection, tenant_id, job_id)
-    known = row if row is not None else tombstone
-    kind = None if known is None else services.job_kinds.of(known["pipeline"], is_run=known["is_run"])
+    record = row if row is not None else tombstone
+    kind = None if record is None else services.job_kinds.of(record["pipeline"], is_run=record["is_run"])
     if kind is None or kind.scopes is None or not {kind.scopes.read, kind.scopes.write} & caller.scopes:
         raise NotFound("job_not_found", "There is no such job.")
     if tombstone is not None:
@@ -72,4 +74,4 @@ async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool 
         raise Forbidden("insufficient_scope", f"The API key lacks the scope {scope}.")
     assert row is not None
     structlog.contextvars.bind_contextvars(job_id=str(job_id))
-    return found_of(services, caller, row)
+    return access_of(services, caller, row)

@@ -1,8 +1,8 @@
 """/v1/dead-letters: the steps of jobs of every kind that failed for good. A client lists them, groups them by cause,
 and replays them.
 
-A key needs `jobs:read` or `jobs:operate`, and the scope of the kind. For runs `runs:read` or `runs:write` alone is
-enough, as before there were other kinds here.
+A key needs `jobs:read` or `jobs:operate`, and the scope of the kind. For runs, `runs:read` or `runs:write` is enough:
+earlier releases had dead letters of runs only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import json_response, publish_and_admit_run
-from leasehold.api.jobs.access import Found, found_of
+from leasehold.api.jobs.access import JobAccess, access_of
 from leasehold.api.jobs.ending import record
 from leasehold.api.jobs.retrying import retry
 from leasehold.api.jobs.schemas import BulkReplayRequest, RetryRequest
@@ -55,18 +55,18 @@ async def list_dead_letters(
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> Response:
     services = services_of(request)
-    wanted = readable(services, caller, kind, template, code)
+    letter_filter = readable(services, caller, kind, template, code)
     async with services.pool.acquire() as connection:
         rows = await job_reads.dead_letters(
             connection,
             caller.tenant_id,
-            wanted,
+            letter_filter,
             before=instant_and_id_at(cursor),
             fingerprint=fingerprint,
             limit=limit + 1,
         )
-    more = cursor_of(rows[limit - 1]["at"], rows[limit - 1]["task_id"]) if len(rows) > limit else None
-    return json_response({"dead_letters": [_item(services, row) for row in rows[:limit]], "next_cursor": more})
+    next_cursor = cursor_of(rows[limit - 1]["at"], rows[limit - 1]["task_id"]) if len(rows) > limit else None
+    return json_response({"dead_letters": [_item(services, row) for row in rows[:limit]], "next_cursor": next_cursor})
 
 
 def readable(
@@ -78,12 +78,14 @@ def readable(
     *,
     write: bool = False,
 ) -> DeadLetterFilter:
-    """Dead letters of the kinds that the caller may read, or replay. Without the scope of jobs: of runs alone."""
+    """The filter for dead letters of the kinds that the caller may read or, with `write`, replay. Without the scope of
+    jobs these are runs only.
+    """
     kinds = services.job_kinds
-    alone = (JOBS_OPERATE if write else JOBS_READ) not in caller.scopes
-    if alone and kind not in (None, RUN):
+    runs_only = (JOBS_OPERATE if write else JOBS_READ) not in caller.scopes
+    if runs_only and kind not in (None, RUN):
         return DeadLetterFilter(False, (), kinds.owned, template, code)
-    sight = kinds.sight(caller.tenant_id, caller.scopes, write=write, kind=RUN if alone else kind)
+    sight = kinds.sight(caller.tenant_id, caller.scopes, write=write, kind=RUN if runs_only else kind)
     return DeadLetterFilter(sight.runs, sight.pipelines, kinds.owned, template, code)
 
 
@@ -110,10 +112,10 @@ async def group_dead_letters(
 async def groups(
     services: Services, caller: Caller, kind: str | None, limit: int, of_last: int = job_reads.MAX_GROUPED
 ) -> list[dict[str, Any]]:
-    """The largest groups of the caller's last dead letters."""
-    wanted = readable(services, caller, kind, None, None)
+    """The largest groups among the caller's latest `of_last` dead letters."""
+    letter_filter = readable(services, caller, kind, None, None)
     async with services.pool.acquire() as connection:
-        rows = await job_reads.dead_letter_groups(connection, caller.tenant_id, wanted, limit, of_last)
+        rows = await job_reads.dead_letter_groups(connection, caller.tenant_id, letter_filter, limit, of_last)
     return [_item(services, row) for row in rows]
 
 
@@ -134,14 +136,14 @@ async def replay_many(request: Request, body: BulkReplayRequest, caller: Writer)
     if not (body.fingerprint or body.template or body.code):
         raise Invalid("filter_missing", "Name a fingerprint, a template or a code.")
     services = services_of(request)
-    wanted = readable(services, caller, body.kind, body.template, body.code, write=True)
+    letter_filter = readable(services, caller, body.kind, body.template, body.code, write=True)
     replayed: list[CreatedRun] = []
     refused: list[dict[str, Any]] = []
     async with services.bulk.turn(caller.tenant_id), services.pool.acquire() as connection:
         rows = await job_reads.dead_letters(
             connection,
             caller.tenant_id,
-            wanted,
+            letter_filter,
             fingerprint=body.fingerprint,
             limit=1 if body.canary else body.limit,
         )
@@ -176,13 +178,13 @@ async def _replay(services: Services, connection: Connection, caller: Caller, jo
     row = await job_reads.find_job(connection, caller.tenant_id, job_id)
     if row is None:
         return None
-    found = found_of(services, caller, row)
-    known = await template_of(services.actions, connection, found.target)
-    async with connection.transaction(), services.admission.submitting(connection, caller.payer, {}, 0) as paid:
-        effects = await revive(services.actions, connection, found.target, known)
+    access = access_of(services, caller, row)
+    template_version = await template_of(services.actions, connection, access.target)
+    async with connection.transaction(), services.admission.submitting(connection, caller.payer, {}, 0) as charge:
+        effects = await revive(services.actions, connection, access.target, template_version)
         if effects is not None:
-            await record(connection, found, "job.retried")
-        paid.queues |= await queues_waited_in(connection, job_id)
+            await record(connection, access, "job.retried")
+        charge.queues |= await queues_waited_in(connection, job_id)
     return effects
 
 
@@ -204,16 +206,16 @@ async def replay_one(request: Request, task_id: UUID, caller: Writer, body: Retr
     async with services.pool.acquire() as connection:
         job_id = await job_reads.job_of_dead_letter(connection, caller.tenant_id, task_id)
         row = None if job_id is None else await job_reads.find_job(connection, caller.tenant_id, job_id)
-    found = None if row is None else found_of(services, caller, row)
-    if found is None or not _may_replay(found, caller):
+    access = None if row is None else access_of(services, caller, row)
+    if access is None or not _may_replay(access, caller):
         raise NotFound("dead_letter_not_found", "There is no such dead letter.")
-    limit_headers = await retry(services, found, body or RetryRequest())
-    answer = {"job_id": found.id, "run_id": found.id, "task_id": task_id}
+    limit_headers = await retry(services, access, body or RetryRequest())
+    answer = {"job_id": access.id, "run_id": access.id, "task_id": task_id}
     return json_response(answer, HTTPStatus.ACCEPTED, limit_headers)
 
 
-def _may_replay(found: Found, caller: Caller) -> bool:
-    scopes = found.kind.scopes
+def _may_replay(access: JobAccess, caller: Caller) -> bool:
+    scopes = access.kind.scopes
     if scopes is None or scopes.write not in caller.scopes:
         return False
-    return JOBS_OPERATE in caller.scopes or found.kind.name == RUN
+    return JOBS_OPERATE in caller.scopes or access.kind.name == RUN

@@ -19,7 +19,7 @@ from leasehold.transitions.jobs import EXTERNAL, client_queue
 async def explain(
     services: Services, tenant_id: str, job: Row, max_entries: int = job_reads.MAX_LEDGER
 ) -> dict[str, Any]:
-    """The whole answer. `job`: its `id`, `status`, `held` and `error`. `max_entries`: of the ledger."""
+    """Build the answer. `job`: a row with `id`, `status`, `held` and `error`. `max_entries`: of the ledger."""
     async with services.pool.acquire() as connection:
         waiting_steps = await job_reads.why_waiting(connection, tenant_id, job["id"])
         full_limits = await job_reads.why_held(connection, tenant_id, job["id"])
@@ -51,8 +51,8 @@ def _reasons(job: Row, waiting_steps: Sequence[Row], full_limits: Sequence[Row])
     return reasons + [_step(row) for row in waiting_steps if row["status"] != "blocked"]
 
 
-def _reason(code: str, message: str, **more: Any) -> dict[str, Any]:
-    return {"code": code, "message": message} | {name: value for name, value in more.items() if value is not None}
+def _reason(code: str, message: str, **details: Any) -> dict[str, Any]:
+    return {"code": code, "message": message} | {name: value for name, value in details.items() if value is not None}
 
 
 def _limit(row: Row) -> dict[str, Any]:

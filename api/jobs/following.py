@@ -1,6 +1,7 @@
-"""What a job's attempts produce little by little, as numbered items: a page at a time, or as they are written.
+"""Answers with the numbered items that a job's attempts write: lines of the log, or chunks of the stream.
 
-The endpoints of logs and streams use it, for jobs of every kind and for runs.
+A client reads the items a page at a time, or follows them as they are written. The endpoints of logs and streams use
+this module, for jobs of every kind and for runs.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ Item: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`items`: what a page calls its items. `events`: those of one item."""
+    """A sort of items. `items`: the member of a page that has them. `events`: encodes an item as server-sent events."""
 
     items: str
     page: Callable[[Connection, str, UUID, int, LogFilter, int], Awaitable[Sequence[Item]]]
@@ -57,8 +58,8 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a request wants to have."""
+class ItemQuery:
+    """The items that a request asks for. `follow`: as server-sent events."""
 
     after: int
     limit: int
@@ -66,46 +67,46 @@ class Wanted:
     follow: bool
 
 
-def _wanted_of(
+def _query_of(
     after: _After = 0,
     limit: _Limit = 100,
     step: _OfStep = None,
     attempt: _OfAttempt = None,
     last_event_id: LastEventId = None,
     accept: _Accept = None,
-) -> Wanted:
+) -> ItemQuery:
     """Raises Invalid."""
-    return Wanted(number_of(last_event_id) or after, limit, LogFilter(step, attempt), EVENT_STREAM in (accept or ""))
+    return ItemQuery(number_of(last_event_id) or after, limit, LogFilter(step, attempt), EVENT_STREAM in (accept or ""))
 
 
 #: The query and the headers of an endpoint that answers with items.
-WantedItems: TypeAlias = Annotated[Wanted, Depends(_wanted_of)]
+ItemsQuery: TypeAlias = Annotated[ItemQuery, Depends(_query_of)]
 
 
 async def answer(
-    services: Services, source: Source, watch: JobWatch, tenant_id: str, job_id: UUID, wanted: Wanted
+    services: Services, source: Source, watch: JobWatch, tenant_id: str, job_id: UUID, query: ItemQuery
 ) -> Response:
-    """The page, or the stream, of a job that the caller may read."""
-    if wanted.follow:
-        events = _follow(services, source, watch, tenant_id, job_id, wanted)
+    """Answer with a page or a stream of the job's items. The caller may read the job."""
+    if query.follow:
+        events = _follow(services, source, watch, tenant_id, job_id, query)
         return StreamingResponse(events, media_type=EVENT_STREAM, headers=HEADERS)
     async with services.pool.acquire() as connection:
-        read = await source.page(connection, tenant_id, job_id, wanted.after, wanted.filter, wanted.limit + 1)
-    page = read[: wanted.limit]
-    return json_response({source.items: page, "next_after": page[-1]["n"] if len(read) > wanted.limit else None})
+        rows = await source.page(connection, tenant_id, job_id, query.after, query.filter, query.limit + 1)
+    page = rows[: query.limit]
+    return json_response({source.items: page, "next_after": page[-1]["n"] if len(rows) > query.limit else None})
 
 
 async def _follow(
-    services: Services, source: Source, watch: JobWatch, tenant_id: str, job_id: UUID, wanted: Wanted
+    services: Services, source: Source, watch: JobWatch, tenant_id: str, job_id: UUID, query: ItemQuery
 ) -> AsyncIterator[bytes]:
     """The items as they are written. Ends when the job has ended, when the process stops, or after MAX_SECONDS."""
     until = monotonic() + MAX_SECONDS
-    after = wanted.after
+    after = query.after
     while not services.draining and monotonic() < until:
         async with services.pool.acquire() as connection:
-            # The number first: what is written in between is only read earlier than it has to be.
+            # The number is read first: so an item that is written in between is on this page, and none is missed.
             number = (await source.numbers(connection, [job_id])).get(job_id, ENDED)
-            page = await source.page(connection, tenant_id, job_id, after, wanted.filter, _BATCH)
+            page = await source.page(connection, tenant_id, job_id, after, query.filter, _BATCH)
         for item in page:
             yield source.events(item)
             after = item["n"]

@@ -17,7 +17,7 @@ from leasehold.api.http.etags import matches, weak
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import encoded, json_response
 from leasehold.api.http.streams import HEADERS, LastEventId, content_of, number_of, stream
-from leasehold.api.jobs.access import Found, find
+from leasehold.api.jobs.access import JobAccess, find
 from leasehold.api.jobs.ending import cancel, delete
 from leasehold.api.jobs.explain import explain
 from leasehold.api.jobs.retrying import retry
@@ -55,24 +55,24 @@ async def get_job(
     wait: Annotated[float, Query(ge=0, le=30, allow_inf_nan=False)] = 0,
 ) -> Response:
     services = services_of(request)
-    found = await find(services, caller, job_id)
-    if wait and found.row["finished_at"] is None:
-        await services.watch.changed(job_id, found.row["event_seq"], wait)
-        found = await find(services, caller, job_id)
-    body = answer(found)
-    headers = {"ETag": _etag(services, found, body)}
-    if found.row["status"] not in JOB_TERMINAL:
+    access = await find(services, caller, job_id)
+    if wait and access.row["finished_at"] is None:
+        await services.watch.changed(job_id, access.row["event_seq"], wait)
+        access = await find(services, caller, job_id)
+    body = answer(access)
+    headers = {"ETag": _etag(services, access, body)}
+    if access.row["status"] not in JOB_TERMINAL:
         headers["Retry-After"] = "1"
     if matches(if_none_match, headers["ETag"]):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
-    return json_response(await with_links(services, found, body), headers=headers)
+    return json_response(await with_links(services, access, body), headers=headers)
 
 
-def _etag(services: Services, found: Found, body: dict[str, Any]) -> str:
-    """Weak, without the links' signatures. It changes twice in the life of a link: a 304 never leaves a client with an
-    expired one.
+def _etag(services: Services, access: JobAccess, body: dict[str, Any]) -> str:
+    """The weak ETag of the answer without its links. It changes twice in a link's life, so that a 304 never leaves a
+    client with an expired link.
     """
-    linked = found.kind.signed_links and bool(body["outputs"])
+    linked = access.kind.signed_links and bool(body["outputs"])
     period = int(time() // (services.settings.download_url_seconds / 2)) if linked else 0
     return weak(encoded(body) + str(period).encode())
 
@@ -85,8 +85,8 @@ def _etag(services: Services, found: Found, body: dict[str, Any]) -> str:
 )
 async def explain_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     services = services_of(request)
-    found = await find(services, caller, job_id)
-    return json_response(await explain(services, found.caller.tenant_id, found.row))
+    access = await find(services, caller, job_id)
+    return json_response(await explain(services, access.caller.tenant_id, access.row))
 
 
 @router.get(
@@ -115,10 +115,10 @@ async def stream_job_events(
 ) -> Response:
     services = services_of(request)
     seen = number_of(last_event_id) or after
-    found = await find(services, caller, job_id)
-    tenant_id = found.caller.tenant_id
+    access = await find(services, caller, job_id)
+    tenant_id = access.caller.tenant_id
     if _EVENT_STREAM in (accept or ""):
-        if found.row["status"] in JOB_TERMINAL and found.row["event_seq"] <= seen:
+        if access.row["status"] in JOB_TERMINAL and access.row["event_seq"] <= seen:
             return Response(status_code=HTTPStatus.NO_CONTENT)
         events = stream(services, tenant_id, job_id, seen, _status_fields)
         return StreamingResponse(events, media_type=_EVENT_STREAM, headers=HEADERS)
@@ -137,7 +137,7 @@ def _status_fields(event: EventView) -> dict[str, Any]:
     operation_id="cancelJob",
     summary="Ask a job of any kind to stop",
     description="A job that has not started ends at once. A running step is asked to stop within a second. The "
-    "provider of a generation is told. Asking again while the job stops changes nothing.",
+    "order of a generation is cancelled at its provider. Asking again while the job stops changes nothing.",
     status_code=202,
     response_model=Acted,
     responses=problems(MISSING | {
@@ -146,8 +146,8 @@ def _status_fields(event: EventView) -> dict[str, Any]:
 )  # fmt: skip
 async def cancel_job(request: Request, job_id: UUID, caller: Operator, body: Reason | None = None) -> Response:
     services = services_of(request)
-    found = await find(services, caller, job_id, write=True)
-    status = await cancel(services, found, body.reason if body is not None else "")
+    access = await find(services, caller, job_id, write=True)
+    status = await cancel(services, access, body.reason if body is not None else "")
     return json_response({"id": job_id, "status": status}, HTTPStatus.ACCEPTED)
 
 
@@ -168,8 +168,8 @@ async def cancel_job(request: Request, job_id: UUID, caller: Operator, body: Rea
 )  # fmt: skip
 async def retry_job(request: Request, job_id: UUID, caller: Operator, body: RetryRequest | None = None) -> Response:
     services = services_of(request)
-    found = await find(services, caller, job_id, write=True)
-    limit_headers = await retry(services, found, body or RetryRequest())
+    access = await find(services, caller, job_id, write=True)
+    limit_headers = await retry(services, access, body or RetryRequest())
     return json_response({"id": job_id, "status": JobState.PENDING}, HTTPStatus.ACCEPTED, limit_headers)
 
 
@@ -184,8 +184,8 @@ async def retry_job(request: Request, job_id: UUID, caller: Operator, body: Retr
 )
 async def delete_job(request: Request, job_id: UUID, caller: Deleter) -> Response:
     services = services_of(request)
-    found = await find(services, caller, job_id, write=True)
-    status = await delete(services, found)
+    access = await find(services, caller, job_id, write=True)
+    status = await delete(services, access)
     if status is None:
         return Response(status_code=HTTPStatus.NO_CONTENT)
     return json_response({"id": job_id, "status": status}, HTTPStatus.ACCEPTED)

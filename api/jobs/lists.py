@@ -49,48 +49,48 @@ async def list_jobs(
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> Response:
     services = services_of(request)
-    wanted = parse(q, datetime.now(UTC))
-    return json_response(await listed(services, caller, wanted, id_at(cursor), limit, count=count))
+    job_filter = parse(q, datetime.now(UTC))
+    return json_response(await listed(services, caller, job_filter, id_at(cursor), limit, count=count))
 
 
 async def listed(
-    services: Services, caller: Caller, wanted: JobFilter, before: UUID | None, limit: int, *, count: bool
+    services: Services, caller: Caller, job_filter: JobFilter, before: UUID | None, limit: int, *, count: bool
 ) -> dict[str, Any]:
     """A page of the list. Raises InvalidFilter, also for a filter that would read too much."""
-    scope = scope_of(services, caller, wanted)
+    scope = scope_of(services, caller, job_filter)
     if scope is None:
         return {"jobs": [], "next_cursor": None} | ({"count": {"n": 0, "exact": True}} if count else {})
     async with services.pool.acquire() as connection:
-        page = await job_lists.page(connection, Listing(scope, wanted, before), limit)
-        n, exact = await job_lists.count(connection, Listing(scope, wanted)) if count else (0, True)
-    return _answer(services, wanted, page) | ({"count": {"n": n, "exact": exact}} if count else {})
+        page = await job_lists.page(connection, Listing(scope, job_filter, before), limit)
+        n, exact = await job_lists.count(connection, Listing(scope, job_filter)) if count else (0, True)
+    return _answer(services, job_filter, page) | ({"count": {"n": n, "exact": exact}} if count else {})
 
 
-def scope_of(services: Services, caller: Caller, wanted: JobFilter) -> Scope | None:
-    """Whose jobs of which kinds the filter may find; None: it finds none, for the key has no scope for them. Raises
-    InvalidFilter for a kind that the installation does not have.
+def scope_of(services: Services, caller: Caller, job_filter: JobFilter) -> Scope | None:
+    """The tenant and the kinds whose jobs the filter may find. None: the caller has a scope for none of these jobs.
+    Raises InvalidFilter for a kind that the installation does not have.
     """
     kinds = services.job_kinds
-    if wanted.kind is not None and kinds.named(wanted.kind) is None:
-        raise wanted.refused("kind", f"There is no kind {wanted.kind}.")
-    sight = sight_of(services, caller, kind=wanted.kind)
-    tenant_id = sight.tenant_id if sight.tenant_id is not None else wanted.tenant
-    if sight.nothing or (wanted.tenant is not None and wanted.tenant != tenant_id):
+    if job_filter.kind is not None and kinds.named(job_filter.kind) is None:
+        raise job_filter.refused("kind", f"There is no kind {job_filter.kind}.")
+    sight = sight_of(services, caller, kind=job_filter.kind)
+    tenant_id = sight.tenant_id if sight.tenant_id is not None else job_filter.tenant
+    if sight.nothing or (job_filter.tenant is not None and job_filter.tenant != tenant_id):
         return None
     return Scope(tenant_id, sight.pipelines, sight.runs, kinds.others, kinds.owned)
 
 
-def _answer(services: Services, wanted: JobFilter, page: Page) -> dict[str, object]:
+def _answer(services: Services, job_filter: JobFilter, page: Page) -> dict[str, object]:
     items = [summary(row, services.job_kinds.of(row["pipeline"], is_run=row["is_run"])) for row in page.rows]
     if page.ended_at is None:
         return {"jobs": items, "next_cursor": cursor_of(page.rows[-1]["id"]) if page.more else None}
     for key in ("payload", "text"):
-        if key in wanted.positions:
+        if key in job_filter.positions:
             searched = {"searched_back_to": page.ended_at["created_at"]}
             at_this_job = UUID(int=page.ended_at["id"].int + 1)  # it was not searched: the next page begins with it
             return {"jobs": items, "next_cursor": cursor_of(at_this_job)} | searched
-    key = min(wanted.positions, key=lambda name: wanted.positions[name], default="")
-    raise wanted.refused(
+    key = min(job_filter.positions, key=lambda name: job_filter.positions[name], default="")
+    raise job_filter.refused(
         key,
         f"A page would read more than {MAX_READ:,} rows. Narrow the time, for example with created:<1h.",
         "filter_too_broad",

@@ -11,7 +11,7 @@ from fastapi.sse import format_sse_event
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
 from leasehold.api.jobs.access import find
-from leasehold.api.jobs.following import INVALID, PAGE_OR_SSE, Item, Source, WantedItems, answer
+from leasehold.api.jobs.following import INVALID, PAGE_OR_SSE, Item, ItemsQuery, Source, answer
 from leasehold.api.jobs.jobs import MISSING, Reader
 from leasehold.api.jobs.schemas import LogPage, StreamPage
 from leasehold.api.process.services import services_of
@@ -59,10 +59,10 @@ STREAM = Source("chunks", log_reads.stream_page, log_reads.stream_numbers, _chun
     response_model=LogPage,
     responses=problems(MISSING | INVALID) | PAGE_OR_SSE,
 )
-async def read_job_logs(request: Request, job_id: UUID, caller: Reader, wanted: WantedItems) -> Response:
+async def read_job_logs(request: Request, job_id: UUID, caller: Reader, query: ItemsQuery) -> Response:
     services = services_of(request)
     tenant_id = (await find(services, caller, job_id)).caller.tenant_id
-    return await answer(services, LOG, services.log_watch, tenant_id, job_id, wanted)
+    return await answer(services, LOG, services.log_watch, tenant_id, job_id, query)
 
 
 @router.get(
@@ -73,7 +73,7 @@ async def read_job_logs(request: Request, job_id: UUID, caller: Reader, wanted: 
     response_model=StreamPage,
     responses=problems(MISSING | INVALID) | PAGE_OR_SSE,
 )
-async def read_job_stream(request: Request, job_id: UUID, caller: Reader, wanted: WantedItems) -> Response:
+async def read_job_stream(request: Request, job_id: UUID, caller: Reader, query: ItemsQuery) -> Response:
     services = services_of(request)
     tenant_id = (await find(services, caller, job_id)).caller.tenant_id
-    return await answer(services, STREAM, services.stream_watch, tenant_id, job_id, wanted)
+    return await answer(services, STREAM, services.stream_watch, tenant_id, job_id, query)

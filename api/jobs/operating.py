@@ -1,7 +1,6 @@
 """Submits bulk operations and previews them. The endpoints and the console call `submit` and `preview`.
 
-An operation is bound when it is submitted: to the jobs that exist by then, and to the kinds that the key's scopes
-allow.
+A submission fixes the jobs of an operation: those that exist by then, of the kinds that the key's scopes allow.
 """
 
 from __future__ import annotations
@@ -46,60 +45,60 @@ class Submitted:
     fields: dict[str, str]
 
 
-def _checked(services: Services, caller: Caller, wish: NewOperation, now: datetime) -> tuple[JobFilter, Scope]:
-    """The filter, and whose jobs of which kinds the operation may act on. Raises Forbidden and InvalidFilter."""
-    scope = JOBS_DELETE if wish.action == "delete" else JOBS_OPERATE
+def _check(services: Services, caller: Caller, request: NewOperation, now: datetime) -> tuple[JobFilter, Scope]:
+    """The filter, and the tenant and kinds on whose jobs the operation may act. Raises Forbidden and InvalidFilter."""
+    scope = JOBS_DELETE if request.action == "delete" else JOBS_OPERATE
     if scope not in caller.scopes:
         raise Forbidden("insufficient_scope", f"The API key lacks the scope {scope}.")
     try:
-        wanted = parse(wish.filter, now)
-        _check_terms(services, wanted, wish.action)
+        job_filter = parse(request.filter, now)
+        _check_terms(services, job_filter, request.action)
     except InvalidFilter as error:
         error.pointer = "#/filter"
         raise
-    sight = sight_of(services, caller, write=True, kind=wanted.kind)
+    sight = sight_of(services, caller, write=True, kind=job_filter.kind)
     pipelines = tuple(name for name in sight.pipelines if name not in {p.name for p in OPERATION.pipelines})
     if not sight.runs and not pipelines:
         raise Forbidden("insufficient_scope", "The API key lacks the scopes of the kinds of these jobs.")
-    of_tenant = sight.tenant_id if sight.tenant_id is not None else wanted.tenant
+    of_tenant = sight.tenant_id if sight.tenant_id is not None else job_filter.tenant
     kinds = services.job_kinds
-    return wanted, Scope(of_tenant, pipelines, sight.runs, kinds.others, kinds.owned)
+    return job_filter, Scope(of_tenant, pipelines, sight.runs, kinds.others, kinds.owned)
 
 
-def _check_terms(services: Services, wanted: JobFilter, action: Action) -> None:
-    if not wanted.positions:
-        raise wanted.refused("", "Name at least one term: `created:>0s` finds every job.")
-    if wanted.kind is not None and services.job_kinds.named(wanted.kind) is None:
-        raise wanted.refused("kind", f"There is no kind {wanted.kind}.")
-    if wanted.kind == OPERATION.name:
-        raise wanted.refused("kind", "An operation does not act on operations: cancel them one by one.")
-    if action == "retry" and wanted.status not in (None, JobState.FAILED):
-        raise wanted.refused("status", "Only failed jobs can be retried.")
+def _check_terms(services: Services, job_filter: JobFilter, action: Action) -> None:
+    if not job_filter.positions:
+        raise job_filter.refused("", "Name at least one term: `created:>0s` finds every job.")
+    if job_filter.kind is not None and services.job_kinds.named(job_filter.kind) is None:
+        raise job_filter.refused("kind", f"There is no kind {job_filter.kind}.")
+    if job_filter.kind == OPERATION.name:
+        raise job_filter.refused("kind", "An operation does not act on operations: cancel them one by one.")
+    if action == "retry" and job_filter.status not in (None, JobState.FAILED):
+        raise job_filter.refused("status", "Only failed jobs can be retried.")
 
 
-async def preview(services: Services, caller: Caller, wish: NewOperation) -> dict[str, Any]:
-    """What the operation would act on now: a count, and the newest jobs as examples. Raises as `submit`."""
+async def preview(services: Services, caller: Caller, request: NewOperation) -> dict[str, Any]:
+    """Count the jobs that the operation would act on now, and read the newest of them. Raises as `submit`."""
     now = datetime.now(UTC)
-    wanted, scope = _checked(services, caller, wish, now)
-    bound = Bound(now, bound_of(wish.action))
+    job_filter, scope = _check(services, caller, request, now)
+    bound = Bound(now, bound_of(request.action))
     rows: list[Row] = []
     async with services.pool.acquire() as connection:
-        n, exact = await job_lists.count(connection, Listing(scope, wanted, bound=bound))
+        n, exact = await job_lists.count(connection, Listing(scope, job_filter, bound=bound))
         if n:
-            page = await job_lists.page(connection, Listing(scope, wanted, bound=bound), EXAMPLES)
+            page = await job_lists.page(connection, Listing(scope, job_filter, bound=bound), EXAMPLES)
             rows = list(page.rows)
     examples = [summary(row, services.job_kinds.of(row["pipeline"], is_run=row["is_run"])) for row in rows]
     return {
         "dry_run": True,
-        "action": wish.action,
-        "filter": wish.filter,
+        "action": request.action,
+        "filter": request.filter,
         "total": {"n": n, "exact": exact},
         "examples": examples,
     }
 
 
 async def submit(
-    services: Services, caller: Caller, wish: NewOperation, idempotency_key: str | None = None, trace: Any = None
+    services: Services, caller: Caller, request: NewOperation, idempotency_key: str | None = None, trace: Any = None
 ) -> Submitted:
     """Write the operation. Raises Forbidden `insufficient_scope`, InvalidFilter, Conflict `too_many_operations`, and
     what a submission raises.
@@ -109,49 +108,51 @@ async def submit(
 
     async def work(connection: Connection) -> Answer:
         now: datetime = await connection.fetchval("SELECT clock_timestamp()")
-        _, scope = _checked(services, caller, wish, now)
+        _, scope = _check(services, caller, request, now)
         at_most = services.settings.operations_per_tenant
         await lock_name(connection, f"operations of {caller.tenant_id}")
         if await operation_reads.unfinished(connection, caller.tenant_id) >= at_most:
             raise Conflict(
                 "too_many_operations", f"A tenant has at most {at_most} unfinished operations: cancel one, or wait."
             )
-        new = NewJob(
+        new_job = NewJob(
             bulk_operation,
             caller.tenant_id,
-            params=_bound(caller, wish, scope, now).model_dump(mode="json"),
+            params=_bound(caller, request, scope, now).model_dump(mode="json"),
             priority=0,
             keep_seconds=services.settings.retention_days * 86_400,
             trace=trace,
         )
         queues = queues_of(caller.tenant_id, bulk_operation)
-        async with services.admission.submitting(connection, caller.payer, queues) as paid:
-            hints.extend(await jobs.submit(connection, [new]))
-        fields.update(paid.fields)
-        await audit.record(connection, caller, "operation.submitted", new.id, does=wish.action, filter=wish.filter)
-        row = await operation_reads.find(connection, caller.tenant_id, new.id)
+        async with services.admission.submitting(connection, caller.payer, queues) as charge:
+            hints.extend(await jobs.submit(connection, [new_job]))
+        fields.update(charge.fields)
+        await audit.record(
+            connection, caller, "operation.submitted", new_job.id, does=request.action, filter=request.filter
+        )
+        row = await operation_reads.find(connection, caller.tenant_id, new_job.id)
         assert row is not None
         return Answer(202, encoded(view(row)))
 
-    request_hash = fingerprint(b"POST /v1/operations", wish.model_dump_json().encode())
+    request_hash = fingerprint(b"POST /v1/operations", request.model_dump_json().encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     await publish_and_admit(services, hints)
     return Submitted(answer, fields)
 
 
-def _bound(caller: Caller, wish: NewOperation, scope: Scope, now: datetime) -> Operation:
+def _bound(caller: Caller, request: NewOperation, scope: Scope, now: datetime) -> Operation:
     return Operation(
-        action=wish.action,
-        filter=wish.filter,
+        action=request.action,
+        filter=request.filter,
         at=now,
         of_tenant=scope.tenant_id,
         pipelines=tuple(scope.pipelines),
         runs=scope.runs,
         client_id=caller.client_id,
         payer_key=caller.quota_key,
-        canary=wish.canary,
-        rate=wish.rate,
-        reason=wish.reason,
+        canary=request.canary,
+        rate=request.rate,
+        reason=request.reason,
     )
 
 

@@ -68,8 +68,8 @@ async def list_operations(
 ) -> Response:
     async with services_of(request).pool.acquire() as connection:
         rows = await operation_reads.newest(connection, caller.tenant_id, id_at(cursor), limit + 1)
-    more = cursor_of(rows[limit - 1]["id"]) if len(rows) > limit else None
-    return json_response({"operations": [view(row) for row in rows[:limit]], "next_cursor": more})
+    next_cursor = cursor_of(rows[limit - 1]["id"]) if len(rows) > limit else None
+    return json_response({"operations": [view(row) for row in rows[:limit]], "next_cursor": next_cursor})
 
 
 @router.get(
@@ -104,8 +104,8 @@ async def list_refusals(
         rows = await operation_reads.refusals(
             connection, operation["tenant_id"], operation_id, id_at(cursor), limit + 1
         )
-    more = cursor_of(rows[limit - 1]["job_id"]) if len(rows) > limit else None
-    return json_response({"refusals": [dict(row) for row in rows[:limit]], "next_cursor": more})
+    next_cursor = cursor_of(rows[limit - 1]["job_id"]) if len(rows) > limit else None
+    return json_response({"refusals": [dict(row) for row in rows[:limit]], "next_cursor": next_cursor})
 
 
 async def _find(services: Services, caller: Caller, operation_id: UUID) -> Row:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from leasehold.actions.retrying import revive, template_of
 from leasehold.api.http.early import refuse_early
 from leasehold.api.http.responses import publish_and_admit_run
-from leasehold.api.jobs.access import Found
+from leasehold.api.jobs.access import JobAccess
 from leasehold.api.jobs.ending import invalid_state, record
 from leasehold.api.jobs.schemas import RetryRequest
 from leasehold.api.process.services import Services
@@ -16,28 +16,28 @@ from leasehold.domain.errors import Invalid
 from leasehold.limits.admission import queues_waited_in
 
 
-async def retry(services: Services, found: Found, body: RetryRequest) -> dict[str, str]:
+async def retry(services: Services, access: JobAccess, body: RetryRequest) -> dict[str, str]:
     """Retry the job and return the RateLimit fields. Raises the problems of `retryJob`."""
-    caller, params = found.caller, None
+    caller, params = access.caller, None
     if body.payload is not None:
-        if not found.row["is_run"]:
+        if not access.row["is_run"]:
             raise Invalid("payload_fixed", "Only a run can be retried with another payload.")
         await refuse_early(services, caller, {})
     async with services.pool.acquire() as connection:
-        template_version = await template_of(services.actions, connection, found.target)
+        template_version = await template_of(services.actions, connection, access.target)
     if body.payload is not None:
         assert template_version is not None
         params = await services.templates.params(caller.tenant_id, template_version, body.payload)
     async with (
         services.pool.acquire() as connection,
         connection.transaction(),
-        services.admission.submitting(connection, caller.payer, {}) as paid,
+        services.admission.submitting(connection, caller.payer, {}) as charge,
     ):
-        effects = await revive(services.actions, connection, found.target, template_version, params, body.from_step)
+        effects = await revive(services.actions, connection, access.target, template_version, params, body.from_step)
         if effects is None:
-            raise invalid_state(found.row["status"])
+            raise invalid_state(access.row["status"])
         other_payload = None if params is None else True
-        await record(connection, found, "job.retried", from_step=body.from_step, other_payload=other_payload)
-        paid.queues |= await queues_waited_in(connection, found.id)
+        await record(connection, access, "job.retried", from_step=body.from_step, other_payload=other_payload)
+        charge.queues |= await queues_waited_in(connection, access.id)
     await publish_and_admit_run(services, effects)
-    return paid.fields
+    return charge.fields

@@ -33,7 +33,7 @@ class RetryRequest(_Request):
 
 
 class BulkReplayRequest(_Request):
-    """Which dead letters: all that match every filter given. `canary`: replay only the latest, as a trial."""
+    """The replay takes all dead letters that match every given filter. `canary`: only the latest, as a trial."""
 
     fingerprint: str | None = Field(None, max_length=64)
     kind: KindName | None = None
@@ -76,7 +76,7 @@ class BulkSettleRequest(_Request):
 
 
 class Unsettled(BaseModel):
-    """What waits for a person. `system` and `sent`: who got the order, and what."""
+    """A case that waits for a person. `system`: the provider that got the order. `sent`: the content of the order."""
 
     tenant_id: str
     kind: str
@@ -106,7 +106,7 @@ class JobError(BaseModel):
 
 
 class RunPart(BaseModel):
-    """What makes the job a run."""
+    """The members that only a run has."""
 
     version: int
     scope: str
@@ -188,7 +188,7 @@ class OutputAnswer(BaseModel):
 
 
 class Waiting(BaseModel):
-    """What an unfinished job waits for: a limit, or a step that runs later or needs a worker."""
+    """A limit at which an unfinished job waits, or a step of it that runs later or needs a worker."""
 
     limit: str | None = None
     step: str | None = None
@@ -311,9 +311,9 @@ class EventPage(BaseModel):
 
 
 class NewOperation(_Request):
-    """`filter`: as `q` of GET /v1/jobs, with at least one term. `canary`: so many jobs go first; if one is refused, or
-    a retried one does not succeed, the operation stops. `rate`: jobs a second at most. `reason`: kept with the jobs
-    that are cancelled.
+    """`filter`: as `q` of GET /v1/jobs, with at least one term. `canary`: this many jobs go first. If a job of these is
+    refused, or does not succeed after its retry, the operation stops. `rate`: the most jobs a second. `reason`: stored
+    with the cancelled jobs.
     """
 
     action: Literal["cancel", "retry", "delete"]
@@ -355,7 +355,7 @@ class OperationAnswer(BaseModel):
 
 
 class OperationPreview(BaseModel):
-    """What an operation would act on. `examples`: the newest jobs, at most ten."""
+    """The jobs on which an operation would act. `total`: their number. `examples`: the newest, at most ten."""
 
     dry_run: Literal[True]
     action: Literal["cancel", "retry", "delete"]

@@ -1,4 +1,4 @@
-"""What only a person can settle: /v1/unsettled lists it, POST /v1/jobs/{job_id}/settle settles an order."""
+"""/v1/unsettled lists the cases that only a person can settle; POST /v1/jobs/{job_id}/settle settles an order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _Rows = tuple[list[dict[str, Any]], UUID | None]
     summary="List what only a person can settle, newest first",
     description="`orders`: failed jobs that sent an order whose outcome is unknown, with what was sent, when and to "
     "whom. `external`: steps that no external worker has claimed, or whose worker is silent, for "
-    "`LEASEHOLD_EXTERNAL_SILENT_SECONDS`; of the newest 10,000 live jobs. `webhooks`: those that the platform "
+    "`LEASEHOLD_EXTERNAL_SILENT_SECONDS`; a page searches 10,000 live jobs. `webhooks`: those that the platform "
     "disabled.",
     response_model=UnsettledPage,
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
@@ -89,16 +89,16 @@ async def _external(
     if not services.job_kinds.sight(tenant_id, caller.scopes, write=False).runs:
         return [], None
     seconds = services.settings.external_silent_seconds
-    rows = await unsettled.silent_steps(connection, tenant_id, seconds, before, limit)
+    rows = await unsettled.silent_steps(connection, tenant_id, seconds, before, limit + 1)
     items = [
         {
             "job_id": row["job_id"], "task_id": row["task_id"], "tenant_id": row["tenant_id"], "kind": "run",
             "since": row["since"], "because": f"no external worker works on the step {row['step']}",
             "step": row["step"], "queue": row["queue"], "losses": row["losses"],
         }
-        for row in rows
+        for row in rows[:limit]
     ]  # fmt: skip
-    return items, None
+    return items, rows[limit - 1]["task_id"] if len(rows) > limit else None
 
 
 async def _webhooks(

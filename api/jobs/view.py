@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from leasehold.api.jobs.access import Found
+from leasehold.api.jobs.access import JobAccess
 from leasehold.api.process.services import Services
 from leasehold.db.job_reads import Row
 from leasehold.domain.errors import StoreAbsent
@@ -42,13 +42,13 @@ def summary(row: Row, kind: JobKind) -> dict[str, Any]:
         "cancel": row["cancel"] and {name: value for name, value in row["cancel"].items() if name != "at"},
         "cancel_requested_at": row["cancel_requested_at"],
         "run": _run(row) if row["is_run"] else None,
-        "schedule": row["schedule_id"] and _given(id=row["schedule_id"], tick=row["tick"]),
+        "schedule": row["schedule_id"] and _without_none(id=row["schedule_id"], tick=row["tick"]),
     }
-    return _given(**item)
+    return _without_none(**item)
 
 
 def _run(row: Row) -> dict[str, Any]:
-    return _given(
+    return _without_none(
         version=row["version"],
         scope=row["scope"],
         scope_id=row["scope_id"],
@@ -57,16 +57,16 @@ def _run(row: Row) -> dict[str, Any]:
     )
 
 
-def _given(**members: Any) -> dict[str, Any]:
+def _without_none(**members: Any) -> dict[str, Any]:
     return {name: value for name, value in members.items() if value is not None}
 
 
-def answer(found: Found) -> dict[str, Any]:
+def answer(access: JobAccess) -> dict[str, Any]:
     """The job as GET answers it, without links to its outputs."""
-    row, kind = found.row, found.kind
+    row, kind = access.row, access.kind
     params: Mapping[str, Any] = row["params"]
     steps = row["steps"] or []
-    return summary(row, kind) | _given(
+    return summary(row, kind) | _without_none(
         updated_at=row["updated_at"],
         parameters={name: value for name, value in params.items() if name not in kind.redacted},
         redacted=sorted(name for name in kind.redacted if params.get(name) is not None),
@@ -80,7 +80,7 @@ def answer(found: Found) -> dict[str, Any]:
 
 
 def _step(step: Mapping[str, Any]) -> dict[str, Any]:
-    return _given(**step) | {"queue": client_queue(step["queue"]), "attempts": step["attempts"] or []}
+    return _without_none(**step) | {"queue": client_queue(step["queue"]), "attempts": step["attempts"] or []}
 
 
 def _waits_for(row: Row, steps: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -88,7 +88,7 @@ def _waits_for(row: Row, steps: list[Mapping[str, Any]]) -> list[dict[str, Any]]
         return [{"limit": key} for key in row["limits"] or ["scope"]]
     now = datetime.now(UTC)
     return [
-        _given(
+        _without_none(
             step=step["id"],
             state=step["state"],
             queue=client_queue(step["queue"]),
@@ -109,7 +109,7 @@ def _callback(callback: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if callback is None:
         return None
     delivery = {"id": callback["id"], "status": callback["status"]} if callback["id"] is not None else None
-    return _given(host=urlsplit(callback["url"]).hostname, delivery=delivery)
+    return _without_none(host=urlsplit(callback["url"]).hostname, delivery=delivery)
 
 
 def _parent(row: Row, kind: JobKind) -> dict[str, Any] | None:
@@ -127,16 +127,16 @@ def _parent(row: Row, kind: JobKind) -> dict[str, Any] | None:
         return None
 
 
-async def with_links(services: Services, found: Found, body: dict[str, Any]) -> dict[str, Any]:
+async def with_links(services: Services, access: JobAccess, body: dict[str, Any]) -> dict[str, Any]:
     """The answer with a signed URL for each of the first outputs. A link downloads: whatever the content type is, no
     browser shows it as a page.
     """
-    if not found.kind.signed_links:
+    if not access.kind.signed_links:
         return body
     linked = []
     for number, output in enumerate(body["outputs"]):
         url = await _url(services, output) if number < MAX_LINKS else None
-        linked.append(output | _given(url=url))
+        linked.append(output | _without_none(url=url))
     return body | {"outputs": linked}
 
 

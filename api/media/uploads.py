@@ -153,15 +153,15 @@ async def _ticket(services: Services, media_id: UUID, key: str, upload: UploadRe
         HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
     }),
 )  # fmt: skip
-async def complete_upload(request: Request, response: Response, done: CompleteRequest, caller: Writer) -> Accepted:
+async def complete_upload(request: Request, response: Response, body: CompleteRequest, caller: Writer) -> Accepted:
     services = services_of(request)
-    structlog.contextvars.bind_contextvars(media_id=str(done.media_id))
-    picture = await _find(services, caller, done.media_id)
-    if done.original_key != picture.original_key:
+    structlog.contextvars.bind_contextvars(media_id=str(body.media_id))
+    picture = await _find(services, caller, body.media_id)
+    if body.original_key != picture.original_key:
         raise Invalid("wrong_key", "The original_key is not the key of this media.")
     limit_fields: dict[str, str] = {}
-    job_id = _settled(picture) or await _take_in(
-        services, caller, picture, done, identity_of(request).trace, limit_fields
+    job_id = _job_id_of(picture) or await _check_and_submit(
+        services, caller, picture, body, identity_of(request).trace, limit_fields
     )
     response.headers.update(limit_fields)
     response.headers["Location"] = f"/media/{picture.id}"
@@ -177,23 +177,23 @@ async def _find(services: Services, caller: Caller, media_id: UUID) -> MediaView
     return picture
 
 
-def _settled(picture: MediaView) -> UUID | None:
+def _job_id_of(picture: MediaView) -> UUID | None:
     """The id of the media's job; None if it may still get a job. Raises Invalid with the reason of its refusal."""
     if picture.error is not None:
         raise Invalid(picture.error["code"], picture.error["message"])
     return picture.job_id
 
 
-async def _take_in(
+async def _check_and_submit(
     services: Services,
     caller: Caller,
     picture: MediaView,
-    done: CompleteRequest,
+    body: CompleteRequest,
     trace: dict[str, str],
     limit_fields: dict[str, str],
 ) -> UUID:
     """Check the object and write the job; return its id. The RateLimit fields are added to `limit_fields`."""
-    check_callback_url(services.settings, done.callback_url)
+    check_callback_url(services.settings, body.callback_url)
     queues = queues_of(caller.tenant_id, media)
     await refuse_early(services, caller, queues)
     limits = _limits(services.settings)
@@ -201,29 +201,29 @@ async def _take_in(
         inspected = await inspect_upload(services.store, picture.original_key, picture.content_type, limits)
     except Conflict:
         # Another request may have refused the object meanwhile, and deleted it.
-        if (job_id := _settled(await _find(services, caller, picture.id))) is not None:
+        if (job_id := _job_id_of(await _find(services, caller, picture.id))) is not None:
             return job_id
         raise
     if isinstance(inspected, Refusal):
         return await _refuse(services, caller, picture, inspected)
-    params = MediaParams(variants=tuple(done.variants), content_type=picture.content_type, limits=limits)
+    params = MediaParams(variants=tuple(body.variants), content_type=picture.content_type, limits=limits)
     job = NewJob(
         pipeline=media,
         tenant_id=caller.tenant_id,
         params=params.model_dump(mode="json"),
         inputs={"original": picture.original_key},
         output_prefix=f"media/{picture.id}",
-        priority=BANDS.index(done.priority),
-        step_priority={step: BANDS.index(band) for step, band in done.step_priority.items()},
+        priority=BANDS.index(body.priority),
+        step_priority={step: BANDS.index(band) for step, band in body.step_priority.items()},
         keep_seconds=_kept_seconds(services.settings),
         trace=trace | {"media_id": str(picture.id)},
-        tags=done.tags,
-        callback_url=done.callback_url,
+        tags=body.tags,
+        callback_url=body.callback_url,
     )
     async with (
         services.pool.acquire() as connection,
         connection.transaction(),
-        services.admission.submitting(connection, caller.payer, queues, size=inspected) as paid,
+        services.admission.submitting(connection, caller.payer, queues, size=inspected) as charge,
     ):
         submitted = await transitions.complete_upload(connection, picture.id, caller.tenant_id, inspected, job)
         if submitted is None:
@@ -231,8 +231,8 @@ async def _take_in(
         else:
             await uploads.close(connection, caller.tenant_id, picture.original_key, keep=limits.max_bytes)
     if submitted is None:
-        return await _decided_elsewhere(services, caller, picture.id)
-    limit_fields.update(paid.fields)
+        return await _outcome_of_other_request(services, caller, picture.id)
+    limit_fields.update(charge.fields)
     await publish_and_admit(services, submitted.hints, submitted.limits)
     SUBMITTED.labels(media.name).inc()
     log.info("job submitted", job_id=str(job.id), bytes=inspected)
@@ -253,7 +253,7 @@ async def _refuse(services: Services, caller: Caller, picture: MediaView, refusa
         if refused:
             await uploads.close(connection, caller.tenant_id, picture.original_key, keep=None)
     if not refused:
-        return await _decided_elsewhere(services, caller, picture.id)
+        return await _outcome_of_other_request(services, caller, picture.id)
     try:
         await services.store.delete(picture.original_key)
     except StoreError as error:  # the sweeper deletes it within a minute
@@ -263,8 +263,8 @@ async def _refuse(services: Services, caller: Caller, picture: MediaView, refusa
     raise Invalid(refusal.code, refusal.message)
 
 
-async def _decided_elsewhere(services: Services, caller: Caller, media_id: UUID) -> UUID:
-    job_id = _settled(await _find(services, caller, media_id))
+async def _outcome_of_other_request(services: Services, caller: Caller, media_id: UUID) -> UUID:
+    job_id = _job_id_of(await _find(services, caller, media_id))
     if job_id is None:
         raise Conflict("upload_expired", "The upload was not completed in time: get a new upload URL.")
     return job_id

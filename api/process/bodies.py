@@ -1,4 +1,5 @@
-"""Request bodies in memory: each is bounded in bytes and time, and all bodies of the process share one budget.
+"""Reads request bodies into memory. Each body is bounded in bytes and time, and all bodies of the process share one
+budget.
 
 The bounds count the bytes that arrive, not the Content-Length. The API knows the caller before it reads the first byte:
 `AuthenticatedFirst` calls `Bodies.received` after the key is checked.
@@ -113,7 +114,7 @@ class Bodies:
         self._serve()
 
     def _serve(self) -> None:
-        """Grant room in the order of arrival. A request that waits for its own tenant's share does not delay others."""
+        """Grant room in the order of arrival. A body that does not fit now does not delay smaller bodies behind it."""
         for waiter in list(self._waiting):
             tenant_id, size, granted = waiter
             if self._fits(tenant_id, size):

@@ -30,9 +30,9 @@ _CACHED_KEYS = 10_000
 class Caller:
     """The tenant and client that call, and the scopes of their key.
 
-    `quota_key`: the counter of rates and quotas; a rotated key shares that of the key before. `own_tenant`: the tenant
-    of the key, when an operator acts within another tenant. `person_id`: a person without a key, who signed in by
-    OpenID Connect; `client_id` is their login then.
+    `quota_key`: the counter of rates and quotas; a rotated key shares the counter of the key before it. `own_tenant`:
+    the tenant of the key, while an operator acts within another tenant. `person_id`: the person who signed in by OpenID
+    Connect, without a key; `client_id` is then the person's login.
     """
 
     tenant_id: str
@@ -63,8 +63,8 @@ def _refused() -> Unauthenticated:
 
 
 class Keyring:
-    """Finds callers, and remembers keys. So a key that was revoked or has expired still works in this process for
-    `cache_seconds` at most.
+    """Finds callers, and remembers keys. A key that was revoked or has expired therefore works in this process for at
+    most `cache_seconds` more.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """Refused sign-ins in the audit: counted in memory, and written every few seconds, one row for each source and key.
 
-A stranger can ask without end. So a refusal costs no statement and no lock, and the rows of a turn are bounded.
+A stranger can send requests without end. So a refusal costs no statement and no lock, and the rows of a turn are
+bounded.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _Refused: TypeAlias = tuple[str, Actor]
 
 
 @dataclass(frozen=True, slots=True)
-class _First:
+class _FirstRefusal:
     """The first of equal refusals."""
 
     at: datetime
@@ -42,7 +43,7 @@ class Refusals:
         self._pool = pool
         self._at_most = at_most
         self._counts: Counter[_Refused] = Counter()
-        self._firsts: dict[_Refused, _First] = {}
+        self._firsts: dict[_Refused, _FirstRefusal] = {}
         self._turns = Periodic("refusals", self._flush, every=_EVERY_SECONDS)
         self._task: asyncio.Task[None] | None = None
 
@@ -64,7 +65,7 @@ class Refusals:
         if refused not in self._counts and len(self._counts) >= self._at_most:
             refused = (code, Actor("key", "others"))
         self._counts[refused] += 1
-        self._firsts.setdefault(refused, _First(datetime.now(UTC), path[:_MAX_PATH], actor.request_id))
+        self._firsts.setdefault(refused, _FirstRefusal(datetime.now(UTC), path[:_MAX_PATH], actor.request_id))
 
     async def _flush(self) -> None:
         counts, firsts = self._counts, self._firsts
@@ -90,5 +91,5 @@ class Refusals:
 
 
 def _chain_of(refused: _Refused) -> str:
-    """The chain of the audit that gets the row: that of the caller's tenant, or for a stranger that of all tenants."""
+    """The audit chain of the row: the chain of the caller's tenant, or for a stranger the chain of all tenants."""
     return refused[1].tenant_id or EVERYBODYS

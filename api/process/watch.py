@@ -41,14 +41,14 @@ class _Watch(ABC, Generic[_Key]):
 
     @abstractmethod
     def _due(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
-        """The waiters of one key that can go on. `number`: the key's number; None: the key does not exist any more."""
+        """The waiters of a key that can go on. `number`: the key's number; None: the key does not exist any more."""
 
     @property
     def waiting(self) -> int:
         return len({waiter for waiters in self._waiters.values() for waiter in waiters})
 
     async def _wait(self, keys: Sequence[_Key], mark: int, seconds: float) -> bool:
-        """Wait for one of the keys. True as soon as one is due; False after `seconds`, or on `release_all`.
+        """Wait for any of the keys. True as soon as a key is due; False after `seconds`, or on `release_all`.
 
         An outage of the database only prolongs the wait: the request's own next query reports it.
         """

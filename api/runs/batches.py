@@ -60,21 +60,21 @@ async def create_runs(
     created: list[tuple[int, CreatedRuns]] = []
     limit_headers: dict[str, str] = {}
     await refuse_early(services, caller, {}, idempotency_key)
-    new = await _checked_runs(services, caller, body, identity_of(request).trace)
+    new_runs = await _checked_runs(services, caller, body, identity_of(request).trace)
 
     async def work(connection: Connection) -> Answer:
-        if isinstance(new, RequestError):
-            raise new
-        template_version = new[0].template_version
-        existing, fresh = await _without_existing(connection, new)
-        if fresh:
+        if isinstance(new_runs, RequestError):
+            raise new_runs
+        template_version = new_runs[0].template_version
+        existing, runs_to_write = await _without_existing(connection, new_runs)
+        if runs_to_write:
             queues = queues_of(caller.tenant_id, template_version.pipeline)
-            async with services.admission.submitting(connection, caller.payer, queues, len(fresh)) as paid:
-                created.append((len(fresh), await runs.create_together(connection, fresh)))
-            limit_headers.update(paid.fields)
-        id_of_key = existing | {run.dedupe_key: run.id for run in fresh if run.dedupe_key is not None}
+            async with services.admission.submitting(connection, caller.payer, queues, len(runs_to_write)) as charge:
+                created.append((len(runs_to_write), await runs.create_together(connection, runs_to_write)))
+            limit_headers.update(charge.fields)
+        id_of_key = existing | {run.dedupe_key: run.id for run in runs_to_write if run.dedupe_key is not None}
         accepted = BatchAccepted(
-            ids=[run.id if run.dedupe_key is None else id_of_key[run.dedupe_key] for run in new],
+            ids=[run.id if run.dedupe_key is None else id_of_key[run.dedupe_key] for run in new_runs],
             existing=list(existing.values()),
             template=template_version.template.type,
             version=template_version.template.version,
@@ -94,28 +94,28 @@ async def create_runs(
     return json_response(answer.body, answer.status_code, limit_headers)
 
 
-async def _without_existing(connection: Connection, new: Sequence[NewRun]) -> tuple[dict[str, UUID], list[NewRun]]:
-    """The ids of the unfinished runs that have one of the dedupe keys, by key; and the runs that are still to be
-    written.
+async def _without_existing(connection: Connection, new_runs: Sequence[NewRun]) -> tuple[dict[str, UUID], list[NewRun]]:
+    """Look the dedupe keys up. Returns the ids of the unfinished runs that have one of the keys, by key; and the runs
+    that are still to be written.
 
-    Of several runs of the batch with the same key, the first is written.
+    If several runs of the batch have the same key, only the first is written.
     """
-    keys = {run.dedupe_key for run in new if run.dedupe_key is not None}
+    keys = {run.dedupe_key for run in new_runs if run.dedupe_key is not None}
     if not keys:
-        return {}, list(new)
-    rows = await runs.living(connection, new[0].tenant_id, new[0].template_version.pipeline.name, keys)
+        return {}, list(new_runs)
+    rows = await runs.living(connection, new_runs[0].tenant_id, new_runs[0].template_version.pipeline.name, keys)
     existing = {key: UUID(str(row["id"])) for key, row in rows.items()}
-    first_of_key = {run.dedupe_key: run for run in reversed(new) if run.dedupe_key not in existing}
-    fresh = [run for run in new if run.dedupe_key is None or first_of_key.get(run.dedupe_key) is run]
+    first_of_key = {run.dedupe_key: run for run in reversed(new_runs) if run.dedupe_key not in existing}
+    runs_to_write = [run for run in new_runs if run.dedupe_key is None or first_of_key.get(run.dedupe_key) is run]
     # Sorted: two batches with keys in common lock these in the same order, so that they cannot deadlock.
-    return existing, sorted(fresh, key=lambda run: run.dedupe_key or "")
+    return existing, sorted(runs_to_write, key=lambda run: run.dedupe_key or "")
 
 
 async def _checked_runs(
     services: Services, caller: Caller, body: BatchRequest, trace: dict[str, str]
 ) -> list[NewRun] | RequestError:
-    """The runs, with their payloads checked; or the error that refuses the batch. As `creating` does for a single
-    run.
+    """Check the payloads, and build the runs. An error that refuses the batch is returned, and not raised: see
+    `creating`.
     """
     try:
         async with services.pool.acquire() as connection:

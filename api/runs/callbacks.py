@@ -1,4 +1,4 @@
-"""POST /v1/callbacks/secret: the secret of a tenant's callbacks, which `callback_url` of a submission asks for."""
+"""POST /v1/callbacks/secret: makes the secret that signs the messages to a tenant's `callback_url`s."""
 
 from __future__ import annotations
 

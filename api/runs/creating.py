@@ -78,34 +78,38 @@ async def create_run(
     is_unlimited = await services.admission.is_open(services.pool, caller.tenant_id)
     if not is_unlimited:
         await refuse_early(services, caller, {}, idempotency_key)
-    new = await _checked_run(services, caller, body, identity_of(request).trace)
+    new_run = await _checked_run(services, caller, body, identity_of(request).trace)
     if is_unlimited and idempotency_key is None:
-        if isinstance(new, RequestError):
-            raise new
-        if new.dedupe_key is None and new.template_version.independent and await services.submissions.create(new):
-            _record_submission(new)
-            return accepted_response(Answer(HTTPStatus.ACCEPTED, accepted_body(new)))
-    return await _create_alone(services, caller, body, idempotency_key, new)
+        if isinstance(new_run, RequestError):
+            raise new_run
+        if (
+            new_run.dedupe_key is None
+            and new_run.template_version.independent
+            and await services.submissions.create(new_run)
+        ):
+            _record_submission(new_run)
+            return accepted_response(Answer(HTTPStatus.ACCEPTED, accepted_body(new_run)))
+    return await _create_alone(services, caller, body, idempotency_key, new_run)
 
 
 async def _create_alone(
-    services: Services, caller: Caller, body: RunRequest, idempotency_key: str | None, new: NewRun | RequestError
+    services: Services, caller: Caller, body: RunRequest, idempotency_key: str | None, new_run: NewRun | RequestError
 ) -> Response:
     """Write the run in a transaction of its own, with its idempotency key and its charges."""
     created: list[tuple[NewRun, CreatedRun]] = []
     limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
-        if isinstance(new, RequestError):
-            raise new
+        if isinstance(new_run, RequestError):
+            raise new_run
         existing = await _existing_run(connection, caller.tenant_id, body)
         if existing is not None:
             return existing
-        queues = queues_of(caller.tenant_id, new.template_version.pipeline)
-        async with services.admission.submitting(connection, caller.payer, queues) as paid:
-            created.append((new, await runs.create(connection, new)))
-        limit_headers.update(paid.fields)
-        return Answer(HTTPStatus.ACCEPTED, accepted_body(new))
+        queues = queues_of(caller.tenant_id, new_run.template_version.pipeline)
+        async with services.admission.submitting(connection, caller.payer, queues) as charge:
+            created.append((new_run, await runs.create(connection, new_run)))
+        limit_headers.update(charge.fields)
+        return Answer(HTTPStatus.ACCEPTED, accepted_body(new_run))
 
     request_hash = fingerprint(b"POST /v1/runs", json_of_request(body))
     answer = await retry_duplicates(lambda: once(services.pool, caller.tenant_id, idempotency_key, request_hash, work))
@@ -142,10 +146,9 @@ async def _existing_run(connection: Connection, tenant_id: str, body: RunRequest
 async def _checked_run(
     services: Services, caller: Caller, body: RunRequest, trace: dict[str, str]
 ) -> NewRun | RequestError:
-    """The run, with its payload checked; or the error that refuses it.
-
-    The caller raises the error only if the request is no repetition: a repeated request gets its first answer, even if
-    the template has changed since.
+    """Check the payload, and build the run. An error that refuses the run is returned, and not raised: the caller
+    raises it only if the request is no repetition. A repetition gets its first answer, even if the template has changed
+    since.
 
     No connection is held while the payload is checked: the check waits for the tenant's other payloads.
     """
@@ -183,10 +186,12 @@ async def _template_version(services: Services, caller: Caller, body: RunRequest
         return await services.templates.find_usable(connection, caller.tenant_id, body.template, body.version)
 
 
-def accepted_body(new: NewRun) -> bytes:
+def accepted_body(new_run: NewRun) -> bytes:
     """A RunAccepted, as JSON."""
-    template = new.template_version.template
-    return encoded({"id": new.id, "status": JobState.PENDING, "template": template.type, "version": template.version})
+    template = new_run.template_version.template
+    return encoded(
+        {"id": new_run.id, "status": JobState.PENDING, "template": template.type, "version": template.version}
+    )
 
 
 def accepted_response(answer: Answer, limit_headers: dict[str, str] | None = None) -> Response:
@@ -196,6 +201,6 @@ def accepted_response(answer: Answer, limit_headers: dict[str, str] | None = Non
     return json_response(answer.body, answer.status_code, headers)
 
 
-def _record_submission(new: NewRun) -> None:
-    SUBMITTED.labels(new.template_version.template.type).inc()
-    structlog.contextvars.bind_contextvars(job_id=str(new.id))  # for the request's own log line
+def _record_submission(new_run: NewRun) -> None:
+    SUBMITTED.labels(new_run.template_version.template.type).inc()
+    structlog.contextvars.bind_contextvars(job_id=str(new_run.id))  # for the request's own log line

@@ -180,8 +180,8 @@ async def heartbeat(request: Request, task_id: UUID, body: Beat, caller: Worker)
 
 @asynccontextmanager
 async def in_time(services: Services, connection: Connection, caller: Caller, lease: Lease) -> AsyncIterator[bool]:
-    """Hold this, a transaction, around every report of a worker about its step. Yields False if the step has passed its
-    time limit: that ends the attempt, whatever its lease, and the caller must write nothing else.
+    """Open the transaction for a worker's report about its step. Yields False if the step has passed its time limit:
+    then the attempt is ended here, whatever its lease, and the caller must write nothing else.
     """
     ended: Settled | None = None
     async with connection.transaction():
@@ -259,7 +259,7 @@ async def fail(request: Request, task_id: UUID, body: Failed, caller: Worker) ->
                     delay = backoff.total_seconds()
                 message = body.message.replace("\x00", "")
                 failure = Failure(lease, "error", body.code, message, body.retryable, delay)
-                outcome = await _settled(connection, await settlements.fail(connection, [failure]), lease)
+                outcome = await _settled_or_cancelled(connection, await settlements.fail(connection, [failure]), lease)
         if not is_in_time:
             raise lost()
         if task_id not in outcome.states:  # the run was asked to stop, or the worker repeats its report
@@ -270,8 +270,10 @@ async def fail(request: Request, task_id: UUID, body: Failed, caller: Worker) ->
     return await _settled_response(services, outcome, task_id, "cancelled")
 
 
-async def _settled(connection: Connection, outcome: Settled, lease: Lease) -> Settled:
-    """If the run was asked to stop, the end of the attempt acknowledges the cancel. Raises Conflict `lease_lost`."""
+async def _settled_or_cancelled(connection: Connection, outcome: Settled, lease: Lease) -> Settled:
+    """The outcome of a report. If the run was asked to stop, the report acknowledges the cancel. Raises Conflict
+    `lease_lost`.
+    """
     if outcome.verdicts[lease.task_id] is Verdict.LOST:
         outcome = await settlements.acknowledge_cancel(connection, [lease])
     if outcome.verdicts[lease.task_id] is Verdict.LOST:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
-from leasehold.api.jobs.following import INVALID, PAGE_OR_SSE, WantedItems, answer
+from leasehold.api.jobs.following import INVALID, PAGE_OR_SSE, ItemsQuery, answer
 from leasehold.api.jobs.logs import LOG, LOG_DESCRIPTION, STREAM, STREAM_DESCRIPTION
 from leasehold.api.jobs.schemas import LogPage, StreamPage
 from leasehold.api.process.services import services_of
@@ -27,10 +27,10 @@ _CODES = {HTTPStatus.NOT_FOUND: "`run_not_found`"} | INVALID
     response_model=LogPage,
     responses=problems(_CODES) | PAGE_OR_SSE,
 )
-async def read_run_logs(request: Request, run_id: UUID, caller: Reader, wanted: WantedItems) -> Response:
+async def read_run_logs(request: Request, run_id: UUID, caller: Reader, query: ItemsQuery) -> Response:
     services = services_of(request)
     await find_run(services, caller, run_id)
-    return await answer(services, LOG, services.log_watch, caller.tenant_id, run_id, wanted)
+    return await answer(services, LOG, services.log_watch, caller.tenant_id, run_id, query)
 
 
 @router.get(
@@ -41,7 +41,7 @@ async def read_run_logs(request: Request, run_id: UUID, caller: Reader, wanted: 
     response_model=StreamPage,
     responses=problems(_CODES) | PAGE_OR_SSE,
 )
-async def read_run_stream(request: Request, run_id: UUID, caller: Reader, wanted: WantedItems) -> Response:
+async def read_run_stream(request: Request, run_id: UUID, caller: Reader, query: ItemsQuery) -> Response:
     services = services_of(request)
     await find_run(services, caller, run_id)
-    return await answer(services, STREAM, services.stream_watch, caller.tenant_id, run_id, wanted)
+    return await answer(services, STREAM, services.stream_watch, caller.tenant_id, run_id, query)

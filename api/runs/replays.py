@@ -1,4 +1,4 @@
-"""A run once more: retry a failed run from a step of its own, or start a fresh run of the same payload."""
+"""Repeats runs: `retry` continues a failed run from one of its steps, `rerun` starts a new run of the same payload."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from leasehold.api.jobs.schemas import RetryRequest
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.api.runs.creating import accepted_body, accepted_response
-from leasehold.api.runs.runs import find_run, found_run
+from leasehold.api.runs.runs import find_run, run_access
 from leasehold.api.runs.schemas import RunAccepted
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
@@ -49,7 +49,7 @@ Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 )  # fmt: skip
 async def retry_run(request: Request, run_id: UUID, caller: Writer, body: RetryRequest | None = None) -> Response:
     services = services_of(request)
-    limit_headers = await retry(services, await found_run(services, caller, run_id), body or RetryRequest())
+    limit_headers = await retry(services, await run_access(services, caller, run_id), body or RetryRequest())
     return json_response({"id": run_id, "status": JobState.PENDING}, HTTPStatus.ACCEPTED, limit_headers)
 
 
@@ -77,7 +77,7 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
         )
         if not template_version.template.repeatable:
             raise Conflict("not_repeatable", "The template does not allow its runs to be repeated.")
-        new = NewRun(
+        new_run = NewRun(
             template_version=template_version,
             tenant_id=caller.tenant_id,
             params=run["payload"],
@@ -90,11 +90,11 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
             tags=run["tags"] or {},
         )
         queues = queues_of(caller.tenant_id, template_version.pipeline)
-        async with services.admission.submitting(connection, caller.payer, queues) as paid:
-            created.append(await runs.create(connection, new))
-            await record(connection, caller, "job.repeated", run_id, kind="run", new_id=new.id)
-        limit_headers.update(paid.fields)
-        return Answer(HTTPStatus.ACCEPTED, accepted_body(new))
+        async with services.admission.submitting(connection, caller.payer, queues) as charge:
+            created.append(await runs.create(connection, new_run))
+            await record(connection, caller, "job.repeated", run_id, kind="run", new_id=new_run.id)
+        limit_headers.update(charge.fields)
+        return Answer(HTTPStatus.ACCEPTED, accepted_body(new_run))
 
     request_hash = fingerprint(b"POST /v1/runs/rerun", str(run_id).encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)

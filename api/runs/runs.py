@@ -15,7 +15,7 @@ from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.etags import matches, weak
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import encoded, json_response
-from leasehold.api.jobs.access import Found, found_of
+from leasehold.api.jobs.access import JobAccess, access_of
 from leasehold.api.jobs.ending import cancel
 from leasehold.api.jobs.explain import explain
 from leasehold.api.jobs.schemas import Reason
@@ -101,14 +101,14 @@ async def find_run(services: Services, caller: Caller, run_id: UUID) -> Row:
     return row
 
 
-async def found_run(services: Services, caller: Caller, run_id: UUID) -> Found:
+async def run_access(services: Services, caller: Caller, run_id: UUID) -> JobAccess:
     """The run as a job. A job of another kind (media, conversion) is no run. Raises NotFound `run_not_found`."""
     async with services.pool.acquire() as connection:
         row = await job_reads.find_job(connection, caller.tenant_id, run_id)
     if row is None or not row["is_run"]:
         raise NotFound("run_not_found", "There is no such run.")
     structlog.contextvars.bind_contextvars(job_id=str(run_id))
-    return found_of(services, caller, row)
+    return access_of(services, caller, row)
 
 
 @router.post(
@@ -125,7 +125,7 @@ async def found_run(services: Services, caller: Caller, run_id: UUID) -> Found:
 )  # fmt: skip
 async def cancel_run(request: Request, run_id: UUID, caller: Writer, body: Reason | None = None) -> Response:
     services = services_of(request)
-    status = await cancel(services, await found_run(services, caller, run_id), "" if body is None else body.reason)
+    status = await cancel(services, await run_access(services, caller, run_id), "" if body is None else body.reason)
     return json_response({"id": run_id, "status": status}, HTTPStatus.ACCEPTED)
 
 

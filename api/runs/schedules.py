@@ -1,4 +1,4 @@
-"""/v1/schedules: schedules that start runs by a cron expression; run one now; backfill past ticks.
+"""/v1/schedules: schedules start runs by a cron expression. A client also starts a run now, and backfills past ticks.
 
 The workers fire schedules (leasehold/schedules). A tick is an instant at which the cron expression fires.
 """
@@ -107,7 +107,7 @@ def _answer(row: Row) -> dict[str, Any]:
 
 
 def _next_runs(row: Row) -> list[datetime]:
-    """The next ticks. Empty if the cron expression has become invalid: `last_error` then says so once a tick is due."""
+    """The next ticks. Empty if the cron expression has become invalid: the next tick writes `last_error`."""
     if row["next_run_at"] is None:
         return []
     try:
@@ -130,8 +130,9 @@ async def _find(connection: Connection, tenant_id: str, schedule_id: UUID, locki
 
 
 async def _check_payload(services: Services, tenant_id: str, schedule: dict[str, Any]) -> None:
-    """Raise what is wrong with a schedule's template or payload. No connection is held while the payload is checked:
-    the check waits for the tenant's other payloads.
+    """Check the template and the payload of a schedule. Raises NotFound, Conflict, Invalid and TooMany.
+
+    No connection is held while the payload is checked: the check waits for the tenant's other payloads.
     """
     async with services.pool.acquire() as connection:
         template_version = await services.templates.find(
@@ -231,7 +232,7 @@ async def list_schedules(
     schedules = []
     for row in rows[:limit]:
         schedules.append(_answer(row))
-        await asyncio.sleep(0)  # what seldom fires costs milliseconds to look ahead, and a list may hold a hundred
+        await asyncio.sleep(0)  # the next ticks of a rare schedule take milliseconds: other requests run in between
     return json_response({"schedules": schedules, "next_cursor": next_cursor})
 
 
@@ -324,20 +325,18 @@ async def run_now(
     started: list[CreatedRun] = []
 
     async def work(connection: Connection) -> Answer:
-        row = await _find(
-            connection, caller.tenant_id, schedule_id, "FOR UPDATE"
-        )  # lock order: the schedule, then the rates that are charged
-        async with services.admission.submitting(connection, caller.payer, {}) as paid:
+        # Lock order: the schedule, then the rates that are charged.
+        row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
+        async with services.admission.submitting(connection, caller.payer, {}) as charge:
             effects = await schedules.start(connection, prepared, row, None, keep)
             if effects is None:
                 await services.admission.refund(connection, caller.payer)
-                return Answer(
-                    HTTPStatus.CONFLICT, b"", is_stored=False
-                )  # the refusal written to the schedule is committed
-            paid.queues |= await queues_waited_in(connection, effects.id)
+                # The transaction is committed, because it has written the refusal to the schedule.
+                return Answer(HTTPStatus.CONFLICT, b"", is_stored=False)
+            charge.queues |= await queues_waited_in(connection, effects.id)
             await record(connection, caller, "schedule.run_now", schedule_id, job_id=effects.id)
         started.append(effects)
-        limit_headers.update(paid.fields)
+        limit_headers.update(charge.fields)
         return Answer(HTTPStatus.ACCEPTED, encoded({"id": effects.id}))
 
     request_hash = fingerprint(b"POST /v1/schedules/run-now", schedule_id.bytes)
@@ -383,18 +382,17 @@ async def backfill(
     limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
-        row = await _find(
-            connection, caller.tenant_id, schedule_id, "FOR UPDATE"
-        )  # lock order: the schedule, then the rates that are charged
+        # Lock order: the schedule, then the rates that are charged.
+        row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
         missing = await schedules.without_run(connection, schedule_id, ticks)
-        async with services.admission.submitting(connection, caller.payer, {}, len(missing)) as paid:
+        async with services.admission.submitting(connection, caller.payer, {}, len(missing)) as charge:
             refused = isinstance(prepared, RequestError)  # the same refusal for every tick: record it once
             for tick in missing[-1:] if refused else missing:
                 effects = await schedules.start(connection, prepared, row, tick, keep)
                 created.append(effects)
-                paid.queues |= set() if effects is None else await queues_waited_in(connection, effects.id)
+                charge.queues |= set() if effects is None else await queues_waited_in(connection, effects.id)
             await services.admission.refund(connection, caller.payer, len(missing) if refused else created.count(None))
-        limit_headers.update(paid.fields)
+        limit_headers.update(charge.fields)
         span: dict[str, Any] = {"start": body.start, "end": body.end, "ticks": len(ticks)}
         await record(
             connection, caller, "schedule.backfilled", schedule_id, **span, runs=len(created) - created.count(None)

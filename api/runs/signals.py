@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Annotated
 from uuid import UUID
@@ -79,14 +78,10 @@ async def signal_run(
         schema = await signals.schema_of(connection, run_id, caller.tenant_id, name)
         if schema is not None and (problem := first_mismatch(compiled(schema), payload)) is not None:
             raise Invalid("invalid_payload", sentence(*problem))
-        hints.extend(await _sent(connection))
+        at_most = services.settings.run_signals
+        hints.extend(await signals.send(connection, run_id, caller.tenant_id, name, payload, at_most=at_most))
         await record(connection, caller, "job.signalled", run_id, kind="run", name=name)
         return Answer(HTTPStatus.ACCEPTED, response_body({"id": run_id, "name": name}))
-
-    async def _sent(connection: Connection) -> Sequence[Announcement]:
-        return await signals.send(
-            connection, run_id, caller.tenant_id, name, payload, at_most=services.settings.run_signals
-        )
 
     request_hash = fingerprint(f"POST /v1/runs/{run_id}/signals/{name}".encode(), encoded)
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)

@@ -61,7 +61,7 @@ class NewWebhook(BaseModel):
 
 
 class Changes(BaseModel):
-    """What is left out stays. A webhook that was disabled is enabled again only by `enabled`."""
+    """A member that is left out keeps its value. Only `enabled` enables a disabled webhook."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"minProperties": 1})
 
@@ -93,7 +93,7 @@ async def _check(services: Services, url: str) -> None:
     "",
     operation_id="createWebhook",
     summary="Subscribe a URL to the ends of jobs",
-    description="`run.*` tells of runs, `job.*` of jobs of every kind. The answer has the secret, "
+    description="`run.*` is sent for runs, `job.*` for jobs of every kind. The answer has the secret, "
     "which no later answer repeats.",
     status_code=201,
     responses=problems(_REFUSED | {HTTPStatus.CONFLICT: "`too_many_webhooks`"}),
@@ -165,7 +165,7 @@ async def change_webhook(request: Request, webhook_id: UUID, body: Changes, call
 
 
 async def _changed(connection: Connection, caller: Caller, webhook_id: UUID, body: Changes) -> Row:
-    given = body.model_fields_set
+    changed_fields = body.model_fields_set
     async with connection.transaction():
         row = _existing(
             await connection.fetchrow(
@@ -175,18 +175,18 @@ async def _changed(connection: Connection, caller: Caller, webhook_id: UUID, bod
                 " WHERE id = $1 AND tenant_id = $2 RETURNING *",
                 webhook_id,
                 caller.tenant_id,
-                body.enabled if "enabled" in given else None,
-                body.url if "url" in given else None,
-                sorted(set(body.events)) if "events" in given else None,
+                body.enabled if "enabled" in changed_fields else None,
+                body.url if "url" in changed_fields else None,
+                sorted(set(body.events)) if "events" in changed_fields else None,
             )
         )
         shown = {"enabled": row["enabled"], "host": _host(row["url"]), "events": row["events"]}
-        await record(connection, caller, "webhook.changed", webhook_id, changed=sorted(given), **shown)
+        await record(connection, caller, "webhook.changed", webhook_id, changed=sorted(changed_fields), **shown)
     return row
 
 
 def _host(url: str) -> str | None:
-    """What the audit shows of a URL: its path and query may hold a secret."""
+    """The part of a URL that the audit shows: the path and the query may hold a secret."""
     return urlsplit(url).hostname
 
 
@@ -318,11 +318,11 @@ async def _send(
     services: Services,
     caller: Caller,
     webhook_id: UUID,
-    what: bytes,
+    purpose: bytes,
     idempotency_key: str | None,
     params: Callable[[Connection], Awaitable[dict[str, Any]]],
 ) -> Response:
-    """Write a delivery that a client asks for. It is charged as a submission: a client could ask without end."""
+    """Write a delivery that a client requests. Each is charged as a submission, so that clients cannot flood a URL."""
     pipeline = services.templates.pipelines.find("webhook")
     hints: list[Announcement] = []
     limit_headers: dict[str, str] = {}
@@ -331,22 +331,24 @@ async def _send(
         row = _existing(await webhooks.find(connection, webhook_id, caller.tenant_id))
         if not row["enabled"] or pipeline is None:
             raise Conflict("webhook_disabled", "The webhook is disabled.")
-        more = await params(connection)
-        new = NewJob(
+        event_params = await params(connection)
+        new_job = NewJob(
             pipeline,
             caller.tenant_id,
-            params={"webhook_id": str(webhook_id)} | more,
+            params={"webhook_id": str(webhook_id)} | event_params,
             keep_seconds=services.settings.retention_days * 86_400,
         )
         queues = queues_of(caller.tenant_id, pipeline)
-        async with services.admission.submitting(connection, caller.payer, queues) as paid:
-            hints.extend(await jobs.submit(connection, [new]))
-            action = "webhook.tested" if what == b"test" else "webhook.redelivered"
-            await record(connection, caller, action, webhook_id, delivery=new.id, message=more.get("message"))
-        limit_headers.update(paid.fields)
-        return Answer(HTTPStatus.ACCEPTED, encoded({"id": new.id}))
+        async with services.admission.submitting(connection, caller.payer, queues) as charge:
+            hints.extend(await jobs.submit(connection, [new_job]))
+            action = "webhook.tested" if purpose == b"test" else "webhook.redelivered"
+            await record(
+                connection, caller, action, webhook_id, delivery=new_job.id, message=event_params.get("message")
+            )
+        limit_headers.update(charge.fields)
+        return Answer(HTTPStatus.ACCEPTED, encoded({"id": new_job.id}))
 
-    request_hash = fingerprint(b"POST /v1/webhooks/send", webhook_id.bytes, what)
+    request_hash = fingerprint(b"POST /v1/webhooks/send", webhook_id.bytes, purpose)
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     await publish_and_admit(services, hints)
     return json_response(answer.body, answer.status_code, limit_headers)

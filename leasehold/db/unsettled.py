@@ -29,20 +29,24 @@ ORDER BY j.id DESC LIMIT $6
 MAX_SEARCHED = 10_000
 
 # Steps that no external worker has claimed for $3 seconds although they are due, and steps whose worker sends no
-# heartbeat any more.
+# heartbeat any more. $2: the last task of the page before; once its job is deleted, nothing follows it.
 _SILENT = f"""
 -- unsettled_external
+WITH page_before AS (SELECT job_id, position, id FROM task WHERE id = $2 AND tenant_id = $1)
 SELECT t.id AS task_id, t.job_id, t.tenant_id, t.step,
        substr(t.queue, length('ext:' || t.tenant_id || ':') + 1) AS queue,
        CASE WHEN t.status = 'running' THEN t.lease_until ELSE t.available_at END AS since, t.losses, t.attempt
-FROM (SELECT j.id FROM job j WHERE j.tenant_id = $1 AND j.finished_at IS NULL AND ($2::uuid IS NULL OR j.id <= $2)
-        AND j.external > 0 ORDER BY j.id DESC LIMIT {MAX_SEARCHED}) AS live
+FROM (SELECT j.id FROM job j WHERE j.tenant_id = $1 AND j.finished_at IS NULL AND j.external > 0
+        AND ($2::uuid IS NULL OR j.id <= (SELECT job_id FROM page_before))
+        ORDER BY j.id DESC LIMIT {MAX_SEARCHED}) AS live
 JOIN task t ON t.job_id = live.id
 WHERE starts_with(t.queue, 'ext:')
   AND CASE WHEN t.status = 'running' THEN t.lease_until
            WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at END
       < statement_timestamp() - make_interval(secs => $3)
-ORDER BY t.job_id DESC, t.position LIMIT $4
+  AND ($2::uuid IS NULL OR t.job_id < (SELECT job_id FROM page_before)
+       OR (t.position, t.id) > (SELECT position, id FROM page_before))
+ORDER BY t.job_id DESC, t.position, t.id LIMIT $4
 """
 
 _WEBHOOKS = """
@@ -66,10 +70,12 @@ async def orders(
 
 
 async def silent_steps(
-    connection: Connection, tenant_id: str, seconds: float, before: UUID | None, limit: int
+    connection: Connection, tenant_id: str, seconds: float, after: UUID | None, limit: int
 ) -> Sequence[Row]:
-    """External steps of the tenant's newest live jobs that nobody works on for `seconds`. `before`: a job's id."""
-    return await connection.fetch(_SILENT, tenant_id, before, seconds, limit)
+    """External steps on which nobody has worked for `seconds`, those of the newest jobs first. `after`: the last task
+    of the page before. A page searches MAX_SEARCHED live jobs.
+    """
+    return await connection.fetch(_SILENT, tenant_id, after, seconds, limit)
 
 
 async def disabled_webhooks(connection: Connection, tenant_id: str, before: UUID | None, limit: int) -> Sequence[Row]:

@@ -157,7 +157,7 @@ async def test_a_keys_secret_is_shown_once_and_the_key_works(
     assert acts == ["key.created", "key.rotated", "key.expired", "key.revoked"]
     weaker = await person(ROLES["admin"] - {"fleet:operate"})
     refused = await weaker.do("/keys/new", client_id="x", scopes="fleet:operate", role="", back="/keys")
-    assert "Nobody gives what they do not have" in refused
+    assert "You can only give scopes that you have" in refused
 
 
 async def test_the_audit_says_who_did_what(person: MakePerson, maker: Maker) -> None:

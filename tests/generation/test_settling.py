@@ -263,3 +263,27 @@ async def test_silent_external_steps_and_disabled_webhooks_stand_there_too(
         assert (hook["system"], hook["because"]) == ("hooks.example", "it answered 410")
         assert "s3cret" not in str(hook)
     assert await unsettled(people[0], what="external") == []  # without the scope of runs
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4, 100])
+async def test_every_silent_step_is_on_some_page_once(
+    people: list[httpx2.AsyncClient], connection: Connection, limit: int
+) -> None:
+    key = await create_key(
+        connection, tenant_id="t", client_id="owner", scopes=("jobs:read", "runs:read", "runs:write", "templates:write")
+    )
+    async with client_of(str(people[0].base_url), key.text) as owner:
+        steps = [{"id": name, "queue": "q"} for name in ("a", "b", "c")]
+        await owner.post("/v1/templates", json={"type": "outside", "steps": steps})
+        runs = [(await owner.post("/v1/runs", json={"template": "outside"})).json()["id"] for _ in range(2)]
+        await connection.execute("UPDATE task SET available_at = available_at - interval '11 minutes'")
+        listed: list[tuple[str, str]] = []
+        query: dict[str, Any] = {"what": "external", "limit": limit}
+        while True:
+            page = (await owner.get("/v1/unsettled", params=query)).json()
+            assert 0 < len(page["items"]) <= limit
+            listed += [(item["job_id"], item["step"]) for item in page["items"]]
+            if page["next_cursor"] is None:
+                break
+            query["cursor"] = page["next_cursor"]
+        assert listed == [(run, step) for run in reversed(runs) for step in ("a", "b", "c")]
