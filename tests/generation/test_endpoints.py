@@ -205,6 +205,16 @@ async def test_an_order_that_no_worker_takes_ends_in_a_result_too(client: Client
     assert (said["status"], said["status_text"], said["error"]["code"]) == (-2, "failed", "deadline_exceeded")
 
 
+async def test_a_failed_job_without_an_error_of_its_own_has_an_answer(client: Client, connection: Connection) -> None:
+    task_id = await client.ordered("a lighthouse")
+    await connection.execute(
+        "UPDATE job SET status = 'failed', error = NULL, finished_at = clock_timestamp(),"
+        " expires_at = clock_timestamp() + interval '1 day'"
+    )
+    answer = await client.look(task_id)
+    assert (answer["status_text"], answer["error"]["code"]) == ("failed", "failed")
+
+
 async def test_a_server_has_three_under_way_and_the_next_waits_its_turn(
     generation_settings: Settings, connection: Connection, simulator: Simulator
 ) -> None:
