@@ -1,3 +1,4 @@
-"""The HTTP API, imported as `leasehold.api`: one room a kind of work, on top of `process`, `auth` and `http`.
-It imports nothing of the worker.
+"""The HTTP API, imported as `leasehold.api`. Each kind of work has a folder, above `process`, `auth` and `http`.
+
+The API imports nothing of the worker.
 """

@@ -111,7 +111,7 @@ async def _query(
 
 
 def _client_is_current(row: Row, if_none_match: str | None) -> bool:
-    """Whether the client already has the current state. If it has not, the API answers without waiting."""
+    """Whether the client may already have the current state. If not, the API answers without waiting."""
     return if_none_match is None or matches(if_none_match, etag(row))
 
 

@@ -19,7 +19,7 @@ async def refuse_early(
     idempotency_key: str | None = None,
     charged_as: Charge = "submissions",
 ) -> None:
-    """Raise what charging one submission would raise now; charge nothing.
+    """Raise the error that charging one submission would raise now. Nothing is charged.
 
     A request that repeats an answered request passes: it creates nothing.
     """

@@ -72,7 +72,7 @@ async def once(
 
 
 async def is_repeated(pool: ConnectionSource, tenant_id: str, key: str | None) -> bool:
-    """Whether the first answer is stored. Then the request needs no checks, even if rows have changed since."""
+    """Whether an answer is stored for the key. Then the request needs no checks, even if rows have changed since."""
     if key is None:
         return False
     async with pool.acquire() as connection:

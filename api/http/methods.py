@@ -13,6 +13,8 @@ from leasehold.api.http.problems import Problem, problem_of_status
 
 
 class Methods:
+    """The methods of each address, over all routes of an app."""
+
     def __init__(self, routes: Iterable[APIRoute]) -> None:
         self._literal: defaultdict[str, set[str]] = defaultdict(set)
         by_pattern: defaultdict[Pattern[str], set[str]] = defaultdict(set)

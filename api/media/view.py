@@ -21,8 +21,9 @@ from leasehold.pipelines.media.pipeline import media as pipeline
 from leasehold.pipelines.media.reads import MediaView, StepView
 from leasehold.pipelines.media.variants import VARIANTS
 
-#: The step whose value has the size of the original, and the output that is the final picture.
+#: The step whose result has the size of the original.
 _MEASURES = "resize"
+#: The name of the output that is the final picture.
 _FINAL = pipeline.by_name["webp"].writes
 
 _MEDIA_STATUS: dict[JobState, MediaStatus] = {

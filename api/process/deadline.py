@@ -15,7 +15,9 @@ from leasehold.db.database import Connection
 
 
 class Deadline:
-    """What is left of a request's time with PostgreSQL. Other waits (a body, a long poll, the store) do not count."""
+    """The rest of the time that a request may wait for PostgreSQL. Other waits (a body, a long poll, the store) do not
+    count.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._left: float | None = seconds
@@ -66,7 +68,9 @@ class Deadline:
 
 @asynccontextmanager
 async def lent_in_time(acquiring: AbstractAsyncContextManager[Connection]) -> AsyncIterator[Connection]:
-    """Lend the connection of `acquiring` for the block, until the deadline of the current request."""
+    """Acquire a connection and lend it to the block, both within the deadline of the current request. Raises one of
+    TRY_AGAIN.
+    """
     limit = current()
     async with AsyncExitStack() as stack:
         async with limit.waiting():

@@ -1,1 +1,1 @@
-"""The runs API: `/v1/runs`, templates, schedules, webhooks, external workers, dead letters."""
+"""The runs API: `/v1/runs` with signals and logs, templates, schedules, webhooks, callbacks and external workers."""
