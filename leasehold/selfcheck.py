@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from leasehold.broker.base import Broker
@@ -42,6 +43,8 @@ async def check_database(
         " current_setting('full_page_writes') AS full_page_writes,"
         " current_setting('synchronous_standby_names') AS standby_names,"
         " (SELECT count(*) FROM pg_stat_replication) AS standbys,"
+        " CASE WHEN NOT pg_is_in_recovery() THEN"
+        " (SELECT min(pg_wal_lsn_diff(pg_current_wal_lsn(), flush_lsn)) FROM pg_stat_replication) END AS tail,"
         " (SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass('task')) AS owns"
     )
     assert row is not None
@@ -61,7 +64,7 @@ async def check_database(
             ", ".join(f"{name} {row[name]}" for name in ("fsync", "synchronous_commit", "full_page_writes")),
             "with any of them off, a crash of the machine may lose commits that clients were told of",
         ),
-        _replication(row["standby_names"], row["synchronous_commit"], row["standbys"]),
+        _replication(row["standby_names"], row["synchronous_commit"], row["standbys"], row["tail"]),
         *[await _check_schema(connection, schema) for schema in schemas],
         Finding(
             "role",
@@ -90,14 +93,17 @@ _STANDBY_HAS = {
 }
 
 
-def _replication(standby_names: str, synchronous_commit: str, standbys: int) -> Finding:
-    """The row of docs/operations/failover.md in which the installation stands."""
+def _replication(standby_names: str, synchronous_commit: str, standbys: int, tail: Decimal | None) -> Finding:
+    """The row of docs/operations/failover.md in which the installation stands. `tail`: bytes of the log that the most
+    advanced standby does not have yet; None: this role may not know it.
+    """
     if standby_names and synchronous_commit in _STANDBY_HAS:
         found = f"quorum, {synchronous_commit}" if "ANY " in standby_names.upper() else synchronous_commit
         has = _STANDBY_HAS[synchronous_commit]
         meaning = f"a failover loses nothing acknowledged: when a commit is answered, a standby {has}"
     elif standby_names or standbys:
-        found, meaning = "asynchronous", "a failover loses the last commits, also acknowledged ones"
+        now = "" if tail is None else f": now {tail:,} bytes of the log"
+        found, meaning = "asynchronous", f"a failover loses the last commits, also acknowledged ones{now}"
     else:
         found, meaning = "none", "if this server's disk is lost, only a backup has what was acknowledged"
     return Finding("replication", True, found, meaning)

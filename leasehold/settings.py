@@ -106,6 +106,12 @@ class Settings(BaseSettings):
         5.0, gt=0, description="A publish without a confirm by then counts as unconfirmed."
     )
     amqp_heartbeat: int = Field(10, ge=2, le=120, description="AMQP heartbeat interval.")
+    amqp_silence_seconds: float = Field(
+        5.0,
+        ge=0.5,
+        description="A node that sends nothing for so many seconds, although it got a request, is left for the next: "
+        "it is frozen or cut off. Heartbeats alone notice that after three intervals.",
+    )
 
     # --- apps that submit runs
     tenant: str = Field(

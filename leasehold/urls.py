@@ -7,6 +7,7 @@ contains only names of parameters, because the rest of a URL may hold a password
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
 import sys
@@ -71,9 +72,15 @@ def refuse_bad_urls(settings: Settings) -> None:
         sys.exit(f"leasehold: {error}")
 
 
-@lru_cache(maxsize=16)
 def database_url(text: str, name: str = "LEASEHOLD_DATABASE_URL") -> DatabaseUrl:
-    """Parse the URL of the variable `name`. Raises BadSetting."""
+    """Parse the URL of the variable `name`. A URL without a host has those of PGHOST and PGPORT, as libpq's clients do.
+    Raises BadSetting.
+    """
+    return _database_url(text, name, os.environ.get("PGHOST", ""), os.environ.get("PGPORT", ""))
+
+
+@lru_cache(maxsize=16)
+def _database_url(text: str, name: str, other_hosts: str, other_ports: str) -> DatabaseUrl:
     parts = _split(name, text, ("postgresql", "postgres"))
     query = _query(name, parts, _POSTGRES, dict.fromkeys(("host", "port"), _SEVERAL_HOSTS))
     mode = query.get("sslmode", "prefer")
@@ -92,6 +99,8 @@ def database_url(text: str, name: str = "LEASEHOLD_DATABASE_URL") -> DatabaseUrl
     if host_list and "host" in query:
         raise BadSetting(name, f"the URL names hosts after the @ and with host=; {_SEVERAL_HOSTS}")
     hosts = _hosts(name, host_list or query.get("host", ""), query.get("port", "5432"))
+    if not hosts and not host_list:
+        hosts = _hosts_of_environment(other_hosts, query.get("port") or other_ports or "5432")
     if hosts:
         query = {key: value for key, value in query.items() if key not in ("host", "port")}
     netloc = login.replace("@", "%40") + at
@@ -192,6 +201,12 @@ def _hosts(name: str, host_list: str, port_list: str) -> tuple[tuple[str, int], 
         if host:
             hosts.append((unquote(host).strip("[]"), int(port)))
     return tuple(hosts)
+
+
+def _hosts_of_environment(host_list: str, port_list: str) -> tuple[tuple[str, int], ...]:
+    """As `_hosts`, of PGHOST and PGPORT: PGHOST has no ports, so a colon is part of an address."""
+    brackets = (f"[{host}]" if ":" in host else host for host in host_list.split(","))
+    return _hosts("PGHOST", ",".join(brackets), port_list)
 
 
 def _check_files(name: str, query: Mapping[str, str], keys: Iterable[str]) -> None:

@@ -59,10 +59,18 @@ class RabbitMQ:
     """One node with its data in `directory`. A restart uses the same data and ports.
 
     `settings`: further lines of rabbitmq.conf. `tls`: if given, the node accepts only encrypted AMQP connections.
+    `epmd_port`: of the epmd that the nodes of a cluster share; None: the node has its own. `erlang`: further flags.
     """
 
     def __init__(
-        self, directory: Path, program: RabbitServer, *, settings: tuple[str, ...] = (), tls: Tls | None = None
+        self,
+        directory: Path,
+        program: RabbitServer,
+        *,
+        settings: tuple[str, ...] = (),
+        tls: Tls | None = None,
+        epmd_port: int | None = None,
+        erlang: str = "",
     ) -> None:
         self._settings = settings
         self._tls = tls
@@ -70,7 +78,8 @@ class RabbitMQ:
         self.port = free_port()
         self._management_port = free_port()
         self._distribution_port = free_port()
-        self._epmd_port = free_port()
+        self._epmd_port = epmd_port or free_port()
+        self._erlang = erlang
         self._program = program
         self._run_as = unprivileged()
         self._password = ""
@@ -80,6 +89,11 @@ class RabbitMQ:
     def url(self) -> str:
         """The URL of the default virtual host, with the password. It is valid once the node is configured."""
         return f"{'amqps' if self._tls else 'amqp'}://{USER}:{self._password}@127.0.0.1:{self.port}/"
+
+    @property
+    def name(self) -> str:
+        """The node's name, as the cluster and RabbitMQ's tools use it."""
+        return f"{self._node_name}@localhost"
 
     @property
     def management(self) -> Management:
@@ -224,7 +238,7 @@ class RabbitMQ:
             "LANG": "C.UTF-8",
             "HOME": str(home / "home"),  # for the Erlang cookie
             "RUNNING_UNDER_SYSTEMD": "true",  # then no shell stands before the node, so SIGTERM reaches it
-            "RABBITMQ_NODENAME": f"{self._node_name}@localhost",
+            "RABBITMQ_NODENAME": self.name,
             "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_DIST_PORT": str(self._distribution_port),
             "RABBITMQ_MNESIA_BASE": str(home / "data"),
@@ -240,7 +254,9 @@ class RabbitMQ:
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_CRASH_DUMP_SECONDS": "0",
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (f"-kernel inet_dist_use_interface {{127,0,0,1}} {ERLANG_FLAGS}"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
+                f"-kernel inet_dist_use_interface {{127,0,0,1}} {ERLANG_FLAGS} {self._erlang}"
+            ),
         }
         if self._program.library_path:
             environment["LD_LIBRARY_PATH"] = self._program.library_path

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import time
 
+from leasehold.broker import Broker
+from leasehold.broker.amqp.broker import AmqpBroker
 from tests.broker.conftest import OpenBroker, hints, publish_until_confirmed, until
 from tests.broker.wire import Wire
+
+SECONDS = 20.0
 
 
 async def test_a_silent_node_is_passed_over(amqp_url: str, open_broker: OpenBroker) -> None:
@@ -14,6 +20,45 @@ async def test_a_silent_node_is_passed_over(amqp_url: str, open_broker: OpenBrok
         brokers = [await open_broker(url) for url in (f"{nobody},{amqp_url}", f"{amqp_url},{nobody}") for _ in "abc"]
         for broker in brokers:
             await publish_until_confirmed(broker, hints(1))
+
+
+def nodes_of(broker: Broker) -> set[str]:
+    assert isinstance(broker, AmqpBroker)
+    return {link._nodes.current.url for link in (broker._publisher.link, broker._consumer.link)}
+
+
+async def test_a_frozen_node_is_left_although_its_connections_stay_open(amqp_url: str, open_broker: OpenBroker) -> None:
+    """Heartbeats would notice it after half a minute, which is longer than the test may take."""
+    wires = [Wire(amqp_url), Wire(amqp_url)]
+    for wire in wires:
+        await wire.open()
+    try:
+        broker = await open_broker(f"{wires[0].url},{wires[1].url}", amqp_silence_seconds=0.6, amqp_host_timeout=0.5)
+        await broker.consume({"media": 10}, lambda _: None)
+        await until(lambda: all(broker.describe()["consuming"].values()))
+        for frozen in wires:  # wherever a role is, its node is frozen at least once
+            frozen.freeze()
+            async with asyncio.timeout(SECONDS):
+                await until(lambda frozen=frozen: frozen.url not in nodes_of(broker))
+                await until(lambda: broker.connected and all(broker.describe()["consuming"].values()))
+                await publish_until_confirmed(broker, hints(1))
+            frozen.thaw()
+        assert sum(broker.describe()["connects"].values()) > len(wires)
+    finally:
+        for wire in wires:
+            await wire.close()
+
+
+async def test_a_node_that_answers_is_not_left_however_little_it_has_to_do(
+    amqp_url: str, open_broker: OpenBroker
+) -> None:
+    broker = await open_broker(amqp_url, amqp_silence_seconds=0.5)
+    await broker.consume({"media": 10}, lambda _: None)
+    await until(lambda: all(broker.describe()["consuming"].values()))
+    await asyncio.sleep(1.5)
+    time.sleep(1.5)  # noqa: ASYNC251 - a handler that holds up the loop
+    await asyncio.sleep(0.5)
+    assert broker.describe()["connects"] == {"publish": 1, "consume": 1}
 
 
 async def test_when_a_node_goes_the_next_one_is_used_for_both_roles(amqp_url: str, open_broker: OpenBroker) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,12 @@ class Cluster:
             while await primary.fetchval("SELECT count(*) FROM pg_stat_replication"):
                 await asyncio.sleep(0.02)
 
+    async def receiving_nothing(self) -> AbstractContextManager[None]:
+        """For a block: the standby's receiver stands still."""
+        async with _connected(self.standby) as standby:
+            pid: int = await standby.fetchval("SELECT pid FROM pg_stat_wal_receiver")
+        return _standing_still(pid)
+
     async def fail_over(self) -> None:
         """The primary's machine dies, and the standby is promoted."""
         await self.primary.kill()
@@ -59,6 +67,15 @@ class Cluster:
     async def promote(self) -> None:
         async with _connected(self.standby) as standby:
             assert await standby.fetchval("SELECT pg_promote()")
+
+
+@contextmanager
+def _standing_still(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 @asynccontextmanager

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import time
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
 
 from leasehold.db.database import connect, connected
-from leasehold.runtime.transient import until_answered
+from leasehold.runtime.transient import TRY_AGAIN, until_answered
 from leasehold.selfcheck import check_database
 from leasehold.transitions import jobs, workers
 from leasehold.worker.worker import Worker
 from tests.failover.cluster import SECONDS, Cluster, cluster_in
 from tests.failover.work import napping
+from tests.support.not_here import only_where
 
 JOBS = 150
 #: The rows of docs/operations/failover.md that keep what was acknowledged. The first is the strictest; a run of all of
 #: them takes half a minute.
-MODES = ["remote_apply", "on", "quorum, on"] if os.environ.get("FAILOVER_MODES") == "all" else ["remote_apply"]
+ALL_MODES = os.environ.get("FAILOVER_MODES") == "all"
+MODES = ["remote_apply", "on", "quorum, on"] if ALL_MODES else ["remote_apply"]
 
 
 @pytest.fixture
@@ -123,6 +128,46 @@ async def test_after_a_synchronous_failover_all_that_was_submitted_is_done_once_
         await submitting
         await _all_ended(synchronous)
     await _nothing_was_charged(synchronous, submitted)
+
+
+async def test_the_doctor_says_how_much_an_asynchronous_failover_would_lose_now(asynchronous: Cluster) -> None:
+    async with connected(asynchronous.settings(), "test") as connection:
+        with await asynchronous.receiving_nothing():
+            await connection.execute("SELECT pg_logical_emit_message(true, 'test', repeat('x', 100000))")
+            findings = await check_database(connection, asynchronous.settings())
+    (meaning,) = (finding.meaning for finding in findings if finding.part == "replication")
+    (tail,) = re.findall(r"now ([\d,]+) bytes", meaning)
+    assert int(tail.replace(",", "")) >= 100_000
+
+
+@only_where(ALL_MODES, "it measures what an asynchronous failover loses; FAILOVER_MODES=all runs it")
+async def test_how_much_an_asynchronous_failover_loses(asynchronous: Cluster) -> None:
+    """Of submissions that were acknowledged until the primary was killed, while its standby followed."""
+    acknowledged: dict[UUID, float] = {}
+
+    async def submit() -> None:
+        async with connected(asynchronous.settings(), "test") as connection:
+            with suppress(*TRY_AGAIN):
+                while True:
+                    job = jobs.NewJob(napping, "t")
+                    await jobs.submit(connection, [job])
+                    acknowledged[job.id] = time.monotonic()
+
+    submitting = [asyncio.create_task(submit()) for _ in range(8)]
+    began = time.monotonic()
+    await asyncio.sleep(5)
+    await asynchronous.primary.kill()
+    killed = time.monotonic()
+    await asyncio.wait(submitting)
+    await asynchronous.promote()
+    async with connected(asynchronous.settings(), "test") as connection:
+        kept = {row["id"] for row in await connection.fetch("SELECT id FROM job")}
+    lost = [at for job, at in acknowledged.items() if job not in kept]
+    rate = len(acknowledged) / (killed - began)
+    before = f", acknowledged in the last {1000 * (max(acknowledged.values()) - min(lost)):.0f} ms" if lost else ""
+    print(f"\n{len(acknowledged)} submissions at {rate:.0f}/s; the failover lost {len(lost)}{before}")  # noqa: T201
+    assert len(lost) < rate
+    assert len(acknowledged) > JOBS
 
 
 async def test_an_asynchronous_failover_loses_the_tail_and_charges_nothing(

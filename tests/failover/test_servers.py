@@ -87,6 +87,25 @@ async def test_every_form_of_several_hosts_leads_everything_to_the_primary(pair:
     await broker.close()
 
 
+async def test_several_hosts_of_the_environment_lead_to_the_primary(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncpg reads PGHOST by itself: it would wait for a silent host, and use the standby."""
+    login = pair.settings(0).database_url.get_secret_value().partition("@")[0]
+    settings = Settings(
+        _env_file=None, database_url=SecretStr(f"{login}@/{DATABASE}"), database_timeout=3.0, database_host_timeout=0.5
+    )
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ports = silent.getsockname()[1], pair.standby.port, pair.primary.port
+        monkeypatch.setenv("PGHOST", "127.0.0.1,127.0.0.1,127.0.0.1")
+        monkeypatch.setenv("PGPORT", ",".join(map(str, ports)))
+        connection = await connect(settings, "tests")
+        await connection.execute(NOTE)
+        await connection.close()
+        async with make_pool(settings, "tests", 1) as pool:
+            await pool.execute(NOTE)
+
+
 async def test_where_no_host_takes_writes_one_that_reads_is_used(pair: Pair) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))

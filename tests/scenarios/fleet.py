@@ -112,15 +112,16 @@ class Fleet:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
         return inherited | {f"LEASEHOLD_{name}": str(value) for name, value in chosen.items()}
 
-    async def start(self, module: str, **changes: object) -> Process:
+    async def start(self, module: str, directory: Path = ROOT, **changes: object) -> Process:
+        """`directory`: where the program finds its code, this code's or a release's."""
         log = self.directory / f"{module}-{len(self.processes)}.log"
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 module if "." in module else f"leasehold.{module}",
-                cwd=ROOT,
-                env=self.environment(**changes),
+                cwd=directory,
+                env=self.environment(**changes) | {"PYTHONPATH": os.fspath(directory)},
                 stdout=output,
                 stderr=output,
             )
@@ -128,16 +129,16 @@ class Fleet:
         self.processes.append(started)
         return started
 
-    async def worker(self, **changes: object) -> Process:
+    async def worker(self, directory: Path = ROOT, **changes: object) -> Process:
         """A worker that serves already."""
-        started = await self.start("worker", **changes)
+        started = await self.start("worker", directory, **changes)
         await asyncio.wait_for(started.says('"serving"'), PATIENCE)
         return started
 
-    async def api(self, **changes: object) -> Process:
+    async def api(self, directory: Path = ROOT, **changes: object) -> Process:
         port = free_port()
         self.api_url = f"http://127.0.0.1:{port}"
-        started = await self.start("api", api_port=port, **changes)
+        started = await self.start("api", directory, api_port=port, **changes)
         await self._make_key()
         await self.until(self._answers, started)
         return started

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from leasehold.embedded.rabbitmq import RabbitMQ
 
@@ -28,6 +30,15 @@ class BrokerNode:
     async def flush_definitions(self) -> None:
         """Have the queues that were declared until now survive a kill; otherwise that takes up to 2 s."""
         await self._node.flush_definitions()
+
+    @asynccontextmanager
+    async def alarm(self) -> AsyncIterator[None]:
+        """The node has too little disk, and blocks publishers."""
+        await self._node.need_free_disk("999999GB")
+        try:
+            yield
+        finally:
+            await self._node.need_free_disk()
 
     async def open(self) -> None:
         await self._node.start()

@@ -8,9 +8,16 @@ import pytest
 from pydantic import SecretStr
 
 from leasehold.broker.amqp.connection import CONNECT_SECONDS, Nodes
+from leasehold.domain.errors import BadSetting
 from leasehold.settings import Settings
 from leasehold.telemetry import redaction
 from leasehold.urls import broker_urls, database_url
+
+
+@pytest.fixture(autouse=True)
+def no_hosts_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PGHOST", raising=False)
+    monkeypatch.delenv("PGPORT", raising=False)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +47,34 @@ def test_every_form_of_several_hosts_gives_the_same_hosts_and_login(url: str) ->
 )
 def test_hosts_are_what_libpq_takes_them_for(url: str, hosts: tuple[tuple[str, int], ...]) -> None:
     assert database_url(url).hosts == hosts
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts", "ports", "expected"),
+    [
+        ("postgresql://u:p@/db", "h1,h2", "", (("h1", 5432), ("h2", 5432))),
+        ("postgresql:///db", "h1,h2", "6432", (("h1", 6432), ("h2", 6432))),
+        ("postgresql://u@/db", "h1,::1", "1,2", (("h1", 1), ("::1", 2))),
+        ("postgresql://u@/db?port=7", "h1,h2", "1,2", (("h1", 7), ("h2", 7))),
+        ("postgresql://u@/db", "/run/postgresql", "", (("/run/postgresql", 5432),)),
+        ("postgresql://u@here/db", "h1,h2", "1,2", (("here", 5432),)),
+        ("postgresql://u@/db?host=here", "h1,h2", "1,2", (("here", 5432),)),
+        ("postgresql://u@/db", "", "6432", ()),
+    ],
+)
+def test_a_url_without_a_host_has_the_hosts_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, url: str, hosts: str, ports: str, expected: tuple[tuple[str, int], ...]
+) -> None:
+    monkeypatch.setenv("PGHOST", hosts)
+    monkeypatch.setenv("PGPORT", ports)
+    assert database_url(url).hosts == expected
+
+
+def test_wrong_ports_of_the_environment_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGHOST", "h1,h2,h3")
+    monkeypatch.setenv("PGPORT", "1,2")
+    with pytest.raises(BadSetting, match="one port for all hosts, or one for each"):
+        database_url("postgresql://u@/db")
 
 
 @pytest.mark.parametrize(

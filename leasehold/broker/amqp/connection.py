@@ -19,6 +19,7 @@ import aiormq
 from aio_pika.connection import make_url
 from aiormq.abc import AbstractChannel, AbstractConnection
 
+from leasehold.broker.amqp.watchdog import watch
 from leasehold.broker.amqp.wire import Wire
 from leasehold.domain.backoff import delay_after
 from leasehold.domain.errors import BrokerUnavailable
@@ -143,6 +144,7 @@ class Link:
         self._nodes = Nodes(settings)
         self._role = role
         self._heartbeat = settings.amqp_heartbeat
+        self._silence = settings.amqp_silence_seconds
         self._serve = serve
         self._loop: asyncio.Task[None] | None = None
         self._drop = asyncio.Event()
@@ -205,6 +207,7 @@ class Link:
             asyncio.ensure_future(self._serve(connection, wire)),
             asyncio.create_task(until_closed(connection)),
             asyncio.create_task(self._drop.wait()),
+            asyncio.create_task(watch(connection, wire, self._silence)),
         }
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -90,7 +90,13 @@ class Wire(TransportFactory):
 
     def __init__(self) -> None:
         self.sieve = Sieve()
+        self._reader: _Reader | None = None
         self._writer: asyncio.StreamWriter | None = None
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last byte from the broker; 0.0 before the connection is open."""
+        return 0.0 if self._reader is None else self._reader.silence
 
     def write(self, frames: bytes) -> None:
         """Send whole frames of an open channel; returns at once. Raises BrokerUnavailable."""
@@ -98,12 +104,17 @@ class Wire(TransportFactory):
             raise BrokerUnavailable("the connection closed")
         self._writer.write(frames)
 
+    def abort(self) -> None:
+        """End the connection without a word to the broker, which would not answer."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+
     async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The client calls this to connect. Raises AMQPConnectionError."""
         contexts = kwargs.pop("ssl_context_provider")
         ssl = await contexts.get_context() if url.scheme == "amqps" else None
         loop = asyncio.get_running_loop()
-        reader = _Reader(self.sieve, loop)
+        reader = self._reader = _Reader(self.sieve, loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         try:
             transport, _ = await loop.create_connection(
@@ -122,11 +133,15 @@ class _Reader(asyncio.StreamReader):
         super().__init__(loop=loop)
         self._sieve = sieve
         self._clock = loop.time
-        self._fed_at = loop.time()
+        self._fed_at = self._arrived_at = loop.time()
+
+    @property
+    def silence(self) -> float:
+        return self._clock() - self._arrived_at
 
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:
         passed_on = self._sieve.sift(bytes(data))
-        now = self._clock()
+        now = self._arrived_at = self._clock()
         if not passed_on and now - self._fed_at > _ALIVE_SECONDS:
             passed_on = _HEARTBEAT
         if passed_on:

@@ -1,0 +1,61 @@
+"""Notices a node that is frozen or cut off: its connection stays open, and nothing comes.
+
+AMQP's heartbeats notice it too, but only after three times LEASEHOLD_AMQP_HEARTBEAT. While nothing comes, the watchdog
+sends a request. Any byte counts as an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiormq.abc import AbstractChannel, AbstractConnection
+
+from leasehold.broker.amqp.wire import Wire
+from leasehold.domain.errors import BrokerUnavailable
+from leasehold.runtime.gather import cancel_and_wait
+
+#: Parts of the limit: how often the watchdog checks, and after which silence it sends a request.
+_CHECKS, _REQUESTS = 4, 2
+
+
+async def watch(connection: AbstractConnection, wire: Wire, seconds: float) -> None:
+    """End the connection and raise BrokerUnavailable when RabbitMQ has sent nothing for `seconds`, although it got a
+    request; at most half of that time later. Never returns.
+    """
+    clock = asyncio.get_running_loop().time
+    request: asyncio.Task[None] | None = None
+    requested_at = 0.0
+    probe = _Probe(connection)
+    try:
+        while True:
+            await asyncio.sleep(seconds / _CHECKS)
+            # A node under an alarm reads nothing of a publisher that it has blocked.
+            await connection.ready()
+            if wire.silence < seconds / _REQUESTS:
+                continue
+            if request is not None and request.done() and not request.cancelled():
+                request.exception()  # the end of the connection is everybody's to notice
+            if request is None or request.done():
+                request, requested_at = asyncio.create_task(probe.send()), clock()
+            # This process may have stood still, and found its bytes only now: the request had its own time.
+            elif wire.silence >= seconds and clock() - requested_at >= seconds / _REQUESTS:
+                silence = wire.silence
+                wire.abort()  # else everybody who closes a channel would wait for its answer
+                raise BrokerUnavailable(f"the node is silent for {silence:.1f} s (LEASEHOLD_AMQP_SILENCE_SECONDS)")
+    finally:
+        if request is not None:
+            await cancel_and_wait(request)
+
+
+class _Probe:
+    """A request that changes nothing, on a channel of its own."""
+
+    def __init__(self, connection: AbstractConnection) -> None:
+        self._connection = connection
+        self._channel: AbstractChannel | None = None
+
+    async def send(self) -> None:
+        if self._channel is None or self._channel.is_closed:
+            self._channel = await self._connection.channel(publisher_confirms=False)
+        else:
+            await self._channel.basic_qos(prefetch_count=1)
