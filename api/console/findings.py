@@ -14,6 +14,7 @@ from leasehold.api.fleet.health import readiness_of
 from leasehold.api.jobs.access import find
 from leasehold.api.jobs.dead_letters import readable
 from leasehold.api.jobs.explain import explain
+from leasehold.api.jobs.unsettled import What, read_unsettled
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services
 from leasehold.db import job_reads, overview_reads, run_reads
@@ -24,6 +25,12 @@ from leasehold.transitions.jobs import EXTERNAL
 
 #: Tasks of a queue and dead letters are counted up to these numbers.
 MAX_TASKS, _MAX_LETTERS = 1000, 100
+#: Of each sort of what only a person can settle: items that are counted, and its sentence for one and for many.
+_MAX_UNSETTLED = 100
+_UNSETTLED: tuple[tuple[What, str, str], ...] = (
+    ("orders", "The outcome of one order is unknown.", "orders have an unknown outcome."),
+    ("external", "No external worker works on one step that is due.", "steps that are due have no external worker."),
+)
 #: A longer wait is a finding.
 _LONG = timedelta(minutes=1)
 #: Reasons to wait that somebody chose: they are no findings.
@@ -68,6 +75,7 @@ async def findings_of(request: Request, services: Services, caller: Caller) -> t
             findings += await _of_fleet(connection, numbers)
         if JOBS_READ in caller.scopes:
             findings += await _of_dead_letters(services, connection, caller)
+            findings += await _of_unsettled(services, connection, caller)
         if RUNS_READ in caller.scopes:
             findings += [_paused(row) for row in await overview_reads.paused_schedules(connection, caller.tenant_id)]
         if WEBHOOKS_WRITE in caller.scopes:
@@ -145,6 +153,18 @@ async def _of_dead_letters(services: Services, connection: Connection, caller: C
     noun = "step has" if count == "1" else "steps have"
     sentence = f"{count} {noun} failed for good in the last hour, mostly with {code}."
     return [Finding("warn", sentence, "/dead-letters", "Dead letters")]
+
+
+async def _of_unsettled(services: Services, connection: Connection, caller: Caller) -> list[Finding]:
+    """What waits for a person. Disabled webhooks have a sentence each."""
+    findings = []
+    for what, one, many in _UNSETTLED:
+        items, _ = await read_unsettled(connection, services, caller, what, caller.tenant_id, None, _MAX_UNSETTLED)
+        if items:
+            count = f"At least {len(items)}" if len(items) == _MAX_UNSETTLED else str(len(items))
+            sentence = one if len(items) == 1 else f"{count} {many}"
+            findings.append(Finding("warn", sentence, f"/to-settle?what={what}", "To settle"))
+    return findings
 
 
 def _paused(row: Row) -> Finding:

@@ -51,10 +51,23 @@ async def list_unsettled(
 ) -> Response:
     services, before = services_of(request), id_at(cursor)
     tenant_id = tenant if tenant is not None and OPERATE in caller.scopes else caller.tenant_id
-    read = {"orders": _orders, "external": _external, "webhooks": _webhooks}[what]
     async with services.pool.acquire() as connection:
-        items, next_id = await read(connection, services, caller, tenant_id, before, limit)
+        items, next_id = await read_unsettled(connection, services, caller, what, tenant_id, before, limit)
     return json_response({"items": items, "next_cursor": None if next_id is None else cursor_of(next_id)})
+
+
+async def read_unsettled(
+    connection: Connection,
+    services: Services,
+    caller: Caller,
+    what: What,
+    tenant_id: str,
+    before: UUID | None,
+    limit: int,
+) -> _Rows:
+    """At most `limit` items of the kinds that the caller may read, and the id before which the next page begins."""
+    read = {"orders": _orders, "external": _external, "webhooks": _webhooks}[what]
+    return await read(connection, services, caller, tenant_id, before, limit)
 
 
 async def _orders(

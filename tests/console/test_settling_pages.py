@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from leasehold.api.console import assets
+from leasehold.api.console import assets, overview
 from leasehold.api.console.signal_form import Input, inputs_of, payload_of
 from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
@@ -68,6 +68,29 @@ async def test_a_viewer_sees_what_waits_and_settles_nothing(person: MakePerson, 
     assert "No external step is silent." in await viewer.see("/to-settle?what=external")
     stranger = await person(ROLES["operator"], tenant="other")
     assert "No order waits for a person." in await stranger.see("/to-settle")
+
+
+async def test_overview_names_what_waits_for_a_person_and_leads_to_it(
+    person: MakePerson, maker: Maker, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "REFRESH_SECONDS", 0)
+    viewer, stranger = await person(ROLES["viewer"]), await person(ROLES["viewer"], tenant="other")
+    assert "to-settle?what=" not in await viewer.see("/")
+    await unknown(maker)
+    assert "The outcome of one order is unknown." in await viewer.see("/")
+    await unknown(maker)
+    page = await viewer.see("/")
+    assert ("2 orders have an unknown outcome." in page, "/console/to-settle?what=orders" in page) == (True, True)
+    assert "what=external" not in page
+    job_id = await maker.make("run")
+    await rows.execute("UPDATE job SET external = 1 WHERE id = $1", job_id)
+    await rows.execute(
+        "UPDATE task SET queue = 'ext:acme:people', available_at = now() - interval '1 day' WHERE job_id = $1", job_id
+    )
+    page = await viewer.see("/")
+    assert "No external worker works on one step that is due." in page
+    assert "/console/to-settle?what=external" in page
+    assert "to-settle?what=" not in await stranger.see("/")
 
 
 async def waits(maker: Maker, rows: Connection, schema: dict[str, Any] | None = None) -> UUID:
