@@ -13,10 +13,10 @@ BANDS = ("high", "normal", "low")
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Task `task_id` may be runnable. May be lost, doubled, late or reordered without harm.
+    """A message that task `task_id` may be runnable. Hints may be lost, doubled, late or reordered without harm.
 
     `tenant`: the task's tenant, so that a worker can keep a share of its slots for other tenants without a query.
-    Empty: the sender did not know the tenant; all such hints count as one tenant's.
+    Empty if the sender did not know the tenant; all such hints count as those of one tenant.
     """
 
     task_id: UUID
@@ -46,22 +46,23 @@ class Broker(Protocol):
 
     @property
     def connected(self) -> bool:
-        """Hints can be sent and, if this process consumes, arrive from every queue."""
+        """Whether hints can be sent and, if this process consumes, can arrive from every queue."""
 
     @property
     def last_delivery_at(self) -> float | None:
         """`time.monotonic()` when the last message arrived; None before the first."""
 
     async def open(self) -> None:
-        """Begin to connect in the background; does not wait and does not raise when the broker is down."""
+        """Begin to connect in the background. Returns at once, and does not raise when the broker is down."""
 
     async def close(self) -> None:
         """Send the ACKs that wait, then disconnect. The broker delivers unacknowledged hints again."""
 
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
-        """Send the hints without waiting between them; True for each that the broker confirmed.
+        """Send the hints without waiting between them. Returns for each hint whether the broker confirmed it.
 
-        False means not sent, or unknown: the relay sends such a hint again. While disconnected, all are False at once.
+        False: the hint was not sent, or that is unknown; the relay sends it again. Without a connection, all are False
+        at once.
         Raises only the cancellation of the caller's own task.
         """
 
@@ -74,7 +75,8 @@ class Broker(Protocol):
         """Start consuming, and start again after every reconnect; returns at once. A second call replaces the first.
 
         `prefetch`: for each queue, how many unacknowledged hints this process may hold, all bands together. The bands
-        share them 60/30/10 and do not lend (see consumer.SHARES): ask for about three times the number of slots.
+        share them 60/30/10, and no band can use another's share (SHARES in amqp/consumer.py): ask for about three times
+        the number of slots.
         `on_delivery`: called in the event loop; it must only pass the hint on.
         `on_wake(queue)`: there may be work without a hint, because the broker carries no hints or may have lost some
         while it was away: poll the queue now. Called in the event loop; it must only pass the name on.

@@ -19,7 +19,7 @@ def pause_after(seconds: float, *, share: float, at_least: float, at_most: float
 
 
 class Pauses:
-    """A clock for such work. The work is due at first, and again when the pause after `done` is over."""
+    """Decides when repeated work is due: the first time at once, then when the pause after `done` is over."""
 
     def __init__(
         self, *, share: float, at_least: float, at_most: float, clock: Callable[[], float] = monotonic

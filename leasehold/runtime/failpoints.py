@@ -69,7 +69,7 @@ def arm(spec: str) -> None:
 
 
 def check(point: str) -> None:
-    """Raises DeclarationError for an unknown point. Changes nothing that is armed."""
+    """Check that the point exists, and arm nothing. Raises DeclarationError for an unknown point."""
     if not _exists(point):
         raise _unknown(point)
 

@@ -19,8 +19,9 @@ def text_of(error: BaseException) -> str:
 
 
 def contained(error: BaseException) -> RuntimeError:
-    """An error to raise in place of `error`, which would do harm outside of the call that raised it: asyncio lets the
-    SystemExit or KeyboardInterrupt of a task end the event loop, no future can hold a StopIteration, and a
+    """The RuntimeError to raise in place of `error`, which would do harm outside of the call that raised it.
+
+    If a task raises SystemExit or KeyboardInterrupt, asyncio ends the event loop. A future cannot hold StopIteration. A
     GeneratorExit looks as if the coroutine that awaits the call was closed.
     """
     replacement = RuntimeError(f"the function raised {text_of(error)}")
@@ -29,7 +30,9 @@ def contained(error: BaseException) -> RuntimeError:
 
 
 async def call_in_thread(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """As asyncio.to_thread, which waits for ever when the function raises StopIteration."""
+    """Call a function of other code in a thread. Errors that may not leave the thread are raised `contained`; with
+    asyncio.to_thread the caller of a function that raises StopIteration waits for ever.
+    """
 
     def call() -> _T:
         try:

@@ -30,6 +30,8 @@ async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
 
 
 def being_cancelled() -> bool:
-    """Whether a cancel of the current task is under way. If not, what it awaits raised a CancelledError."""
+    """Whether a cancel of the current task is under way. If not, a CancelledError was raised by something that the task
+    awaits.
+    """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0

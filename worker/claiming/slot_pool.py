@@ -90,7 +90,7 @@ class SlotPool:
         self._keeps_next = False  # the next free slot is kept for a poll
         self._full_since: float | None = None  # since when tasks wait and no shared slot is free
         self._poll_requested = False
-        self._may_start = asyncio.Event()  # a hint arrived, or a slot became free
+        self._may_start = asyncio.Event()  # set when a hint arrives, and when a slot becomes free
         self._may_poll = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
         self._polling: asyncio.Task[None] | None = None

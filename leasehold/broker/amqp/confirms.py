@@ -65,7 +65,7 @@ class Window:
             self.give_up()
 
     def give_up(self) -> None:
-        """No further confirm will come: `settled` is done."""
+        """Complete `settled`, because no further confirm will come."""
         if not self.settled.done():
             self.settled.set_result(None)
 
@@ -82,7 +82,7 @@ class Confirms:
         self._returning = ("", b"", 0)  # the returned message that arrives: its queue, its body so far, missing bytes
 
     def sent(self, messages: Sequence[tuple[str, bytes]]) -> Window:
-        """The caller has just written these messages (queue and body), in this order."""
+        """Record that the caller has just written these messages (queue and body), in this order."""
         window = Window(messages)
         for place in range(len(messages)):
             self._last_tag += 1
@@ -90,7 +90,7 @@ class Confirms:
         return window
 
     def abandon(self) -> None:
-        """The channel is closed: no confirm will come for the waiting messages."""
+        """Give up the waiting messages, because the channel is closed and no confirm will come."""
         waiting, self._waiting = self._waiting, {}
         for window, _ in waiting.values():
             window.give_up()
