@@ -93,8 +93,9 @@ class Heartbeat:
 
     def close(self) -> None:
         self._closing = True
-        if self._loop is not None and self._loop.is_running():
-            self._loop.call_soon_threadsafe(self._woken.set)
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the thread has ended, and has closed its loop
+                self._loop.call_soon_threadsafe(self._woken.set)
         self._thread.join(timeout=5)
 
     def hold(self, lease: Lease, seconds: float) -> HeldLease:

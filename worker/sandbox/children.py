@@ -19,6 +19,7 @@ import structlog
 from leasehold.domain.errors import Cancelled, Permanent, Retryable, StepError, Unforeseen
 from leasehold.domain.pipeline import Limits
 from leasehold.domain.verdicts import Done
+from leasehold.runtime.gather import gather_or_cancel
 from leasehold.settings import Settings
 from leasehold.telemetry import child_logs
 from leasehold.telemetry.attempt_logs import current
@@ -70,7 +71,7 @@ class Children:
         self._work_dir.mkdir(parents=True, exist_ok=True)
         room = asyncio.Semaphore(max(1, len(os.sched_getaffinity(0)) - 1))
         try:
-            await asyncio.gather(*(self._start(spares, room) for spares in self._spares.values()))
+            await gather_or_cancel(self._start(spares, room) for spares in self._spares.values())
         except BaseException:
             await self.close()
             raise

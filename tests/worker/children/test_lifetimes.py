@@ -44,6 +44,15 @@ async def test_what_cannot_run_is_refused_at_start(tmp_path: Path, pipeline: str
     assert children.pids == frozenset()
 
 
+async def test_a_start_that_fails_leaves_no_other_start_behind(tmp_path: Path) -> None:
+    before = asyncio.all_tasks()
+    children = Children(2, pipelines=["unhandled", "scripted"], work_dir=tmp_path, source=SOURCE)
+    with pytest.raises(DeclarationError, match="no handler"):
+        await children.start()
+    assert children.pids == frozenset()
+    assert asyncio.all_tasks() == before
+
+
 async def test_steps_run_in_as_many_children_as_there_are(tmp_path: Path) -> None:
     made = await pool(tmp_path, size=2)
     first, second = made.directory(), made.directory()
