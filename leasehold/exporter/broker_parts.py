@@ -1,4 +1,4 @@
-"""Metrics of a process's own connections to the broker: whether they are up, and how many messages were no hints."""
+"""Metrics of a process's own connections to the broker: whether they are up, and how many messages were invalid."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ class BrokerParts(Collector):
         for end, count in state["connects"].items():
             connects.add_metric([end], count)
         yield connects
-        garbage = CounterMetricFamily("leasehold_broker_garbage", "Messages that were no hint of ours", labels=["kind"])
+        garbage = CounterMetricFamily("leasehold_broker_garbage", "Messages that are no valid hint", labels=["kind"])
         for kind, count in state.get("garbage", {}).items():
             garbage.add_metric([kind], count)
         yield garbage
         yield CounterMetricFamily(
-            "leasehold_broker_unroutable", "Hints that found no queue, which was made again", state.get("unroutable", 0)
+            "leasehold_broker_unroutable",
+            "Hints without a queue: the process declared the queue again",
+            state.get("unroutable", 0),
         )

@@ -40,19 +40,17 @@ log = structlog.get_logger(__name__)
 
 #: Seconds between rounds. With a backlog of ten thousand tasks a round takes PostgreSQL up to a tenth of a second.
 EVERY = 10.0
-#: With many deleted rows that are not vacuumed yet a round takes longer. Rounds then come so seldom that they take at
-#: most this share of the time, but at least once in this many seconds.
-_SHARE = 1 / 50
-_AT_LEAST_EVERY = 60.0
+#: A round takes longer while many deleted rows are not vacuumed yet. Rounds then become rarer, so that they take at
+#: most this share of the time. But the pause between them never exceeds this many seconds.
+_MAX_SHARE = 1 / 50
+_MAX_PAUSE_SECONDS = 60.0
 #: The most queues that are exported.
 MAX_QUEUES = 100
 #: The most seconds that one statement may take.
-_PATIENCE = 3.0
+_STATEMENT_SECONDS = 3.0
 
-LEADS = gauge("exporter_leads", "1 in the process that tells what only the database knows")
-QUERY_SECONDS = histogram(
-    "exporter_look_duration_seconds", "Seconds of one reading of the database, all statements together"
-)
+LEADS = gauge("exporter_leads", "1 in the process that exports the metrics of the database")
+QUERY_SECONDS = histogram("exporter_look_duration_seconds", "Seconds of one round of all statements")
 
 Rows = Mapping[str, Sequence[Any]]
 
@@ -74,17 +72,18 @@ def _questions(silent: float) -> dict[str, tuple[str, tuple[object, ...]]]:
 async def query_all(connection: Connection, silent: float, of_kinds: Sequence[Question] = ()) -> Rows:
     """The rows of one round, by question. `silent`: a worker without a heartbeat for this many seconds is silent.
 
-    A question that the database refuses is counted and left out; the others are asked. Raises one of TRY_AGAIN.
+    A question that the database refuses is counted and left out, and so is the first that takes too long. The second
+    timeout ends the round, because then the database is slow as a whole. Raises one of TRY_AGAIN.
     """
     rows: dict[str, Sequence[Any]] = {}
-    slow = 0
+    timeouts = 0
     questions = _questions(silent) | {question.name: (question.statement, question.values) for question in of_kinds}
     for name, (statement, values) in questions.items():
         try:
-            rows[name] = await connection.fetch(statement, *values, timeout=_PATIENCE)
+            rows[name] = await connection.fetch(statement, *values, timeout=_STATEMENT_SECONDS)
         except (asyncpg.PostgresError, TimeoutError) as error:
-            slow += isinstance(error, TimeoutError)
-            if is_away(connection, error) or slow > 1:
+            timeouts += isinstance(error, TimeoutError)
+            if is_away(connection, error) or timeouts > 1:
                 raise
             EXPORTER_REFUSED.labels(name).inc()
             log.warning("the exporter's question was not answered", question=name, error=type(error).__name__)
@@ -99,13 +98,13 @@ class Exporter(Collector):
         self._owner = owner
         self._pool = pool
         self._silent = 3 * settings.renew_seconds
-        self._on = settings.metrics
+        self._is_enabled = settings.metrics
         self._latest: Rows | None = None
-        self._pauses = Pauses(share=_SHARE, at_least=EVERY, at_most=_AT_LEAST_EVERY)
+        self._pauses = Pauses(share=_MAX_SHARE, at_least=EVERY, at_most=_MAX_PAUSE_SECONDS)
         self._fresh_until = 0.0
 
     async def run(self) -> None:
-        if self._on:
+        if self._is_enabled:
             await Periodic("exporter", self._query, every=EVERY).run()
 
     async def _query(self) -> None:

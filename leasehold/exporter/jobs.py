@@ -9,7 +9,7 @@ from leasehold.transitions.endings import JobEnded
 
 JOBS = tallies(
     "jobs_finished_total",
-    "Jobs ended. rejected: an input that no attempt can help; failed: all attempts were in vain; expired: too late",
+    "Jobs that ended. rejected: no attempt can succeed with this input; failed: all attempts failed; expired: too late",
     ["pipeline", "outcome"],
 )
 JOB_SECONDS = spreads("job_duration_seconds", "From a job's submission to its success", ["pipeline"])

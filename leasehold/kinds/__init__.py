@@ -1,4 +1,5 @@
-"""The hooks of a kind of work, as the core calls them: what a kind's own modules return, and how they are found.
+"""The hooks of a kind of work: the types that a kind's own modules return to the core, and the functions that load
+them.
 
-Imports the core's lower rooms only. Kinds (`leasehold.pipelines.<kind>`, or a package of somebody else's) import it.
+It imports the lower rooms of the core only. Kinds import it: `leasehold.pipelines.<kind>`, and packages from outside.
 """

@@ -1,4 +1,4 @@
-"""What the leading worker does for a kind of work beside its jobs: forget rows and objects that nobody needs."""
+"""The hook `Kind.housekeeping`: duties of the leading worker that delete a kind's rows and objects after their time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 
 _U = TypeVar("_U")
-#: Called in the transaction that deletes jobs, before it does, with their ids. Of these only jobs past `expires_at` are
-#: deleted: restrict each statement with `leasehold.transitions.sweeps.EXPIRED`.
+#: Called with the ids of jobs, in the transaction that deletes them, before it does. Only jobs past `expires_at` are
+#: deleted: so restrict each statement with `leasehold.transitions.sweeps.EXPIRED`.
 BeforeJobsGo: TypeAlias = Callable[[Connection, Sequence[UUID]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class HousekeepingContext:
-    """`connections`: take one at a time, and none while the store or anybody else outside is asked."""
+    """What the platform gives to a kind's duties. `connections`: a duty holds at most one connection, and none during a
+    request to the store or to another service.
+    """
 
     settings: Settings
     connections: Acquire
@@ -31,7 +33,7 @@ class HousekeepingContext:
 
 @dataclass(frozen=True, slots=True)
 class Tidying:
-    """One statement a minute. It takes a bounded batch, found by an index."""
+    """A duty of one statement a minute. The statement deletes a bounded batch, which it finds by an index."""
 
     duty: str
     statement: Callable[[Connection], Awaitable[None]]
@@ -39,11 +41,13 @@ class Tidying:
 
 @dataclass(frozen=True, slots=True)
 class Forgetting(Generic[_U]):
-    """Objects go before their rows: `find` the units, `delete` the objects of each, then `forget` their rows.
+    """A duty that deletes objects before their rows: `find` returns units, `delete` deletes the objects of a unit, and
+    `forget` deletes the rows.
 
-    A unit whose objects the store will not delete, or that fails by itself, is set aside under the name `duty`, and the
-    others go on: let `find` pass over those with `leasehold.transitions.quarantine.not_in(duty, ...)`. `key` is what a
-    unit is called there. No connection is held during `delete`.
+    A unit that fails by itself, for example because the store refuses to delete its objects, goes to the quarantine of
+    `duty`, and the duty goes on with the others. So `find` must leave out quarantined units, with
+    `leasehold.transitions.quarantine.not_in(duty, ...)`. `key`: the unit's name in the quarantine. No connection is
+    held during `delete`.
     """
 
     duty: str
@@ -55,7 +59,7 @@ class Forgetting(Generic[_U]):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Anything else, once a minute; returns the seconds until the next turn where that is another time."""
+    """Any other duty. `turn` is called once a minute. It may return another number of seconds until its next turn."""
 
     duty: str
     turn: Callable[[], Awaitable[float | None]]
@@ -63,11 +67,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class KindHousekeeping:
-    """`duties`: each in a loop of its own, by a name that no other has.
+    """The housekeeping of one kind. `duties`: each runs in a loop of its own, and has a name that no other duty has.
 
-    `before_jobs_go`: for rows that must go, or be written, with their job where `ON DELETE CASCADE` is not enough.
-    `upload_too_large`: called with every upload whose object is too large, before the object goes; in a transaction.
-    `prefixes`: where in the store this kind writes, so that parts of dead writers are ended there.
+    `before_jobs_go`: deletes or writes rows together with their jobs, where `ON DELETE CASCADE` is not enough.
+    `upload_too_large`: called for each upload whose object is too large, in a transaction, before the object is
+    deleted. `prefixes`: the prefixes in the store under which this kind writes. The platform ends unfinished multipart
+    uploads of dead writers there.
     """
 
     duties: Sequence[Tidying | Forgetting[Any] | Turn] = ()
@@ -77,7 +82,7 @@ class KindHousekeeping:
 
 
 def housekeeping_of(kinds: Iterable[Kind], context: HousekeepingContext) -> list[KindHousekeeping]:
-    """That of all `kinds`, in their order."""
+    """The housekeeping of all `kinds`, in their order."""
     return [load(kind.housekeeping)(context) for kind in kinds if kind.housekeeping is not None]
 
 

@@ -1,4 +1,4 @@
-"""Finding what a hook of a declaration names."""
+"""Loads the hooks that a kind of work names by their paths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from leasehold.domain.errors import DeclarationError
 
 
 def load(path: str) -> Any:
-    """What `path` ("module:attribute") names. Raises DeclarationError when there is none."""
+    """The attribute at `path` ("module:attribute"). Raises DeclarationError if it cannot be loaded."""
     module, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(module), name)

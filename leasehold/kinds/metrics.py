@@ -1,4 +1,6 @@
-"""What only the database knows of a kind of work: asked by the one process that leads the exporter."""
+"""The hook `Kind.questions`: metrics that a kind of work reads from the database, by the process that leads the
+exporter.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,18 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from leasehold.domain.kind import Kind
 from leasehold.kinds.loading import load
 
-#: Counts are exact up to this number, and stay there beyond it: ten thousand or a million are the same news, and shall
-#: cost the same.
+#: Counts are exact up to this number, and never higher: ten thousand or a million mean the same to an operator, and
+#: then cost the same.
 CAP = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A statement, its parameters, and the metrics that its rows amount to.
+    """A statement, its parameters (`values`), and the function that makes metrics of its rows (`families`).
 
-    The exporter asks every ten seconds and gives a statement three seconds: it must read a small index, never a table,
-    and stop counting at CAP. A question that the database refuses is left out, and the others are asked.
+    The exporter runs the statement every ten seconds and stops it after three. So the statement must read a small
+    index, never a table, and stop counting at CAP. If the database refuses it, the exporter leaves out its metrics
+    only.
     """
 
     name: str
@@ -31,18 +34,18 @@ class Question:
 
 
 def questions_of(kinds: Iterable[Kind]) -> list[Question]:
-    """Those of all `kinds`, in their order."""
+    """The questions of all `kinds`, in their order."""
     return [question for kind in kinds if kind.questions is not None for question in load(kind.questions)()]
 
 
 def gauge(name: str, meaning: str, value: float) -> Metric:
-    """`leasehold_{name}`, without labels."""
+    """The gauge `leasehold_{name}`, without labels."""
     return GaugeMetricFamily(f"leasehold_{name}", meaning, value=value)
 
 
 def labelled(name: str, meaning: str, labels: Sequence[str], values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
-    """`leasehold_{name}`, with a value for each tuple of label values. Bound how many there are."""
+    """The gauge `leasehold_{name}`, with a value for each tuple of label values. The caller bounds their number."""
     family = GaugeMetricFamily(f"leasehold_{name}", meaning, labels=labels)
-    for words, value in values:
-        family.add_metric(words, value)
+    for label_values, value in values:
+        family.add_metric(label_values, value)
     return family

@@ -1,4 +1,4 @@
-"""What an API process opens once for the endpoints of a kind of work, and closes when it stops."""
+"""The hook `Kind.opens`: an object that a process opens once for a kind of work, and closes when it stops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from leasehold.settings import Settings
 
 
 async def open_all(kinds: Iterable[Kind], settings: Settings, stack: AsyncExitStack) -> Mapping[str, Any]:
-    """By the name of its kind; `stack` closes it. Opening must not fail because something is down."""
+    """Open the objects of all `kinds`. Returns them by the kind's name; `stack` closes them.
+
+    A hook must not fail because another service is down.
+    """
     return {
         kind.name: await stack.enter_async_context(load(kind.opens)(settings))
         for kind in kinds

@@ -1,5 +1,5 @@
-"""The kinds of jobs as `/v1/jobs` uses them: which scopes may read and change their jobs, and what a kind adds to
-cancels and retries.
+"""The kinds of jobs for `/v1/jobs`: the scopes that may read and change their jobs, and the hook `Kind.operations`,
+which adds to cancels and retries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from leasehold.transitions.webhooks import Subjects
 
 #: Jobs of templates, and of pipelines that belong to no kind.
 RUN = "run"
-#: The scopes of the keys that may read and change them.
+#: The scopes that may read and change runs.
 RUN_SCOPES = Scopes(read="runs:read", write="runs:write")
 
 
@@ -52,7 +52,7 @@ BeforeRetry: TypeAlias = Callable[[Settings, Any, FailedJob], SecondLife]
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a step sent to another system: `what` without secrets, to which `system`, and when (ISO 8601)."""
+    """An order that a step sent to `system`. `at`: the time in ISO 8601. `what`: the order without secrets."""
 
     system: str
     at: str | None
@@ -114,10 +114,10 @@ class Sight:
 
 
 def subjects_of(kinds: Iterable[Kind]) -> Subjects:
-    """The jobs that webhooks tell of."""
-    of_kinds = [(kind.name, pipeline) for kind in kinds for pipeline in kind.pipelines]
-    own = frozenset(pipeline.name for _, pipeline in of_kinds if pipeline.terms.unlimited)
-    return Subjects({pipeline.name: name for name, pipeline in of_kinds}, own)
+    """The jobs of which webhooks send events."""
+    named_pipelines = [(kind.name, pipeline) for kind in kinds for pipeline in kind.pipelines]
+    own = frozenset(pipeline.name for _, pipeline in named_pipelines if pipeline.terms.unlimited)
+    return Subjects({pipeline.name: name for name, pipeline in named_pipelines}, own)
 
 
 class JobKinds:

@@ -1,4 +1,4 @@
-"""The settings of kinds of work, each read from variables with a prefix of its own."""
+"""The hook `Kind.settings`: a kind of work reads its settings from variables with a prefix of its own."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from leasehold.kinds.loading import load
 
 
 def settings_classes(kinds: Iterable[Kind]) -> list[type[BaseSettings]]:
-    """Those of all `kinds`, in their order."""
+    """The settings classes of all `kinds`, in their order."""
     return [load(kind.settings) for kind in kinds if kind.settings is not None]
 
 
 def check_settings(kinds: Iterable[Kind]) -> None:
-    """Raises DeclarationError, naming the variable and never its value: a process with a wrong one does not start."""
+    """Check the settings of all `kinds` when a process starts.
+
+    Raises DeclarationError for an invalid variable. The message names the variable, and never its value.
+    """
     for settings in settings_classes(kinds):
         try:
             settings()

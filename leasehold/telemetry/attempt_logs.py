@@ -1,10 +1,10 @@
-"""What code logs inside an attempt is kept with its job: `Recorder` holds the lines of one attempt until they are
-written.
+"""Keeps the log lines of an attempt with its job. `Recorder` holds the lines of one attempt until the worker writes
+them.
 
-A context variable names the recorder of the running attempt. `Handler` stands at the root logger and gives every line
-of that context to the recorder: lines of the standard `logging`, and lines of structlog where it hands its events to
-`logging`. Threads that carry the context (asyncio.to_thread, the worker's own threads) are heard, too. A logger that
-does not propagate is not.
+A context variable names the recorder of the running attempt. `Handler`, a handler of the root logger, gives every line
+of that context to the recorder: lines of the standard `logging`, and lines of structlog if it is configured to use
+`logging`. Lines of threads that carry the context (asyncio.to_thread, the worker's own threads) are recorded, too.
+Exception: lines of a logger that does not propagate are not recorded.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import orjson
 from leasehold.telemetry.emissions import Emissions
 from leasehold.telemetry.redaction import redact
 
-#: Of one line, in characters. A longer message loses its end, a longer traceback its beginning.
+#: The bounds of one line, in characters. A longer message loses its end, a longer traceback its beginning.
 MAX_MESSAGE, MAX_TRACEBACK, MAX_NAME = 8192, 16_384, 200
-#: Of one line: its fields, and the characters of a field's value.
+#: The most fields of one line, and the most characters of a field's value.
 MAX_FIELDS, MAX_VALUE = 32, 2000
 #: The logger of lines that the platform itself adds.
 PLATFORM = "leasehold"
@@ -36,7 +36,7 @@ PLATFORM = "leasehold"
 #: attempt the collector runs, and the task may be another tenant's. Such a line is in the worker's log only.
 _OF_ANYBODY = frozenset({"asyncio"})
 
-#: Facts that the job's own answer has already, and parts of an event that the line shows elsewhere.
+#: Names of an event that do not become fields: the job's answer has them already, or the line shows them elsewhere.
 _NOT_FIELDS = frozenset({
     *("event", "level", "timestamp", "logger", "exc_info", "stack", "exception", "traceback", "_record"),
     *("_from_structlog", "job_id", "task_id", "step", "epoch", "trace_id", "request_id", "media_id", "worker_id"),
@@ -46,10 +46,10 @@ _OF_EVERY_RECORD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))
 
 def text_of(value: object, limit: int, *, keep_end: bool = False) -> str:
     """`value` as text that PostgreSQL can store: redacted, without NUL and half characters, and not too long."""
-    whole = redact(str(value)).replace("\x00", "").encode("utf-8", "replace").decode()
-    if len(whole) <= limit:
-        return whole
-    return f"[...] {whole[-limit:]}" if keep_end else f"{whole[:limit]} [...]"
+    text = redact(str(value)).replace("\x00", "").encode("utf-8", "replace").decode()
+    if len(text) <= limit:
+        return text
+    return f"[...] {text[-limit:]}" if keep_end else f"{text[:limit]} [...]"
 
 
 def formatted(error: BaseException) -> str:
@@ -58,9 +58,10 @@ def formatted(error: BaseException) -> str:
 
 
 class Recorder:
-    """The lines of one attempt. Any thread may add one. `on_first`: called when the first of several unwritten lines
-    arrives. Lines beyond `max_lines` or `max_bytes` are counted and dropped; those of `add_final` are always kept.
-    `stream`: what the attempt emits.
+    """The lines of one attempt. Any thread may add lines.
+
+    `on_first`: called when a line arrives and no other line is unwritten. Lines beyond `max_lines` or `max_bytes` are
+    counted and dropped, except those of `add_final`. `stream`: the chunks that the attempt emits.
     """
 
     __slots__ = (
@@ -154,7 +155,7 @@ class Recorder:
         return Recorder(self._max_lines, self._max_bytes, self._lock, stream=stream)
 
     def hand_over(self, other: Recorder) -> None:
-        """The lines so far, and all that follow, are `other`'s."""
+        """Give the lines so far, and all later ones, to `other`."""
         self.on_first = partial(self.hand_over, other)
         if self.stream is not None and other.stream is not None:
             self.stream.hand_over(other.stream)
@@ -162,7 +163,7 @@ class Recorder:
             other._keep(line)
 
     def close(self) -> None:
-        """The attempt has ended: keep no more. The last line counts the dropped ones."""
+        """End the recording, because the attempt has ended. If lines were dropped, the last line has their number."""
         if self._dropped:
             self.add_final("warning", f"Lines of this attempt that are not kept: {self._dropped:,}.")
         self._closed = True
@@ -196,7 +197,7 @@ def _field(value: object) -> object:
 
 
 class Source(Protocol):
-    """Has a recorder, or makes it when it is first asked for."""
+    """Has a recorder, or makes it at the first access."""
 
     @property
     def recorder(self) -> Recorder: ...
@@ -206,7 +207,7 @@ _source: ContextVar[Source | None] = ContextVar("recorder", default=None)
 
 
 def record_in(source: Source | None) -> None:
-    """From now on the lines of this context are those of the source's recorder; None: nobody's."""
+    """From now on, record the lines of this context in the recorder of `source`. None: record them nowhere."""
     _source.set(source)
 
 
@@ -217,23 +218,23 @@ def source() -> Source | None:
 
 def current() -> Recorder | None:
     """The recorder of this context."""
-    found = _source.get()
-    return None if found is None else found.recorder
+    own_source = _source.get()
+    return None if own_source is None else own_source.recorder
 
 
 class Handler(logging.Handler):
     """Gives each line to the recorder of its context. Install it with `installed`."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        found = _source.get()
+        own_source = _source.get()
         try:
-            if found is not None and record.name not in _OF_ANYBODY:
-                _record(found.recorder, record)
-        except Exception:  # noqa: BLE001 - as every handler of `logging`: a line that cannot be kept harms nobody
+            if own_source is not None and record.name not in _OF_ANYBODY:
+                _record(own_source.recorder, record)
+        except Exception:  # noqa: BLE001 - as in every handler of `logging`: an odd line must not end the attempt
             self.handleError(record)
         root, last = logging.getLogger(), logging.lastResort
         if root.handlers == [self] and last is not None and record.levelno >= last.level:
-            last.handle(record)  # a process that has set up no logs still sees its warnings, as without this handler
+            last.handle(record)  # a process without configured logs still sees its warnings, as without this handler
 
 
 def _record(recorder: Recorder, record: logging.LogRecord) -> None:
@@ -270,8 +271,8 @@ _users = 0
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """In the block the root logger has the handler: once, however many workers a process has."""
-    global _users  # noqa: PLW0603 - the root logger is one for the process, too
+    """Install the handler at the root logger during the block. Several workers of a process share it."""
+    global _users  # noqa: PLW0603 - a process has one root logger, too
     _users += 1
     logging.getLogger().addHandler(_handler)
     try:

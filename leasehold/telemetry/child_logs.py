@@ -1,25 +1,25 @@
-"""What a child process logs, logged again in its worker: so it is in the worker's log, and kept with the job."""
+"""Logs the lines of a child process again in its worker: so they are in the worker's log, and kept with the job."""
 
 from __future__ import annotations
 
 import logging
 
-_CHILDS_LOG = logging.getLogger("leasehold.child")
+_CHILD_LOG = logging.getLogger("leasehold.child")
 
 
 def level() -> int:
     """The lowest level that children need to send."""
-    return _CHILDS_LOG.getEffectiveLevel()
+    return _CHILD_LOG.getEffectiveLevel()
 
 
 def log_line(logger: str, line_level: int, message: str, *, trace: str, child: int) -> None:
     """Log the line in the context of the caller, which names the attempt. The record has the name of the child's
     logger, but no logger of that name is made: a hostile child could name any number. `child`: the process id.
     """
-    if not _CHILDS_LOG.isEnabledFor(line_level):
+    if not _CHILD_LOG.isEnabledFor(line_level):
         return
     record = logging.LogRecord(logger, line_level, "", 0, message, (), None)
     record.child = child
     if trace:
         record.traceback = trace
-    _CHILDS_LOG.handle(record)
+    _CHILD_LOG.handle(record)

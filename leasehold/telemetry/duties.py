@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from leasehold.telemetry.meters import counter
 
-ERRORS = counter("duty_errors_total", "Turns of a duty that ended by an error that nobody foresaw", ["duty"])
-FAILURES = counter("unit_failures_total", "Units of a duty that failed by themselves, and were set aside", ["duty"])
+ERRORS = counter("duty_errors_total", "Turns of a duty that ended with an unforeseen error", ["duty"])
+FAILURES = counter(
+    "unit_failures_total", "Units of a duty that failed by themselves, and went to the quarantine", ["duty"]
+)
 STUCK = counter("units_stuck_total", "Units of a duty that failed too often in a row", ["duty"])
 SCHEDULES_PAUSED = counter(
     "schedules_paused_total", "Schedules that paused themselves. because: broken, refused, runs_failed", ["because"]

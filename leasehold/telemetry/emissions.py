@@ -1,4 +1,4 @@
-"""What a handler emits: the chunks of one attempt's stream, until they are written."""
+"""Holds the chunks that a handler emits, the stream of one attempt, until the worker writes them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ _CUT = b'{"cut":true}'
 
 
 class Emissions:
-    """Any thread may emit. `on_first`: called when the first of several unwritten chunks arrives. After `max_chunks` or
-    `max_bytes` the stream is cut: one mark says so, and later chunks are dropped.
+    """The chunks of one attempt. Any thread may emit.
+
+    `on_first`: called when a chunk arrives and no other chunk is unwritten. After `max_chunks` or `max_bytes` the
+    stream is cut: it ends with a mark of the cut, and later chunks are dropped.
     """
 
     __slots__ = ("_bytes", "_chunks", "_closed", "_cut", "_lock", "_max_bytes", "_max_chunks", "_written", "on_first")
@@ -66,11 +68,11 @@ class Emissions:
         return first, chunks
 
     def for_later(self) -> Emissions:
-        """With the same bounds, for work that this attempt begins and a later one may take over."""
+        """Emissions with the same bounds, for work that this attempt begins and a later one may take over."""
         return Emissions(self._max_chunks, self._max_bytes, self._lock)
 
     def hand_over(self, other: Emissions) -> None:
-        """The chunks so far, and all that follow, are `other`'s."""
+        """Give the chunks so far, and all later ones, to `other`."""
         self.on_first = partial(self.hand_over, other)
         for chunk in self.take()[1]:
             other._add(chunk)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from onnx import helper, numpy_helper
 
 from leasehold.domain.errors import Permanent
 from leasehold.pipelines.conversion import nef
+from leasehold.pipelines.conversion.toolchain import optimise, tflite
+from leasehold.pipelines.conversion.toolchain.comparison import compare
 from leasehold.pipelines.conversion.toolchain.optimise import largest_difference, trial_answers
 from leasehold.pipelines.conversion.toolchain.running import Runnable
 from tests.conversion.conftest import Bench
@@ -143,3 +146,100 @@ def test_an_answer_that_became_another_infinity_is_a_difference(tmp_path: Path, 
         largest_difference(trials, _adds(other, tmp_path / "other"))
     not_a_number = trial_answers(_adds(np.nan, tmp_path / "nan"), seed=1)
     assert largest_difference(not_a_number, _adds(np.nan, tmp_path / "also")) == 0
+
+
+def float_values(name: str, sides: list[Any], kind: int = onnx.TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, sides)
+
+
+def odd_output(node: onnx.NodeProto, kind: int, sides: list[Any], weights: Any = ()) -> onnx.ModelProto:
+    """A model of a matrix product, with a second output `odd`."""
+    product = numpy_helper.from_array(np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32), "w")
+    return model_of(
+        [helper.make_node("MatMul", ["x", "w"], ["y"]), node],
+        outputs=[float_values("y", [1, 4]), float_values("odd", sides, kind)],
+        weights=[product, *weights],
+    )
+
+
+NEVER = numpy_helper.from_array(np.zeros(4, np.bool_), "never")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(odd_output(helper.make_node("Log", ["y"], ["odd"]), onnx.TensorProto.FLOAT, [1, 4]), id="NaN"),
+        pytest.param(
+            odd_output(helper.make_node("NonZero", ["y"], ["odd"]), onnx.TensorProto.INT64, [2, "n"]), id="as many as"
+        ),
+        pytest.param(
+            odd_output(
+                helper.make_node("Compress", ["y", "never"], ["odd"], axis=1), onnx.TensorProto.FLOAT, [1, "n"], [NEVER]
+            ),
+            id="empty",
+        ),
+    ],
+)
+async def test_a_model_with_an_odd_output_is_converted_and_its_report_is_json(
+    bench: Bench, model: onnx.ModelProto
+) -> None:
+    directory = bench.directory()
+    nothing = directory / "references"
+    nothing.touch()
+    options = {"enable_evaluate": True, "enable_sim_fp": True, "enable_sim_fixed": True}
+    made = await bench.convert(saved(model, directory / "model"), nothing, **options)
+    outputs = report(made["output/report.json"])["bie"]["outputs"]
+    assert outputs["y"]["snr_db"] > 10
+    assert outputs["odd"].keys() == outputs["y"].keys()
+
+
+async def test_a_model_with_an_output_of_text_is_refused(bench: Bench) -> None:
+    text = helper.make_node("Cast", ["y"], ["odd"], to=onnx.TensorProto.STRING)
+    model = saved(odd_output(text, onnx.TensorProto.STRING, [1, 4]), bench.directory() / "model")
+    with pytest.raises(Permanent, match="the output 'odd' is no tensor of numbers") as refused:
+        await bench.run("onnx", {"model": model})
+    assert refused.value.code == "not_runnable"
+
+
+async def test_a_model_with_too_many_values_for_the_packages_manifest_is_refused(bench: Bench) -> None:
+    names = [f"{number:04}{'o' * 196}" for number in range(4500)]
+    nodes = [helper.make_node("Relu", ["x"], ["y"]), *(helper.make_node("Neg", ["y"], [name]) for name in names)]
+    model = model_of(nodes, outputs=[float_values(name, [1, 4]) for name in names])
+    directory = bench.directory()
+    report_file = directory / "report"
+    report_file.write_text('{"onnx": {}}')
+    files = {"output/out.bie": saved(model, directory / "bie"), "output/bie-report.json": report_file}
+    with pytest.raises(Permanent, match="manifest") as refused:
+        await bench.run("nef", files)
+    assert refused.value.code == "not_packageable"
+
+
+def test_an_answer_that_is_infinite_in_int8_is_as_far_away_as_can_be() -> None:
+    reference, answer = {"y": np.array([[1.0, 2.0]])}, {"y": np.array([[np.inf, 2.0]])}
+    compared = compare([reference], [answer])["y"]
+    assert compared == {"snr_db": -200.0, "cosine": 0.0, "max_error": np.inf, "top1_agreement": 0.0}
+    assert compare([answer], [answer])["y"] == {
+        "snr_db": 200.0, "cosine": 1.0, "max_error": 0.0, "top1_agreement": 1.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda path: tflite.to_onnx(path, path, 100),
+        lambda _path: optimise.convert(network(opset=13), 17),
+    ],
+    ids=["tflite", "opset"],
+)
+def test_a_lack_of_memory_is_not_called_a_fault_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[[Path], object]
+) -> None:
+    def without_memory(*_arguments: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(tflite, "convert", without_memory)
+    monkeypatch.setattr(optimise.version_converter, "convert_version", without_memory)
+    file = tmp_path / "model"
+    file.touch()
+    with pytest.raises(MemoryError):
+        run(file)

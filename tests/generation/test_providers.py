@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
+from prometheus_client import REGISTRY
 
 from leasehold.domain.errors import DeclarationError
+from leasehold.pipelines.generation.metrics import measured
 from leasehold.pipelines.generation.provider import (
     Accepted,
     Finished,
@@ -22,8 +25,9 @@ from leasehold.pipelines.generation.provider import (
     Working,
 )
 from leasehold.pipelines.generation.providers import Catalogue, Providers, open_providers
+from leasehold.pipelines.generation.providers.ark import Ark
 from leasehold.pipelines.generation.providers.declared import declarations
-from leasehold.pipelines.generation.providers.requests import ProviderAnswer
+from leasehold.pipelines.generation.providers.requests import ProviderAnswer, RequestSender
 from leasehold.settings import Settings
 from tests.generation.conftest import CREDENTIALS
 from tests.generation.simulator.server import Simulator
@@ -350,3 +354,36 @@ def test_settings_that_name_a_provider_nobody_knows_are_refused(tmp_path: Any) -
     for source in (str(tmp_path / "missing.json"), orjson.dumps([DECLARATION | {"name": "ark"}]).decode()):
         with pytest.raises(DeclarationError):
             Catalogue(settings.model_copy(update={"generation_http_providers": source}))
+
+
+async def test_a_template_writes_zero_and_false_and_leaves_out_a_header_without_a_value(simulator: Simulator) -> None:
+    submit = {
+        "url": simulator.url + "/?strength={sample_strength}&pro={is_pro}&ratio={ratio}",
+        "headers": {"x-model": "{model}", "x-strength": "{sample_strength}", "x-text": "pro={is_pro} width={width}"},
+    }
+    declaration = orjson.dumps([DECLARATION | {"submit": submit}]).decode()
+    settings = Settings(_env_file=None, generation_http_providers=declaration, egress_allow="127.0.0.0/8")
+    async with open_providers(settings) as opened:
+        with pytest.raises(ProviderError):  # nobody answers there
+            await opened["mine"].submit(order("mine", "image", "p", sample_strength=0.0), "c")
+    (request,) = simulator.requests
+    assert request.query == {"strength": "0.0", "pro": "false"}
+    headers = {name: value for name, value in request.headers.items() if name.startswith("x-")}
+    assert headers == {"x-strength": "0.0", "x-text": "pro=false width="}
+
+
+async def test_a_request_that_the_worker_gives_up_is_no_bug_in_the_metrics() -> None:
+    class Silent(Ark):
+        async def submit(self, order: Order, credential: str) -> Accepted | Finished:
+            await asyncio.sleep(60)
+            raise AssertionError
+
+    def count(outcome: str) -> float:
+        labels = {"provider": "ark", "operation": "submit", "outcome": outcome}
+        return REGISTRY.get_sample_value("leasehold_generation_provider_requests_total", labels) or 0.0
+
+    before = count("cancelled"), count("error")
+    provider = measured(Silent(cast("RequestSender", None), ""))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(provider.submit(order("ark", "image", "p"), "c"), 0.01)
+    assert (count("cancelled"), count("error")) == (before[0] + 1, before[1])

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
+from pydantic import SecretStr
 
 from leasehold.api.http.strict_json import refusal
 from leasehold.db.database import Connection, connect
@@ -21,6 +22,8 @@ from leasehold.pipelines.generation.providers.requests import _retry_after
 from leasehold.pipelines.webhooks import steps as webhooks
 from leasehold.security.egress import Answer
 from leasehold.settings import Settings
+from leasehold.telemetry import redaction
+from leasehold.worker.attempts import failures
 from tests.api.conftest import Running
 from tests.api.media_api import problem
 from tests.runs.conftest import Client, client, running, runs_settings
@@ -177,6 +180,24 @@ def test_what_a_provider_says_of_an_error_is_searched_in_bounded_time() -> None:
     assert time.thread_time() - before < 0.5
     assert "secret" not in told
     assert "s3cret" not in redacted("x" * 1990 + "https://a.example/?s3cret", "k")
+
+
+@pytest.mark.parametrize("kept", [4, 8, 13, 15])
+def test_a_credential_that_a_cut_halves_is_not_in_a_providers_error(kept: int) -> None:
+    credential = "access-key:very-secret-key"
+    for part in (credential, "very-secret-key"):
+        assert redacted(f"refused: {part[:kept]}", credential) == "refused: ***"
+    assert redacted("refused: ver", credential) == "refused: ver"
+
+
+def test_a_secret_that_a_cut_halves_is_not_in_a_failure() -> None:
+    redaction.learn(Settings(_env_file=None, s3_secret_key=SecretStr("correct-horse-battery")))
+    try:
+        stored = failures._storable("x" * (failures._MAX_MESSAGE - 10) + "correct-horse-battery")
+        assert "correct" not in stored
+        assert len(stored) == failures._MAX_MESSAGE
+    finally:
+        redaction.learn(Settings(_env_file=None))
 
 
 @pytest.mark.parametrize(

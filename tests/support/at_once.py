@@ -1,4 +1,4 @@
-"""Shows a failure when it happens: pytest's own report comes when all is over."""
+"""Shows a failure when it happens: pytest itself reports failures at the end of the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ LINES = 40
 
 
 class FailuresAtOnce:
-    """Writes the end of each failure into the running report."""
+    """A pytest plugin that writes the end of each failure at once."""
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self._terminal = terminal

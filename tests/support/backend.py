@@ -1,4 +1,4 @@
-"""Where the tests' real parts come from: the environment, containers, or private processes."""
+"""Chooses where the tests' servers come from: the environment, containers, or private processes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Backend(StrEnum):
 
 
 def backend_of(variable: str) -> Backend:
-    """Choose for the part whose URL is in `variable`, by LEASEHOLD_TEST_BACKEND=auto|env|docker|private.
+    """Choose the source of the server whose URL is in `variable`, by LEASEHOLD_TEST_BACKEND=auto|env|docker|private.
 
     Raises:
-        RuntimeError: the choice cannot be followed here; nothing is skipped for that.
+        RuntimeError: this machine cannot follow the choice. No test is skipped for that.
     """
-    asked = os.environ.get("LEASEHOLD_TEST_BACKEND", "auto")
-    if asked == "auto":
+    choice = os.environ.get("LEASEHOLD_TEST_BACKEND", "auto")
+    if choice == "auto":
         if os.environ.get(variable):
             return Backend.ENVIRONMENT
         return Backend.DOCKER if docker_answers() else Backend.PRIVATE
-    backend = Backend(asked)
+    backend = Backend(choice)
     if backend is Backend.ENVIRONMENT and not os.environ.get(variable):
         raise RuntimeError(f"LEASEHOLD_TEST_BACKEND=env needs {variable}")
     if backend is Backend.DOCKER and not docker_answers():
@@ -39,11 +39,13 @@ def backend_of(variable: str) -> Backend:
 
 @cache
 def docker_answers() -> bool:
-    """Whether a daemon answers; the `docker` command being there says nothing."""
+    """Whether a Docker daemon answers. An installed `docker` command does not show that."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # the client drops its socket when it is refused
+        warnings.simplefilter(
+            "ignore", ResourceWarning
+        )  # the client does not close its socket if the daemon refuses it
         answered = _ping()
-        gc.collect()  # so that the warning of the dropped socket comes here, and in no test
+        gc.collect()  # so that the warning of that socket comes here, and not in a test
     return answered
 
 

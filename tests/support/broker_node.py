@@ -1,4 +1,4 @@
-"""A RabbitMQ node that one test may stop and kill."""
+"""A RabbitMQ node that a test may stop and kill."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from leasehold.embedded.rabbitmq import RabbitMQ
 
 
 class BrokerNode:
-    """A node with a fresh virtual host; stopped and started again it keeps its address and its data."""
+    """A node with a new virtual host. The node keeps its address and its data when it is started again."""
 
     def __init__(self, node: RabbitMQ) -> None:
         self._node = node
@@ -24,11 +24,11 @@ class BrokerNode:
         await self._node.kill()
 
     async def start(self) -> None:
-        """Start it if it does not run, and wait until clients can connect."""
+        """Start the node if it does not run, and wait until clients can connect."""
         await self._node.start()
 
     async def flush_definitions(self) -> None:
-        """Have the queues that were declared until now survive a kill; otherwise that takes up to 2 s."""
+        """Write the declared queues to disk, so that they survive a kill. The node itself does so up to 2 s later."""
         await self._node.flush_definitions()
 
     @asynccontextmanager

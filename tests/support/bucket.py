@@ -1,4 +1,4 @@
-"""A bucket on the tests' S3 server, and what a test needs to reach it."""
+"""A bucket on the tests' S3 server, with its address and its keys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONFIG = AioConfig(
 
 @cache
 def _session() -> aioboto3.Session:
-    """One for all: each new one would read botocore's descriptions again, a tenth of a second a client."""
+    """The session of all clients: each new session reads botocore's descriptions again, which takes 0.1 s."""
     return aioboto3.Session()
 
 
@@ -39,7 +39,7 @@ class Bucket:
     region: str = "us-east-1"
 
     def client(self) -> AbstractAsyncContextManager[S3Client]:
-        """Open an S3 client; for looking behind the code under test."""
+        """An S3 client, with which a test reads what the code under test has stored."""
         return _session().client(
             "s3",
             endpoint_url=self.endpoint,
@@ -58,7 +58,7 @@ class Bucket:
         return True
 
     async def fresh(self, client: S3Client) -> Bucket:
-        """Make another, empty bucket on the same server."""
+        """Make another bucket on the same server. Returns it, empty."""
         bucket = replace(self, bucket=f"test-{secrets.token_hex(6)}")
         await client.create_bucket(Bucket=bucket.bucket)
         return bucket
@@ -72,10 +72,10 @@ class Bucket:
         return [item["Key"] async for page in pages for item in page.get("Contents", [])]
 
     async def delete(self, client: S3Client) -> None:
-        """Delete the bucket with all that is in it.
+        """Delete the bucket with all its objects.
 
-        rclone keeps, unlisted, the temporary file of a put that lost a race, and then the bucket: it goes with the
-        run's directory.
+        Exception: after a put that lost a race, rclone keeps a temporary file that it does not list, and refuses to
+        delete the bucket. That bucket is deleted with the run's directory.
         """
         for key in await self._keys(client):
             await client.delete_object(Bucket=self.bucket, Key=key)

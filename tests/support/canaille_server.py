@@ -1,6 +1,6 @@
-"""The program behind tests/support/openid_provider.py: Canaille on a port of loopback, with people in memory.
+"""The program that tests/support/openid_provider.py starts: Canaille on a loopback port, with people in memory.
 
-It writes its issuer on the first line, then reads commands, a JSON line each, and answers each with a line.
+It writes its issuer as the first line. Then it reads commands, one JSON line each, and answers each with one line.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from threading import Thread
 from typing import Any
 
-os.environ["AUTHLIB_INSECURE_TRANSPORT"] = "1"  # it speaks plain HTTP, on loopback alone
+os.environ["AUTHLIB_INSECURE_TRANSPORT"] = "1"  # it speaks plain HTTP, but only on loopback
 
 from canaille import create_app
 from canaille.app import models
@@ -33,22 +33,24 @@ _find_any = MemoryBackend.do_query
 
 
 def _find_all(self: Any, model: Any, *args: Any, **conditions: Any) -> list[Any]:
-    """Canaille 0.3.6 finds in memory what fits any of a query's conditions: another code of the same client, too."""
+    """The rows that fit all conditions of a query. Canaille 0.3.6 itself returns rows that fit any of them, so also
+    another code of the same client.
+    """
 
-    def fits(found: Any) -> bool:
+    def fits(row: Any) -> bool:
         return all(
-            set(map(str, model.serialize(listify(value)))) & set(map(str, listify(found._state.get(name))))
+            set(map(str, model.serialize(listify(value)))) & set(map(str, listify(row._state.get(name))))
             for name, value in conditions.items()
         )
 
-    return [found for found in _find_any(self, model, *args, **conditions) if fits(found)]
+    return [row for row in _find_any(self, model, *args, **conditions) if fits(row)]
 
 
 def client(redirect_uri: str) -> None:
     backend = Backend.instance
-    one = backend.get(models.Client, client_id=CLIENT_ID) or models.Client(client_id=CLIENT_ID)
+    registered = backend.get(models.Client, client_id=CLIENT_ID) or models.Client(client_id=CLIENT_ID)
     backend.update(
-        one,
+        registered,
         client_secret=CLIENT_SECRET,
         client_name="Leasehold",
         client_uri=redirect_uri,
@@ -58,9 +60,9 @@ def client(redirect_uri: str) -> None:
         scope=["openid", "profile", "email", "groups"],
         token_endpoint_auth_method="client_secret_basic",
     )
-    backend.save(one)
-    backend.update(one, audience=[one])
-    backend.save(one)
+    backend.save(registered)
+    backend.update(registered, audience=[registered])
+    backend.save(registered)
 
 
 def person(name: str, groups: list[str], family_name: str) -> None:
@@ -75,17 +77,17 @@ def person(name: str, groups: list[str], family_name: str) -> None:
         if user in group.members and group.display_name not in groups:
             backend.update(group, members=[member for member in group.members if member != user])
             backend.save(group)
-    for wanted in groups:
-        group = backend.get(models.Group, display_name=wanted) or models.Group(display_name=wanted, members=[])
+    for group_name in groups:
+        group = backend.get(models.Group, display_name=group_name) or models.Group(display_name=group_name, members=[])
         if user not in group.members:
             backend.update(group, members=[*group.members, user])
             backend.save(group)
 
 
 def key() -> dict[str, Any]:
-    made = RSAKey.generate_key(2048)
-    made.ensure_kid()
-    return dict(made.as_dict(private=True))
+    signing_key = RSAKey.generate_key(2048)
+    signing_key.ensure_kid()
+    return dict(signing_key.as_dict(private=True))
 
 
 def answer(value: object) -> None:

@@ -1,4 +1,4 @@
-"""Certificates made on the spot: an authority, a server's for 127.0.0.1 and localhost, a client's."""
+"""Makes certificates for the tests: of an authority, of servers at 127.0.0.1 and localhost, and of clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from leasehold.embedded.tls import Tls
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """PEM texts."""
+    """A certificate and its key, as PEM texts."""
 
     certificate: str
     key: str
@@ -31,35 +31,35 @@ class Pair:
 
 
 class Authority:
-    """Its own certificate is `.certificate`."""
+    """A certificate authority. `certificate`: its own certificate."""
 
     def __init__(self, name: str) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        made = self._begun(self._name, self._key.public_key())
-        made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        self.certificate = self._signed(made)
+        builder = self._builder(self._name, self._key.public_key())
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        self.certificate = self._signed(builder)
 
     def pair(self, name: str, *, addresses: tuple[str, ...] = (), names: tuple[str, ...] = ()) -> Pair:
-        """A certificate for these addresses and names."""
+        """Make a certificate for these addresses and names."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        made = self._begun(subject, key.public_key())
-        alternatives: list[x509.GeneralName] = [x509.DNSName(one) for one in names]
-        alternatives += [x509.IPAddress(ip_address(one)) for one in addresses]
+        builder = self._builder(subject, key.public_key())
+        alternatives: list[x509.GeneralName] = [x509.DNSName(host) for host in names]
+        alternatives += [x509.IPAddress(ip_address(address)) for address in addresses]
         if alternatives:
-            made = made.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+            builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        return Pair(self._signed(made), private.decode())
+        return Pair(self._signed(builder), private.decode())
 
     def server(self, *, clients: bool = False, addresses: tuple[str, ...] = ("127.0.0.1",)) -> Tls:
-        """What a private server is given: for localhost, and these addresses."""
+        """The certificate, key and authority for a private server on localhost and these addresses."""
         pair = self.pair("server", addresses=addresses, names=("localhost",))
         return Tls(pair.certificate, pair.key, self.certificate, clients)
 
-    def _begun(self, subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
         now = datetime.now(UTC)
         return (
             x509.CertificateBuilder()
@@ -71,5 +71,5 @@ class Authority:
             .not_valid_after(now + timedelta(days=2))
         )
 
-    def _signed(self, made: x509.CertificateBuilder) -> str:
-        return made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+    def _signed(self, builder: x509.CertificateBuilder) -> str:
+        return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()

@@ -1,4 +1,4 @@
-"""Chromium for the tests of pages: the system's, else Debian's packages unpacked into the cache, without root."""
+"""Finds Chromium for the tests of pages: the system's, else Debian's packages, unpacked into the cache without root."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Chromium:
 
 
 def find_chromium() -> Chromium | None:
-    """The one at $LEASEHOLD_TEST_CHROMIUM, the system's, or the one that `install_chromium` unpacked."""
+    """The Chromium at $LEASEHOLD_TEST_CHROMIUM, else the system's, else the one that `install_chromium` unpacked."""
     if configured := os.environ.get("LEASEHOLD_TEST_CHROMIUM"):
         return Chromium(configured)
     for name in _PROGRAMS:
-        if found := shutil.which(name):
-            return Chromium(found)
+        if path := shutil.which(name):
+            return Chromium(path)
     return _at(_unpacked())
 
 
@@ -52,12 +52,12 @@ def _at(root: Path) -> Chromium | None:
 
 
 async def install_chromium() -> Chromium:
-    """Find Chromium, or unpack it (about 100 MB to download). Raises EmbeddedError where it cannot be had."""
+    """Find Chromium, or unpack it (about 100 MB to download). Raises EmbeddedError if this machine cannot have it."""
     target = _unpacked()
     with (target.parent / "chromium.lock").open("w") as lock:
         await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)  # another run may be unpacking it now
-        if found := find_chromium():
-            return found
+        if chromium := find_chromium():
+            return chromium
         with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as scratch:
             root = Path(scratch) / "root"
             root.mkdir(mode=0o755)
@@ -80,7 +80,7 @@ def _unpacked() -> Path:
 
 @asynccontextmanager
 async def browsing() -> AsyncIterator[Browser]:
-    """A browser without windows. Raises EmbeddedError where Chromium cannot be had."""
+    """Yields a headless browser. Raises EmbeddedError if this machine cannot have Chromium."""
     chromium = await install_chromium()
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(

@@ -1,4 +1,4 @@
-"""A clock that goes only when it is told to."""
+"""A clock for tests. Its time changes only when a test sets `now`."""
 
 from __future__ import annotations
 

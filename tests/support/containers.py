@@ -1,4 +1,4 @@
-"""The same parts as containers, where a Docker daemon answers."""
+"""Starts PostgreSQL, RabbitMQ and an S3 server as containers, for machines where a Docker daemon answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def running(container: DockerContainer) -> AsyncIterator[DockerContainer]:
 
 
 async def until(ready: Callable[[], Awaitable[bool]]) -> None:
-    """Ask again and again until the server in a container is ready: nothing of it could tell us."""
+    """Poll until the server in a container is ready: a container sends no such message."""
     async with asyncio.timeout(START_SECONDS):
         while not await ready():
             await asyncio.sleep(0.1)
@@ -42,7 +42,7 @@ def address(container: DockerContainer, port: int) -> str:
 
 @asynccontextmanager
 async def postgres_container() -> AsyncIterator[str]:
-    """Give the URL of a throw-away PostgreSQL."""
+    """Yields the URL of a PostgreSQL that lives during the block."""
     password = secrets.token_hex(16)
     container = (
         DockerContainer(POSTGRES_IMAGE)
@@ -67,7 +67,7 @@ async def _accepts(url: str) -> bool:
 
 @asynccontextmanager
 async def rabbitmq_container() -> AsyncIterator[Management]:
-    """Give the management API of a throw-away RabbitMQ."""
+    """Yields the management API of a RabbitMQ that lives during the block."""
     password = secrets.token_hex(16)
     container = (
         DockerContainer(RABBITMQ_IMAGE)
@@ -84,7 +84,7 @@ async def rabbitmq_container() -> AsyncIterator[Management]:
 
 @asynccontextmanager
 async def s3_container() -> AsyncIterator[Bucket]:
-    """Give access to a throw-away S3 server, with no bucket yet."""
+    """Yields the address and the keys of an S3 server without buckets, which lives during the block."""
     secret = secrets.token_hex(20)
     container = (
         DockerContainer(RCLONE_IMAGE)

@@ -1,4 +1,4 @@
-"""An HTTP file service, where models are promoted to."""
+"""An HTTP file service in a thread: the target of promotions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from tests.support.http_server import serving_http
 
 @dataclass
 class FileService:
-    """Speaks PUT and DELETE and, if `full`, also HEAD, GET and `If-None-Match`."""
+    """The service's files, and switches for its failures. It knows PUT and DELETE and, if `full`, also HEAD, GET and
+    `If-None-Match`.
+
+    `tokens`: the Authorization headers of all PUTs. `accepts`: whether it accepts such a header. `refuses`: whether it
+    refuses a PUT to a path. `on_put`, `on_delete`: called with the path before the file changes.
+    """
 
     full: bool = True
     url: str = ""
@@ -37,11 +42,11 @@ class _Handler(BaseHTTPRequestHandler):
         service.on_put(self.path)
         if service.refuses(self.path):
             return self._answer(507)
-        there = self.path in service.files
-        if service.full and there and self.headers["If-None-Match"] == "*":
+        exists = self.path in service.files
+        if service.full and exists and self.headers["If-None-Match"] == "*":
             return self._answer(412)
         service.files[self.path] = data
-        return self._answer(204 if there else 201)
+        return self._answer(204 if exists else 201)
 
     def do_DELETE(self) -> None:
         if not self._is_known():
@@ -72,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_said: object) -> None:
+    def log_message(self, *_arguments: object) -> None:
         return
 
 

@@ -1,4 +1,4 @@
-"""A small HTTP server in a thread, for what the platform calls."""
+"""Runs a small HTTP server in a thread: a double of an outside service that the platform calls."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
-LOOK_SECONDS = 0.01  # how often it looks whether to stop; the library's own half a second is most of a test
+#: Between two checks whether to stop. The library's own 0.5 s would be most of a test's time.
+STOP_POLL_SECONDS = 0.01
 
 
 @contextmanager
 def serving_http(handler: type[BaseHTTPRequestHandler], **attributes: object) -> Iterator[str]:
-    """Gives the server's URL; `attributes` become the handler class's own."""
+    """Yields the server's URL. `attributes`: class attributes of the handler."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (handler,), attributes))
-    thread = Thread(target=server.serve_forever, args=(LOOK_SECONDS,), daemon=True)
+    thread = Thread(target=server.serve_forever, args=(STOP_POLL_SECONDS,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"

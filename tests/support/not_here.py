@@ -1,4 +1,4 @@
-"""Tests that this machine cannot run: each says why, and the end of the run lists them all."""
+"""Skips tests that this machine cannot run. Each gives its reason, and the end of the run lists them all."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ MARK = "not on this machine: "
 
 
 def not_here(reason: str) -> NoReturn:
-    """End the test as one that this machine cannot run; `reason` says what the machine lacks."""
+    """Skip the test. `reason`: what this machine lacks."""
     pytest.skip(MARK + reason)
 
 
 def only_where(able: bool, reason: str) -> pytest.MarkDecorator:
-    """For `pytestmark`: the tests of a file that this machine can run only where it is `able`."""
+    """For `pytestmark`: skip the tests of a file if this machine is not `able` to run them."""
     return pytest.mark.skipif(not able, reason=MARK + reason)
 
 
 def reasons(skipped: list[pytest.TestReport]) -> dict[str, list[str]]:
-    """Which tests did not run, by reason."""
-    found: dict[str, list[str]] = {}
+    """The skipped tests by reason."""
+    tests_by_reason: dict[str, list[str]] = {}
     for report in skipped:
         text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         reason = text.removeprefix("Skipped: ").removeprefix(MARK)
-        found.setdefault(reason, []).append(report.nodeid)
-    return found
+        tests_by_reason.setdefault(reason, []).append(report.nodeid)
+    return tests_by_reason

@@ -1,4 +1,4 @@
-"""A real OpenID provider for the tests of people: Canaille, with people and groups in memory, on a port of loopback."""
+"""Starts a real OpenID provider for the tests of people: Canaille, with people and groups in memory, on loopback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TOKEN = re.compile(r'name="csrf_token" value="([^"]+)"')
 
 
 class Provider:
-    """The provider, in a process of its own: Flask, its logging and its threads stay out of the tests' process."""
+    """The provider. It runs in a process of its own: so Flask, its logging and its threads stay out of the tests."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -38,19 +38,19 @@ class Provider:
 
     @property
     def requests(self) -> int:
-        """How many requests it has got so far."""
+        """The number of requests that the provider has received."""
         return int(self._ask("requests"))
 
     def client(self, redirect_uri: str) -> None:
-        """Let an installation be a client: its callback is at `redirect_uri`."""
+        """Register an installation as the client. Its callback is at `redirect_uri`."""
         self._ask("client", redirect_uri)
 
     def person(self, name: str, *groups: str, family_name: str = "Example") -> None:
-        """Somebody with the password PASSWORD, in these groups and no other."""
+        """Write a person with the password PASSWORD, who is in these groups and no others."""
         self._ask("person", name, groups, family_name)
 
     def new_key(self) -> None:
-        """From now on sign with another key, and publish that one alone."""
+        """From now on sign with a new key, and publish only the new key."""
         self._ask("new_key")
 
 
@@ -65,8 +65,8 @@ def providing() -> Iterator[Provider]:
 
 
 async def sign_in_at(provider: Provider, address: str, name: str) -> str:
-    """As a browser that the API has sent to `address`: sign in with a name and a password. The address that the
-    provider sends the browser back to.
+    """Sign in with a name and the password, as a browser that the API has redirected to `address`. Returns the address
+    to which the provider redirects the browser.
     """
     async with httpx2.AsyncClient(timeout=30) as browser:
         answer = await browser.get(address)
@@ -82,7 +82,7 @@ async def sign_in_at(provider: Provider, address: str, name: str) -> str:
             answer = await browser.post(
                 str(answer.url), data={"csrf_token": token[1], "login": name, "password": PASSWORD}
             )
-    raise AssertionError(f"no way back: {answer.url} {answer.status_code}")
+    raise AssertionError(f"the provider does not redirect back: {answer.url} {answer.status_code}")
 
 
 def query_of(address: str) -> dict[str, str]:

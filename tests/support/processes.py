@@ -1,4 +1,4 @@
-"""The processes of this machine, as the kernel tells."""
+"""Reads the processes of this machine from /proc."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ END_SECONDS = 20.0
 
 
 def descendants(root: int) -> set[int]:
-    """Every process below `root`."""
+    """The ids of all processes below `root`."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = entry.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
-    found: set[int] = set()
-    waiting = [root]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found.update(below)
-        waiting += below
-    return found
+    pids: set[int] = set()
+    pending = [root]
+    while pending:
+        below = children.get(pending.pop(), [])
+        pids.update(below)
+        pending += below
+    return pids
 
 
 def users_of_servers(pids: set[int]) -> set[int]:
-    """Who they run as, but for the guards: those must be able to end them."""
+    """The users of the processes, except of the guards: a guard must be able to end its server."""
     users = set()
     for pid in pids:
-        with suppress(OSError):  # it has ended: PostgreSQL's own processes come and go
+        with suppress(OSError):  # the process has ended: PostgreSQL's own come and go
             if "guard.py" not in command_of(pid):
                 users.add(Path(f"/proc/{pid}").stat().st_uid)
     return users
 
 
 def command_of(pid: int) -> str:
-    """What it was started with.
+    """The command line of the process.
 
     Raises:
-        OSError: it has ended.
+        OSError: the process has ended.
     """
     return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
 
@@ -51,36 +51,36 @@ def command_of(pid: int) -> str:
 def command_lines_of(pids: set[int]) -> list[str]:
     lines = []
     for pid in pids:
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             lines.append(command_of(pid))
     return lines
 
 
 def command_lines() -> list[str]:
-    """What everybody can read of all processes."""
+    """The command lines of all processes. Every user can read them."""
     lines = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             lines.append(entry.read_text(errors="replace"))
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
     return lines
 
 
 class Witness:
-    """Sees processes end, whoever their parent is: made while they live, or when they have ended already."""
+    """Waits for the end of processes of any parent. Some of them may have ended already."""
 
     def __init__(self, pids: set[int]) -> None:
         self._living: dict[int, int] = {}
         for pid in pids:
-            with suppress(ProcessLookupError):  # between the listing and here: PostgreSQL's own come and go
+            with suppress(ProcessLookupError):  # PostgreSQL's own processes come and go
                 self._living[os.pidfd_open(pid)] = pid
 
     async def all_ended(self) -> None:
-        """Wait until the last has ended.
+        """Wait until the last process has ended.
 
         Raises:
-            AssertionError: one lives on.
+            AssertionError: a process still runs.
         """
         await asyncio.to_thread(self._wait)
 
@@ -88,6 +88,6 @@ class Witness:
         for ended, pid in self._living.items():
             poll = select.poll()
             poll.register(ended, select.POLLIN)
-            assert poll.poll(END_SECONDS * 1000), f"still there: {pid} {command_lines_of({pid})}"
+            assert poll.poll(END_SECONDS * 1000), f"still running: {pid} {command_lines_of({pid})}"
             os.close(ended)
         self._living = {}

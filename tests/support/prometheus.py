@@ -1,4 +1,4 @@
-"""A real Prometheus of the test's own: from the PATH, else Debian's package unpacked into the cache."""
+"""Starts a real Prometheus for one test: the one on the PATH, else Debian's package, unpacked into the cache."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Programs:
 
 
 async def install_prometheus() -> Programs:
-    """Find them, or unpack the distribution's package (20 MB to download) into the cache.
+    """Find Prometheus and promtool, or unpack the distribution's package (20 MB to download) into the cache.
 
     Raises:
         EmbeddedError: this is no Debian or Ubuntu, or the package could not be downloaded.
     """
     on_path = [shutil.which(name) for name in ("prometheus", "promtool")]
     if all(on_path):
-        return Programs(*(Path(found) for found in on_path if found))
+        return Programs(*(Path(path) for path in on_path if path))
     unpacked = cache_directory() / "prometheus-debian"
     with (unpacked.parent / "prometheus.lock").open("w") as lock:
         await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)  # another run may be unpacking it now
@@ -109,23 +109,23 @@ class Prometheus:
             return False
 
     async def get(self, path: str, **parameters: str) -> Any:
-        """The `data` of an answer of the HTTP API. Raises AssertionError with what it said against the query."""
+        """The `data` of an answer of the HTTP API. Raises AssertionError with Prometheus' message if it refuses."""
         async with httpx2.AsyncClient(timeout=30) as client:
             answer = await client.get(f"http://127.0.0.1:{self.port}/api/v1/{path}", params=parameters)
         assert answer.status_code == 200, f"{parameters}: {answer.text}"
         return answer.json()["data"]
 
     async def query(self, expression: str) -> list[dict[str, Any]]:
-        """The series that an expression gives now."""
-        found: list[dict[str, Any]] = (await self.get("query", query=expression))["result"]
-        return found
+        """The series to which the expression evaluates now."""
+        series: list[dict[str, Any]] = (await self.get("query", query=expression))["result"]
+        return series
 
 
 async def run_promtool(programs: Programs, *arguments: str) -> tuple[int, str]:
-    """Its exit code and what it said."""
+    """The exit code and the output of promtool."""
     process = await asyncio.create_subprocess_exec(
         programs.promtool, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
-    said, _ = await process.communicate()
+    output, _ = await process.communicate()
     assert process.returncode is not None
-    return process.returncode, said.decode()
+    return process.returncode, output.decode()

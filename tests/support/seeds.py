@@ -1,4 +1,4 @@
-"""Where random tests begin: at another place for each commit, and at the same one for all who run that commit."""
+"""The seed of random tests. Each commit has its own, and everybody who runs a commit gets the same."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ ROOT = Path(__file__).parent.parent.parent
 
 @cache
 def seed_of_this_commit() -> int:
-    """LEASEHOLD_TEST_SEED, where it is set. Any number where this is no checkout."""
-    if wanted := os.environ.get("LEASEHOLD_TEST_SEED"):
-        return int(wanted)
+    """LEASEHOLD_TEST_SEED if it is set, else a number from the commit. Outside of a checkout: a random number."""
+    if configured := os.environ.get("LEASEHOLD_TEST_SEED"):
+        return int(configured)
     try:
         git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -105,4 +105,5 @@ def failure_of(claimed: Claimed, step: Step, error: StepError) -> Failure:
 
 def _storable(text: str) -> str:
     """The text without secrets, and in a form that PostgreSQL can store."""
-    return storable_text(redact(text[:_MAX_MESSAGE]))
+    # Redact before the cut, because half of a secret is not recognised. The first cut bounds the time of the search.
+    return storable_text(redact(text[: 4 * _MAX_MESSAGE])[:_MAX_MESSAGE])

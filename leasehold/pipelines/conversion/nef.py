@@ -66,11 +66,16 @@ class Container:
 
 
 def write(path: Path, facts: Mapping[str, Any], parts: Mapping[str, Path]) -> None:
-    """Write a container of `parts`. The same facts and parts give the same bytes."""
+    """Write a container of `parts`. The same facts and parts give the same bytes.
+
+    Raises BadContainer if the manifest would be too large for `read`.
+    """
     part_records = [
         {"name": name, "size": file.stat().st_size, "sha256": _sha256(file)} for name, file in parts.items()
     ]
     manifest = orjson.dumps({**facts, "parts": part_records}, option=orjson.OPT_SORT_KEYS)
+    if len(manifest) > _MAX_MANIFEST_BYTES:
+        raise BadContainer(f"the manifest has more than {_MAX_MANIFEST_BYTES} bytes")
     with path.open("wb") as file:
         file.write(MAGIC + len(manifest).to_bytes(8, "big") + hashlib.sha256(manifest).digest())
         file.write(bytes(_KEY_BYTES + _SIGNATURE_BYTES) + manifest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -13,7 +14,7 @@ from leasehold.telemetry.meters import Bounded, counter, histogram
 REQUESTS = counter(
     "generation_provider_requests_total",
     "Requests to providers. ok; rejected: for good; later: the provider is busy or down; unknown: no readable answer "
-    "came; error: a bug in Leasehold",
+    "came; cancelled: the worker stopped waiting; error: a bug in Leasehold",
     ["provider", "operation", "outcome"],
 )
 SECONDS = histogram(
@@ -22,7 +23,7 @@ SECONDS = histogram(
     ["provider"],
 )
 
-_OUTCOMES = {Rejected: "rejected", TryLater: "later", OutcomeUnknown: "unknown"}
+_OUTCOMES = {Rejected: "rejected", TryLater: "later", OutcomeUnknown: "unknown", CancelledError: "cancelled"}
 _bounded_names = Bounded()
 
 

@@ -35,8 +35,10 @@ SMALL_JPEG: Settings = {
     "progressive": True,
     "optimize": True,
 }
-MASTER_PNG: Settings = {"format": "PNG", "compress_level": 1}
-MASTER_ANIMATION: Settings = {"format": "WEBP", "lossless": True, "quality": 20, "method": 0}
+# The lossless files of `resize`, from which `webp` starts.
+LOSSLESS_PNG: Settings = {"format": "PNG", "compress_level": 1}
+LOSSLESS_ANIMATION: Settings = {"format": "WEBP", "lossless": True, "quality": 20, "method": 0}
+# The final file, and the variants.
 WEBP: Settings = {"format": "WEBP", "quality": 80, "method": 4, "alpha_quality": 100}
 WEBP_ANIMATION: Settings = {**WEBP, "method": 2}  # hundreds of frames: time counts more
 AVIF: Settings = {

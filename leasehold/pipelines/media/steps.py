@@ -113,10 +113,10 @@ class _Prepared:
 def _write_masters(prepared: _Prepared, directory: Path) -> dict[str, File]:
     if prepared.animation.is_animated:
         name = "resize.webp"
-        return {name: encode.write_animation(prepared.animation, directory / name, encode.MASTER_ANIMATION)}
+        return {name: encode.write_animation(prepared.animation, directory / name, encode.LOSSLESS_ANIMATION)}
     if prepared.first_frame.mode == "RGBA":
         name = "resize.png"
-        return {name: encode.write(prepared.first_frame, directory / name, encode.MASTER_PNG)}
+        return {name: encode.write(prepared.first_frame, directory / name, encode.LOSSLESS_PNG)}
     return {}
 
 

@@ -23,11 +23,11 @@ from leasehold.security.signing import new_secret, signature
 from leasehold.transitions import callbacks
 from leasehold.transitions import webhooks as transitions
 
-_ANSWER_BYTES = 64 * 1024
+_MAX_ANSWER_BYTES = 64 * 1024
 _STATUS_GONE = 410
 _MAX_RETRY_AFTER_SECONDS = 86_400.0
 #: The pauses of a delivery whose tenant or host has reached its limit. Such a pause costs no attempt.
-_SNOOZES = tuple(timedelta(seconds=seconds) for seconds in (1, 2, 4, 8, 15, 30))
+_SNOOZE_LADDER = tuple(timedelta(seconds=seconds) for seconds in (1, 2, 4, 8, 15, 30))
 
 webhooks.opens(open_delivery_context)
 
@@ -48,18 +48,20 @@ async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
             return await _snoozed(attempt)
         answer = await _send(delivery_context, attempt, destination, orjson.dumps(delivery.event))
     if answer.status == _STATUS_GONE:
-        raise await _gone_error(attempt, delivery, destination)
+        raise await _error_after_gone(attempt, delivery, destination)
     if 200 <= answer.status < 300:  # noqa: PLR2004 - HTTP statuses
         return {"delivered": True, "status": answer.status}
-    raise Retryable(f"the address answered {answer.status}", code="webhook_refused", after=_delay(attempt, answer))
+    raise Retryable(
+        f"the address answered {answer.status}", code="webhook_refused", after=_retry_delay(attempt, answer)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Destination:
-    """`secrets`: sealed; the message is signed with each."""
+    """Where a message goes. The message is signed with each of the secrets."""
 
     url: str
-    secrets: Sequence[bytes]
+    sealed_secrets: Sequence[bytes]
 
 
 async def _destination(delivery_context: DeliveryContext, attempt: Attempt, delivery: Delivery) -> _Destination | None:
@@ -68,13 +70,13 @@ async def _destination(delivery_context: DeliveryContext, attempt: Attempt, deli
         if delivery.webhook_id is None:
             assert delivery.url is not None
             sealing = delivery_context.sealing
-            kept = await callbacks.secrets(connection, attempt.tenant_id, lambda: sealing.seal(new_secret()))
-            return _Destination(delivery.url, kept)
+            sealed_secrets = await callbacks.secrets(connection, attempt.tenant_id, lambda: sealing.seal(new_secret()))
+            return _Destination(delivery.url, sealed_secrets)
         row = await transitions.find(connection, delivery.webhook_id, attempt.tenant_id)
     return _Destination(row["url"], row["secrets"]) if row is not None and row["enabled"] else None
 
 
-async def _gone_error(attempt: Attempt, delivery: Delivery, destination: _Destination) -> StepError:
+async def _error_after_gone(attempt: Attempt, delivery: Delivery, destination: _Destination) -> StepError:
     """The error after a 410: the address wants no further message. Disables the webhook, unless its URL was changed
     during the request: then the next attempt goes to the new URL.
     """
@@ -82,10 +84,10 @@ async def _gone_error(attempt: Attempt, delivery: Delivery, destination: _Destin
         return Permanent("callback_gone", "The callback URL answered 410 Gone.")
     reason = "its address answered 410 Gone"
     async with attempt.connection() as connection:
-        is_disabled = await transitions.disable(
+        was_disabled = await transitions.disable(
             connection, delivery.webhook_id, attempt.tenant_id, destination.url, reason
         )
-    if not is_disabled:
+    if not was_disabled:
         return Retryable("the webhook's old address answered 410 Gone", code="webhook_url_changed")
     return Permanent("webhook_gone", "The address answered 410 Gone; the webhook is disabled.")
 
@@ -93,18 +95,18 @@ async def _gone_error(attempt: Attempt, delivery: Delivery, destination: _Destin
 async def _snoozed(attempt: Attempt) -> Snooze:
     """Snooze the delivery, each time for longer, so that a long queue of deliveries costs few claims."""
     snoozes = (await attempt.note()).get("snoozes", 0) + 1
-    return Snooze(delay_after(snoozes, _SNOOZES), {"snoozes": snoozes})
+    return Snooze(delay_after(snoozes, _SNOOZE_LADDER), {"snoozes": snoozes})
 
 
 async def _send(delivery_context: DeliveryContext, attempt: Attempt, destination: _Destination, body: bytes) -> Answer:
-    message_id, now = f"msg_{attempt.params.message or attempt.job_id}", int(time())
-    secrets = [delivery_context.sealing.open(secret) for secret in destination.secrets]
+    message_id, timestamp = f"msg_{attempt.params.message or attempt.job_id}", int(time())
+    secrets = [delivery_context.sealing.open(secret) for secret in destination.sealed_secrets]
     headers = {
         "content-type": "application/json",
         "user-agent": "leasehold-webhooks",
         "webhook-id": message_id,  # the same for every try of this message
-        "webhook-timestamp": str(now),
-        "webhook-signature": signature(secrets, message_id, now, body),
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": signature(secrets, message_id, timestamp, body),
     }
     try:
         return await delivery_context.egress.request(
@@ -112,7 +114,7 @@ async def _send(delivery_context: DeliveryContext, attempt: Attempt, destination
             destination.url,
             headers=headers,
             content=body,
-            max_bytes=_ANSWER_BYTES,
+            max_bytes=_MAX_ANSWER_BYTES,
             timeout=delivery_context.seconds,
         )
     except EgressRefused as error:
@@ -123,7 +125,7 @@ async def _send(delivery_context: DeliveryContext, attempt: Attempt, destination
         raise Retryable(str(error), code="webhook_unreachable") from None
 
 
-def _delay(attempt: Attempt, answer: Answer) -> timedelta | None:
+def _retry_delay(attempt: Attempt, answer: Answer) -> timedelta | None:
     """The receiver's Retry-After, but at least the ladder's delay: a receiver that answers 0 must not use up all
     attempts at once. None: the answer has no Retry-After.
     """

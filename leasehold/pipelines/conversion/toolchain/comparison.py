@@ -11,12 +11,16 @@ import numpy as np
 
 from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors
 
-_MAX_DB = 200.0  # reported for equal signals, whose ratio is infinite
+_MAX_DB = 200.0  # reported for equal signals, whose ratio is infinite; and negative for an infinite difference
 _TIMED_RUNS = 5
 
 
 def compare(reference: list[Tensors], answers: list[Tensors]) -> dict[str, dict[str, float]]:
-    """For each output, over all samples: SNR in dB, cosine similarity, largest error, top-1 agreement of 0 to 1."""
+    """For each output, over all samples: SNR in dB, cosine similarity, largest error, top-1 agreement of 0 to 1.
+
+    Values that are NaN or infinite in the reference are left out of the first three. Outputs of different shapes, and
+    an answer that is NaN or infinite where the reference is not, count as infinitely different.
+    """
     return {
         name: _compare_output([answer[name] for answer in reference], [answer[name] for answer in answers])
         for name in reference[0]
@@ -25,25 +29,34 @@ def compare(reference: list[Tensors], answers: list[Tensors]) -> dict[str, dict[
 
 def _compare_output(first: list[np.ndarray[Any, Any]], second: list[np.ndarray[Any, Any]]) -> dict[str, float]:
     """Compare one output. `first`, `second`: its values for each sample, in the same order."""
+    top1_equal = [_same_top1(x, y) for x, y in zip(first, second, strict=True)]
+    agreement = sum(top1_equal) / len(top1_equal)
     a, b = (np.concatenate([np.asarray(x, np.float64).ravel() for x in side]) for side in (first, second))
+    if any(x.shape != y.shape for x, y in zip(first, second, strict=True)) or not np.isfinite(b[np.isfinite(a)]).all():
+        return {"snr_db": -_MAX_DB, "cosine": 0.0, "max_error": math.inf, "top1_agreement": agreement}
+    a, b = a[np.isfinite(a)], b[np.isfinite(a)]
     noise, signal = float(np.sum((a - b) ** 2)), float(np.sum(a**2))
     lengths = math.sqrt(signal) * float(np.linalg.norm(b))
-    top1_equal = [
-        np.array_equal(np.argmax(_rows(x), axis=1), np.argmax(_rows(y), axis=1))
-        for x, y in zip(first, second, strict=True)
-    ]
     return {
         "snr_db": _snr_db(signal, noise),
         "cosine": float(a @ b) / lengths if lengths else float(noise == 0),
         "max_error": float(np.max(np.abs(a - b), initial=0.0)),
-        "top1_agreement": sum(top1_equal) / len(top1_equal),
+        "top1_agreement": agreement,
     }
+
+
+def _same_top1(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> bool:
+    """Whether the largest score of each item of the batch stands at the same place."""
+    if first.shape != second.shape:
+        return False
+    return not first.size or np.array_equal(np.argmax(_rows(first), axis=1), np.argmax(_rows(second), axis=1))
 
 
 def _snr_db(signal: float, noise: float) -> float:
     if not noise:
         return _MAX_DB
-    return min(_MAX_DB, 10 * math.log10(signal / noise)) if signal else 0.0
+    ratio = signal / noise
+    return max(-_MAX_DB, min(_MAX_DB, 10 * math.log10(ratio))) if ratio else -_MAX_DB * bool(signal)
 
 
 def _rows(answer: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -52,14 +65,19 @@ def _rows(answer: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def describe(answers: list[Tensors]) -> dict[str, dict[str, float]]:
-    """Mean, minimum and maximum of each output, for clients that compare them with a simulation of their own."""
+    """Mean, minimum and maximum of each output, for clients that compare them with a simulation of their own. They are
+    NaN for an output without values.
+    """
+    return {name: _describe_output([answer[name] for answer in answers if answer[name].size]) for name in answers[0]}
+
+
+def _describe_output(values: list[np.ndarray[Any, Any]]) -> dict[str, float]:
+    if not values:
+        return dict.fromkeys(("mean", "min", "max"), math.nan)
     return {
-        name: {
-            "mean": float(np.mean([np.mean(answer[name]) for answer in answers])),
-            "min": float(min(np.min(answer[name]) for answer in answers)),
-            "max": float(max(np.max(answer[name]) for answer in answers)),
-        }
-        for name in answers[0]
+        "mean": float(np.mean([np.mean(value) for value in values])),
+        "min": float(min(np.min(value) for value in values)),
+        "max": float(max(np.max(value) for value in values)),
     }
 
 

@@ -38,8 +38,8 @@ from leasehold.pipelines.conversion.toolchain.loading import load
 from leasehold.pipelines.conversion.toolchain.references import samples
 from leasehold.pipelines.conversion.toolchain.running import Tensors
 from leasehold.pipelines.conversion.toolchain.shapes import facts, fix_inputs
+from leasehold.pipelines.conversion.toolchain.tflite import is_tflite
 
-_TFLITE = b"TFL3"  # at byte 4 of a .tflite file
 _OLD_OPSET = 11  # the vendor's converter from ONNX 1.4 lifts models of older opsets
 _MAX_TEXT = 10_000
 #: One thread: the analyser's memory grows with each thread, and it aborts if memory is short.
@@ -53,7 +53,7 @@ def optimise(work: Work) -> Done:
     params: ConversionParams = work.params
     tools = _ktc().onnx_optimizer
     source = work.files["model"]
-    if source.read_bytes()[4:8] == _TFLITE:
+    if is_tflite(source):
         report_progress(work, 0, "converting from TFLite")
         model = _call(tools.tflite2onnx_flow, str(source.absolute()), release_mode=True, bottom_nodes=[])
         before = facts(model)

@@ -84,7 +84,9 @@ def _outputs_by_sample(path: Path, inputs: list[Tensors]) -> list[Tensors]:
 
 
 def _noise(reference: np.ndarray[Any, Any], quantised: np.ndarray[Any, Any]) -> float:
-    """The power of the difference, as a share of the reference's power."""
+    """The power of the difference, as a share of the reference's power. Infinite if the shapes are different."""
+    if reference.shape != quantised.shape:
+        return math.inf
     signal = float(np.sum(np.square(reference, dtype=np.float64)))
     error = float(np.sum(np.square(reference - quantised, dtype=np.float64)))
     return error / signal if signal else float(error > 0)

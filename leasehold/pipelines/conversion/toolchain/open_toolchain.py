@@ -18,7 +18,7 @@ from leasehold.domain.verdicts import Done, File
 from leasehold.domain.work import Work
 from leasehold.pipelines.conversion import nef
 from leasehold.pipelines.conversion.pipeline import ConversionParams
-from leasehold.pipelines.conversion.toolchain import comparison
+from leasehold.pipelines.conversion.toolchain import comparison, refusals
 from leasehold.pipelines.conversion.toolchain import optimise as optimising
 from leasehold.pipelines.conversion.toolchain.artifacts import (
     BIE,
@@ -150,7 +150,10 @@ def package(work: Work) -> Done:
     }
     report_progress(work, 30, "packaging")
     files = json_file(work, REPORT, earlier_reports(work.files[BIE_REPORT]) | {"nef": manifest})
-    nef.write(path, manifest, {"model.onnx": graph, "report.json": files[REPORT].path})
+    try:
+        nef.write(path, manifest, {"model.onnx": graph, "report.json": files[REPORT].path})
+    except nef.BadContainer as error:  # thousands of inputs or outputs
+        raise refusals.not_packageable(str(error)) from error
     report_progress(work, 60, "running the package")
     packed = Runnable(nef.read(path).part("model.onnx"))
     packed.run(packed.random_input(np.random.default_rng(params.seed)))

@@ -55,6 +55,8 @@ def convert(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         return model
     try:
         converted: onnx.ModelProto = version_converter.convert_version(model, opset)
+    except MemoryError:
+        raise
     except Exception as error:  # the converter raises whatever its C++ threw
         raise refusals.opset_not_convertible(opset, str(error).partition("\n")[0]) from error
     return converted

@@ -81,6 +81,10 @@ def not_quantisable(reason: str) -> Permanent:
     return Permanent("not_quantisable", f"The model cannot be quantised: {_one_line(reason)}.")
 
 
+def not_packageable(reason: str) -> Permanent:
+    return Permanent("not_packageable", f"The model cannot be packaged: {_one_line(reason)}.")
+
+
 def bad_references(reason: str) -> Permanent:
     return Permanent("bad_reference_images", f"The reference images are refused: {_one_line(reason)}.")
 

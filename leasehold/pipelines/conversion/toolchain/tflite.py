@@ -29,6 +29,8 @@ def to_onnx(source: Path, out: Path, max_bytes: int) -> Path:
         raise refusals.tflite_missing()
     try:
         convert(str(source), str(out))
+    except MemoryError:
+        raise
     except Exception as error:  # noqa: BLE001 - tflite2onnx refuses with assertions, NotImplementedError and numpy errors
         raise refusals.tflite_not_convertible(f"{type(error).__name__} {error}") from None
     return out

@@ -1,8 +1,8 @@
 """A provider that the settings declare: its requests are templates, and JSON pointers read its answers.
 
 In a template, `{prompt}` and the other names of WORDS stand for the values of the order. A text that is only a
-placeholder becomes the value itself (a number stays a number). A member whose placeholder has no value is left out.
-`{ref}` is the provider's id of the order. `{credential}` is allowed in headers only.
+placeholder becomes the value itself (a number stays a number). A member or a header whose placeholder has no value is
+left out. `{ref}` is the provider's id of the order. `{credential}` is allowed in headers only.
 """
 
 from __future__ import annotations
@@ -183,13 +183,11 @@ class Declared:
         body = None if template.body is None else _fill(template.body, words)
         if body is not None and buys:
             body |= order.extra or {}
-        filled_headers = {
-            name: str(_fill(text, words | {"credential": credential})) for name, text in template.headers.items()
-        }
+        filled_headers = _fill(template.headers, words | {"credential": credential})
         return await self._sender.send(
             template.method,
-            _PLACEHOLDER.sub(lambda word: quote(str(words.get(word[1]) or ""), safe=""), template.url),
-            headers=filled_headers | dict(headers or {}),
+            _PLACEHOLDER.sub(lambda word: quote(_text_of(words.get(word[1])), safe=""), template.url),
+            headers={name: _text_of(value) for name, value in filled_headers.items()} | dict(headers or {}),
             body=b"" if body is None else orjson.dumps(body),
             buys=buys,
             seconds=self._declaration.submit_seconds if buys else 30.0,
@@ -250,7 +248,14 @@ def _fill(template: Any, words: Mapping[str, Any]) -> Any:
         return template
     if alone := _PLACEHOLDER.fullmatch(template):
         return words.get(alone[1])
-    return _PLACEHOLDER.sub(lambda word: str(words.get(word[1]) if words.get(word[1]) is not None else ""), template)
+    return _PLACEHOLDER.sub(lambda word: _text_of(words.get(word[1])), template)
+
+
+def _text_of(value: Any) -> str:
+    """A value of an order inside a text: empty without a value, true and false as in JSON."""
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _at(body: Any, pointer: str) -> Any:

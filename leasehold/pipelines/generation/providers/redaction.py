@@ -40,5 +40,13 @@ def redacted(text: str, credential: str) -> str:
     """The text without the credential, without each half of an `access key:secret key`, and without queries of URLs."""
     parts = {part for part in credential.split(":") if len(part) >= _MIN_PART_CHARACTERS} | {credential}
     for part in sorted(parts - {""}, key=len, reverse=True):
-        text = text.replace(part, _HIDDEN)
+        text = _without_cut(text.replace(part, _HIDDEN), part)
     return _QUERY.sub(r"\1", text[:_MAX_CHARACTERS])
+
+
+def _without_cut(text: str, part: str) -> str:
+    """The text without a beginning of `part` at its end: the providers' modules cut long messages, perhaps there."""
+    for length in range(len(part) - 1, _MIN_PART_CHARACTERS - 1, -1):
+        if text.endswith(part[:length]):
+            return text[:-length] + _HIDDEN
+    return text
