@@ -1,1 +1,3 @@
-"""The figures of docs/explanation/performance.md: `scripts/bench`, a module each, on private servers of its own."""
+"""Measures the figures of docs/explanation/performance.md: `scripts/bench`. Each figure is a module, on private
+servers.
+"""

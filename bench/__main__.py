@@ -1,4 +1,4 @@
-"""`scripts/bench [FIGURE ...] [--json FILE] [--record]`: measure, print, keep."""
+"""`scripts/bench [FIGURE ...] [--json FILE] [--record MACHINE]`: measures figures, prints them, and records them."""
 
 from __future__ import annotations
 
@@ -80,15 +80,15 @@ FIGURES: Mapping[str, Callable[[Testbed, Scale], Awaitable[list[Figure]]]] = {
     "sdk": sdk.measure,
     "hostile": hostile.measure,
 }
-#: Not without being asked for: they install others' packages, or take a quarter of an hour and more.
-ASKED_FOR = {"peers", "delays", "pictures", "steady", "tables", "surface", "console", "operations", "sdk", "hostile"}
+#: These run only if they are named: they install other packages, or take a quarter of an hour and more.
+ONLY_BY_NAME = {"peers", "delays", "pictures", "steady", "tables", "surface", "console", "operations", "sdk", "hostile"}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Measure the platform on private servers with full durability. Every figure is the median of "
-        "several runs; the column `load` tells how busy the machine was before.",
+        "several runs; the column `load` shows how busy the machine was before.",
     )
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"of {', '.join(FIGURES)}; all without any")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
@@ -109,12 +109,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--attacks", default="", help=f"of hostile, comma-separated; all of {', '.join(ATTACKS)}")
     parser.add_argument("--seconds", type=float, default=Scale().hostile_seconds, help="of each attack (%(default)s)")
-    asked = parser.parse_args(arguments)
-    if unknown := [name for name in _names(asked.attacks) if name not in ATTACKS]:
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in _names(options.attacks) if name not in ATTACKS]:
         parser.error(f"no such attack: {', '.join(unknown)}")
-    if unknown := [name for name in asked.figures if name not in FIGURES]:
+    if unknown := [name for name in options.figures if name not in FIGURES]:
         parser.error(f"no such figure: {', '.join(unknown)}")
-    return asked
+    return options
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -122,48 +122,48 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 async def measure(names: Sequence[str], scale: Scale, console: Console) -> tuple[dict[str, object], list[Figure]]:
-    """Returns the machine and the figures."""
+    """Measure the figures. Returns the description of the machine, and the figures."""
     async with Testbed() as testbed:
-        described = machine.describe() | {"servers": await testbed.servers()}
+        machine_description = machine.describe() | {"servers": await testbed.servers()}
         figures: list[Figure] = []
         for name in names:
             console.print(f"measuring {name} ...", style="dim")
             figures += await FIGURES[name](testbed, scale)
-        return described, figures
+        return machine_description, figures
 
 
-async def run(asked: argparse.Namespace) -> None:
+async def run(options: argparse.Namespace) -> None:
     scale = replace(
         Scale(),
-        runs=asked.runs,
-        jobs=asked.jobs,
-        peers=tuple(asked.peers.split(",")),
-        steady_minutes=asked.minutes,
-        steady_rate=asked.rate,
-        attacks=_names(asked.attacks),
-        hostile_seconds=asked.seconds,
-        finished=tuple(int(count) for count in asked.finished.split(",")),
+        runs=options.runs,
+        jobs=options.jobs,
+        peers=tuple(options.peers.split(",")),
+        steady_minutes=options.minutes,
+        steady_rate=options.rate,
+        attacks=_names(options.attacks),
+        hostile_seconds=options.seconds,
+        finished=tuple(int(count) for count in options.finished.split(",")),
     )
-    names = asked.figures or [name for name in FIGURES if name not in ASKED_FOR]
-    described, figures = await measure(names, scale, Console(stderr=True))
-    report.show(Console(), described, figures)
-    if asked.json is not None:
-        await asyncio.to_thread(report.write, asked.json, described, figures)
-    if asked.record is not None:
+    names = options.figures or [name for name in FIGURES if name not in ONLY_BY_NAME]
+    machine_description, figures = await measure(names, scale, Console(stderr=True))
+    report.show(Console(), machine_description, figures)
+    if options.json is not None:
+        await asyncio.to_thread(report.write, options.json, machine_description, figures)
+    if options.record is not None:
         command = f"scripts/bench {' '.join(names)}" + (f" --runs {scale.runs}" if scale.runs != Scale().runs else "")
-        await asyncio.to_thread(page.record, figures, command, asked.record)
-    if asked.plot is not None:
-        await asyncio.to_thread(plot.draw, asked.plot, figures)
+        await asyncio.to_thread(page.record, figures, command, options.record)
+    if options.plot is not None:
+        await asyncio.to_thread(plot.draw, options.plot, figures)
 
 
 def main() -> int:
-    freeze_loaded()  # as the platform's processes do: their figures shall not have our pauses
-    asked = parse()
-    if asked.page:
+    freeze_loaded()  # as the platform's processes do: so pauses of the bench itself are in no figure
+    options = parse()
+    if options.page:
         page.render(page.has_changed)
         return 0
     try:
-        asyncio.run(run(asked))
+        asyncio.run(run(options))
     except EmbeddedError as error:
         Console(stderr=True).print(error, markup=False)
         return 1

@@ -1,4 +1,4 @@
-"""Claims and completions without a worker, so that each statement can be timed by itself."""
+"""Claims and completes tasks without a worker, so that a figure can time each statement by itself."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from leasehold.transitions.settlements import Completion
 
 
 async def fill(installation: Installation, jobs: int) -> None:
-    """Submit so many jobs of one step that does nothing."""
+    """Submit `jobs` jobs of one step that does nothing."""
     async with submitter(installation) as submitting:
         await submitting.fill(noop, jobs)
 
 
 async def pending(connection: Connection, at_once: int) -> list[list[UUID]]:
-    """The tasks that can be claimed, the oldest first, in batches."""
+    """The ids of the pending tasks, the oldest first, in batches of `at_once`."""
     rows = await connection.fetch("SELECT id FROM task WHERE status = 'pending' ORDER BY id")
     return [[row["id"] for row in rows[start : start + at_once]] for start in range(0, len(rows), at_once)]
 
 
-async def complete(connection: Connection, taken: Sequence[Claimed]) -> None:
-    await settlements.complete(connection, [Completion(claimed.lease) for claimed in taken])
+async def complete(connection: Connection, batch: Sequence[Claimed]) -> None:
+    await settlements.complete(connection, [Completion(claimed.lease) for claimed in batch])
 
 
 def terms() -> LeaseTerms:
-    """Of a worker of their own."""
+    """The lease terms of a worker that does not exist."""
     return LeaseTerms(new_id(), 30, 5, 5)

@@ -1,5 +1,5 @@
-"""`console`: what each page costs the server and the database beside so many jobs, what a page weighs, and what many
-open consoles cost.
+"""`console`: the time and the rows read of each page beside many jobs, the weight of a page, and the cost of many open
+consoles.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CPU, _QUESTIONS = Goal(5.0), Goal(1.0)
 _TIMES = 30
 _CONSOLES, _EVERY_SECONDS, _WINDOW_SECONDS = 200, float(REFRESH_SECONDS), 60.0
 _TENANT = "acme"
-#: `{job}`: a job that has failed.
+#: The measured pages. `{job}` becomes the id of a failed job.
 _PAGES = (
     "/", "/jobs", "/jobs?q=status:failed+tenant:acme", "/jobs?q=kind:media+created:<1h",
     "/jobs?q=timeout+tenant:acme", "/jobs/{job}",
@@ -50,21 +50,21 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
         await until_ready(port)
         async with installation.connection() as connection, httpx2.AsyncClient(
             base_url=f"http://127.0.0.1:{port}", headers={"Accept": "text/html"}, timeout=60
-        ) as person:  # fmt: skip
-            key = await _sign_in(installation, person)
+        ) as browser:  # fmt: skip
+            key = await _sign_in(installation, browser)
             job = await connection.fetchval("SELECT id FROM job WHERE error IS NOT NULL ORDER BY id DESC LIMIT 1")
             figures = []
             for path in _PAGES:
-                figures += await _of_page(connection, person, path.format(job=job), path, jobs, scale.runs)
-            figures.append(await _weight(person))
-            return figures + await _of_consoles(connection, person, key, port)
+                figures += await _of_page(connection, browser, path.format(job=job), path, jobs, scale.runs)
+            figures.append(await _weight(browser))
+            return figures + await _of_consoles(connection, browser, key, port)
 
 
-async def _sign_in(installation: Installation, person: httpx2.AsyncClient) -> str:
-    """As an operator of all tenants, who sees the most. Returns the key."""
+async def _sign_in(installation: Installation, browser: httpx2.AsyncClient) -> str:
+    """Sign in as an operator of all tenants, because that person sees most. Returns the key."""
     async with connected(installation.settings, "bench") as connection:
         key = await create_key(connection, tenant_id=_TENANT, client_id="bench", scopes=["role:admin", "fleet:operate"])
-    answer = await person.post("/console/sign-in", data={"key": key.text})
+    answer = await browser.post("/console/sign-in", data={"key": key.text})
     if answer.status_code != httpx2.codes.SEE_OTHER:
         raise RuntimeError(f"the sign-in was answered {answer.status_code}")
     return key.text
@@ -72,27 +72,29 @@ async def _sign_in(installation: Installation, person: httpx2.AsyncClient) -> st
 
 async def _of_page(
     connection: asyncpg.Connection[asyncpg.Record],
-    person: httpx2.AsyncClient,
+    browser: httpx2.AsyncClient,
     path: str,
     name: str,
     jobs: int,
     runs: int,
 ) -> list[Figure]:
-    """Rows: of one request that finds nothing in the API's memory; time: of all that follow."""
+    """The time and the rows of a page. The rows are those of the first request, for which the API has nothing cached;
+    the time is that of the later requests.
+    """
     await _forget_statistics(connection)
     before = await _rows_read(connection)
-    await _get(person, path)
+    await _get(browser, path)
     await _forget_statistics(connection)
     rows = await _rows_read(connection) - before
     load, worst = [], []
     for _ in range(runs):
         load.append(os.getloadavg()[0])
-        spent = []
+        milliseconds = []
         for _ in range(_TIMES):
             began = perf_counter()
-            await _get(person, path)
-            spent.append(1000 * (perf_counter() - began))
-        worst.append(quantile(spent, 0.95))
+            await _get(browser, path)
+            milliseconds.append(1000 * (perf_counter() - began))
+        worst.append(quantile(milliseconds, 0.95))
     what = f"the console's page `{name}` beside {jobs:,} jobs"
     return [
         Figure(f"{what}, p95", "ms", tuple(worst), tuple(load), _PAGE_MS),
@@ -100,15 +102,17 @@ async def _of_page(
     ]
 
 
-async def _get(person: httpx2.AsyncClient, path: str) -> httpx2.Response:
-    answer = await person.get(f"/console{path}")
+async def _get(browser: httpx2.AsyncClient, path: str) -> httpx2.Response:
+    answer = await browser.get(f"/console{path}")
     if answer.status_code != httpx2.codes.OK:
         raise RuntimeError(f"{path} was answered {answer.status_code}")
     return answer
 
 
 async def _forget_statistics(connection: asyncpg.Connection[asyncpg.Record]) -> None:
-    """A session of the API reports what it read once it ends: end all of them, and the API opens new ones."""
+    """End the sessions of the API, because a session reports the rows that it read when it ends. The API opens new
+    ones.
+    """
     await connection.execute(
         "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database()"
         " AND application_name LIKE 'leasehold api%'"
@@ -118,7 +122,7 @@ async def _forget_statistics(connection: asyncpg.Connection[asyncpg.Record]) -> 
 
 
 async def _rows_read(connection: asyncpg.Connection[asyncpg.Record]) -> int:
-    """Rows of tables that were read one after another, or fetched by an index."""
+    """The rows of tables that all ended sessions have read, by sequential scans and by indexes."""
     return int(
         await connection.fetchval(
             "SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)) FROM pg_stat_user_tables"
@@ -126,34 +130,34 @@ async def _rows_read(connection: asyncpg.Connection[asyncpg.Record]) -> int:
     )
 
 
-async def _weight(person: httpx2.AsyncClient) -> Figure:
-    """The heaviest page with all that it asks for, as it goes over the wire to a browser that has none of it."""
-    pages = [await _get(person, path) for path in ("/", "/jobs")]
+async def _weight(browser: httpx2.AsyncClient) -> Figure:
+    """The bytes of the heaviest page with its assets, as sent to a browser with an empty cache."""
+    pages = [await _get(browser, path) for path in ("/", "/jobs")]
     weights = []
     for answer in pages:
-        assets = [await person.get(url) for url in sorted(set(_ASSET.findall(answer.text)))]
-        weights.append(sum(int(one.headers["content-length"]) for one in (answer, *assets)))
+        assets = [await browser.get(url) for url in sorted(set(_ASSET.findall(answer.text)))]
+        weights.append(sum(int(response.headers["content-length"]) for response in (answer, *assets)))
     name = "the console's heaviest page, with all that it asks for"
     return Figure(name, "kB", (max(weights) / _KB,), (os.getloadavg()[0],), _WEIGHT)
 
 
 async def _of_consoles(
-    connection: asyncpg.Connection[asyncpg.Record], person: httpx2.AsyncClient, key: str, port: int
+    connection: asyncpg.Connection[asyncpg.Record], browser: httpx2.AsyncClient, key: str, port: int
 ) -> list[Figure]:
-    """Overviews that refresh as browsers do, less what an API without visitors costs."""
+    """The cost of Overview pages that refresh as in browsers, minus the cost of an API without visitors."""
     idle = await _costs(connection)
-    sessions = [await _cookies_of(person, key) for _ in range(_CONSOLES)]
+    sessions = [await _cookies_of(browser, key) for _ in range(_CONSOLES)]
     consoles = [asyncio.create_task(_console(cookies, port, nth)) for nth, cookies in enumerate(sessions)]
     try:
-        await asyncio.sleep(2 * _EVERY_SECONDS)  # until each shows its page
+        await asyncio.sleep(2 * _EVERY_SECONDS)  # until each console shows its page
         load = os.getloadavg()[0]
         busy = await _costs(connection)
     finally:
         for console in consoles:
             console.cancel()
-        ended = await asyncio.gather(*consoles, return_exceptions=True)
-    if broken := [one for one in ended if not isinstance(one, asyncio.CancelledError)]:
-        raise RuntimeError(f"{len(broken)} consoles broke off: {broken[0]!r}")
+        outcomes = await asyncio.gather(*consoles, return_exceptions=True)
+    if failures := [outcome for outcome in outcomes if not isinstance(outcome, asyncio.CancelledError)]:
+        raise RuntimeError(f"{len(failures)} consoles broke off: {failures[0]!r}")
     name = f"{_CONSOLES} open consoles (Overview)"
     return [
         Figure(f"{name}: CPU of the API", "% of a core", (max(busy[0] - idle[0], 0.0),), (load,), _CPU),
@@ -169,34 +173,34 @@ def _refresh(cookies: str, mark: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-async def _cookies_of(person: httpx2.AsyncClient, key: str) -> str:
-    """A session of its own."""
-    signed_in = await person.post("/console/sign-in", data={"key": key})
+async def _cookies_of(browser: httpx2.AsyncClient, key: str) -> str:
+    """The cookies of a new session."""
+    signed_in = await browser.post("/console/sign-in", data={"key": key})
     return "; ".join(f"{name}={value}" for name, value in signed_in.cookies.items())
 
 
 async def _console(cookies: str, port: int, nth: int) -> None:
-    """As a browser does, it asks by the mark of the page that it shows."""
+    """Refresh a page as a browser does: each request sends the mark of the page that is shown."""
     await asyncio.sleep(_EVERY_SECONDS * nth / _CONSOLES)
     connection, mark = await Connection.open(port), ""
     while True:
         status, _, head = await connection.send_for_head(_refresh(cookies, mark))
         if status not in (httpx2.codes.OK, httpx2.codes.NO_CONTENT):
             raise RuntimeError(f"a refresh was answered {status}")
-        found = _MARK.search(head)
-        mark = found[1].decode() if found is not None else mark
+        match = _MARK.search(head)
+        mark = match[1].decode() if match is not None else mark
         await asyncio.sleep(_EVERY_SECONDS)
 
 
 async def _costs(connection: asyncpg.Connection[asyncpg.Record]) -> tuple[float, float]:
-    """Per cent of a core, and transactions a second, for a while."""
+    """The API's CPU in per cent of a core, and the database's transactions a second, during _WINDOW_SECONDS."""
     (api,) = main_processes_of("api")
     await _forget_statistics(connection)
     cpu, questions = _cpu(api), await _transactions(connection)
     await asyncio.sleep(_WINDOW_SECONDS)
-    spent = 100 * (_cpu(api) - cpu) / _WINDOW_SECONDS
+    cpu_percent = 100 * (_cpu(api) - cpu) / _WINDOW_SECONDS
     await _forget_statistics(connection)
-    return spent, (await _transactions(connection) - questions) / _WINDOW_SECONDS
+    return cpu_percent, (await _transactions(connection) - questions) / _WINDOW_SECONDS
 
 
 def _cpu(pid: int) -> float:

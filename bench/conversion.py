@@ -33,7 +33,7 @@ from leasehold.storage.store import ObjectStore
 from leasehold.worker.sandbox.fences import peak, usage
 
 _WAIT_SECONDS = 300.0
-_LOOK_SECONDS = 0.05
+_SAMPLE_SECONDS = 0.05
 _MB = 1_000_000
 _FORM = {"user_id": "bench", "model_id": "40000", "version": "0001", "platform": "720"}
 _TIMES = """
@@ -66,7 +66,7 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
         runs.append(await _run(testbed, scale, model, images))
-    told = {
+    details = {
         "model_bytes": len(model),
         "images": len(images),
         "step_seconds": {name: round(median(run.steps[name] for run in runs), 2) for name in runs[0].steps},
@@ -78,7 +78,7 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
         return Figure(f"conversion, {name}", unit, tuple(values), tuple(load), goal, details)
 
     return [
-        figure("three steps", "s", Goal(20), (run.seconds for run in runs), **told),
+        figure("three steps", "s", Goal(20), (run.seconds for run in runs), **details),
         figure("child, most resident", "MB", Goal(1200), (run.child_bytes / _MB for run in runs)),
         figure("longest without a word of progress", "s", Goal(5), (run.silence for run in runs)),
         figure("upload, API grows by", "MB", Goal(32), (run.upload_growth / _MB for run in runs)),
@@ -118,10 +118,10 @@ async def _run(testbed: Testbed, scale: Scale, model: bytes, images: list[bytes]
                 child_bytes = max(await watched)
                 steps = {row["step"]: row["seconds"] for row in await connection.fetch(_TIMES)}
                 with _growth(api) as downloading:
-                    theirs, ours = await _speeds(installation, scale, port, key.text, path, job)
+                    from_store, through_api = await _speeds(installation, scale, port, key.text, path, job)
         outputs = job["metadata"]["bie"]["outputs"].values()
         return Run(
-            steps, child_bytes, uploading[0], downloading[0], ours, theirs,
+            steps, child_bytes, uploading[0], downloading[0], through_api, from_store,
             min(output["top1_agreement"] for output in outputs), silence,
         )  # fmt: skip
 
@@ -134,15 +134,15 @@ async def _send(client: httpx2.AsyncClient, model: bytes, images: list[bytes]) -
 
 
 async def _finished(client: httpx2.AsyncClient, path: str) -> tuple[dict[str, Any], float]:
-    """The finished record, and the longest time in which `stage_progress` did not move."""
-    said, since, longest = None, perf_counter(), 0.0
+    """The finished job, and the longest time during which its `stage_progress` did not change."""
+    last_progress, since, longest = None, perf_counter(), 0.0
     async with asyncio.timeout(_WAIT_SECONDS):
         while True:
             job = (await client.get(path)).raise_for_status().json()
             now = perf_counter()
-            if (job["stage"], job["stage_progress"]) != said:
+            if (job["stage"], job["stage_progress"]) != last_progress:
                 longest = max(longest, now - since)
-                said, since = (job["stage"], job["stage_progress"]), now
+                last_progress, since = (job["stage"], job["stage_progress"]), now
             if job["status"] in ("completed", "failed"):
                 break
             await asyncio.sleep(0.1)
@@ -153,55 +153,55 @@ async def _finished(client: httpx2.AsyncClient, path: str) -> tuple[dict[str, An
 
 @contextmanager
 def _growth(pid: int) -> Iterator[list[int]]:
-    """How much more than at its beginning the process held at most, in bytes."""
-    with suppress(OSError):  # where the kernel does not let the peak begin anew, it is that of the whole life
+    """Yields a list whose item is, after the block, by how many bytes the memory of the process grew at most."""
+    with suppress(OSError):  # if the kernel cannot reset the peak, it is the peak since the process began
         Path(f"/proc/{pid}/clear_refs").write_bytes(b"5")
-    before, grown = usage(pid).resident, [0]
-    yield grown
-    grown[0] = max(peak(pid) - before, 0)
+    before, growth = usage(pid).resident, [0]
+    yield growth
+    growth[0] = max(peak(pid) - before, 0)
 
 
 async def _watch(worker: int) -> list[int]:
-    """What each look found in each child of the worker, until cancelled."""
-    seen = [0]
+    """Until cancelled, sample the resident bytes of each child of the worker. Returns all samples."""
+    sizes = [0]
     try:
         while True:
             for pid in await asyncio.to_thread(descendants, worker):
-                with suppress(OSError):  # it has just ended
-                    seen.append(usage(pid).resident)
-            await asyncio.sleep(_LOOK_SECONDS)
+                with suppress(OSError):  # the process has just ended
+                    sizes.append(usage(pid).resident)
+            await asyncio.sleep(_SAMPLE_SECONDS)
     except asyncio.CancelledError:
-        return seen
+        return sizes
 
 
 async def _speeds(
     installation: Installation, scale: Scale, port: int, key: str, path: str, job: dict[str, Any]
 ) -> tuple[float, float]:
-    """Bytes a second: from the store itself, and through the API, in turns."""
+    """Bytes a second of downloads from the store itself, and through the API, measured in turns."""
     store = ObjectStore.from_settings(installation.settings)
     await store.open()
     signed = await store.sign_get(job["result_object_keys"]["onnx"], seconds=600)
     await store.close()
-    ours, theirs = [], []
+    through_api, from_store = [], []
     for _ in range(scale.model_downloads):
-        theirs.append(await asyncio.to_thread(_download, signed, ""))
+        from_store.append(await asyncio.to_thread(_download, signed, ""))
         url = f"http://127.0.0.1:{port}{path}/result?artifact=onnx"
-        ours.append(await asyncio.to_thread(_download, url, key))
-    return median(theirs), median(ours)
+        through_api.append(await asyncio.to_thread(_download, url, key))
+    return median(from_store), median(through_api)
 
 
 def _download(url: str, key: str) -> float:
-    """Bytes a second of one GET, by the leanest client that does."""
+    """Bytes a second of one GET by a bare socket."""
     address = urlsplit(url)
     lines = [f"GET {address.path}?{address.query} HTTP/1.1", f"Host: {address.netloc}", "Connection: close"]
     lines += [f"Authorization: Bearer {key}"] if key else []
-    begun = perf_counter()
-    with socket.create_connection((address.hostname, address.port)) as opened:
-        opened.sendall("\r\n".join([*lines, "", ""]).encode())
-        buffer, came = bytearray(1024 * 1024), 0
-        head = opened.recv(65_536)
+    began = perf_counter()
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode())
+        buffer, received = bytearray(1024 * 1024), 0
+        head = connection.recv(65_536)
         if not head.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(f"the download was refused: {head[:100]!r}")
-        while count := opened.recv_into(buffer):
-            came += count
-    return (came + len(head)) / (perf_counter() - begun)
+        while count := connection.recv_into(buffer):
+            received += count
+    return (received + len(head)) / (perf_counter() - began)

@@ -1,4 +1,4 @@
-"""What a measurement gives: the value of every run, and what has to be known to believe it."""
+"""The result of a measurement: the value of every run, with the facts that show how far to trust it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """`at_least` says which side of `value` is good."""
+    """A goal. `at_least`: a measured value must not be below `value`; otherwise it must not be above."""
 
     value: float
     at_least: bool = False
@@ -24,7 +24,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """How `label`, in `unit`, went `along` something. Those along the same in the same unit are one picture."""
+    """Values of `label`, in `unit`, against the x-axis `along`. Curves of the same axis and unit share a picture."""
 
     label: str
     unit: str
@@ -66,6 +66,6 @@ class Figure:
 
 
 def quantile(values: list[float], part: float) -> float:
-    """The nearest-rank quantile: a value that was measured, never one between two."""
+    """The nearest-rank quantile: always a measured value, never an interpolated one."""
     ordered = sorted(values)
     return ordered[min(int(len(ordered) * part), len(ordered) - 1)]

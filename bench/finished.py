@@ -1,4 +1,4 @@
-"""Finished jobs in any number: copies of one that the platform wrote, with ids in the order of time."""
+"""Makes any number of finished jobs: copies of one job that the platform wrote, with ids in the order of time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from leasehold.db.tables import job, task
 from leasehold.transitions import claims
 
 
-def _copy(table: Table, source: str, instead: Mapping[str, str]) -> str:
-    """$1 copies of the row of `table` whose `source` is $2, with ids in order."""
+def _copy(table: Table, source: str, replacements: Mapping[str, str]) -> str:
+    """The statement that makes $1 copies of the row of `table` whose column `source` is $2, with ascending ids."""
     columns = [column.name for column in table.columns]
-    taken = ", ".join(instead.get(name, f"one.{name}") for name in columns)
+    values = ", ".join(replacements.get(name, f"original.{name}") for name in columns)
     return (
-        f"INSERT INTO {table.name} ({', '.join(columns)}) SELECT {taken}"
+        f"INSERT INTO {table.name} ({', '.join(columns)}) SELECT {values}"
         " FROM (SELECT ('01900000' || lpad(to_hex(g), 24, '0'))::uuid AS id FROM generate_series(1, $1::int) AS g) AS n"
-        f" CROSS JOIN {table.name} AS one WHERE one.{source} = $2"
+        f" CROSS JOIN {table.name} AS original WHERE original.{source} = $2"
     )
 
 
@@ -29,7 +29,7 @@ _COPY_TASKS = _copy(task, "job_id", {"id": "n.id", "job_id": "n.id"})
 
 
 async def grow(installation: Installation, finished: int) -> None:
-    """So many finished jobs beside the first, vacuumed as autovacuum does in life."""
+    """Make one finished job and `finished` copies of it, then vacuum, as autovacuum does in an installation."""
     await fill(installation, 1)
     connection = await connect(installation.settings, "bench")
     try:
@@ -37,7 +37,7 @@ async def grow(installation: Installation, finished: int) -> None:
         await complete(connection, [first])
     finally:
         await connection.close()
-    async with installation.connection() as unhurried:
-        await unhurried.execute(_COPY_JOBS, finished, first.job_id)
-        await unhurried.execute(_COPY_TASKS, finished, first.job_id)
-        await unhurried.execute("VACUUM ANALYZE job, task")
+    async with installation.connection() as superuser:
+        await superuser.execute(_COPY_JOBS, finished, first.job_id)
+        await superuser.execute(_COPY_TASKS, finished, first.job_id)
+        await superuser.execute("VACUUM ANALYZE job, task")

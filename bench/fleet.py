@@ -1,4 +1,4 @@
-"""`fleet`: what a job costs when more workers share the work, all of them on the same cores."""
+"""`fleet`: the CPU of a job while more workers share the work on the same cores."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ _GOAL = Goal(1.2)
 
 
 async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
-    """In turns, so that each size meets the same minutes of the machine."""
-    found: dict[int, list[Run]] = {workers: [] for workers in _WORKERS}
+    """Measure the sizes in turns, so that a change of the machine's load falls on all of them."""
+    runs_by_workers: dict[int, list[Run]] = {workers: [] for workers in _WORKERS}
     for _ in range(scale.runs):
         for workers in _WORKERS:
-            found[workers].append(await drain(testbed, scale, Case("amqp", workers, {"broker": "amqp"})))
-    load = {workers: tuple(run.load for run in runs) for workers, runs in found.items()}
+            runs_by_workers[workers].append(await drain(testbed, scale, Case("amqp", workers, {"broker": "amqp"})))
+    load = {workers: tuple(run.load for run in runs) for workers, runs in runs_by_workers.items()}
     figures = [
         Figure(f"throughput, amqp, {workers} of the fleet", "jobs/s", tuple(run.rate for run in runs), load[workers],
                details={"cpu_seconds": [run.meter.by_role for run in runs], "claims": [run.claims for run in runs]})
-        for workers, runs in found.items()
+        for workers, runs in runs_by_workers.items()
     ]  # fmt: skip
-    few, many = _WORKERS[0], _WORKERS[-1]
-    ratios = tuple(_cpu(a) / _cpu(b) for a, b in zip(found[many], found[few], strict=True))
-    return [*figures, Figure(f"CPU of a job with {many} workers, to with {few}", "ratio", ratios, load[many], _GOAL)]
+    fewest, most = _WORKERS[0], _WORKERS[-1]
+    ratios = tuple(_cpu(a) / _cpu(b) for a, b in zip(runs_by_workers[most], runs_by_workers[fewest], strict=True))
+    return [
+        *figures,
+        Figure(f"CPU of a job with {most} workers, to with {fewest}", "ratio", ratios, load[most], _GOAL),
+    ]
 
 
 def _cpu(run: Run) -> float:

@@ -1,4 +1,4 @@
-"""`generation`: 100,000 tasks that wait for their provider, polled by one worker beside an API that is asked.
+"""`generation`: one worker polls 100,000 tasks that wait for their provider, beside an API that gets requests.
 
 The waiting rows are written as polls leave them, due at an even rate; everything else goes through the platform. The
 provider is the tests' simulator, in a process of its own.
@@ -96,13 +96,13 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
 
 
 def _settings(url: str) -> dict[str, object]:
-    one = f"{url}/gateway/tasks/{{ref}}"
+    task_url = f"{url}/gateway/tasks/{{ref}}"
     headers = {"x-key": "{credential}"}
     declared = [{
         "name": "gateway", "urls": "/data/urls", "separator": ",", "ref": "/data/task", "status": "/data/state",
         "statuses": {"working": "working", "made": "made", "failed": "failed"}, "token_header": "idempotency-key",
         "submit": {"url": f"{url}/gateway/tasks", "headers": headers, "body": {"prompt": "{prompt}", "kind": "{kind}"}},
-        "poll": {"method": "GET", "url": one, "headers": headers},
+        "poll": {"method": "GET", "url": task_url, "headers": headers},
     }]  # fmt: skip
     return {
         "egress_allow": "127.0.0.0/8",
@@ -133,9 +133,9 @@ async def _fill(installation: Installation, scale: Scale) -> None:
         "poll_seconds": scale.generations / scale.polls_a_second,
     }  # fmt: skip
     async with installation.connection() as connection:
-        said = orjson.dumps(params).decode()
+        params_json = orjson.dumps(params).decode()
         await connection.execute(
-            _FILL, scale.generations, scale.polls_a_second, scale.generation_head_start, said, timeout=300
+            _FILL, scale.generations, scale.polls_a_second, scale.generation_head_start, params_json, timeout=300
         )
         await connection.execute("VACUUM ANALYZE")
 
@@ -152,13 +152,13 @@ async def _run(installation: Installation, scale: Scale) -> dict[str, float]:
     async with installation.connection() as connection:
         polls = await connection.fetch(_LATENESS)
         async with asyncio.timeout(_PATIENCE):
-            while await connection.fetchval(_UNSUBMITTED):  # noqa: ASYNC110 - rows tell nobody when they change
+            while await connection.fetchval(_UNSUBMITTED):  # noqa: ASYNC110 - PostgreSQL has no event for it
                 await asyncio.sleep(0.1)
         submitted = [row["seconds"] for row in await connection.fetch(_SUBMITTED)]
-    late, at = [row["seconds"] for row in polls], [row["at"] for row in polls]
+    lateness, at = [row["seconds"] for row in polls], [row["at"] for row in polls]
     return {
         "polls a second": len(polls) / (max(at) - min(at)).total_seconds(),
-        "lateness of a poll, p99": 1000 * quantile(late, 0.99),
+        "lateness of a poll, p99": 1000 * quantile(lateness, 0.99),
         "order to the provider's yes, p99": 1000 * quantile(submitted, 0.99),
         "query, p99": 1000 * quantile(queries, 0.99),
         "worker, resident": resident / _MIB,
@@ -166,23 +166,23 @@ async def _run(installation: Installation, scale: Scale) -> dict[str, float]:
 
 
 async def _ask(installation: Installation, port: int, seconds: float) -> list[float]:
-    """Order at an even pace, and query in between; how long each query took."""
+    """Order at an even pace, and query in between. Returns the seconds of each query."""
     async with installation.connection() as connection:
         scopes = ("generation:write", "generation:read")
         key = await create_key(connection, tenant_id="orders", client_id="bench", scopes=scopes)
     http = await Connection.open(port)
-    took = []
+    query_seconds = []
     until = monotonic() + seconds
     number = 0
     while monotonic() < until:
         body = {"prompt": "a cat", "task_id": f"o{number}"}
-        status, said = await http.send(request("POST", "/v1/images/generations", key=key.text, body=body))
+        status, answer = await http.send(request("POST", "/v1/images/generations", key=key.text, body=body))
         if status != 202:  # noqa: PLR2004 - HTTP statuses
-            raise RuntimeError(f"an order was answered {status}: {said[:200]!r}")
+            raise RuntimeError(f"an order was answered {status}: {answer[:200]!r}")
         began = monotonic()
         await http.send(request("GET", f"/v1/images/query?task_id=o{number // 2}", key=key.text))
-        took.append(monotonic() - began)
+        query_seconds.append(monotonic() - began)
         number += 1
         await asyncio.sleep(1 / _ORDERS_A_SECOND)
     await http.close()
-    return took
+    return query_seconds

@@ -1,4 +1,4 @@
-"""`growth`: what a claim of sixteen hinted tasks takes beside so many finished jobs, in turns with completions."""
+"""`growth`: the time of a claim of sixteen hinted tasks beside many finished jobs, in turns with completions."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from leasehold.db.database import connect
 from leasehold.transitions import claims
 
 _BATCH = 16
-_WARM = 20  # claims before those that count
+_WARM = 20  # claims that are not counted
 _GOAL = Goal(1.2)
 
 
 async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
-    """Each size is a database of its own, made once; then they take turns."""
-    found: dict[int, list[list[float]]] = {finished: [] for finished in scale.finished}
+    """Measure each size in a database of its own. The databases are filled once, then measured in turns."""
+    runs_by_size: dict[int, list[list[float]]] = {finished: [] for finished in scale.finished}
     load = []
     async with AsyncExitStack() as opened:
-        grown = {finished: await _grown(testbed, finished, opened) for finished in scale.finished}
+        installations = {finished: await _grown(testbed, finished, opened) for finished in scale.finished}
         for _ in range(scale.runs):
             load.append(os.getloadavg()[0])
-            for finished, installation in grown.items():
-                found[finished].append(await _claims_ms(testbed, installation, scale.claims + _WARM))
-    figures = [_figure(finished, runs, tuple(load)) for finished, runs in found.items()]
-    few, *more = figures
-    return [*figures, *(_ratio(one, few) for one in more)]
+            for finished, installation in installations.items():
+                runs_by_size[finished].append(await _claims_ms(testbed, installation, scale.claims + _WARM))
+    figures = [_figure(finished, runs, tuple(load)) for finished, runs in runs_by_size.items()]
+    smallest, *larger = figures
+    return [*figures, *(_ratio(figure, smallest) for figure in larger)]
 
 
 def _figure(finished: int, runs: list[list[float]], load: tuple[float, ...]) -> Figure:
@@ -41,13 +41,13 @@ def _figure(finished: int, runs: list[list[float]], load: tuple[float, ...]) -> 
     return Figure(f"a claim of {_BATCH} beside {finished:,} finished jobs, p99", "ms", worst, load, curve=curve)
 
 
-def _ratio(many: Figure, few: Figure) -> Figure:
-    ratios = tuple(a / b for a, b in zip(many.runs, few.runs, strict=True))
-    return Figure(f"{many.name}, to the first", "ratio", ratios, many.load, _GOAL)
+def _ratio(larger: Figure, smallest: Figure) -> Figure:
+    ratios = tuple(a / b for a, b in zip(larger.runs, smallest.runs, strict=True))
+    return Figure(f"{larger.name}, to the first", "ratio", ratios, larger.load, _GOAL)
 
 
 async def _grown(testbed: Testbed, finished: int, opened: AsyncExitStack) -> Installation:
-    """An installation with so many finished jobs beside the first."""
+    """An installation with `finished` finished jobs."""
     installation = await opened.enter_async_context(testbed.installation(broker="postgres"))
     await grow(installation, finished)
     return installation
@@ -58,12 +58,12 @@ async def _claims_ms(testbed: Testbed, installation: Installation, rounds: int) 
     await testbed.checkpoint()
     connection = await connect(installation.settings, "bench")
     try:
-        given, spent = terms(), []
+        lease_terms, spent = terms(), []
         for tasks in await pending(connection, _BATCH):
             began = perf_counter()
-            taken = await claims.claim(connection, given, tasks)
+            claimed = await claims.claim(connection, lease_terms, tasks)
             spent.append(1000 * (perf_counter() - began))
-            await complete(connection, taken)
+            await complete(connection, claimed)
     finally:
         await connection.close()
     return spent[_WARM:]

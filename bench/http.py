@@ -1,4 +1,4 @@
-"""The leanest HTTP/1.1 client that does: a measuring client must not be what is measured."""
+"""A minimal HTTP/1.1 client: its own cost must not show in the figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ _OK = 200
 
 
 class Connection(asyncio.Protocol):
-    """One kept-alive connection; `send` repeats ready-made bytes. A stream would cost more than the socket."""
+    """One kept-alive connection. `send` sends bytes that `request` prepared. asyncio's streams would cost more than the
+    socket.
+    """
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport
@@ -27,13 +29,13 @@ class Connection(asyncio.Protocol):
         return connection
 
     def send(self, request: bytes) -> asyncio.Future[tuple[int, bytes]]:
-        """Status and body of the answer."""
+        """Send the request. The result: status and body of the answer."""
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return self._answer
 
     async def send_for_head(self, request: bytes) -> tuple[int, bytes, bytes]:
-        """Status, body and head of the answer."""
+        """Send the request. Returns status, body and head of the answer."""
         status, body = await self.send(request)
         return status, body, self._head
 
@@ -47,8 +49,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        head, found, body = self._received.partition(b"\r\n\r\n")
-        if not found:
+        head, separator, body = self._received.partition(b"\r\n\r\n")
+        if not separator:
             return
         _, _, length = head.lower().partition(b"\r\ncontent-length:")
         missing = int(length.partition(b"\r\n")[0] or 0) - len(body)
@@ -74,7 +76,7 @@ def request(method: str, path: str, *, key: str = "", body: object = None) -> by
 
 
 async def until_ready(port: int) -> None:
-    """Return when the API on `port` says that it can serve."""
+    """Wait until /readyz of the API on `port` answers 200."""
     async with asyncio.timeout(_START_SECONDS):
         while True:
             try:

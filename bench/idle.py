@@ -1,4 +1,4 @@
-"""`idle`: what an API and a worker cost while there is nothing to do, before either has seen a picture."""
+"""`idle`: the CPU and the memory of an API and a worker without work, before they have handled a picture."""
 
 from __future__ import annotations
 
@@ -62,5 +62,5 @@ async def _costs(seconds: float) -> dict[str, float]:
 
 
 def _cpu_by_role() -> dict[str, float]:
-    found = ours()
-    return {role: sum(cpu_seconds(pid) for pid, is_a in found if is_a == role) for role in _ROLES}
+    processes = ours()
+    return {role: sum(cpu_seconds(pid) for pid, of_role in processes if of_role == role) for role in _ROLES}

@@ -1,4 +1,4 @@
-"""`image`: the media pipeline's wall time for one large JPEG, against its three steps called directly.
+"""`image`: the wall time of the media pipeline for one large JPEG, compared with direct calls of its three steps.
 
 Both are warm, and take turns, so that what else the machine does falls on both. The pipeline's time is the database's:
 from just before `POST /complete-upload` to the job's end, with every download, upload and commit between.
@@ -48,7 +48,7 @@ WHERE m.id = $1::uuid ORDER BY t.position
 
 @dataclass(frozen=True, slots=True)
 class Processed:
-    """One picture through the platform. `steps`: claim to completion, seconds."""
+    """One picture that went through the platform. `steps`: the seconds of each step from claim to completion."""
 
     seconds: float
     steps: dict[str, float]
@@ -65,11 +65,11 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
         "megapixels": scale.picture_width * scale.picture_height / 1e6,
         "picture_bytes": len(picture),
         "pictures_a_run": scale.picture_rounds,
-        "pipeline_step_ms": _step_ms([one for run in runs for one, _ in run]),
-        "bare_step_ms": _step_ms([one for run in runs for _, one in run]),
+        "pipeline_step_ms": _step_ms([picture_run for run in runs for picture_run, _ in run]),
+        "bare_step_ms": _step_ms([picture_run for run in runs for _, picture_run in run]),
     }
-    pipeline = tuple(1000 * median(one.seconds for one, _ in run) for run in runs)
-    bare = tuple(1000 * median(one.seconds for _, one in run) for run in runs)
+    pipeline = tuple(1000 * median(picture_run.seconds for picture_run, _ in run) for run in runs)
+    bare = tuple(1000 * median(picture_run.seconds for _, picture_run in run) for run in runs)
     ratios = tuple(ours / theirs for ours, theirs in zip(pipeline, bare, strict=True))
     return [
         Figure("image, pipeline to bare steps", "ratio", ratios, tuple(load), _GOAL, details),
@@ -108,7 +108,7 @@ async def serving(testbed: Testbed) -> AsyncIterator[Platform]:
 
 
 async def _turns(testbed: Testbed, scale: Scale, picture: bytes) -> list[tuple[Processed, Bare]]:
-    """One run: a fresh installation, a warm-up of both, then turn by turn."""
+    """One run: open a fresh installation, warm up both ways, then measure them in turns."""
     async with serving(testbed) as platform:
         with _bare_process(picture) as bare:
             await _through_platform(platform, picture)
@@ -117,10 +117,10 @@ async def _turns(testbed: Testbed, scale: Scale, picture: bytes) -> list[tuple[P
 
 
 async def _turn(platform: Platform, picture: bytes, bare: Any) -> tuple[Processed, Bare]:
-    processed, called = await _through_platform(platform, picture), await bare()
-    if processed.final_sha256 != called.final_sha256:
+    processed, bare_result = await _through_platform(platform, picture), await bare()
+    if processed.final_sha256 != bare_result.final_sha256:
         raise RuntimeError("the pipeline and the bare steps made different pictures")
-    return processed, called
+    return processed, bare_result
 
 
 @contextmanager
@@ -135,34 +135,36 @@ def _bare_process(picture: bytes) -> Iterator[Any]:
 
 async def _through_platform(platform: Platform, picture: bytes) -> Processed:
     client, connection = platform.client, platform.connection
-    named = await uploaded(client, picture)
-    asked = await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
-    await ok(client.post("/complete-upload", json=named))
+    upload_body = await uploaded(client, picture)
+    began = await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
+    await ok(client.post("/complete-upload", json=upload_body))
     async with asyncio.timeout(_WAIT_SECONDS):
-        while (status := (await ok(client.get(f"/media/{named['media_id']}?wait=10"))).json()["status"]) != "READY":
+        while (
+            status := (await ok(client.get(f"/media/{upload_body['media_id']}?wait=10"))).json()["status"]
+        ) != "READY":
             if status == "FAILED":
                 raise RuntimeError("the picture was refused")
-    rows = await connection.fetch(_TIMES, named["media_id"])
+    rows = await connection.fetch(_TIMES, upload_body["media_id"])
     steps = {row["step"]: row["seconds"] for row in rows}
-    return Processed(rows[0]["finished"] - asked, steps, rows[0]["final_sha256"])
+    return Processed(rows[0]["finished"] - began, steps, rows[0]["final_sha256"])
 
 
 async def uploaded(client: httpx2.AsyncClient, picture: bytes) -> dict[str, str]:
-    """The body of its `POST /complete-upload`."""
-    wanted = {"content_type": _KIND, "file_name": "a.jpg", "content_length": len(picture)}
-    ticket = (await ok(client.post("/upload-url", json=wanted))).json()
+    """Upload the picture. Returns the body for `POST /complete-upload`."""
+    upload_request = {"content_type": _KIND, "file_name": "a.jpg", "content_length": len(picture)}
+    ticket = (await ok(client.post("/upload-url", json=upload_request))).json()
     async with httpx2.AsyncClient(timeout=_WAIT_SECONDS) as store:
         await ok(store.put(ticket["upload_url"], content=picture, headers={"Content-Type": _KIND}))
     return {"media_id": ticket["media_id"], "original_key": ticket["original_key"]}
 
 
-async def ok(asking: Any) -> httpx2.Response:
-    answer: httpx2.Response = await asking
+async def ok(request: Any) -> httpx2.Response:
+    answer: httpx2.Response = await request
     return answer.raise_for_status()
 
 
-def _step_ms(all_of_them: list[Processed] | list[Bare]) -> dict[str, float]:
-    """The median of each step; for the pipeline also of what lies between the steps."""
-    found = {step.name: [one.steps[step.name] for one in all_of_them] for step in media.steps}
-    found["between"] = [one.seconds - sum(one.steps.values()) for one in all_of_them]
-    return {name: round(1000 * median(seconds), 1) for name, seconds in found.items()}
+def _step_ms(runs: list[Processed] | list[Bare]) -> dict[str, float]:
+    """The median of each step, and of the time between the steps."""
+    seconds_by_step = {step.name: [picture_run.steps[step.name] for picture_run in runs] for step in media.steps}
+    seconds_by_step["between"] = [picture_run.seconds - sum(picture_run.steps.values()) for picture_run in runs]
+    return {name: round(1000 * median(seconds), 1) for name, seconds in seconds_by_step.items()}

@@ -1,4 +1,4 @@
-"""Waiting for jobs, and reading from the rows when they ran. All times are the database's."""
+"""Waits for jobs, and reads from the rows when they ran. All times are of the database's clock."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def now(installation: Installation) -> datetime:
 
 
 async def seconds_of(installation: Installation, since: datetime) -> float:
-    """From the first claim to the last completion of the jobs made after `since`."""
+    """The seconds from the first claim to the last completion of the jobs that were made after `since`."""
     async with installation.connection() as connection:
         seconds: float = await connection.fetchval(
             "SELECT extract(epoch FROM max(t.finished_at) - min(t.started_at))::float8"

@@ -1,4 +1,4 @@
-"""`latency`: from just before the submitting statement to the first line of the handler, at a steady pace.
+"""`latency`: the time from just before the submitting statement to the first line of the handler, at a steady pace.
 
 The handler itself notes the time: `task.started_at` would leave out the claim's commit and all that follows it.
 """
@@ -51,37 +51,37 @@ async def _paced(
 
 
 async def paced_run(testbed: Testbed, scale: Scale, broker: str) -> list[float]:
-    """How long each job waited for its handler, in ms; after a warm-up."""
+    """The milliseconds that each job waited for its handler, after a warm-up."""
     async with testbed.installation(broker=broker, pipelines="bench.pipelines:benched") as installation:
         worker = await installation.start_worker()
         async with submitter(installation) as submitting:
             await submit_paced(submitting, WARM_UP_JOBS, scale.paced_rate)
             await until_finished(installation, worker)
-            asked = await submit_paced(submitting, scale.paced_jobs, scale.paced_rate)
+            submitted_at = await submit_paced(submitting, scale.paced_jobs, scale.paced_rate)
             await until_finished(installation, worker)
-        return await waits_ms(installation, asked)
+        return await waits_ms(installation, submitted_at)
 
 
 async def submit_paced(submitting: Submitter, jobs: int, rate: float) -> dict[UUID, float]:
-    """Job id -> when it was asked for."""
+    """Submit at a steady pace. Returns the time of each submission by job id."""
     loop = asyncio.get_running_loop()
     began = loop.time()
-    asked = {}
+    submitted_at = {}
     for number in range(jobs):
         await asyncio.sleep(began + number / rate - loop.time())
         new = NewJob(stamped, "bench")
-        asked[new.id] = time.time()
+        submitted_at[new.id] = time.time()
         await submitting.submit(new)
-    return asked
+    return submitted_at
 
 
-async def waits_ms(installation: Installation, asked: dict[UUID, float]) -> list[float]:
+async def waits_ms(installation: Installation, submitted_at: dict[UUID, float]) -> list[float]:
     async with installation.connection() as connection:
         rows = await connection.fetch(
             "SELECT t.job_id, (r.value->>'handler_at')::float8 AS at FROM result r JOIN task t ON t.id = r.task_id"
             " WHERE t.job_id = ANY($1::uuid[])",
-            list(asked),
+            list(submitted_at),
         )
-    if len(rows) != len(asked):
-        raise RuntimeError(f"{len(rows)} of {len(asked)} jobs said when they started")
-    return [1000 * (row["at"] - asked[row["job_id"]]) for row in rows]
+    if len(rows) != len(submitted_at):
+        raise RuntimeError(f"{len(rows)} of {len(submitted_at)} jobs have recorded when they started")
+    return [1000 * (row["at"] - submitted_at[row["job_id"]]) for row in rows]

@@ -61,7 +61,7 @@ async def _scrapes(testbed: Testbed, scale: Scale) -> list[Figure]:
 
 
 async def _scrape(installation: Installation, scale: Scale) -> tuple[float, int]:
-    """Median milliseconds and bytes, once jobs have gone through and the exporter has looked at the fleet."""
+    """The median milliseconds and the bytes of a scrape, after jobs have run and the exporter has read the fleet."""
     port = free_port()
     worker = await installation.start_worker(metrics_port=port)
     await _register(installation, _FLEET - 1)
@@ -98,25 +98,39 @@ async def _register(installation: Installation, count: int) -> None:
 
 
 async def _cost(testbed: Testbed, scale: Scale) -> list[Figure]:
-    """Each run drains with metrics and without, then without and with: what the machine does meanwhile, and what a
-    drain leaves to the next one, falls on both.
+    """Each run drains with metrics and without, then without and with: so a change of the machine's load, and an effect
+    of one drain on the next, falls on both.
     """
-    rates, seconds, loads, shares, extra = _both(), _both(), [], [], []
+    rates, seconds, loads, shares, extra_cpu = _both(), _both(), [], [], []
     for _ in range(scale.runs):
         loads.append(os.getloadavg()[0])
         drained = [(on, await _drain(testbed, scale, on=on)) for on in (True, False, False, True)]
         for on in (True, False):
-            rates[on].append(mean(rate for which, (rate, _) in drained if which is on))
-            seconds[on].append(mean(cpu for which, (_, cpu) in drained if which is on))
+            rates[on].append(mean(rate for drained_on, (rate, _) in drained if drained_on is on))
+            seconds[on].append(mean(cpu for drained_on, (_, cpu) in drained if drained_on is on))
         shares.append(100 * (1 - rates[True][-1] / rates[False][-1]))
-        extra.append(100 * (seconds[True][-1] / seconds[False][-1] - 1))
+        extra_cpu.append(100 * (seconds[True][-1] / seconds[False][-1] - 1))
     counting = await asyncio.to_thread(_counting)
     share = tuple(100 * counting / cpu for cpu in seconds[True])
-    told = {name: [round(rate) for rate in rates[on]] for name, on in _ARMS}
-    micro = {name: [round(cpu * 1e6, 1) for cpu in seconds[on]] for name, on in _ARMS}
+    jobs_per_second = {name: [round(rate) for rate in rates[on]] for name, on in _ARMS}
+    microseconds = {name: [round(cpu * 1e6, 1) for cpu in seconds[on]] for name, on in _ARMS}
     return [
-        Figure("throughput that metrics cost", "%", tuple(shares), tuple(loads), _COST, {"jobs_per_second": told}),
-        Figure("worker CPU a job that metrics cost", "%", tuple(extra), tuple(loads), None, {"microseconds": micro}),
+        Figure(
+            "throughput that metrics cost",
+            "%",
+            tuple(shares),
+            tuple(loads),
+            _COST,
+            {"jobs_per_second": jobs_per_second},
+        ),
+        Figure(
+            "worker CPU a job that metrics cost",
+            "%",
+            tuple(extra_cpu),
+            tuple(loads),
+            None,
+            {"microseconds": microseconds},
+        ),
         Figure("counting of an attempt, of its worker CPU", "%", share, tuple(loads), None, {"seconds": counting}),
     ]
 
@@ -126,7 +140,7 @@ def _both() -> dict[bool, list[float]]:
 
 
 def _counting() -> float:
-    """Seconds that all counting of one attempt takes, called as the worker calls it: the best of many rounds."""
+    """The seconds in which the worker counts one attempt in all its metrics: the best of many rounds."""
     ended = [JobEnded("noop", "succeeded", 0.2)]
 
     def attempt() -> None:
@@ -140,7 +154,7 @@ def _counting() -> float:
 
 
 async def _drain(testbed: Testbed, scale: Scale, *, on: bool) -> tuple[float, float]:
-    """Jobs a second, and the worker's CPU seconds a job; with metrics on, somebody scrapes every five seconds."""
+    """Jobs a second, and the worker's CPU seconds a job. With metrics on, the worker is scraped every five seconds."""
     port = free_port()
     chosen = {"broker": "amqp", "amqp_heartbeat": 60, "metrics": str(on).lower(), "metrics_port": port}
     async with testbed.installation(**chosen) as installation:

@@ -77,7 +77,7 @@ async def _fill(installation: Installation, number: int, *, failed: bool) -> Non
 
 
 async def _run(installation: Installation, action: Action, number: int) -> tuple[float, float]:
-    """Jobs a second, from the operation's first claim to its end, and milliseconds of its longest batch."""
+    """The operation's jobs a second, from its first claim to its end, and the milliseconds of its longest batch."""
     async with connected(installation.settings, "bench") as connection:
         operation = await _submit(connection, action)
         await installation.start_worker(worker_queues="operations", operation_rate=100_000)

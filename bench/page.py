@@ -1,4 +1,4 @@
-"""The table of docs/explanation/performance.md, from the rows in figures.jsonl beside it.
+"""Writes the table of docs/explanation/performance.md from the rows in figures.jsonl beside it.
 
 `scripts/bench FIGURE --record` writes the rows that it has just measured, with their commit, date and machine, and then
 the table. `scripts/bench --page` writes the table alone: it marks each row whose code has changed since its commit.
@@ -21,10 +21,10 @@ PAGE = _ROOT / "docs/explanation/performance.md"
 ROWS = _ROOT / "docs/explanation/figures.jsonl"
 _BEGIN, _END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 _HEAD = "| figure | unit | median | range | load | goal | measured |\n|---|---|---|---|---|---|---|\n"
-#: Below this, a number has two decimals.
+#: A number below this is written with two decimals.
 _SMALL = 100
 _CORE = ("leasehold/broker", "leasehold/db", "leasehold/runtime", "leasehold/transitions", "worker")
-#: Figure -> the folders of the code that it measures. A figure that is not listed measures all of it.
+#: Figure -> the folders of the code that it measures. A figure that is not listed here measures all code.
 MEASURED = {
     "throughput": _CORE,
     "fleet": _CORE,
@@ -50,7 +50,7 @@ _ALL = ("api", "leasehold", "worker", "migrations")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A measured figure. `row`: its name in the table, and its key. `commit`: that of the code that was measured."""
+    """A measured figure. `row`: its name in the table, and its key. `commit`: the commit of the measured code."""
 
     row: str
     unit: str
@@ -144,7 +144,7 @@ def has_changed(row: Row) -> bool:
 
 @cache
 def _differs(commit: str, folders: tuple[str, ...]) -> bool:
-    """Rows of one measurement ask the same."""
+    """Whether the folders differ from the commit. Cached, because all rows of one measurement have the same commit."""
     difference = subprocess.run(
         ["git", "diff", "--quiet", commit, "HEAD", "--", *folders],
         cwd=_ROOT, check=False, capture_output=True,

@@ -1,4 +1,6 @@
-"""A picture as a camera makes it, the same bytes every time: detail, and sensor noise that costs every encoder."""
+"""Makes a picture like a camera's, with detail and with sensor noise, which costs every encoder time. It always has the
+same bytes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _NOISE = 40  # of 255, peak to peak
 
 
 def photograph(width: int, height: int) -> bytes:
-    """A JPEG of `width` x `height`, made of the picture that the demo ships."""
+    """A JPEG of `width` x `height`, made from the picture of the demo."""
     with Image.open(Path(cli.__file__).with_name("picture.jpg")) as shipped:
         image = shipped.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
     grain = random.Random(12).randbytes(width * height * 3)  # noqa: S311 - a picture's noise keeps no secret

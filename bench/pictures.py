@@ -47,36 +47,41 @@ LIBRARIES = (
 
 
 async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
-    """In turns. A library that cannot be installed or run here is told as such, with a rate of nothing."""
+    """Measure all in turns. A library that cannot be installed or run here has the rate 0, and the reason in its
+    details.
+    """
     picture = await asyncio.to_thread(photograph, scale.picture_width, scale.picture_height)
-    ours: list[float] = []
-    theirs: dict[str, list[float]] = {library.name: [] for library in LIBRARIES}
-    broken: dict[str, str] = {}
+    rates: list[float] = []
+    rates_by_library: dict[str, list[float]] = {library.name: [] for library in LIBRARIES}
+    errors: dict[str, str] = {}
     load = []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
-        ours.append(await _platform(testbed, scale, picture))
+        rates.append(await _platform(testbed, scale, picture))
         for library in LIBRARIES:
-            if library.name not in broken:
+            if library.name not in errors:
                 try:
-                    theirs[library.name].append(await _library(library, picture, scale.pictures_seconds))
+                    rates_by_library[library.name].append(await _library(library, picture, scale.pictures_seconds))
                 except (RuntimeError, TimeoutError) as error:
-                    broken[library.name] = f"{type(error).__name__}: {error}"[:500]
-    best = max((rates for name, rates in theirs.items() if name not in broken), key=median, default=[0.0])
+                    errors[library.name] = f"{type(error).__name__}: {error}"[:500]
+    best = max((rates for name, rates in rates_by_library.items() if name not in errors), key=median, default=[0.0])
     return [
-        Figure("pictures, the platform", "pictures/s", tuple(ours), tuple(load), Goal(round(median(best), 2), True)),
+        Figure("pictures, the platform", "pictures/s", tuple(rates), tuple(load), Goal(round(median(best), 2), True)),
         *(
-            Figure(f"pictures, {name}", "pictures/s", tuple(rates) if name not in broken else (0.0,), tuple(load),
-                   details={"broken": broken[name]} if name in broken else {})
-            for name, rates in theirs.items()
+            Figure(f"pictures, {name}", "pictures/s", tuple(library_rates) if name not in errors else (0.0,),
+                   tuple(load),
+                   details={"broken": errors[name]} if name in errors else {})
+            for name, library_rates in rates_by_library.items()
         ),
     ]  # fmt: skip
 
 
 async def _platform(testbed: Testbed, scale: Scale, picture: bytes) -> float:
-    """One worker with a child a core, all pictures uploaded before the first is completed."""
+    """The rate of one worker with a child for each core. All pictures are uploaded before the first upload is
+    completed.
+    """
     async with serving(testbed) as platform:
-        for count in (os.cpu_count() or 1, scale.pictures):  # the first warm the children up
+        for count in (os.cpu_count() or 1, scale.pictures):  # the first pictures warm the children up
             tickets = [await uploaded(platform.client, picture) for _ in range(count)]
             await asyncio.gather(*(ok(platform.client.post("/complete-upload", json=ticket)) for ticket in tickets))
             await until_finished(platform.installation, platform.worker)
@@ -85,14 +90,14 @@ async def _platform(testbed: Testbed, scale: Scale, picture: bytes) -> float:
 
 
 async def _library(library: _Library, picture: bytes, seconds: float) -> float:
-    """A process a core at once. Raises RuntimeError, TimeoutError."""
+    """The rate of one process for each core, all at once. Raises RuntimeError or TimeoutError."""
     home = await installed("pictures-" + library.driver.partition("_")[0], library.requirements, library.install)
     program = str(home / library.run) if "/" in library.run else library.run
     with tempfile.TemporaryDirectory() as directory:
         original = Path(directory) / "original.jpg"
         original.write_bytes(picture)
 
-        async def one(number: int) -> float:
+        async def rate_of_process(number: int) -> float:
             scratch = Path(directory) / str(number)
             scratch.mkdir()
             process = await asyncio.create_subprocess_exec(
@@ -101,12 +106,12 @@ async def _library(library: _Library, picture: bytes, seconds: float) -> float:
                 stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
             try:
-                said, errors = await asyncio.wait_for(process.communicate(), _PATIENCE)
+                output, errors = await asyncio.wait_for(process.communicate(), _PATIENCE)
             except TimeoutError:
                 process.kill()
                 raise
             if process.returncode != 0:
                 raise RuntimeError(errors.decode(errors="replace")[-500:])
-            return float(said)
+            return float(output)
 
-        return sum(await asyncio.gather(*(one(number) for number in range(os.cpu_count() or 1))))
+        return sum(await asyncio.gather(*(rate_of_process(number) for number in range(os.cpu_count() or 1))))

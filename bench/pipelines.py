@@ -1,4 +1,4 @@
-"""What the bench adds to the shipped pipelines."""
+"""The pipelines that the bench adds to the shipped pipelines."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ threestep = Pipeline(
     module="bench.steps",
     steps=[Step("first"), Step("second", needs=("first",)), Step("third", needs=("second",))],
 )
-#: Holds a slot for 50 ms.
+#: Its job holds a slot for 50 ms.
 napping = Pipeline("napping", module="bench.steps", steps=[Step("nap")])
-#: For whoever asks over HTTP.
+#: For external workers, over HTTP.
 outside = Pipeline("outside", module="bench.steps", steps=[Step("ask", queue="outside", external=True)])
 
 

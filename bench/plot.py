@@ -20,7 +20,7 @@ _MET, _MISSED, _PLAIN, _RANGE = "#3b7d4f", "#b8453a", "#5a6b7d", "#20262d"
 
 
 def draw(path: Path, figures: Sequence[Figure]) -> None:
-    """Write the picture; the file's ending says which kind."""
+    """Write the picture, in the format of the file's ending."""
     by_unit: dict[str, list[Figure]] = {}
     by_axes: dict[tuple[str, str], list[Curve]] = {}
     for figure in figures:

@@ -1,4 +1,4 @@
-"""What processes cost, from /proc: CPU seconds and resident memory of a process and all that it started."""
+"""Reads from /proc the CPU seconds and the resident memory of a process and of its descendants."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from leasehold.embedded.guard import descendants
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _BUSY_FIELDS = (1, 2, 3, 6, 7)  # of /proc/stat: user, nice, system, irq, softirq
-#: What a process is to a reader, by how its command line or its name begins.
+#: The role of a process, by its name.
 _ROLES = {"beam.smp": "rabbitmq", "postgres": "postgres", "rclone": "s3"}
 
 
 def role_of(pid: int) -> str:
-    """`worker`, `api`, `postgres`, `rabbitmq`, `s3`, `bench` or `other`."""
+    """The role of a process: `worker`, `api`, `postgres`, `rabbitmq`, `s3`, `bench` or `other`."""
     if pid == os.getpid():
         return "bench"
     arguments = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
@@ -34,18 +34,18 @@ def role_of(pid: int) -> str:
 
 
 def ours() -> list[tuple[int, str]]:
-    """This process and everything below it, each with its role."""
-    found = []
+    """This process and its descendants, each with its role."""
+    processes = []
     for pid in (os.getpid(), *descendants(os.getpid())):
-        with contextlib.suppress(OSError):  # it ended while we read
-            found.append((pid, role_of(pid)))
-    return found
+        with contextlib.suppress(OSError):  # the process has ended
+            processes.append((pid, role_of(pid)))
+    return processes
 
 
 def main_processes_of(role: str) -> list[int]:
-    """The process ids of those that run `python -m leasehold.{role}`, without what they started."""
-    wanted = [b"-m", f"leasehold.{role}".encode()]
-    return [pid for pid, is_a in ours() if is_a == role and _arguments(pid)[1:3] == wanted]
+    """The ids of the processes that run `python -m leasehold.{role}`, without their children."""
+    program = [b"-m", f"leasehold.{role}".encode()]
+    return [pid for pid, process_role in ours() if process_role == role and _arguments(pid)[1:3] == program]
 
 
 def _arguments(pid: int) -> list[bytes]:
@@ -68,7 +68,7 @@ def resident_bytes(pid: int) -> int:
 
 @contextmanager
 def paused(pids: Sequence[int]) -> Iterator[None]:
-    """They stand still inside the block: what is prepared there finds all of them at the same start line."""
+    """Stop the processes during the block: work that is prepared there begins for all of them at the same time."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -83,7 +83,9 @@ def tree(pid: int) -> list[int]:
 
 
 class Meter:
-    """`with Meter() as meter`: CPU seconds by role, and how many cores others kept busy meanwhile."""
+    """`with Meter() as meter`: measures the CPU seconds of the block by role, and the cores that other programs kept
+    busy.
+    """
 
     def __init__(self) -> None:
         self.by_role: dict[str, float] = {}
@@ -123,7 +125,7 @@ def _spent() -> dict[int, _Spent]:
 
 
 def _reaper(pid: int, before: Mapping[int, _Spent], after: Mapping[int, _Spent]) -> str:
-    """The role of whom all that `pid` ever spent is counted with, since it has ended."""
+    """The role of the process that now has the CPU time of the ended `pid`: the kernel adds it to the parent's."""
     while pid in before and pid not in after:
         pid = before[pid].parent
     return after[pid].role if pid in after else "other"

@@ -1,4 +1,4 @@
-"""`recovery`: how long things stand still when a worker, the database or the broker is killed, or everything.
+"""`recovery`: how long work stands still after a worker, the database, the broker, or all of them are killed.
 
 Every time is the database's clock for what the platform did; the kill is noted on the same machine's clock.
 """
@@ -79,7 +79,9 @@ async def _takeover_without_presence(testbed: Testbed, scale: Scale) -> Figure:
 
 
 async def _kill_in_turn(installation: Installation, kills: int, settings: dict[str, object]) -> list[float]:
-    """One long step; whoever runs it is killed, and a fresh worker joins meanwhile. Milliseconds."""
+    """Kill the worker that runs a long step, again and again; a new worker joins each time. Returns the milliseconds
+    until another worker has claimed the step.
+    """
     for _ in range(2):
         await installation.start_worker(**settings)
     job = NewJob(demo_long_task, "bench", params={"seconds": 3600.0})
@@ -99,7 +101,7 @@ async def _kill_in_turn(installation: Installation, kills: int, settings: dict[s
 
 
 async def _runner(connection: asyncpg.Connection[asyncpg.Record], job_id: UUID) -> tuple[int, int]:
-    """The epoch of the long step, and the process that runs it."""
+    """The epoch of the long step, and the id of the process that runs it."""
     async with asyncio.timeout(_PATIENCE):
         while True:
             row = await connection.fetchrow(
@@ -186,7 +188,7 @@ async def _broker(testbed: Testbed, scale: Scale) -> list[Figure]:
 
 
 async def _write(installation: Installation, job: NewJob) -> None:
-    """The rows only: whoever finds them was told by nobody."""
+    """Write the rows without a hint: only a poll can find them."""
     connection = await connect(installation.settings, "bench")
     try:
         await submit(connection, [job])
@@ -206,7 +208,7 @@ async def _wait_of(installation: Installation, write: Callable[[NewJob], Awaitab
 
 
 async def _cold_restart(testbed: Testbed, scale: Scale) -> list[Figure]:
-    """Ten thousand jobs wait; database, broker and worker are killed and started again."""
+    """Kill the database, the broker and the worker while ten thousand jobs wait, and start them again."""
     serving, ratios, load = [], [], []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])

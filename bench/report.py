@@ -1,4 +1,4 @@
-"""The table that a person reads and the JSON that a program keeps."""
+"""Shows the figures as a table, and writes them as JSON."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def table(figures: Sequence[Figure]) -> Table:
     for name in ("median", "min", "max", "goal", "load"):
         columns.add_column(name, justify="right")
     for figure in figures:
-        said = [_number(value) for value in (figure.median, min(figure.runs), max(figure.runs))]
-        columns.add_row(figure.name, figure.unit, *said, _goal(figure), f"{max(figure.load):.1f}")
+        numbers = [_number(value) for value in (figure.median, min(figure.runs), max(figure.runs))]
+        columns.add_row(figure.name, figure.unit, *numbers, _goal(figure), f"{max(figure.load):.1f}")
     return columns
 
 
@@ -37,7 +37,7 @@ def _goal(figure: Figure) -> str:
 
 
 def show(console: Console, machine: Mapping[str, Any], figures: Sequence[Figure]) -> None:
-    servers = ", ".join(f"{name} {said}" for name, said in machine["servers"].items())
+    servers = ", ".join(f"{name} {numbers}" for name, numbers in machine["servers"].items())
     console.print(f"{machine['cores']} cores, {machine['processor']}; {servers}", highlight=False)
     console.print(table(figures))
     for figure in figures:
@@ -46,9 +46,9 @@ def show(console: Console, machine: Mapping[str, Any], figures: Sequence[Figure]
 
 
 def write(path: Path, machine: Mapping[str, Any], figures: Sequence[Figure]) -> None:
-    said = {
+    numbers = {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": dict(machine),
         "figures": [figure.as_json() for figure in figures],
     }
-    path.write_bytes(orjson.dumps(said, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    path.write_bytes(orjson.dumps(numbers, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))

@@ -1,4 +1,4 @@
-"""A model of ResNet-50's shape with weights drawn from a seed; at full width 25.6 million parameters, 102 MB."""
+"""Makes a model of ResNet-50's shape with random weights of a seed. At full width: 25.6 million parameters, 102 MB."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from PIL import Image
 SIDE = 224
 CLASSES = 1000
 WIDTH = 64
-#: blocks, inner channels as a multiple of the width, stride of the first block
+#: The stages: blocks, inner channels as a multiple of the width, stride of the first block.
 _STAGES = ((3, 1, 1), (4, 2, 2), (6, 4, 2), (3, 8, 2))
 _EXPANSION = 4
 _OPSET = 13
 
 
 class _Network:
-    """Nodes and weights as they are added."""
+    """Collects the nodes and the weights of the model."""
 
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
@@ -40,38 +40,38 @@ class _Network:
         self.nodes.append(helper.make_node(kind, list(inputs), [name], **attributes))
         return name
 
-    def convolution(self, x: str, come: int, go: int, side: int, *, stride: int = 1, gain: float = 1.0) -> str:
+    def convolution(self, x: str, channels: int, go: int, side: int, *, stride: int = 1, gain: float = 1.0) -> str:
         """A convolution without bias, and the normalisation that an optimiser folds into it."""
         pads = [side // 2] * 4
-        kernel = self.drawn(go, come, side, side, fan_in=come * side * side)
+        kernel = self.drawn(go, channels, side, side, fan_in=channels * side * side)
         x = self.add("Conv", x, kernel, kernel_shape=[side, side], strides=[stride, stride], pads=pads)
         scale, shift, mean, variance = (
             np.full(go, gain), self._rng.standard_normal(go) * 0.05, np.zeros(go), np.ones(go),
         )  # fmt: skip
         return self.add("BatchNormalization", x, *(self.weight(value) for value in (scale, shift, mean, variance)))
 
-    def block(self, x: str, come: int, inner: int, stride: int) -> str:
-        y = self.add("Relu", self.convolution(x, come, inner, 1))
+    def block(self, x: str, channels: int, inner: int, stride: int) -> str:
+        y = self.add("Relu", self.convolution(x, channels, inner, 1))
         y = self.add("Relu", self.convolution(y, inner, inner, 3, stride=stride))
         y = self.convolution(y, inner, inner * _EXPANSION, 1, gain=0.3)
-        if stride != 1 or come != inner * _EXPANSION:
-            x = self.convolution(x, come, inner * _EXPANSION, 1, stride=stride)
+        if stride != 1 or channels != inner * _EXPANSION:
+            x = self.convolution(x, channels, inner * _EXPANSION, 1, stride=stride)
         return self.add("Relu", self.add("Add", x, y))
 
 
 def resnet(width: int = WIDTH, seed: int = 1) -> bytes:
-    """The model's file; the same width and seed give the same bytes."""
+    """The model's file. The same width and seed give the same bytes."""
     net = _Network(seed)
     x = net.add("Relu", net.convolution("x", 3, width, 7, stride=2))
     x = net.add("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
-    come = width
-    for blocks, wider, stride in _STAGES:
-        inner = wider * width
+    channels = width
+    for blocks, factor, stride in _STAGES:
+        inner = factor * width
         for number in range(blocks):
-            x = net.block(x, come, inner, stride if number == 0 else 1)
-            come = inner * _EXPANSION
+            x = net.block(x, channels, inner, stride if number == 0 else 1)
+            channels = inner * _EXPANSION
     x = net.add("Flatten", net.add("GlobalAveragePool", x))
-    dense = net.drawn(come, CLASSES, fan_in=come)
+    dense = net.drawn(channels, CLASSES, fan_in=channels)
     net.nodes.append(helper.make_node("Gemm", [x, dense, net.weight(np.zeros(CLASSES))], ["y"]))
     graph = helper.make_graph(
         net.nodes,
@@ -80,17 +80,17 @@ def resnet(width: int = WIDTH, seed: int = 1) -> bytes:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", CLASSES])],
         net.weights,
     )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=8)
-    return bytes(made.SerializeToString())
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=8)
+    return bytes(model.SerializeToString())
 
 
 def pictures(count: int, *, seed: int = 2) -> list[bytes]:
-    """PNG files of soft coloured patches: pictures differ, neighbouring pixels hardly."""
+    """PNG files of soft coloured patches. Each picture is different, but neighbouring pixels are similar."""
     rng = np.random.default_rng(seed)
-    made = []
+    files = []
     for _ in range(count):
         coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8))
         stream = io.BytesIO()
         coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(stream, "PNG")
-        made.append(stream.getvalue())
-    return made
+        files.append(stream.getvalue())
+    return files

@@ -71,24 +71,26 @@ async def _client(installation: Installation) -> AsyncIterator[httpx2.AsyncClien
         yield client
 
 
-async def _asked(asking: Any) -> Any:
-    answer: httpx2.Response = await asking
+async def _json_of(request: Any) -> Any:
+    answer: httpx2.Response = await request
     return answer.raise_for_status().json()
 
 
 async def _cancels(testbed: Testbed, scale: Scale) -> list[Figure]:
-    """From the request's event to the acknowledgement's, of steps that look at a checkpoint each 0.1 s."""
+    """The time from the event of a cancel request to the event of its acknowledgement, for steps with a checkpoint
+    every 0.1 s.
+    """
     runs, load = [], []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
         async with testbed.installation() as installation, _client(installation) as client:
             await installation.start_worker(worker_concurrency=_CANCELS)
             body = {"template": "demo_long_task", "payload": {"seconds": 600}}
-            ids = [(await _asked(client.post("/v1/runs", json=body)))["id"] for _ in range(_CANCELS)]
+            ids = [(await _json_of(client.post("/v1/runs", json=body)))["id"] for _ in range(_CANCELS)]
             async with installation.connection() as connection:
                 await _until(connection, "SELECT count(*) FROM task WHERE step = 'execute' AND status = 'running'")
                 for run in ids:
-                    await _asked(client.post(f"/v1/runs/{run}/cancel"))
+                    await _json_of(client.post(f"/v1/runs/{run}/cancel"))
                 await _until(connection, "SELECT count(*) FROM job WHERE status = 'cancelled'")
                 rows = await connection.fetch(
                     "SELECT extract(epoch FROM max(at) - min(at))::float8 AS s FROM event"
@@ -101,14 +103,14 @@ async def _cancels(testbed: Testbed, scale: Scale) -> list[Figure]:
     ]
 
 
-async def _until(connection: asyncpg.Connection[asyncpg.Record], counting: str) -> None:
+async def _until(connection: asyncpg.Connection[asyncpg.Record], count_query: str) -> None:
     async with asyncio.timeout(60):
-        while await connection.fetchval(counting) < _CANCELS:  # noqa: ASYNC110 - rows tell nobody
+        while await connection.fetchval(count_query) < _CANCELS:  # noqa: ASYNC110 - PostgreSQL has no event for it
             await asyncio.sleep(0.05)
 
 
 async def _pages(testbed: Testbed, scale: Scale) -> Figure:
-    """Ten thousand runs by cursor, a hundred a page, the newest of a million."""
+    """Read the newest ten thousand of a million runs by cursor, a hundred a page."""
     runs, load = [], []
     async with testbed.installation() as installation, _client(installation) as client:
         async with installation.connection() as connection:
@@ -126,14 +128,14 @@ async def _walk(client: httpx2.AsyncClient) -> list[float]:
     spent, cursor = [], None
     for _ in range(_PAGES):
         began = time.perf_counter()
-        said = await _asked(client.get("/v1/runs", params={"limit": _PAGE} | ({"cursor": cursor} if cursor else {})))
+        page = await _json_of(client.get("/v1/runs", params={"limit": _PAGE} | ({"cursor": cursor} if cursor else {})))
         spent.append(1000 * (time.perf_counter() - began))
-        cursor = said["next_cursor"]
+        cursor = page["next_cursor"]
     return spent
 
 
 async def _steps(testbed: Testbed, scale: Scale) -> Figure:
-    """A run of two steps that do nothing, ten a second: its whole time by the database's clock, halved."""
+    """Half of the time of a run of two steps that do nothing, by the database's clock, at ten runs a second."""
     runs, load = [], []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
@@ -183,7 +185,9 @@ async def _drained(testbed: Testbed, scale: Scale, limits: Sequence[ConcurrencyL
 
 
 async def _flood(testbed: Testbed, scale: Scale) -> Figure:
-    """A tenant's one job behind another's ten thousand, each of which holds one of sixteen slots for 50 ms."""
+    """The wait of one tenant's single job behind ten thousand jobs of another tenant, each of which holds one of
+    sixteen slots for 50 ms.
+    """
     waits, load = [], []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
@@ -193,21 +197,21 @@ async def _flood(testbed: Testbed, scale: Scale) -> Figure:
                     await submitting.submit(*(NewJob(napping, "hostile") for _ in range(250)))
                 await installation.start_worker(worker_concurrency=_NAP_SLOTS)
                 await asyncio.sleep(2)
-                found = []
+                quiet_waits = []
                 for _ in range(5):
                     quiet = NewJob(napping, "quiet")
                     await submitting.submit(quiet)
-                    found.append(await _wait_of(installation, quiet.id))
-            waits.append(max(found))
+                    quiet_waits.append(await _wait_of(installation, quiet.id))
+            waits.append(max(quiet_waits))
     return Figure("a quiet tenant's wait beside a flood of 10,000", "s", tuple(waits), tuple(load), Goal(2))
 
 
 async def _wait_of(installation: Installation, job_id: UUID) -> float:
     async with installation.connection() as connection, asyncio.timeout(60):
         while True:
-            waited = await connection.fetchval(
+            seconds = await connection.fetchval(
                 "SELECT extract(epoch FROM started_at - created_at)::float8 FROM job WHERE id = $1", job_id
             )
-            if waited is not None:
-                return float(waited)
+            if seconds is not None:
+                return float(seconds)
             await asyncio.sleep(0.05)

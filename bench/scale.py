@@ -1,4 +1,4 @@
-"""How much of everything a figure measures."""
+"""The sizes of all measurements: how many jobs, requests and seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """`runs` of each figure; then what one run is made of."""
+    """`runs`: the runs of each figure. The other fields are the sizes of one run."""
 
     runs: int = 3
     peers: tuple[str, ...] = ("celery", "dramatiq", "taskiq", "procrastinate", "pgqueuer", "dbos")
@@ -38,7 +38,7 @@ class Scale:
     workflow_steps: int = 6400  # of one run of sdk, in 64 workflows, or in one ctx.gather
     workflow_calls: int = 1000  # of the workflow that resumes
     asleep: int = 100_000  # workflows
-    woken: int = 5000  # more, that wake beside them
+    woken: int = 5000  # further workflows, which wake
     wake_lead_seconds: float = 30.0  # until the first of them: all have fallen asleep by then
     generations: int = 100_000  # that wait to be polled
     polls_a_second: float = 200.0

@@ -1,4 +1,4 @@
-"""`sdk`: what tasks and workflows of an app cost: steps a second, a result's way, a resume, and those that sleep.
+"""`sdk`: the cost of an app's tasks and workflows: steps a second, a result's way to the client, a resume, sleepers.
 
 DBOS runs the same number of steps in the same round, where its package can be installed.
 """
@@ -29,7 +29,7 @@ from leasehold.pipelines.demo.pipeline import noop
 from leasehold.transitions.jobs import NewJob
 
 _APP = "bench.sdk_app:app"
-#: As many workflows run at once as keep the batchers full.
+#: So many workflows run at once: they keep the batchers full.
 _AT_ONCE = 64
 _CHECKPOINTS = Goal(3000, at_least=True)
 _CHILDREN = Goal(1500, at_least=True)
@@ -40,7 +40,7 @@ _WAKES = Goal(500, at_least=True)
 _LATENESS_SECONDS = Goal(2)
 _PIECE = 5000
 _DBOS = next(peer for peer in PEERS if peer.name == "dbos")
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _PATIENCE = 600.0
 _WAITING = "SELECT count(*) FROM task WHERE status = 'waiting'"
 _WOKEN = "SELECT count(*) FROM job WHERE finished_at IS NOT NULL"
@@ -78,7 +78,7 @@ def _figures(
     def figure(key: str, name: str, unit: str, goal: Goal | None = None) -> Figure:
         return Figure(name, unit, tuple(rounds[key]), load, goal)
 
-    def theirs(key: str, name: str, unit: str) -> Figure:
+    def dbos_figure(key: str, name: str, unit: str) -> Figure:
         details = {"broken": list(broken)} if broken else {}
         return Figure(name, unit, none if broken else tuple(rounds[key]), load, None, details)
 
@@ -93,8 +93,8 @@ def _figures(
         figure("resume", f"sdk, a workflow of {scale.workflow_calls:,} calls resumes after a signal", "ms", _RESUME_MS),
         *(
             [
-                theirs("dbos_steps", "sdk, DBOS, steps of workflows, 1 process", "steps/s"),
-                theirs("dbos_way", "sdk, DBOS, start of a workflow to its result, p50", "ms"),
+                dbos_figure("dbos_steps", "sdk, DBOS, steps of workflows, 1 process", "steps/s"),
+                dbos_figure("dbos_way", "sdk, DBOS, start of a workflow to its result, p50", "ms"),
             ]
             if _DBOS.name in scale.peers
             else []
@@ -130,7 +130,7 @@ async def _steps(installation: Installation, scale: Scale) -> dict[str, float]:
 
 
 async def _rate(installation: Installation, calls: Sequence[Any], steps: int) -> float:
-    """Steps a second, from the first claim to the last end of the runs, by PostgreSQL's clock."""
+    """Steps a second, from the first claim of the runs to their last end, by PostgreSQL's clock."""
     since = await now(installation)
     await calls[0].task.asubmit_many(calls)
     await until_finished(installation)
@@ -146,14 +146,14 @@ async def _rate(installation: Installation, calls: Sequence[Any], steps: int) ->
 
 
 async def _result(installation: Installation, scale: Scale) -> dict[str, float]:
-    """Paced: a task and a bare pipeline in turns, and the client's own clock for the task's result."""
-    ways: list[float] = []
+    """Submit a task and a bare pipeline in turns, at a steady pace. The client's clock measures the task's result."""
+    result_ms: list[float] = []
     async with submitter(installation) as submitting:
         for number in range(scale.paced_jobs):
             began = monotonic()
             await (await sdk_app.nothing.asubmit())
             if number >= scale.paced_jobs // 10:
-                ways.append(1000 * (monotonic() - began))
+                result_ms.append(1000 * (monotonic() - began))
             await submitting.submit(NewJob(noop, "bench"))
             await asyncio.sleep(1 / scale.paced_rate)
         await until_finished(installation)
@@ -161,16 +161,20 @@ async def _result(installation: Installation, scale: Scale) -> dict[str, float]:
         rows = await connection.fetch(
             "SELECT pipeline, 1000 * extract(epoch FROM finished_at - created_at)::float8 AS ms FROM job ORDER BY id"
         )
-    by = {name: [row["ms"] for row in rows if row["pipeline"] == name] for name in ("sdk.nothing", noop.name)}
-    task, bare = (median(found[len(found) // 10 :]) for found in by.values())
-    return {"task": task, "bare": bare, "way": median(ways)}
+    milliseconds_by_pipeline = {
+        name: [row["ms"] for row in rows if row["pipeline"] == name] for name in ("sdk.nothing", noop.name)
+    }
+    task, bare = (median(measured[len(measured) // 10 :]) for measured in milliseconds_by_pipeline.values())
+    return {"task": task, "bare": bare, "way": median(result_ms)}
 
 
 # --- a resume
 
 
 async def _resume(installation: Installation, scale: Scale) -> float:
-    """From the signal to the end of the run, in ms. The worker keeps no coroutine, so it reads the whole journal."""
+    """The milliseconds from the signal to the end of the run. The worker keeps no coroutine: it reads the whole
+    journal.
+    """
     run = await sdk_app.long.asubmit(calls=scale.workflow_calls)
     async with installation.connection() as connection:
         await _until(connection, _WAITING, 1)
@@ -201,7 +205,7 @@ async def _asleep(testbed: Testbed, scale: Scale) -> dict[str, float]:
 
 
 async def _sleepers(installation: Installation, count: int) -> None:
-    """Return when so many more workflows sleep."""
+    """Start `count` further workflows, and wait until they sleep."""
     for first in range(0, count, _PIECE):
         await sdk_app.sleeper.asubmit_many([sdk_app.sleeper.call() for _ in range(min(_PIECE, count - first))])
     async with installation.connection() as connection:
@@ -211,11 +215,11 @@ async def _sleepers(installation: Installation, count: int) -> None:
 async def _until(connection: asyncpg.Connection[asyncpg.Record], query: str, count: int) -> None:
     async with asyncio.timeout(_PATIENCE):
         while await connection.fetchval(query) < count:  # noqa: ASYNC110 - PostgreSQL has no event for it
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _woken(installation: Installation, scale: Scale) -> dict[str, float]:
-    """Beside those that sleep, more fall asleep and wake, at twice the goal's rate: how late do they end?"""
+    """Beside the sleeping workflows, let others wake at twice the goal's rate, and measure how late they end."""
     seconds = scale.woken / (2 * _WAKES.value)
     lead = scale.wake_lead_seconds
     await sdk_app.sleeper.asubmit_many(
@@ -227,13 +231,13 @@ async def _woken(installation: Installation, scale: Scale) -> dict[str, float]:
             "SELECT extract(epoch FROM j.finished_at - l.due_at)::float8 AS late, j.finished_at FROM job j"
             " JOIN journal l ON l.job_id = j.id WHERE j.finished_at IS NOT NULL ORDER BY j.finished_at"
         )
-    passed = (rows[-1]["finished_at"] - rows[0]["finished_at"]).total_seconds()
-    return {"wakes": (len(rows) - 1) / passed, "late": quantile([row["late"] for row in rows], 0.99)}
+    seconds_between = (rows[-1]["finished_at"] - rows[0]["finished_at"]).total_seconds()
+    return {"wakes": (len(rows) - 1) / seconds_between, "late": quantile([row["late"] for row in rows], 0.99)}
 
 
 def _figures_asleep(rounds: Sequence[dict[str, float]], load: tuple[float, ...], scale: Scale) -> list[Figure]:
     def of(key: str) -> tuple[float, ...]:
-        return tuple(found[key] for found in rounds)
+        return tuple(measured[key] for measured in rounds)
 
     name = f"sdk, {scale.asleep:,} workflows asleep"
     return [
@@ -248,11 +252,11 @@ def _figures_asleep(rounds: Sequence[dict[str, float]], load: tuple[float, ...],
 
 
 async def _dbos(testbed: Testbed, scale: Scale) -> dict[str, float]:
-    """Its driver prints what it measured, as a line of JSON. Raises RuntimeError and TimeoutError."""
+    """Run the driver of DBOS, which prints its measurements as a line of JSON. Raises RuntimeError or TimeoutError."""
     python = str(await _DBOS.environment())
     async with testbed.installation() as installation:
         environment = environment_of(installation)
         each = max(scale.workflow_steps // _AT_ONCE, 1)
         printed = await driven(python, _DBOS, ["sdk", str(_AT_ONCE), str(each), str(scale.paced_jobs)], environment)
-    found: dict[str, float] = json.loads(printed.splitlines()[-1])
-    return found
+    measured: dict[str, float] = json.loads(printed.splitlines()[-1])
+    return measured

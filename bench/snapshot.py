@@ -1,4 +1,5 @@
-"""`snapshot`: what claims and completions cost while somebody holds an old snapshot open, so that no dead row goes.
+"""`snapshot`: the time of claims and completions while a session holds an old snapshot, so that vacuum removes no dead
+row.
 
 First beside an empty table, then after so many jobs have gone through it under that snapshot.
 """
@@ -62,7 +63,7 @@ async def _run(testbed: Testbed, jobs: int) -> tuple[dict[str, float], dict[str,
 
 
 async def _measured(installation: Installation, connection: Connection) -> dict[str, float]:
-    """Milliseconds, by kind."""
+    """The milliseconds of each kind of statement."""
     await fill(installation, _MEASURED)
     spent: dict[str, list[float]] = {kind: [] for kind in _KINDS}
     polls = Polls()

@@ -1,4 +1,4 @@
-"""`start`: from a worker's fork to its `serving`, on servers that are up and with files that are cached."""
+"""`start`: the time from a worker's start to its `serving`, with running servers and cached files."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from bench.testbed import Installation, Testbed
 from leasehold.embedded.process import Server
 
 _GOAL = Goal(1)
-_LOOK_SECONDS = 0.005
+_POLL_SECONDS = 0.005
 _PATIENCE_SECONDS = 60.0
 _STOP_SECONDS = 40.0
-#: What a worker serves -> its setting, and whether all of that is served.
+#: The kinds of work that a worker serves -> its setting LEASEHOLD_WORKER_QUEUES.
 _WORKERS = {"runs only": "default", "pictures only": "media", "conversions only": "conversion", "everything": ""}
 
 
 async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
-    found: dict[str, list[float]] = {}
+    seconds_by_name: dict[str, list[float]] = {}
     load = []
     async with testbed.installation() as installation:
         await _start(installation, "")  # once, so that everything is in the page cache
         for _ in range(scale.runs):
             load.append(os.getloadavg()[0])
-            found.setdefault("a worker's imports", []).append(await _importing("leasehold.worker.main"))
+            seconds_by_name.setdefault("a worker's imports", []).append(await _import_seconds("leasehold.worker.main"))
             for name, queues in _WORKERS.items():
-                first, whole = await _start(installation, queues)
-                found.setdefault(f"worker of {name}, to serving", []).append(first)
+                first, complete = await _start(installation, queues)
+                seconds_by_name.setdefault(f"worker of {name}, to serving", []).append(first)
                 if name == "everything":
-                    found.setdefault(f"worker of {name}, to serving all of it", []).append(whole)
+                    seconds_by_name.setdefault(f"worker of {name}, to serving all of it", []).append(complete)
     loads = tuple(load)
     return [
         Figure(f"start, {name}", "s", tuple(times), loads, None if "all of it" in name or "imports" in name else _GOAL)
-        for name, times in found.items()
+        for name, times in seconds_by_name.items()
     ]
 
 
-async def _importing(module: str) -> float:
+async def _import_seconds(module: str) -> float:
     began = perf_counter()
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", f"import {module}")
     await process.wait()
@@ -52,24 +52,24 @@ async def _importing(module: str) -> float:
 
 
 async def _start(installation: Installation, queues: str) -> tuple[float, float]:
-    """Seconds until it serves something, and until it serves all that it was told to."""
+    """The seconds until the worker serves some queues, and until it serves all of its queues."""
     began = perf_counter()
     server = await installation.start("worker", worker_queues=queues)
-    first = await _said(server, lambda line: line["event"] == "serving", began)
-    whole = await _said(server, lambda line: line["event"] == "serving" and not line["later"], began)
+    first = await _until_logged(server, lambda line: line["event"] == "serving", began)
+    complete = await _until_logged(server, lambda line: line["event"] == "serving" and not line["later"], began)
     await server.stop(signal.SIGTERM, grace=_STOP_SECONDS)
-    return first, whole
+    return first, complete
 
 
-async def _said(server: Server, wanted: Callable[[dict[str, object]], bool], began: float) -> float:
+async def _until_logged(server: Server, is_wanted: Callable[[dict[str, object]], bool], began: float) -> float:
     async with asyncio.timeout(_PATIENCE_SECONDS):
-        while not any(wanted(line) for line in _lines(server)):
+        while not any(is_wanted(line) for line in _lines(server)):
             if not server.running:
                 raise server.failure("did not start")
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
     return perf_counter() - began
 
 
 def _lines(server: Server) -> list[dict[str, object]]:
-    whole = server.log.read_bytes().split(b"\n")[:-1]
-    return [orjson.loads(line) for line in whole if b'"serving"' in line]
+    complete = server.log.read_bytes().split(b"\n")[:-1]
+    return [orjson.loads(line) for line in complete if b'"serving"' in line]

@@ -1,5 +1,6 @@
-"""`steady`: jobs at a steady pace for so long, under a snapshot that was taken before the first: is the end as the
-beginning? One installation with RabbitMQ and one without share the servers; the time is cut into windows.
+"""`steady`: compares the end of a long steady load with its beginning, under a snapshot older than the first job.
+
+An installation with RabbitMQ and one without share the servers. The time is cut into windows.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _GOAL = Goal(1.2)
 
 @dataclass
 class _Side:
-    """One installation, and what each window gave: p50 and p99 in ms."""
+    """One installation, with p50 and p99 of each window, in ms."""
 
     installation: Installation
     submitting: Submitter
@@ -38,7 +39,7 @@ class _Side:
 
 
 async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
-    """One run, however many are asked for: it is long."""
+    """Measure one run, also if more are requested: a run is long."""
     jobs = max(1, round(scale.steady_rate * 60 * scale.steady_minutes / scale.steady_windows))
     load, cpu, by_role = os.getloadavg()[0], [], []
     async with AsyncExitStack() as opened:
@@ -47,9 +48,9 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
         for _ in range(scale.steady_windows):
             with Meter() as meter:
                 waits = await _window(sides, jobs, scale.steady_rate)
-            for broker, found in waits.items():
-                sides[broker].p50.append(round(median(found), 2))
-                sides[broker].p99.append(round(quantile(found, 0.99), 2))
+            for broker, waits_by_broker in waits.items():
+                sides[broker].p50.append(round(median(waits_by_broker), 2))
+                sides[broker].p99.append(round(quantile(waits_by_broker, 0.99), 2))
             spent = sum(seconds for role, seconds in meter.by_role.items() if role != "bench")
             by_role.append(meter.by_role)
             cpu.append(round(1000 * spent / (jobs * len(sides)), 3))
@@ -72,7 +73,7 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
 
 @asynccontextmanager
 async def _side(testbed: Testbed, broker: str) -> AsyncIterator[_Side]:
-    """With a snapshot of its database held open."""
+    """An installation with an open snapshot of its database."""
     async with (
         testbed.installation(broker=broker, pipelines="bench.pipelines:benched") as installation,
         installation.connection() as holder,
@@ -85,27 +86,28 @@ async def _side(testbed: Testbed, broker: str) -> AsyncIterator[_Side]:
 
 
 async def _window(sides: dict[str, _Side], jobs: int, rate: float) -> dict[str, list[float]]:
-    """How long each job waited for its handler, in ms, by broker."""
+    """The milliseconds that each job waited for its handler, by broker."""
 
-    async def one(side: _Side) -> dict[UUID, float]:
+    async def submit(side: _Side) -> dict[UUID, float]:
         return await submit_paced(side.submitting, jobs, rate)
 
-    asked = await asyncio.gather(*(one(side) for side in sides.values()))
+    submitted_by_broker = await asyncio.gather(*(submit(side) for side in sides.values()))
     await asyncio.sleep(_LAST_SECONDS)
-    found = {
-        broker: await _waits(side.installation, its) for (broker, side), its in zip(sides.items(), asked, strict=True)
+    waits_by_broker = {
+        broker: await _waits(side.installation, submitted_at)
+        for (broker, side), submitted_at in zip(sides.items(), submitted_by_broker, strict=True)
     }
-    told = ", ".join(f"{broker} {median(waits):.2f}, {max(waits):.0f}" for broker, waits in found.items())
-    sys.stderr.write(f"a window of {jobs} jobs; p50 and longest, ms: {told}\n")
-    return found
+    summary = ", ".join(f"{broker} {median(waits):.2f}, {max(waits):.0f}" for broker, waits in waits_by_broker.items())
+    sys.stderr.write(f"a window of {jobs} jobs; p50 and longest, ms: {summary}\n")
+    return waits_by_broker
 
 
-async def _waits(installation: Installation, asked: dict[UUID, float]) -> list[float]:
-    """Raises RuntimeError when some are not started for very long."""
+async def _waits(installation: Installation, submitted_by_broker: dict[UUID, float]) -> list[float]:
+    """The waits of the jobs. Raises RuntimeError if some jobs do not start within _LATE_SECONDS."""
     until = monotonic() + _LATE_SECONDS
     while True:
         try:
-            return await waits_ms(installation, asked)
+            return await waits_ms(installation, submitted_by_broker)
         except RuntimeError:
             if monotonic() > until:
                 raise

@@ -1,4 +1,4 @@
-"""`submit`: how many requests a second the API accepts: upload URLs (a row and a signature), runs, batches of runs.
+"""`submit`: the requests a second that the API accepts: upload URLs (a row and a signature), runs, batches of runs.
 
 No call goes to the store, and no worker runs: the figures are of the endpoint and its commit alone.
 """
@@ -89,7 +89,7 @@ async def _figure(testbed: Testbed, scale: Scale, endpoint: _Endpoint) -> Figure
 async def _send(
     ports: Sequence[int], endpoint: _Endpoint, request_bytes: bytes, seconds: float, connections: int
 ) -> list[float]:
-    """How long each request took."""
+    """The time of each request."""
     until = monotonic() + seconds
 
     async def repeat(port: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""A process that submits as the API does: rows in one statement, the hints published right after the commit."""
+"""Submits jobs as the API does: it writes the rows in one statement, and publishes the hints right after the commit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Submitter:
         self.announcer = Announcer(broker, self._on_connection)
 
     async def submit(self, *jobs: NewJob) -> None:
-        """Write the jobs and have their hints published soon."""
+        """Write the jobs. Their hints are published right after the commit."""
         names = [(limit.tenant_id, limit.key) for job in jobs for limit in job.limits]
         async with self._pool.acquire() as connection:
             if names:
@@ -38,7 +38,7 @@ class Submitter:
         self.announcer.announce(hints)
 
     async def fill(self, pipeline: Pipeline, jobs: int) -> None:
-        """Write `jobs` jobs in batches, and return once the broker has confirmed every hint."""
+        """Write `jobs` jobs in batches, and wait until the broker has confirmed every hint."""
         for start in range(0, jobs, _BATCH):
             batch = [NewJob(pipeline, "bench") for _ in range(min(_BATCH, jobs - start))]
             async with self._pool.acquire() as connection:
@@ -57,13 +57,13 @@ async def submitter(installation: Installation) -> AsyncIterator[Submitter]:
     broker = make_broker(settings)
     async with make_pool(settings, "bench", settings.database_pool_size) as pool:
         await broker.open()
-        found = Submitter(pool, broker)
-        found.announcer.start()
+        opened = Submitter(pool, broker)
+        opened.announcer.start()
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 while not broker.connected:  # noqa: ASYNC110 - a broker tells nobody when it is there
                     await asyncio.sleep(0.01)
-            yield found
+            yield opened
         finally:
-            await found.announcer.close()
+            await opened.announcer.close()
             await broker.close()

@@ -1,4 +1,4 @@
-"""`surface`: what a page of `GET /v1/jobs` takes the database, by each documented filter, beside so many jobs."""
+"""`surface`: the database's time for a page of `GET /v1/jobs`, by each documented filter, beside many jobs."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
 
 
 async def fill(installation: Installation, jobs: int) -> None:
-    """Write so many jobs, as `_FILL` describes."""
+    """Write `jobs` jobs, as `_FILL` describes."""
     async with installation.connection() as unhurried:
         first, *others = _FILL
         await unhurried.execute(first.replace("$1", str(jobs)))
@@ -117,7 +117,7 @@ async def _figures(connection: Connection, text: str, jobs: int, runs: int) -> l
         worst.append(quantile(spent, 0.95))
     assert last is not None
     rows = await rows_read(connection, Listing(_SCOPE, parse(text, datetime.now(UTC))))
-    broad = last.ended_at is not None  # refused, or a search that ends there: its goal is the bound alone
+    broad = last.ended_at is not None  # the search was cut at its bound: only the bound is its goal
     name = f"a page of `{text or 'no filter'}` beside {jobs:,} jobs"
     details = {"jobs on the page": len(last.rows), "walk ended": broad}
     return [

@@ -1,4 +1,5 @@
-"""`tables`: what the storage and the indexes of the hot tables save, each choice beside the one it was made against.
+"""`tables`: what the storage options and the indexes of the hot tables save. Each choice is compared with its
+alternative.
 
 An installation a choice, all at once and at one pace, beside finished jobs: for some minutes, so that autovacuum comes
 as it does in life (once a minute), jobs are submitted, looked for, renewed once and completed. What is counted is
@@ -31,7 +32,7 @@ _BATCH = 16
 _BATCHES_A_SECOND = 4
 _COUNTED_LATER = 2.0  # seconds until a session that has ended is in the counters
 
-#: By what is done instead.
+#: The alternatives, by their names.
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "as migrated": (),
     "pages filled up": ("ALTER TABLE task SET (fillfactor = 100)", "ALTER TABLE job SET (fillfactor = 100)"),
@@ -58,8 +59,8 @@ FROM pg_stat_user_tables t CROSS JOIN pg_stat_user_tables j WHERE t.relname = 't
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """Of one run."""
+class _Run:
+    """The measurements of one run."""
 
     pages: float  # a job
     bytes: float  # a job
@@ -68,23 +69,25 @@ class _Found:
 
 
 async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
-    found: dict[str, list[_Found]] = {choice: [] for choice in CHOICES}
+    runs_by_choice: dict[str, list[_Run]] = {choice: [] for choice in CHOICES}
     load = []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
         async with AsyncExitStack() as opened:
-            chosen = {}
+            installations = {}
             for choice, statements in CHOICES.items():
-                chosen[choice] = await opened.enter_async_context(testbed.installation(broker="postgres"))
-                await _prepare(chosen[choice], statements, scale.finished_beside)
+                installations[choice] = await opened.enter_async_context(testbed.installation(broker="postgres"))
+                await _prepare(installations[choice], statements, scale.finished_beside)
             await testbed.checkpoint()
-            runs = await asyncio.gather(*(_run(one, scale.choice_minutes) for one in chosen.values()))
-            for choice, run in zip(chosen, runs, strict=True):
-                found[choice].append(run)
-    return [figure for choice, runs in found.items() for figure in _figures(choice, runs, tuple(load))]
+            runs = await asyncio.gather(
+                *(_run(installation, scale.choice_minutes) for installation in installations.values())
+            )
+            for choice, run in zip(installations, runs, strict=True):
+                runs_by_choice[choice].append(run)
+    return [figure for choice, runs in runs_by_choice.items() for figure in _figures(choice, runs, tuple(load))]
 
 
-def _figures(choice: str, runs: list[_Found], load: tuple[float, ...]) -> list[Figure]:
+def _figures(choice: str, runs: list[_Run], load: tuple[float, ...]) -> list[Figure]:
     return [
         Figure(f"tables, {choice}, {what}", unit, values, load)
         for what, unit, values in (
@@ -103,21 +106,21 @@ async def _prepare(installation: Installation, statements: tuple[str, ...], fini
     await grow(installation, finished)
 
 
-async def _run(installation: Installation, minutes: float) -> _Found:
+async def _run(installation: Installation, minutes: float) -> _Run:
     batches = round(60 * minutes * _BATCHES_A_SECOND)
     before = await _counters(installation)
     await _work(installation, batches)
     after = await _counters(installation)
     jobs = batches * _BATCH
 
-    def gone(name: str) -> int:
+    def difference(name: str) -> int:
         return int(after[name] - before[name])
 
-    return _Found(
-        pages=gone("pages") / jobs,
-        bytes=gone("bytes") / jobs,
-        task_heap_only=100 * gone("of_task_heap_only") / gone("of_task"),
-        job_heap_only=100 * gone("of_job_heap_only") / gone("of_job"),
+    return _Run(
+        pages=difference("pages") / jobs,
+        bytes=difference("bytes") / jobs,
+        task_heap_only=100 * difference("of_task_heap_only") / difference("of_task"),
+        job_heap_only=100 * difference("of_job_heap_only") / difference("of_job"),
     )
 
 
@@ -131,7 +134,7 @@ async def _counters(installation: Installation) -> asyncpg.Record:
 
 async def _work(installation: Installation, batches: int) -> None:
     loop = asyncio.get_running_loop()
-    given, polls = terms(), Polls()
+    lease_terms, polls = terms(), Polls()
     connection = await connect(installation.settings, "bench")
     try:
         async with submitter(installation) as submitting:
@@ -139,10 +142,10 @@ async def _work(installation: Installation, batches: int) -> None:
             for number in range(batches):
                 await asyncio.sleep(began + number / _BATCHES_A_SECOND - loop.time())
                 await submitting.fill(noop, _BATCH)
-                taken = (await polls.claim(connection, given, ["default"], _BATCH, 0.0, Rooms())).claimed
-                if len(taken) != _BATCH:
-                    raise RuntimeError(f"a look found {len(taken)} of {_BATCH}")
-                await claims.renew(connection, given.owner, [one.lease for one in taken], given.ttl)
-                await complete(connection, taken)
+                claimed = (await polls.claim(connection, lease_terms, ["default"], _BATCH, 0.0, Rooms())).claimed
+                if len(claimed) != _BATCH:
+                    raise RuntimeError(f"a poll found {len(claimed)} of {_BATCH}")
+                await claims.renew(connection, lease_terms.owner, [claim.lease for claim in claimed], lease_terms.ttl)
+                await complete(connection, claimed)
     finally:
         await connection.close()

@@ -1,4 +1,4 @@
-"""The test stand: private durable servers, and for every run a database and queues that nobody used before."""
+"""The servers of the bench: private and durable; every run gets a new database and new queues on them."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ class Testbed:
         return self._stack.environment["LEASEHOLD_S3_ENDPOINT"]
 
     async def servers(self) -> dict[str, str]:
-        """Which servers are measured, and what they promise about the disk."""
+        """The versions of the servers, and their settings for durability."""
         assert self._stack.rabbitmq is not None
-        said = {"python": sys.version.split()[0], "rabbitmq": await _rabbitmq_version(self._stack.rabbitmq.url)}
+        versions = {"python": sys.version.split()[0], "rabbitmq": await _rabbitmq_version(self._stack.rabbitmq.url)}
         for setting in ("server_version", "fsync", "synchronous_commit", "full_page_writes", "wal_sync_method"):
-            said[f"postgresql {setting}"] = str(await self._administer(f"SHOW {setting}"))
-        return said
+            versions[f"postgresql {setting}"] = str(await self._administer(f"SHOW {setting}"))
+        return versions
 
     async def kill_postgres(self) -> None:
         assert self._stack.postgres is not None
@@ -96,7 +96,7 @@ class Testbed:
         await self._stack.postgres.start()
 
     async def flush_rabbitmq(self) -> None:
-        """Have the queues that were declared survive a kill."""
+        """Write the declared queues to disk, so that they survive a kill."""
         assert self._stack.rabbitmq is not None
         await self._stack.rabbitmq.flush_definitions()
 
@@ -109,7 +109,7 @@ class Testbed:
         await self._stack.rabbitmq.start()
 
     async def checkpoint(self) -> None:
-        """Have what earlier work left dirty on the disk, so that it does not cost this run."""
+        """Write the dirty pages of earlier work to disk, so that this run does not pay for them."""
         await self._administer("CHECKPOINT")
 
     def _url_of(self, database: str) -> str:
@@ -125,7 +125,7 @@ class Testbed:
 
 
 class Installation:
-    """One database's worth of the platform: start its processes, talk to its database."""
+    """An installation with a database of its own: starts its processes, and connects to its database."""
 
     def __init__(self, environment: dict[str, str], directory: Path, processes: AsyncExitStack) -> None:
         self.environment = environment
@@ -145,7 +145,7 @@ class Installation:
         return self.environment["LEASEHOLD_DATABASE_URL"]
 
     async def start(self, module: str, **settings: object) -> Server:
-        """Run `python -m leasehold.{module}` with the defaults of every setting that the bench did not choose."""
+        """Run `python -m leasehold.{module}`. Settings that the bench does not choose have their defaults."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
         server = await Server.start(
             module,
@@ -160,7 +160,7 @@ class Installation:
         return server
 
     async def start_worker(self, **settings: object) -> Server:
-        """Return once it serves. Raises EmbeddedError when it does not come up."""
+        """Start a worker, and wait until it serves. Raises EmbeddedError if it does not start."""
         server = await self.start("worker", **settings)
         async with asyncio.timeout(_START_SECONDS):
             while b'"serving"' not in await asyncio.to_thread(server.log.read_bytes):

@@ -1,4 +1,4 @@
-"""`throughput`: no-op jobs a second that warm workers drain from a filled queue, everything durable.
+"""`throughput`: the no-op jobs a second that warm workers drain from a filled queue, on durable servers.
 
 One job is a committed claim and a committed completion with their events; the queue is classic and durable, and its
 messages are persistent and were confirmed. With a broker, workers also look into the database for what is overdue,
@@ -74,7 +74,7 @@ async def _figure(testbed: Testbed, scale: Scale, case: Case) -> Figure:
 
 
 async def drain(testbed: Testbed, scale: Scale, case: Case) -> Run:
-    """Fill the queue while the workers stand still, then let them go."""
+    """Fill the queue while the workers are stopped, then let them drain it."""
     async with testbed.installation(amqp_heartbeat=_PATIENT_HEARTBEAT, **case.settings) as installation:
         ports = [free_port() for _ in range(case.workers)]
         servers = [await installation.start_worker(metrics_port=port) for port in ports]

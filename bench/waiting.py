@@ -1,6 +1,7 @@
-"""`waiting`: a thousand external workers that wait for work at one API process, and how soon one of them gets it.
+"""`waiting`: how soon one of a thousand external workers, which all wait at one API process, gets a task.
 
-Each holds a connection and asks again when its wait has ended; ten that wait are measured beside them.
+Each worker holds a connection, and asks again when its wait has ended. For comparison, ten waiting workers are
+measured.
 """
 
 from __future__ import annotations
@@ -56,45 +57,47 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
 
 
 class _Crowd:
-    """External workers at one API."""
+    """Many external workers at one API."""
 
     def __init__(self, port: int, key: str) -> None:
         self._port = port
         self._key = key
-        self._came: dict[str, float] = {}  # run -> when a worker got it
+        self._arrived_at: dict[str, float] = {}  # run -> when a worker got its task
 
     async def work(self, number: int) -> None:
-        """Ask, wait, note what came, complete it, ask again."""
+        """Work as one external worker: ask for a task, note its arrival, complete it, ask again."""
         connection = await Connection.open(self._port)
-        named = {"worker_id": f"bench-{number}"}
-        wait = _SHORTEST_CLAIM_SECONDS + number % 10  # all of them would come back at once, which a fleet does not do
-        asks = self._request("/v1/external/claim", named | {"queues": ["outside"], "wait": wait})
+        worker = {"worker_id": f"bench-{number}"}
+        wait = (
+            _SHORTEST_CLAIM_SECONDS + number % 10
+        )  # different waits, because the workers of a real fleet do not return all at once
+        claim_request = self._request("/v1/external/claim", worker | {"queues": ["outside"], "wait": wait})
         try:
             while True:
-                status, body = await connection.send(asks)
+                status, body = await connection.send(claim_request)
                 if status != 200:  # noqa: PLR2004 - an HTTP status
                     raise RuntimeError(f"claim answered {status}: {body[:200]!r}")
                 for task in orjson.loads(body)["tasks"]:
-                    self._came[task["run_id"]] = monotonic()
+                    self._arrived_at[task["run_id"]] = monotonic()
                     path = f"/v1/external/tasks/{task['task_id']}/complete"
-                    await connection.send(self._request(path, named | {"epoch": task["epoch"]}))
+                    await connection.send(self._request(path, worker | {"epoch": task["epoch"]}))
         finally:
-            with suppress(OSError):  # the API may have gone first
+            with suppress(OSError):  # the API may have ended first
                 await connection.close()
 
     async def serve(self, runs: int) -> list[float]:
-        """How long each run took from its acceptance to a worker, in ms."""
+        """The milliseconds of each run from its acceptance to its arrival at a worker."""
         connection = await Connection.open(self._port)
-        asked: dict[str, float] = {}
+        submitted_at: dict[str, float] = {}
         for _ in range(runs):
             _, body = await connection.send(self._request("/v1/runs", {"template": "outside"}))
-            asked[orjson.loads(body)["id"]] = monotonic()
+            submitted_at[orjson.loads(body)["id"]] = monotonic()
             await asyncio.sleep(_BETWEEN_SECONDS)
         async with asyncio.timeout(_PATIENCE):
-            while not asked.keys() <= self._came.keys():  # noqa: ASYNC110 - they come by hundreds of ways
+            while not submitted_at.keys() <= self._arrived_at.keys():  # noqa: ASYNC110 - they come by hundreds of ways
                 await asyncio.sleep(_BETWEEN_SECONDS)
         await connection.close()
-        return [1000 * (self._came[run] - at) for run, at in asked.items()]
+        return [1000 * (self._arrived_at[run] - at) for run, at in submitted_at.items()]
 
     def _request(self, path: str, body: object) -> bytes:
         return request("POST", path, key=self._key, body=body)

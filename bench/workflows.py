@@ -1,4 +1,4 @@
-"""`workflows`: jobs of three steps, each needing the one before: drained from a filled queue, and one at a time."""
+"""`workflows`: jobs of three steps in a chain, drained from a filled queue, and one at a time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def _drained(testbed: Testbed, scale: Scale) -> Figure:
 
 
 async def _alone(testbed: Testbed, scale: Scale) -> list[Figure]:
-    """From the row to the end of its third step, by the database's clock; 20 a second."""
+    """The time from a job's row to the end of its third step, by the database's clock, at 20 jobs a second."""
     waits, load = [], []
     for _ in range(scale.runs):
         async with testbed.installation(broker="amqp", pipelines=_PIPELINES) as installation:
