@@ -50,45 +50,49 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="keep logs and journals of violated runs there")
     parser.add_argument("--no-broker", action="store_true", help="the `postgres` broker, without RabbitMQ")
     parser.add_argument("--table", action="store_true", help="only write that table anew, from the record")
-    asked = parser.parse_args(arguments)
-    if asked.faults < 3:  # noqa: PLR2004 - as the help says
+    options = parser.parse_args(arguments)
+    if options.faults < 3:  # noqa: PLR2004 - as the help says
         parser.error("--faults: at least 3")
-    return asked
+    return options
 
 
-def plans(asked: argparse.Namespace, able: Collection[str]) -> list[tuple[Plan, str]]:
+def plans(options: argparse.Namespace, able: Collection[str]) -> list[tuple[Plan, str]]:
     """What to run, each with its mutation or ""."""
-    if asked.mutate:
-        names = sorted(MUTATIONS) if asked.mutate == _ALL else [asked.mutate]
+    if options.mutate:
+        names = sorted(MUTATIONS) if options.mutate == _ALL else [options.mutate]
         return [(DIRECTED[name], name) for name in names]
-    if asked.directed:
-        return [(DIRECTED[asked.directed], "")]
-    if asked.fault:
-        return [(plan_of(asked.fault, (asked.seed or 0) + nth, seconds=asked.seconds), "") for nth in range(asked.runs)]
-    first = asked.seed if asked.seed is not None else random.randrange(1_000_000)  # noqa: S311 - it is printed
+    if options.directed:
+        return [(DIRECTED[options.directed], "")]
+    if options.fault:
+        return [
+            (plan_of(options.fault, (options.seed or 0) + nth, seconds=options.seconds), "")
+            for nth in range(options.runs)
+        ]
+    first = options.seed if options.seed is not None else random.randrange(1_000_000)  # noqa: S311 - it is printed
     return [
-        (make_plan(first + nth, seconds=asked.seconds, faults=asked.faults, able=able), "") for nth in range(asked.runs)
+        (make_plan(first + nth, seconds=options.seconds, faults=options.faults, able=able), "")
+        for nth in range(options.runs)
     ]
 
 
-async def carry_out(asked: argparse.Namespace, console: Console) -> list[Report]:
-    done = []
-    async with Servers(broker=not asked.no_broker) as servers:
-        for plan, mutate in plans(asked, servers.able):
-            made = await run(servers, plan, mutate=mutate, keep=asked.keep)
-            report.show(made, console)
-            if asked.json:
-                report.append(made, asked.json)
-            if asked.record and not mutate:
-                record.append(made, asked.record)
-            done.append(made)
-    return done
+async def carry_out(options: argparse.Namespace, console: Console) -> list[Report]:
+    reports = []
+    async with Servers(broker=not options.no_broker) as servers:
+        for plan, mutate in plans(options, servers.able):
+            result = await run(servers, plan, mutate=mutate, keep=options.keep)
+            report.show(result, console)
+            if options.json:
+                report.append(result, options.json)
+            if options.record and not mutate:
+                record.append(result, options.record)
+            reports.append(result)
+    return reports
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    asked = parse(arguments)
+    options = parse(arguments)
     console = Console(highlight=False, soft_wrap=True)
-    if asked.table:
+    if options.table:
         record.write_page(record.read())
         return 0
     structlog.configure(
@@ -98,14 +102,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for noisy in ("aiormq", "aio_pika", "aiohttp"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     try:
-        done = asyncio.run(carry_out(asked, console))
+        reports = asyncio.run(carry_out(options, console))
     except EmbeddedError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2
-    report.sum_up(done, console)
-    if asked.record == record.RECORD:
+    report.sum_up(reports, console)
+    if options.record == record.RECORD:
         record.write_page(record.read())
-    return 0 if all(made.good for made in done) else 1
+    return 0 if all(result.good for result in reports) else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Listens to AMQP 0-9-1 between a process and the broker: which hint was published, confirmed, delivered, ACKed, when.
+"""Listens to AMQP 0-9-1 between a process and the broker. It records when each hint is published, confirmed, delivered
+and acknowledged.
 
 Source of the frames' layout: the AMQP 0-9-1 specification, sections 2.3.5 and 4.2, and RabbitMQ's confirm.select.
 """

@@ -1,4 +1,4 @@
-"""A history of the rows that the platform does not write: triggers in the run's own database note every change.
+"""Records every change of a row by triggers in the run's own database. The platform does not write this history.
 
 The checker compares the platform's own story (its events) with this one.
 """
@@ -32,15 +32,15 @@ CREATE FUNCTION chaos.ahead() RETURNS double precision LANGUAGE sql VOLATILE AS 
 CREATE FUNCTION chaos.note() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     off double precision;
-    said timestamptz;
+    read_at timestamptz;
 BEGIN
     LOOP  -- the clock may jump between the two
         off := chaos.ahead();
-        said := clock_timestamp();
+        read_at := clock_timestamp();
         EXIT WHEN off = chaos.ahead();
     END LOOP;
     INSERT INTO chaos.change (at, ahead, process, of, before, after) VALUES (
-        said - make_interval(secs => off), off,
+        read_at - make_interval(secs => off), off,
         current_setting('chaos.process', true), coalesce(TG_ARGV[0], TG_TABLE_NAME),
         CASE WHEN TG_OP <> 'INSERT' THEN to_jsonb(OLD) END, CASE WHEN TG_OP <> 'DELETE' THEN to_jsonb(NEW) END);
     RETURN NULL;

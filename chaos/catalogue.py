@@ -1,4 +1,4 @@
-"""The catalogue of faults: what can break, whom it hits, for how long, and what the machine must be able to do for it.
+"""The catalogue of faults: what breaks, which processes it hits, for how long, and what the machine must support.
 
 A name begins with the number of RELIABILITY.md section 6; F35 and above are ours (docs/explanation/chaos.md lists all).
 """

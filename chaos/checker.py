@@ -1,4 +1,4 @@
-"""The judge: each invariant of RELIABILITY.md section 5 is a function named by its number, and looks at a history."""
+"""Judges a history by the invariants of RELIABILITY.md section 5. Each is a function named by its number."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from chaos.checks import cancels, hints, jobs, keys, leases, limits, operations,
 from chaos.checks.verdict import NotApplicable, Seen
 from chaos.history import History
 
-#: Of more violations than this the verdict has only the number.
+#: A verdict has the evidence of so many violations, and of all others only the number.
 _MOST_EVIDENCE = 10
 
 Check = Callable[[History], Iterable[Seen]]
-#: Of each invariant and each kind of thing that its check looks at: how many a history must have.
+#: For each invariant, and each kind of thing that its check looks at: how many of them a history must have.
 Floors = Mapping[str, Mapping[str, int]]
 
 INVARIANTS: dict[str, Check] = {

@@ -1,4 +1,4 @@
-"""Gathering a run's history: rows, audit, objects, queues, processes."""
+"""Gathers the history of a run: rows, audit, objects, queues and processes."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def terms() -> Terms:
     )  # fmt: skip
 
 
-async def gather(it: Installation, load: Load, history: History) -> None:
-    """Fill `history` with what rows, journals, taps and the store say now."""
-    async with it.connection() as connection:
+async def gather(installation: Installation, load: Load, history: History) -> None:
+    """Fill `history` from the rows, journals, taps and the store."""
+    async with installation.connection() as connection:
         await connection.set_type_codec("jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
         for name, statement in _TABLES.items():
             setattr(history, name, [_plain(row) for row in await connection.fetch(statement)])
@@ -69,20 +69,20 @@ async def gather(it: Installation, load: Load, history: History) -> None:
     history.leases, history.bounds, history.operations = diary.leases, diary.bounds, diary.operations
     history.orders = [
         Order("gateway" if one.token else "jimeng", one.prompt.split()[1], one.id, one.at, one.polled_at)
-        for one in it.provider.bought
+        for one in installation.provider.bought
     ]
-    history.journal = [line for line in journal.read(it.journal) if line["what"] in _OF_HANDLERS]
-    history.heard, history.sessions = it.heard, it.sessions
-    history.subscribers, history.deliveries = frozenset({SUBSCRIBER}), it.receiver.deliveries
-    history.has_broker = bool(it.amqp_url)
-    history.objects, history.uploads = await _objects(it), await _uploads(it)
+    history.journal = [line for line in journal.read(installation.journal) if line["what"] in _OF_HANDLERS]
+    history.heard, history.sessions = installation.heard, installation.sessions
+    history.subscribers, history.deliveries = frozenset({SUBSCRIBER}), installation.receiver.deliveries
+    history.has_broker = bool(installation.amqp_url)
+    history.objects, history.uploads = await _objects(installation), await _uploads(installation)
     history.gathered = True
-    history.overwritten = it.front.faults.overwritten
+    history.overwritten = installation.front.faults.overwritten
     history.expected_bytes = _words() | await asyncio.to_thread(_pictures)
 
 
 def write_down(history: History, directory: Path) -> None:
-    """What rows and hints did, in order, for whoever has to find out why."""
+    """Write the changes of rows and the hints into files, in order, for the search for a cause."""
     for name, found in (("changes", history.changes), ("heard", history.heard), ("sessions", history.sessions)):
         lines = (json.dumps(asdict(one), default=str) for one in found)
         (directory / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
@@ -92,8 +92,8 @@ def _plain(row: asyncpg.Record) -> Row:
     return {name: str(value) if isinstance(value, UUID) else value for name, value in row.items()}
 
 
-async def _objects(it: Installation) -> dict[str, StoredObject]:
-    store = ObjectStore.from_settings(it.settings(CLIENT))
+async def _objects(installation: Installation) -> dict[str, StoredObject]:
+    store = ObjectStore.from_settings(installation.settings(CLIENT))
     await store.open()
     try:
         found = {}
@@ -105,19 +105,19 @@ async def _objects(it: Installation) -> dict[str, StoredObject]:
         await store.close()
 
 
-async def _uploads(it: Installation) -> list[str]:
+async def _uploads(installation: Installation) -> list[str]:
     """The keys of the uploads in parts that are open, less those that their worker had no way to end."""
-    settings = it.settings(CLIENT)
+    settings = installation.settings(CLIENT)
     async with get_session().create_client(
         "s3", endpoint_url=settings.s3_endpoint, region_name=settings.s3_region,
         aws_access_key_id=settings.s3_access_key.get_secret_value(),
         aws_secret_access_key=settings.s3_secret_key.get_secret_value(),
     ) as s3:  # fmt: skip
         try:
-            found = await s3.list_multipart_uploads(Bucket=it.bucket)
+            found = await s3.list_multipart_uploads(Bucket=installation.bucket)
         except s3.exceptions.NoSuchUpload:  # so rclone says that there is none
             return []
-        excused = it.front.faults.excused
+        excused = installation.front.faults.excused
         return [upload["Key"] for upload in found.get("Uploads", []) if upload["UploadId"] not in excused]
 
 
@@ -156,10 +156,10 @@ def _pictures() -> dict[tuple[str, str, str], str]:
 # --- the broker, the other tenant, and what is left behind
 
 
-async def queued(it: Installation) -> dict[str, int]:
+async def queued(installation: Installation) -> dict[str, int]:
     """How many messages each queue of the platform has ready."""
     counts = {}
-    async with await aio_pika.connect(it.amqp_url) as broker:
+    async with await aio_pika.connect(installation.amqp_url) as broker:
         for queue in sorted({step.queue for pipeline in tried() for step in pipeline.steps if not step.external}):
             for band in BANDS:
                 name = f"leasehold.{queue}.{band}"
@@ -173,10 +173,10 @@ async def queued(it: Installation) -> dict[str, int]:
     return counts
 
 
-async def dead_letters(it: Installation) -> list[str]:
+async def dead_letters(installation: Installation) -> list[str]:
     """The tasks of the hints that the broker gave up on."""
     found: list[str] = []
-    async with await aio_pika.connect(it.amqp_url) as broker:
+    async with await aio_pika.connect(installation.amqp_url) as broker:
         channel = await broker.channel()
         try:
             queue = await channel.get_queue("leasehold.parked")
@@ -187,16 +187,16 @@ async def dead_letters(it: Installation) -> list[str]:
     return found
 
 
-async def leftovers(it: Installation, codes: dict[str, int | None]) -> list[tuple[str, list[str]]]:
+async def leftovers(installation: Installation, codes: dict[str, int | None]) -> list[tuple[str, list[str]]]:
     """What processes that have ended should have taken with them: of each kind of thing looked at, what is left."""
     found = [
         ("process", [f"{name} exited with {code} when told to stop"] if code != 0 else [])
         for name, code in codes.items()
     ]
-    found.append(("processes", [f"process {pid} still runs: {line}" for pid, line in _ours(it)]))
-    left = it.work_dir.iterdir() if it.work_dir.exists() else ()
+    found.append(("processes", [f"process {pid} still runs: {line}" for pid, line in _ours(installation)]))
+    left = installation.work_dir.iterdir() if installation.work_dir.exists() else ()
     found.append(("directory", [f"directory {path.name} is left" for path in left]))
-    async with it.connection() as connection:
+    async with installation.connection() as connection:
         sessions = [
             f"a session of {row['application_name']} is left, {row['state']}"
             for row in await connection.fetch(
@@ -213,21 +213,25 @@ async def leftovers(it: Installation, codes: dict[str, int | None]) -> list[tupl
     return found
 
 
-def _ours(it: Installation) -> list[tuple[int, str]]:
+def _ours(installation: Installation) -> list[tuple[int, str]]:
     """Processes below us that carry this installation's name in their environment or their command line."""
     found = []
     for pid in descendants(os.getpid()):
         try:
-            said = (Path("/proc") / str(pid) / "cmdline").read_bytes()
+            command_line = (Path("/proc") / str(pid) / "cmdline").read_bytes()
         except OSError:  # it has ended
             continue
-        if it.name.encode() in said or b"leasehold.worker.sandbox.child" in said or b"chaos.process" in said:
-            found.append((pid, said.replace(b"\0", b" ").decode(errors="replace")[:120]))
+        if (
+            installation.name.encode() in command_line
+            or b"leasehold.worker.sandbox.child" in command_line
+            or b"chaos.process" in command_line
+        ):
+            found.append((pid, command_line.replace(b"\0", b" ").decode(errors="replace")[:120]))
     return found
 
 
 async def resting(connection: asyncpg.Connection[asyncpg.Record]) -> dict[str, Any]:
-    """How much is unfinished."""
+    """How much is unfinished: counts by the kind of thing."""
     row = await connection.fetchrow(
         "SELECT (SELECT count(*) FROM job WHERE finished_at IS NULL) AS jobs,"
         " (SELECT count(*) FROM schedule WHERE next_run_at < clock_timestamp() + interval '1 minute') AS schedules,"

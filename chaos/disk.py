@@ -51,7 +51,7 @@ class Disk:
             self._janitor, self.mounted = None, False
 
     def fill(self) -> bool:
-        """Take what room there is; returns whether the disk said that it is full."""
+        """Take what room there is; returns whether the disk is full."""
         if not self.mounted:
             return False
         with self._ballast.open("ab", buffering=0) as ballast:

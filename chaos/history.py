@@ -17,25 +17,23 @@ from chaos.receiver import Delivery
 from leasehold.domain.states import JOB_TERMINAL, JobState
 
 Row = dict[str, Any]
-#: A process that writes no line for longer is taken to stand still for the rest of that time.
+#: A process that writes no line for longer counts as standing still for the rest of that time.
 _STILL_SECONDS = 0.5
-#: A run's load commits many times a second: so long without is an outage.
+#: The load of a run commits many times a second: a longer time without a commit counts as an outage.
 _SILENT_SECONDS = 1.0
 _CLOSED = JOB_TERMINAL | {JobState.CANCEL_REQUESTED}
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One thing that a client wanted. `answer`: accepted | refused | unknown; `job` is known once it is accepted. Of a
-    cancel, accepted: the job is cancelled; stopping: its running step was asked to stop.
+    """One request of a client, with all its tries. `answer`: accepted, refused or unknown. An accepted request has a
+    `job`. A cancel is `accepted` if the job was cancelled at once, and `stopping` if its running step must stop first
+    and may still end in time.
 
-    Of a cancel, `accepted`: the job was cancelled there and then; `stopping`: it was asked to stop, and may still end
-    in time.
-
-    Over HTTP, `door` is the endpoint, as "POST /v1/runs", and `key` the Idempotency-Key. Every job that the request may
-    make has the key: a run as its `scope_id`, a conversion as its `exclusive_key`, a generation in its prompt.
-    `answers`: of each try that was answered with a 2xx, in order, the ids of the jobs that it named. `made`: how many
-    jobs the request is for.
+    A request over HTTP has its endpoint in `door`, such as "POST /v1/runs", and its Idempotency-Key in `key`. Every job
+    that the request may make has the key, too: a run as its `scope_id`, a conversion as its `exclusive_key`, a
+    generation in its prompt. `answers`: for each try with a 2xx answer, in order, the ids of the jobs in the answer.
+    `made`: how many jobs the request asks for.
     """
 
     kind: str
@@ -53,7 +51,7 @@ class Request:
 
 @dataclass
 class Bound:
-    """A declared limit, and between which seconds of the epoch it held."""
+    """A declared limit, and the times, in seconds of the epoch, between which it held."""
 
     tenant: str
     key: str
@@ -90,7 +88,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a provider was asked for. `key`: the client's name of the generation; `id`: the provider's of the order."""
+    """An order at a provider. `key`: the client's name of the generation. `id`: the provider's name of the order."""
 
     provider: str
     key: str
@@ -107,7 +105,7 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The limits that the run's workers were given."""
+    """The limits with which the run's workers ran."""
 
     lease_seconds: float
     sweep_seconds: float
@@ -122,7 +120,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One claim as the rows show it. `before` is the row that it found."""
+    """One claim as the rows show it. `before`: the row before the claim."""
 
     task: str
     epoch: int
@@ -182,7 +180,7 @@ class History:
     jumps: list[tuple[float, float]] = field(default_factory=list)  # when the database's clock jumped, to how far ahead
 
     def by_database(self, at: float) -> float:
-        """What the database's clock said at the true instant `at`."""
+        """The time of the database's clock at the true time `at`."""
         return at + next((ahead for since, ahead in reversed(self.jumps) if since <= at), 0.0)
 
     @cached_property

@@ -15,9 +15,9 @@ PATH_VARIABLE = "CHAOS_JOURNAL"
 PROCESS_VARIABLE = "CHAOS_PROCESS"
 
 
-def note(what: str, **said: Any) -> None:
+def note(what: str, **fields: Any) -> None:
     """Append one line: what happened, in which process, at which second of the epoch."""
-    line = json.dumps({"what": what, "process": os.environ[PROCESS_VARIABLE], "at": _true_time(), **said})
+    line = json.dumps({"what": what, "process": os.environ[PROCESS_VARIABLE], "at": _true_time(), **fields})
     file = os.open(os.environ[PATH_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.write(file, line.encode() + b"\n")

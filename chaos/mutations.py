@@ -94,7 +94,8 @@ def outbox() -> None:
     ) -> Settled:
         settled = await complete(connection, completions, terms)
         settled.announcements[:] = [
-            Announcement(await _write_hint(connection, said.hint), said.hint) for said in settled.announcements
+            Announcement(await _write_hint(connection, announced.hint), announced.hint)
+            for announced in settled.announcements
         ]
         return settled
 
@@ -117,9 +118,9 @@ def overwrite() -> None:
 
     async def put(self: Any, key: str, source: Any, *, content_type: str, metadata: Any, **_ruled: Any) -> Stored:
         data = source.read_bytes() if isinstance(source, Path) else source
-        said = {**metadata, "sha256": digest_of_bytes(data)}
-        etag = await self._put_once(key, data, content_type, said)
-        return Stored(key, len(data), said["sha256"], content_type, etag, said)
+        signed = {**metadata, "sha256": digest_of_bytes(data)}
+        etag = await self._put_once(key, data, content_type, signed)
+        return Stored(key, len(data), signed["sha256"], content_type, etag, signed)
 
     ObjectStore.put = put  # type: ignore[method-assign]  # the guard itself
 

@@ -35,11 +35,11 @@ class Words(BaseModel):
     text: str = Field(default="", max_length=100)
 
 
-def _step(name: str, *needs: str, **said: object) -> Step:
+def _step(name: str, *needs: str, **options: object) -> Step:
     # Isolated steps have as many slots as a worker has children; their queue is not to hold up the others'.
-    queue = "chaos-isolated" if said.get("isolated") else "chaos"
-    said = {"queue": queue} | said
-    return Step(name, needs=needs, retry_ladder=SOON, **said)  # type: ignore[arg-type]  # Step's own fields
+    queue = "chaos-isolated" if options.get("isolated") else "chaos"
+    options = {"queue": queue} | options
+    return Step(name, needs=needs, retry_ladder=SOON, **options)  # type: ignore[arg-type]  # Step's own fields
 
 
 def _pipeline(name: str, *steps: Step) -> Pipeline:

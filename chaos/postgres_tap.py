@@ -18,7 +18,7 @@ _PRESENT = b"UPDATE worker SET present = true"
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A connection of `process` that has ended. Seconds of the epoch. `present`: by it the worker said that it is
+    """A connection of `process` that has ended. Seconds of the epoch. `present`: by it the worker shows that it is
     there, at `since`; a heartbeat that is only connected has not got the lock yet.
     """
 
@@ -35,7 +35,7 @@ class PostgresTap:
         self._process = process
         self._ended = ended
         self._since = time.time()
-        self._said = b""
+        self._startup = b""
         self._present = False
 
     def request(self, data: bytes) -> None:
@@ -43,17 +43,17 @@ class PostgresTap:
             self._present, self._since = True, time.time()
         if self.label:
             return
-        self._said += data
-        while len(self._said) >= _HEAD:
-            size, code = struct.unpack_from(">II", self._said)
+        self._startup += data
+        while len(self._startup) >= _HEAD:
+            size, code = struct.unpack_from(">II", self._startup)
             if code in (_SSL_REQUEST, _GSS_REQUEST):
-                self._said = self._said[size:]
+                self._startup = self._startup[size:]
                 continue
-            if code == _PROTOCOL_3 and len(self._said) < size:
+            if code == _PROTOCOL_3 and len(self._startup) < size:
                 return
-            words = self._said[_HEAD:size].split(b"\0") if code == _PROTOCOL_3 else []
-            said = dict(zip(words[::2], words[1::2], strict=False))
-            self.label = said.get(b"application_name", b"other").decode()
+            words = self._startup[_HEAD:size].split(b"\0") if code == _PROTOCOL_3 else []
+            parameters = dict(zip(words[::2], words[1::2], strict=False))
+            self.label = parameters.get(b"application_name", b"other").decode()
             return
 
     def reply(self, data: bytes) -> None: ...

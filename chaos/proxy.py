@@ -67,7 +67,7 @@ class Carried:
     """What a link did, counted for ever, by direction in bytes: a fault happened only if it shows here."""
 
     asked: int = 0  # passed on to the server
-    told: int = 0  # passed back
+    passed_back: int = 0  # passed back
     held: int = 0  # kept back while the link was held
     lost: int = 0  # dropped
     slowed: int = 0
@@ -127,7 +127,7 @@ class Link:
         self._drops = "replies"
 
     def drop_requests(self) -> None:
-        """The other way: what the server says arrives, what it is told does not. Ends as `drop_replies`."""
+        """The other way: what the server says arrives, what is sent to it does not. Ends as `drop_replies`."""
         self._drops = "requests"
 
     def cut_next_request(self, label: str) -> None:
@@ -209,7 +209,7 @@ class Link:
         if asks:
             self.carried.asked += len(data)
         else:
-            self.carried.told += len(data)
+            self.carried.passed_back += len(data)
         await sink.drain()
         if asks and self._cut_at and connection.tap.label == self._cut_at:
             self._cut_at = ""
@@ -225,7 +225,7 @@ class _Connection:
         self._is_over = False
 
     def reset(self, *, answered: bool = True) -> None:
-        """`answered` False lets the server finish with what it got: only the client is told at once."""
+        """`answered` False lets the server finish with what it got: only the client hears of the end at once."""
         client, server = self._writers
         _reset(client)
         if answered:

@@ -54,10 +54,10 @@ class Receiver:
     async def _take(self, request: web.Request) -> web.Response:
         body = await request.read()
         tenant, luck = request.match_info["tenant"], self._rng.random()
-        said: dict[str, Any] = await request.json()
+        message: dict[str, Any] = await request.json()
         self.deliveries.append(
             Delivery(
-                request.headers["webhook-id"], tenant, said["type"], said["data"]["id"], time.time(),
+                request.headers["webhook-id"], tenant, message["type"], message["data"]["id"], time.time(),
                 genuine=self._is_genuine(request, tenant, body), taken=luck >= _BROKEN + _LOST,
             )
         )  # fmt: skip

@@ -34,9 +34,9 @@ class Release:
         """`module`: worker or api."""
         return [sys.executable, "-m", "chaos.old_process", module]
 
-    def environment(self, said: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         """It has other failpoints than this code, and nobody who writes down that one was reached."""
-        return {**said, "PYTHONPATH": os.fspath(self.directory), "LEASEHOLD_FAILPOINTS": ""}
+        return {**variables, "PYTHONPATH": os.fspath(self.directory), "LEASEHOLD_FAILPOINTS": ""}
 
     async def migrate(self, url: str) -> None:
         """Bring an empty database to this release's schema, as its users did. Raises RuntimeError."""
@@ -44,11 +44,11 @@ class Release:
 
 
 async def migrate_with(directory: Path, environment: Mapping[str, str]) -> None:
-    """`leasehold migrate` of the code in `directory`. Raises RuntimeError with the end of what it said."""
+    """`leasehold migrate` of the code in `directory`. Raises RuntimeError with the end of its output."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "leasehold.cli.main", "migrate",
         cwd=directory, env=dict(environment), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
-    said, _ = await process.communicate()
+    output, _ = await process.communicate()
     if process.returncode:
-        raise RuntimeError(f"leasehold migrate failed: {said.decode(errors='replace')[-500:]}")
+        raise RuntimeError(f"leasehold migrate failed: {output.decode(errors='replace')[-500:]}")

@@ -18,11 +18,11 @@ _ROOT = Path(__file__).parents[1]
 
 def commit() -> str:
     """The commit that is tried; with a `+` when files differ from it."""
-    said = subprocess.run(
+    git = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"],
         cwd=_ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    return said.stdout.strip() or "unknown"
+    return git.stdout.strip() or "unknown"
 
 
 def show(made: Report, console: Console) -> None:

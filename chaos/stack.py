@@ -140,8 +140,8 @@ class Installation:
         return [self.links[slot, server] for slot in self.slots if (slot, server) in self.links]
 
     def settings(self, slot: str) -> Settings:
-        said = {name.removeprefix("LEASEHOLD_").lower(): value for name, value in self._variables(slot).items()}
-        return Settings(_env_file=None, **said)  # type: ignore[arg-type]  # pydantic reads the text of each
+        variables = {name.removeprefix("LEASEHOLD_").lower(): value for name, value in self._variables(slot).items()}
+        return Settings(_env_file=None, **variables)  # type: ignore[arg-type]  # pydantic reads the text of each
 
     def heal(self) -> None:
         """End every fault of links and store."""
@@ -229,26 +229,26 @@ class Installation:
     def _environment(self, slot: str) -> _Environment:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
         credentials = json.dumps({"gateway": BEARER, "jimeng": VOLCENGINE})
-        said = self._variables(slot) | {"LEASEHOLD_GENERATION_CREDENTIALS": credentials}
-        return _Environment(self, slot, inherited | said)
+        variables = self._variables(slot) | {"LEASEHOLD_GENERATION_CREDENTIALS": credentials}
+        return _Environment(self, slot, inherited | variables)
 
     def _variables(self, slot: str) -> dict[str, str]:
         stack = self.servers.stack.environment
-        said = {name: value for name, value in stack.items() if name.startswith("LEASEHOLD_S3")}
-        said |= {f"LEASEHOLD_{name}": str(value) for name, value in PROCESS_SETTINGS.items()}
-        said["LEASEHOLD_BROKER"] = "amqp" if self.amqp_url else "postgres"
-        said["LEASEHOLD_DATABASE_URL"] = _through(self.database_url, self.links[slot, "postgres"])
-        said["LEASEHOLD_S3_ENDPOINT"] = f"http://127.0.0.1:{self.links[slot, 's3'].port}"
-        said["LEASEHOLD_S3_BUCKET"] = self.bucket
-        said["LEASEHOLD_SEALING_KEYS"] = self._sealing_key
-        said["LEASEHOLD_WORK_DIR"] = str(self.work_dir)
-        said["LEASEHOLD_ISOLATION"] = decided()
+        variables = {name: value for name, value in stack.items() if name.startswith("LEASEHOLD_S3")}
+        variables |= {f"LEASEHOLD_{name}": str(value) for name, value in PROCESS_SETTINGS.items()}
+        variables["LEASEHOLD_BROKER"] = "amqp" if self.amqp_url else "postgres"
+        variables["LEASEHOLD_DATABASE_URL"] = _through(self.database_url, self.links[slot, "postgres"])
+        variables["LEASEHOLD_S3_ENDPOINT"] = f"http://127.0.0.1:{self.links[slot, 's3'].port}"
+        variables["LEASEHOLD_S3_BUCKET"] = self.bucket
+        variables["LEASEHOLD_SEALING_KEYS"] = self._sealing_key
+        variables["LEASEHOLD_WORK_DIR"] = str(self.work_dir)
+        variables["LEASEHOLD_ISOLATION"] = decided()
         if self.amqp_url:
-            said["LEASEHOLD_AMQP_URL"] = _through(self.amqp_url, self.links[slot, "amqp"])
-        said |= {f"LEASEHOLD_{name.upper()}": str(value) for name, value in self.provider.settings().items()}
+            variables["LEASEHOLD_AMQP_URL"] = _through(self.amqp_url, self.links[slot, "amqp"])
+        variables |= {f"LEASEHOLD_{name.upper()}": str(value) for name, value in self.provider.settings().items()}
         if slot in self.ports:
-            said["LEASEHOLD_API_PORT"] = str(self.ports[slot])
-        return said
+            variables["LEASEHOLD_API_PORT"] = str(self.ports[slot])
+        return variables
 
     async def _drop_vhost(self) -> None:
         assert self.servers.rabbitmq is not None

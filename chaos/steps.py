@@ -46,23 +46,23 @@ _FAILURES = 2
 
 
 @asynccontextmanager
-async def _told(attempt: Attempt, seconds: float = _BRIEF) -> AsyncIterator[Done]:
+async def _journaled(attempt: Attempt, seconds: float = _BRIEF) -> AsyncIterator[Done]:
     """The side effect of a chaos step is its lines in the journal: that it began, that it goes on, that it ended or was
     stopped. Its answer says which run it was.
     """
-    said = {"run": uuid.uuid4().hex, "task": str(attempt.task_id), "step": attempt.step, "number": attempt.number}
-    journal.note("begin", **said)
+    fields = {"run": uuid.uuid4().hex, "task": str(attempt.task_id), "step": attempt.step, "number": attempt.number}
+    journal.note("begin", **fields)
     try:
         while seconds > _TICK:
             await asyncio.sleep(_TICK)
-            journal.note("tick", **said)
+            journal.note("tick", **fields)
             seconds -= _TICK
         await asyncio.sleep(seconds)
-        yield Done(value={"run": said["run"]})
+        yield Done(value={"run": fields["run"]})
     except BaseException:
-        journal.note("stop", **said)
+        journal.note("stop", **fields)
         raise
-    journal.note("end", **said)
+    journal.note("end", **fields)
 
 
 def text_of(step: str, before: bytes, text: str) -> bytes:
@@ -71,7 +71,7 @@ def text_of(step: str, before: bytes, text: str) -> bytes:
 
 
 async def _pass_on(attempt: Attempt, read: str | None, write: str) -> Done:
-    async with _told(attempt) as done:
+    async with _journaled(attempt) as done:
         before = await attempt.read(read) if read else b""
         await attempt.write(write, text_of(attempt.step, before, attempt.params.text), "text/plain")
     return done
@@ -94,7 +94,7 @@ async def third(attempt: Attempt) -> Done:
 
 @long.handles("wait")
 async def wait(attempt: Attempt) -> Done:
-    async with _told(attempt, _LONG) as done:
+    async with _journaled(attempt, _LONG) as done:
         pass
     return done
 
@@ -112,21 +112,21 @@ async def wait(attempt: Attempt) -> Done:
 @abroad.handles("before")
 @abroad.handles("after")
 async def brief(attempt: Attempt) -> Done:
-    async with _told(attempt) as done:
+    async with _journaled(attempt) as done:
         pass
     return done
 
 
 @parked.handles("poll")
 async def poll(attempt: Attempt) -> Done | Snooze:
-    async with _told(attempt) as done:
+    async with _journaled(attempt) as done:
         asked = (await attempt.note()).get("asked", 0)
     return done if asked else Snooze(timedelta(seconds=1), {"asked": asked + 1})
 
 
 @flaky.handles("try")
 async def succeed_at_last(attempt: Attempt) -> Done:
-    async with _told(attempt) as done:
+    async with _journaled(attempt) as done:
         if attempt.number <= _FAILURES:
             raise Retryable("not yet", code="not_yet")
     return done
@@ -134,20 +134,20 @@ async def succeed_at_last(attempt: Attempt) -> Done:
 
 @hopeless.handles("try")
 async def never_succeed(attempt: Attempt) -> Done:
-    async with _told(attempt):
+    async with _journaled(attempt):
         raise Retryable("not now", code="not_now")
 
 
 @wrong.handles("bad")
 async def refuse(attempt: Attempt) -> Done:
-    async with _told(attempt):
+    async with _journaled(attempt):
         raise Permanent("refused", "this can never be done")
 
 
 @hopeless.handles("never")
 @wrong.handles("never")
 async def unreachable(attempt: Attempt) -> Done:
-    async with _told(attempt) as done:
+    async with _journaled(attempt) as done:
         pass
     return done
 
@@ -160,21 +160,21 @@ def die(_work: Work) -> Done:
 
 @poison.handles("never")
 async def after_death(attempt: Attempt) -> Done:
-    async with _told(attempt) as done:
+    async with _journaled(attempt) as done:
         pass
     return done
 
 
 @unlike.handles("write")
 async def write(attempt: Attempt) -> Done:
-    async with _told(attempt) as done:
+    async with _journaled(attempt) as done:
         await attempt.write("unlike.txt", uuid.uuid4().hex.encode() * 4, "text/plain")
     return done
 
 
 @spread.handles("gather")
 async def gather(attempt: Attempt) -> Done | FanOut:
-    async with _told(attempt) as done:
+    async with _journaled(attempt) as done:
         joined = await attempt.joined()
     if joined is None:
         return FanOut("piece", list(range(PARTS)))
@@ -185,7 +185,7 @@ async def gather(attempt: Attempt) -> Done | FanOut:
 
 @mendable.handles("try")
 async def fail_if_broken(attempt: Attempt) -> Done:
-    async with _told(attempt) as done:
+    async with _journaled(attempt) as done:
         if attempt.params.text == BROKEN:
             raise Permanent("broken", "the payload says so")
     return done
@@ -193,7 +193,7 @@ async def fail_if_broken(attempt: Attempt) -> Done:
 
 @gated.handles("work")
 async def work(attempt: Attempt) -> Done:
-    async with _told(attempt, _GATED) as done:
+    async with _journaled(attempt, _GATED) as done:
         pass
     return done
 
@@ -201,7 +201,7 @@ async def work(attempt: Attempt) -> Done:
 @large.handles("write")
 async def write_large(attempt: Attempt) -> Done:
     """A hole, which costs neither disk nor memory."""
-    async with _told(attempt) as done:
+    async with _journaled(attempt) as done:
         path = attempt.directory / "large"
         with path.open("wb") as file:
             file.truncate(LARGE_BYTES)

@@ -51,7 +51,7 @@ _AFTER_A_WRITE = {Trouble.LATE, Trouble.MUTE, Trouble.DENY, Trouble.OVERWRITE}
 class StoreFaults:
     """The trouble that is on, for which share of the requests, and how often it was made.
 
-    `overwritten`: keys of objects that a put has replaced which had said that it must not.
+    `overwritten`: keys of objects that a put has replaced although the put asked for creation only.
     `excused`: ids of uploads in parts that their worker could not end: the answer with the id was lost on its way, or
     its request to end the upload met the trouble. Housekeeping ends these once they are old.
     """
@@ -168,18 +168,18 @@ class StoreFront:
             async with self._client.request(
                 request.method, target, headers=headers, data=io.BytesIO(body) if body else None,
                 skip_auto_headers=["Content-Type"], allow_redirects=False,
-            ) as said:  # fmt: skip
-                told = await said.read()
+            ) as upstream:  # fmt: skip
+                answer_body = await upstream.read()
                 if trouble is not None and _begins_upload(request):
-                    self.faults.excused.update(_UPLOAD_ID.findall(told.decode()))
-                if trouble in _AFTER_A_WRITE and said.status < HTTPStatus.BAD_REQUEST:
+                    self.faults.excused.update(_UPLOAD_ID.findall(answer_body.decode()))
+                if trouble in _AFTER_A_WRITE and upstream.status < HTTPStatus.BAD_REQUEST:
                     return self._betray(request, trouble)
-                return await self._answer(request, said, told, trouble)
+                return await self._answer(request, upstream, answer_body, trouble)
         except aiohttp.ClientConnectionError:
             return web.Response(status=HTTPStatus.BAD_GATEWAY)
 
     def _betray(self, request: web.Request, trouble: Trouble | None) -> web.Response:
-        """What is said of a write that was done."""
+        """The answer to a write that was done."""
         if trouble is Trouble.DENY:
             return self._refuses()
         if trouble is Trouble.OVERWRITE:  # counted once the write is repeated
@@ -191,10 +191,10 @@ class StoreFront:
         return answer
 
     async def _answer(
-        self, request: web.Request, said: aiohttp.ClientResponse, body: bytes, trouble: Trouble | None
+        self, request: web.Request, upstream: aiohttp.ClientResponse, body: bytes, trouble: Trouble | None
     ) -> web.StreamResponse:
-        headers = [(name, value) for name, value in said.headers.items() if name.lower() not in _HOP_BY_HOP]
-        answer = web.StreamResponse(status=said.status)
+        headers = [(name, value) for name, value in upstream.headers.items() if name.lower() not in _HOP_BY_HOP]
+        answer = web.StreamResponse(status=upstream.status)
         answer.headers.extend(headers)
         if request.method != "HEAD":
             answer.content_length = len(body)

@@ -1,4 +1,4 @@
-"""Cancels: of jobs that wait, which end there and then, and of jobs that run, which are asked to stop."""
+"""Checks cancels: a job that waits ends at once, and a job that runs is requested to stop."""
 
 from __future__ import annotations
 
@@ -18,38 +18,43 @@ def i15(history: History) -> Iterator[Seen]:
     """After a cancel no step starts, nothing is committed if it was at once, and the job ends in lease and grace."""
     for cancel in history.requests:
         if cancel.kind == "cancel" and cancel.answer == "accepted":
-            says = [
+            violations = [
                 *_begun_after(history, cancel.job, cancel.answered_at),
                 *_committed_after(history, cancel.job, cancel.answered_at),
             ]
-            yield seen("cancelled job", "; ".join(says), good=not says)
+            yield seen("cancelled job", "; ".join(violations), good=not violations)
         if cancel.kind == "cancel" and cancel.answer == "stopping":
-            says = [*_begun_after(history, cancel.job, cancel.answered_at)]
-            yield seen("answered while it ran", "; ".join(says), good=not says)
+            violations = [*_begun_after(history, cancel.job, cancel.answered_at)]
+            yield seen("answered while it ran", "; ".join(violations), good=not violations)
     for change in history.changes:
         if change.of == "job" and (change.moved() or ("", ""))[1] == "cancel_requested":
-            says = [*_not_stopped(history, change)]
-            yield seen("running job", "; ".join(says), good=not says)
+            violations = [*_not_stopped(history, change)]
+            yield seen("running job", "; ".join(violations), good=not violations)
 
 
-def _not_stopped(history: History, asked: Change) -> Iterator[str]:
-    job = asked.row
-    yield from _begun_after(history, job["id"], asked.at + _CLOCK)
-    most = history.terms.lease_seconds + job["grace_seconds"]
+def _not_stopped(history: History, request: Change) -> Iterator[str]:
+    job = request.row
+    yield from _begun_after(history, job["id"], request.at + _CLOCK)
+    allowed_seconds = history.terms.lease_seconds + job["grace_seconds"]
     ended = history.ended_at.get(job["id"])
     if ended is None:
         yield f"{job['pipeline']} {job['id']} was asked to stop and has not ended"
-    elif ended - asked.at - history.silence(asked.at, ended) > most + history.terms.sweep_seconds + _SWEEPER_SECONDS:
-        late = f"{ended - asked.at:.1f} s after it was asked to stop, {most:.0f} s and a sweep are allowed"
-        yield f"{job['pipeline']} {job['id']} ended {late}"
+    elif (
+        ended - request.at - history.silence(request.at, ended)
+        > allowed_seconds + history.terms.sweep_seconds + _SWEEPER_SECONDS
+    ):
+        lateness = (
+            f"{ended - request.at:.1f} s after it was asked to stop, {allowed_seconds:.0f} s and a sweep are allowed"
+        )
+        yield f"{job['pipeline']} {job['id']} ended {lateness}"
     for run in history.handler_runs:
         task = history.task_by_id.get(run.task)
-        if task is None or task["job_id"] != job["id"] or not task["cancelable"] or run.begin > asked.at:
+        if task is None or task["job_id"] != job["id"] or not task["cancelable"] or run.begin > request.at:
             continue
         # The heartbeat hears of the cancel, and the handler is ended after the grace. If the heartbeat hears nothing,
         # the trust in the lease ends.
-        seconds = history.worked(run.process, asked.at, run.last)
-        if seconds > most:
+        seconds = history.worked(run.process, request.at, run.last)
+        if seconds > allowed_seconds:
             yield f"{history.name_of(run.task)} worked on for {seconds:.1f} s after its job was asked to stop"
 
 

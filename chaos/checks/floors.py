@@ -10,15 +10,15 @@ from collections.abc import Iterable
 
 from chaos.plan import Plan
 
-_DOORS = {
-    f"key at {door}": 0.05
-    for door in ("POST /v1/runs", "POST /v1/runs/batch", "POST /api/v1/jobs", "POST /v1/images/generations",
+_ENDPOINTS = {
+    f"key at {endpoint}": 0.05
+    for endpoint in ("POST /v1/runs", "POST /v1/runs/batch", "POST /api/v1/jobs", "POST /v1/images/generations",
                  "POST /upload-url", "POST /complete-upload")
 }  # fmt: skip
 #: Invariant -> kind -> observations in a second of load.
 _PER_SECOND: dict[str, dict[str, float]] = {
     "I1": {"accepted job": 3, "schedule": 0.2},
-    "I2": {"picture": 0.1, "job": 3, "repeated answer": 0.3, **_DOORS},
+    "I2": {"picture": 0.1, "job": 3, "repeated answer": 0.3, **_ENDPOINTS},
     "I3": {"step": 8},
     "I4": {"change of state": 20, "job": 3, "step": 8},
     "I5": {"claim": 5, "step": 8},
@@ -58,6 +58,6 @@ def floors_of(plan: Plan, *, broker: bool) -> dict[str, dict[str, int]]:
     for number, kinds in rates:
         floors.setdefault(number, {}).update({what: int(rate * plan.seconds) for what, rate in kinds.items()})
     counts = [*_ALWAYS.items(), *(_ALWAYS_WITH_BROKER.items() if broker else ())]
-    for number, least in counts:
-        floors.setdefault(number, {}).update(least)
+    for number, minimum in counts:
+        floors.setdefault(number, {}).update(minimum)
     return floors

@@ -1,4 +1,4 @@
-"""The outbox and the broker: a hint is written with what it tells of, sent, confirmed, and spent in that order."""
+"""Checks outbox and broker: a hint is written with the change that needs it, then sent, confirmed and acknowledged."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def _written_elsewhere(history: History) -> Iterator[Seen]:
     for task, changes in history.task_changes.items():
         for change in changes:
             if (change.moved() or ("", ""))[1] == "pending" and not is_external(change.row):
-                says = f"{history.name_of(task)} became runnable in a transaction that wrote no hint"
-                yield seen("hint written", says, good=(change.xact, task) in hinted)
+                sentence = f"{history.name_of(task)} became runnable in a transaction that wrote no hint"
+                yield seen("hint written", sentence, good=(change.xact, task) in hinted)
 
 
 def _dropped_unconfirmed(history: History) -> Iterator[Seen]:
@@ -87,9 +87,9 @@ def _dropped_unconfirmed(history: History) -> Iterator[Seen]:
         if change.of == "outbox" and change.before:
             task = change.before["task_id"]
             written = seconds(change.before["created_at"]) - ahead.get(change.before["id"], 0.0)
-            sure = any(c.since >= written - _CLOCK and c.at <= change.at + _CLOCK for c in confirmed[task])
-            says = f"the hint of {history.name_of(task)} was dropped from the outbox without a confirm"
-            yield seen("hint dropped", says, good=sure)
+            is_confirmed = any(c.since >= written - _CLOCK and c.at <= change.at + _CLOCK for c in confirmed[task])
+            sentence = f"the hint of {history.name_of(task)} was dropped from the outbox without a confirm"
+            yield seen("hint dropped", sentence, good=is_confirmed)
 
 
 def i11(history: History) -> Iterator[Seen]:
@@ -98,13 +98,15 @@ def i11(history: History) -> Iterator[Seen]:
     for queue, count in history.queued.items():
         yield seen("queue ready", f"{queue} holds {count} messages at rest", good=not count)
     for queue, count in history.returned.items():
-        says = f"{queue} had {count} messages at rest that a worker held and never acknowledged"
-        yield seen("queue held", says, good=count <= history.queued.get(queue, 0))
+        sentence = f"{queue} had {count} messages at rest that a worker held and never acknowledged"
+        yield seen("queue held", sentence, good=count <= history.queued.get(queue, 0))
     for body in history.parked:
         for task in history.tasks:
             if task["id"] in body:
-                says = f"the hint of {history.name_of(task['id'])} is dead-lettered, and its task is {task['status']}"
-                yield seen("dead letter", says, good=task["status"] in TASK_TERMINAL)
+                sentence = (
+                    f"the hint of {history.name_of(task['id'])} is dead-lettered, and its task is {task['status']}"
+                )
+                yield seen("dead letter", sentence, good=task["status"] in TASK_TERMINAL)
 
 
 def _needs_broker(history: History) -> None:

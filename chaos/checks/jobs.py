@@ -1,4 +1,4 @@
-"""What a client was promised: that its job is there, ends, and ends as its work deserves."""
+"""Checks the promise to a client: its job exists, ends, and ends as its work deserves."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from leasehold.domain.states import JOB_TERMINAL
 
 #: Kinds that are made to fail, and the code that they must fail with.
 MADE_TO_FAIL = {"hopeless": "not_now", "wrong": "refused", "poison": None, "broken": "broken"}
-#: What is asked for without a job.
+#: Kinds of requests that make no job.
 JOBLESS = {"upload", "schedule", "limit", "webhook", "template", "replayed"}
 #: Codes of trouble around a step, not in it: a good job may fail by them once its attempts are used up.
 _SURROUNDINGS = {"worker_lost", "store_unavailable", "input_corrupt", "disk_full"}
-#: What a generation ends by when nobody knows whether the provider took the order, and asking again might buy twice.
+#: The code of a generation whose order may or may not have reached the provider: ordering again might buy twice.
 _UNKNOWN_OUTCOME = "submit_outcome_unknown"
 _CAUSES = ("error", "timeout", "crash", "loss")
 
@@ -28,14 +28,14 @@ def i1(history: History) -> Iterator[Seen]:
         if request.kind == "scheduled":
             yield from _of_schedule(history, request)
             continue
-        for named in {request.job, *(name for answer in request.answers for name in answer)}:
-            yield Seen("accepted job", _wrong_with(history, request, named))
+        for job_id in {request.job, *(name for answer in request.answers for name in answer)}:
+            yield Seen("accepted job", _wrong_with(history, request, job_id))
     known = {name for request in history.requests for answer in request.answers for name in answer}
     known |= {request.job for request in history.requests} | {run["job_id"] for run in history.firings}
     for job in history.jobs:
         if job["id"] not in known:
-            says = f"{job['pipeline']} {job['id']}, whose client got no answer, is still {job['status']}"
-            yield seen("job without an answer", says, good=job["status"] in JOB_TERMINAL)
+            sentence = f"{job['pipeline']} {job['id']}, whose client got no answer, is still {job['status']}"
+            yield seen("job without an answer", sentence, good=job["status"] in JOB_TERMINAL)
 
 
 def _wrong_with(history: History, request: Request, job_id: str) -> str:
@@ -56,8 +56,8 @@ def _of_schedule(history: History, request: Request) -> Iterator[Seen]:
     made = history.runs_of.get(request.key, [])
     yield seen("schedule", f"the schedule {request.key} made no run", good=bool(made))
     for job in (history.job_by_id[run] for run in made):
-        says = f"the run {job['id']} of schedule {request.key} is {job['status']}: {job['error']}"
-        yield seen("schedule", says, good=job["status"] == "succeeded" or _excused(history, job))
+        sentence = f"the run {job['id']} of schedule {request.key} is {job['status']}: {job['error']}"
+        yield seen("schedule", sentence, good=job["status"] == "succeeded" or _excused(history, job))
 
 
 def _excused(history: History, job: Row) -> bool:
@@ -84,10 +84,12 @@ def i17(history: History) -> Iterator[Seen]:
     for task in history.tasks:
         wrong = [*_over_limits(history, task)]
         for cause, counted in (("crash", task["crashes"]), ("error", task["errors"])):
-            kept = causes[task["id"], cause] + (causes[task["id"], "timeout"] if cause == "error" else 0)
-            in_all = counted + _earlier(history, task, "crashes" if cause == "crash" else "errors")
-            if kept != in_all:
-                wrong.append(f"{history.name_of(task['id'])} counted {in_all} of {cause}, its failures say {kept}")
+            recorded = causes[task["id"], cause] + (causes[task["id"], "timeout"] if cause == "error" else 0)
+            counted_in_all = counted + _earlier(history, task, "crashes" if cause == "crash" else "errors")
+            if recorded != counted_in_all:
+                wrong.append(
+                    f"{history.name_of(task['id'])} counted {counted_in_all} of {cause}, its failures say {recorded}"
+                )
         if task["status"] == "failed" and not any(causes[task["id"], cause] for cause in _CAUSES):
             wrong.append(f"{history.name_of(task['id'])} failed without a cause")
         yield seen("step", "; ".join(wrong), good=not wrong)
@@ -108,16 +110,16 @@ def _over_limits(history: History, task: Row) -> Iterator[str]:
         ("errors", task["max_attempts"]), ("crashes", history.terms.max_crashes),
         ("losses", history.terms.max_losses + 1),
     )  # fmt: skip
-    for counter, most in limits:
-        if task[counter] > most:
-            yield f"{history.name_of(task['id'])} has {task[counter]} {counter}, {most} are allowed"
+    for counter, allowed in limits:
+        if task[counter] > allowed:
+            yield f"{history.name_of(task['id'])} has {task[counter]} {counter}, {allowed} are allowed"
 
 
 def _wrong_end(history: History, job: Row) -> str:
     """Evidence against the end of a job that cannot succeed; "" when it failed as it must."""
     if job["status"] != "failed":
         return f"{job['pipeline']} {job['id']} cannot succeed, and ended {job['status']}"
-    wanted = MADE_TO_FAIL[job["pipeline"]]
-    if wanted is not None and (job["error"] or {}).get("code") != wanted and not _excused(history, job):
-        return f"{job['pipeline']} {job['id']} failed by {job['error']} instead of {wanted}"
+    expected_code = MADE_TO_FAIL[job["pipeline"]]
+    if expected_code is not None and (job["error"] or {}).get("code") != expected_code and not _excused(history, job):
+        return f"{job['pipeline']} {job['id']} failed by {job['error']} instead of {expected_code}"
     return ""

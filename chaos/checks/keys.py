@@ -1,4 +1,4 @@
-"""Each request leads to its jobs once, however often it is repeated, and no job is there that nobody asked for."""
+"""Checks that each request makes its jobs once, however often it is repeated, and that each job has a request."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from chaos.checks.verdict import Seen, seen
 from chaos.history import History, Request, Row
 
-#: Where the things are that a key of each door made: they are named by the key in a column of their own.
+#: For each endpoint, the rows that its requests make. Each of these rows has the key of its request.
 _RUNS, _MEDIA, _JOBS_OF_MEDIA = "runs", "media", "jobs of media"
-_DOORS = {
+_ENDPOINTS = {
     "POST /v1/runs": _RUNS,
     "POST /v1/runs/batch": _RUNS,
     "POST /v1/operations": "operations",
@@ -27,27 +27,27 @@ def i2(history: History) -> Iterator[Seen]:
     ledgers = _ledgers(history)
     for request in history.requests:
         if len(request.answers) > 1:
-            says = f"the repeated {request.door} with key {request.key} was answered with {request.answers}"
-            yield seen("repeated answer", says, good=len({frozenset(answer) for answer in request.answers}) == 1)
-        if request.door in _DOORS:
-            yield _once(request, ledgers[_DOORS[request.door]].get((request.tenant, request.key), []))
+            sentence = f"the repeated {request.door} with key {request.key} was answered with {request.answers}"
+            yield seen("repeated answer", sentence, good=len({frozenset(answer) for answer in request.answers}) == 1)
+        if request.door in _ENDPOINTS:
+            yield _made_once(request, ledgers[_ENDPOINTS[request.door]].get((request.tenant, request.key), []))
     for (tenant, key), media in ledgers[_MEDIA].items():
         yield seen("picture", f"{len(media)} media for the key {key} of {tenant}", good=len(media) == 1)
-    for job, times in Counter(run["rerun_of"] for run in history.run_rows if run["rerun_of"]).items():
-        yield seen("rerun", f"the run {job} was run once more {times} times", good=times == 1)
-    asked = {request.key for request in history.requests} | {request.job for request in history.requests}
+    for job, count in Counter(run["rerun_of"] for run in history.run_rows if run["rerun_of"]).items():
+        yield seen("rerun", f"the run {job} was run once more {count} times", good=count == 1)
+    requested = {request.key for request in history.requests} | {request.job for request in history.requests}
     names = _names(history)
     for job in history.jobs:
-        says = f"nobody asked for the {job['pipeline']} job {job['id']}"
-        yield seen("job", says, good=bool(asked & (names[_told_of(job)] | {_told_of(job)})))
+        sentence = f"nobody asked for the {job['pipeline']} job {job['id']}"
+        yield seen("job", sentence, good=bool(requested & (names[_subject_of(job)] | {_subject_of(job)})))
 
 
-def _once(request: Request, made: list[str]) -> Seen:
-    """All of what was asked for, once, or nothing of it: as the answer says, where there was one."""
-    wanted = {"accepted": {request.made}, "refused": {0}}.get(request.answer, {0, request.made})
-    says = f"{request.door} with key {request.key} of {request.tenant} was {request.answer} and made {made}"
-    told = not request.answers or set(request.answers[-1]) == set(made)
-    return seen(f"key at {request.door}", says, good=len(made) in wanted and told)
+def _made_once(request: Request, made: list[str]) -> Seen:
+    """Checks that the request made all of its jobs once, or none, and those that its answer names."""
+    allowed_numbers = {"accepted": {request.made}, "refused": {0}}.get(request.answer, {0, request.made})
+    sentence = f"{request.door} with key {request.key} of {request.tenant} was {request.answer} and made {made}"
+    agrees = not request.answers or set(request.answers[-1]) == set(made)
+    return seen(f"key at {request.door}", sentence, good=len(made) in allowed_numbers and agrees)
 
 
 def _ledgers(history: History) -> _Ledgers:
@@ -70,7 +70,7 @@ def _ledgers(history: History) -> _Ledgers:
 
 
 def _names(history: History) -> Mapping[str, set[str]]:
-    """By job, what a client calls it: its key, its schedule, or the run that it repeats."""
+    """{job: what a client calls it}: its key, its schedule, or the run that it repeats."""
     names: dict[str, set[str]] = defaultdict(set)
     for run in history.run_rows:
         names[run["job_id"]] |= {str(run["schedule_id"]), str(run["rerun_of"]), run["scope_id"]}
@@ -87,7 +87,7 @@ def _names(history: History) -> Mapping[str, set[str]]:
     return names
 
 
-def _told_of(job: Row) -> str:
+def _subject_of(job: Row) -> str:
     """The job that a message or a withdrawal is about; else the job itself."""
     if job["pipeline"] == "webhook":
         return str(job["params"]["event"]["data"]["id"])

@@ -1,4 +1,4 @@
-"""Leases: one owner at a time, one epoch a claim, and no write by whoever lost the task."""
+"""Checks leases: each has one owner, each claim has its epoch, and a worker that lost a task writes nothing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def i5(history: History) -> Iterator[Seen]:
     """The epoch rises by exactly 1 per claim, and no two claims share one."""
     for task, claims in history.claims.items():
         for nth, claim in enumerate(claims, 1):
-            says = f"{history.name_of(task)} was claimed with epoch {claim.epoch} by its claim number {nth}"
-            yield seen("claim", says, good=claim.epoch == nth)
+            sentence = f"{history.name_of(task)} was claimed with epoch {claim.epoch} by its claim number {nth}"
+            yield seen("claim", sentence, good=claim.epoch == nth)
     for row in history.tasks:
         count = len(history.claims.get(row["id"], ()))
-        says = f"{history.name_of(row['id'])} has epoch {row['epoch']} after {count} claims"
-        yield seen("step", says, good=row["epoch"] == count)
+        sentence = f"{history.name_of(row['id'])} has epoch {row['epoch']} after {count} claims"
+        yield seen("step", sentence, good=row["epoch"] == count)
 
 
 def i6(history: History) -> Iterator[Seen]:
@@ -37,17 +37,17 @@ def i6(history: History) -> Iterator[Seen]:
             before, after = change.before, change.after
             if not before or not after:
                 continue
-            says = f"{history.name_of(task)} went back from epoch {before['epoch']} to {after['epoch']}"
-            yield seen("write", says, good=after["epoch"] >= before["epoch"])
+            sentence = f"{history.name_of(task)} went back from epoch {before['epoch']} to {after['epoch']}"
+            yield seen("write", sentence, good=after["epoch"] >= before["epoch"])
             if _is_settlement(before, after):
                 yield _by_its_claimer(history, change, by_epoch.get(before["epoch"]))
             if _completes(before, after) and _is_inline(history, after):
                 ends = ended.get((task, before["epoch"]), [])
-                says = (
+                sentence = (
                     f"{history.name_of(task)} was completed at epoch {before['epoch']} by {change.process} although"
                     " the handler that ran at this epoch had not ended"
                 )
-                yield seen("completion", says, good=any(end <= change.at + _CLOCK for end in ends))
+                yield seen("completion", sentence, good=any(end <= change.at + _CLOCK for end in ends))
 
 
 def _stale_results(history: History) -> Iterator[Seen]:
@@ -56,19 +56,19 @@ def _stale_results(history: History) -> Iterator[Seen]:
     for result in history.results:
         run, task = runs.get(result["value"].get("run", "")), history.task_by_id.get(result["task_id"])
         if run is not None and run.claim is not None and task is not None:
-            says = (
+            sentence = (
                 f"{history.name_of(run.task)} was committed at epoch {task['epoch']} with the result of the run that"
                 f" belonged to epoch {run.claim.epoch}"
             )
-            yield seen("result", says, good=run.claim.epoch == task["epoch"])
+            yield seen("result", sentence, good=run.claim.epoch == task["epoch"])
 
 
 def _by_its_claimer(history: History, change: Change, claim: Claim | None) -> Seen:
     name, status = history.name_of(change.row["id"]), change.row["status"]
     if claim is None:
         return Seen("settlement", f"{name} was made {status} by {change.process}, and nobody had claimed it")
-    says = f"{name} was made {status} by {change.process} while epoch {claim.epoch} was {claim.process}'s"
-    return seen("settlement", says, good=change.process == claim.process)
+    sentence = f"{name} was made {status} by {change.process} while epoch {claim.epoch} was {claim.process}'s"
+    return seen("settlement", sentence, good=change.process == claim.process)
 
 
 def _completes(before: Row, after: Row) -> bool:

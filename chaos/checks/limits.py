@@ -1,4 +1,4 @@
-"""Limits that tenants and operators declare, and what is bought outside."""
+"""Checks the limits that tenants and operators declare, and the orders at providers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ def i22(history: History) -> Iterator[Seen]:
     orders = Counter(order.key for order in history.orders)
     for generation in history.generations:
         key, job = generation["task_id"], history.job_by_id[generation["job_id"]]
-        says = f"the generation {key}, which {job['status']}, was ordered {orders[key]} times"
-        yield seen("generation", says, good=orders[key] <= 1 and (orders[key] == 1 or job["status"] != "succeeded"))
-    ended = {one["task_id"]: history.ended_at.get(one["job_id"], float("inf")) for one in history.generations}
+        sentence = f"the generation {key}, which {job['status']}, was ordered {orders[key]} times"
+        yield seen("generation", sentence, good=orders[key] <= 1 and (orders[key] == 1 or job["status"] != "succeeded"))
+    ended = {
+        generation["task_id"]: history.ended_at.get(generation["job_id"], float("inf"))
+        for generation in history.generations
+    }
     for order in history.orders:
-        says = f"{order.provider} was asked for {order.id} long after the generation {order.key} had ended"
-        yield seen("order", says, good=order.last_polled_at <= ended.get(order.key, 0.0) + _POLL_SECONDS)
+        sentence = f"{order.provider} was asked for {order.id} long after the generation {order.key} had ended"
+        yield seen("order", sentence, good=order.last_polled_at <= ended.get(order.key, 0.0) + _POLL_SECONDS)
 
 
 def i23(history: History) -> Iterator[Seen]:
@@ -46,16 +49,16 @@ def i23(history: History) -> Iterator[Seen]:
             inside[limit].add(job)
             moment = seconds((change.after or {})["admitted_at"])
             admitted[limit].append(moment)
-            lately = sum(moment - _MINUTE < other <= moment for other in admitted[limit])
+            in_last_minute = sum(moment - _MINUTE < other <= moment for other in admitted[limit])
             for bound in bounds[limit]:
                 if bound.since <= change.at < bound.until:
-                    yield _within(bound, len(inside[limit]), lately)
+                    yield _within(bound, len(inside[limit]), in_last_minute)
 
 
 def _within(bound: Bound, inside: int, in_a_minute: int) -> Seen:
     if bound.at_most is not None:
-        says = f"{inside} jobs of {bound.tenant} were admitted at {bound.key}, {bound.at_most} are allowed"
-        return seen("admission to a limit", says, good=inside <= bound.at_most)
-    most = bound.per_minute or 0
-    says = f"{in_a_minute} jobs of {bound.tenant} were admitted at {bound.key} in a minute, {most} are allowed"
-    return seen("admission at a rate", says, good=in_a_minute <= most)
+        sentence = f"{inside} jobs of {bound.tenant} were admitted at {bound.key}, {bound.at_most} are allowed"
+        return seen("admission to a limit", sentence, good=inside <= bound.at_most)
+    allowed = bound.per_minute or 0
+    sentence = f"{in_a_minute} jobs of {bound.tenant} were admitted at {bound.key} in a minute, {allowed} are allowed"
+    return seen("admission at a rate", sentence, good=in_a_minute <= allowed)

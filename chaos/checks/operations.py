@@ -1,4 +1,4 @@
-"""What acts on many at once, and what is written down call by call: bulk operations and workflows."""
+"""Checks bulk operations and workflows."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def i25(history: History) -> Iterator[Seen]:
         elif change.before is not None:
             yield Seen("result of a call")
         held = _lease_at(history, change)
-        says = f"{name} was written under epoch {change.after['epoch']}, while the lease was {held or 'free'}"
-        yield seen("call", says, good=held == f"epoch {change.after['epoch']}")
+        sentence = f"{name} was written under epoch {change.after['epoch']}, while the lease was {held or 'free'}"
+        yield seen("call", sentence, good=held == f"epoch {change.after['epoch']}")
 
 
 def _lease_at(history: History, change: Change) -> str:
@@ -50,19 +50,19 @@ def i26(history: History) -> Iterator[Seen]:
     """A bulk operation acts on each of its jobs once, and its result counts them."""
     for operation in history.operations:
         made = [job for job in history.jobs if _is_of(job, operation)]
-        says = f"the operation with key {operation.key} of {operation.tenant} was made {len(made)} times"
-        yield seen("operation", says, good=len(made) <= 1)
+        sentence = f"the operation with key {operation.key} of {operation.tenant} was made {len(made)} times"
+        yield seen("operation", sentence, good=len(made) <= 1)
         if len(made) != 1 or made[0]["status"] != "succeeded":
             continue
         targets = history.tagged.get(operation.key, [])
         acts = {job: _acts(history, operation, job) for job in targets}
         for job, times in acts.items():
-            says = f"the {operation.action} of {operation.key} acted {times} times on {job}"
-            least = int(_must_be_acted_on(history, operation, job))
-            yield seen("target", says, good=least <= times <= 1)
+            sentence = f"the {operation.action} of {operation.key} acted {times} times on {job}"
+            minimum = int(_must_be_acted_on(history, operation, job))
+            yield seen("target", sentence, good=minimum <= times <= 1)
         value = history.value_of(made[0]["id"])
-        says = f"the {operation.action} of {operation.key} says {value}, and acted on {acts}"
-        yield seen("result of an operation", says, good=(value or {}).get("acted") == sum(acts.values()))
+        sentence = f"the {operation.action} of {operation.key} says {value}, and acted on {acts}"
+        yield seen("result of an operation", sentence, good=(value or {}).get("acted") == sum(acts.values()))
 
 
 def _is_of(job: Row, operation: Operation) -> bool:

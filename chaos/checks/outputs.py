@@ -1,4 +1,4 @@
-"""What is in the store, against the rows that name it, the declaration, and the bytes that it must be."""
+"""Compares the store with the rows that name its objects, with declarations, and with the expected bytes."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def i12(history: History) -> Iterator[Seen]:
     """Every declared output of a success is there, with the row's size and digest, and with the reference's bytes."""
     yield from _declared(history)
     for output in history.outputs:
-        there = history.objects.get(output["key"])
-        if there is None:
+        stored_object = history.objects.get(output["key"])
+        if stored_object is None:
             yield Seen("output", f"{output['key']} is not in the store")
             continue
         job = history.job_by_id.get(output["job_id"])
-        same = (there.size, there.sha256) == (output["size"], output["sha256"])
-        lied = output["key"] in history.overwritten and job is not None and job["pipeline"] == _UNLIKE
-        yield seen("output", f"{output['key']} holds other bytes than its row says", good=same or lied)
+        is_same = (stored_object.size, stored_object.sha256) == (output["size"], output["sha256"])
+        was_overwritten = output["key"] in history.overwritten and job is not None and job["pipeline"] == _UNLIKE
+        yield seen("output", f"{output['key']} holds other bytes than its row says", good=is_same or was_overwritten)
         if job is None:
             yield Seen("output", f"{output['key']} belongs to no job")
             continue
-        wanted = history.expected_bytes.get((job["pipeline"], output["name"], history.words_of(job)))
-        if wanted is not None:
-            says = f"{output['key']} is not what the handlers make of the same input"
-            yield seen("reference", says, good=there.sha256 == wanted)
+        expected_sha256 = history.expected_bytes.get((job["pipeline"], output["name"], history.words_of(job)))
+        if expected_sha256 is not None:
+            sentence = f"{output['key']} is not what the handlers make of the same input"
+            yield seen("reference", sentence, good=stored_object.sha256 == expected_sha256)
 
 
 def _declared(history: History) -> Iterator[Seen]:
@@ -44,8 +44,8 @@ def _declared(history: History) -> Iterator[Seen]:
         job = history.job_by_id.get(task["job_id"])
         name = history.terms.writes.get((job["pipeline"], task["step"])) if job else None
         if name is not None and task["status"] == "succeeded":
-            says = f"{history.name_of(task['id'])} succeeded without its output {name}"
-            yield seen("declared output", says, good=(task["job_id"], name) in stored)
+            sentence = f"{history.name_of(task['id'])} succeeded without its output {name}"
+            yield seen("declared output", sentence, good=(task["job_id"], name) in stored)
 
 
 def i13(history: History) -> Iterator[Seen]:
@@ -71,9 +71,9 @@ def i14(history: History) -> Iterator[Seen]:
     An attempt whose worker was lost may leave one, and so may one that the store never answered with the upload's id.
     """
     large = [output for output in history.outputs if output["size"] > _SINGLE_PUT_BYTES]
-    left = Counter(history.uploads)
+    open_uploads = Counter(history.uploads)
     tasks = {(task["job_id"], task["step"]): task for task in history.tasks}
     for output in large:
         task = tasks[output["job_id"], output["step"]]
-        says = f"{left[output['key']]} uploads of {output['key']} are open after {task['epoch']} attempts"
-        yield seen("object in parts", says, good=left[output["key"]] < task["epoch"])
+        sentence = f"{open_uploads[output['key']]} uploads of {output['key']} are open after {task['epoch']} attempts"
+        yield seen("object in parts", sentence, good=open_uploads[output["key"]] < task["epoch"])

@@ -1,4 +1,4 @@
-"""The story that the platform tells of itself, against the one that the rows' own history tells."""
+"""Compares the platform's events with the changes of the rows, which triggers recorded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ JOB_EDGES: set[tuple[str | None, str | None]] = _edges(JOB_MOVES) | {(None, "pen
 
 def i3(history: History) -> Iterator[Seen]:
     """Exactly one committed effect per job and step."""
-    told = Counter(event["task_id"] for event in history.events if event["kind"] == "completed")
+    completions = Counter(event["task_id"] for event in history.events if event["kind"] == "completed")
     for task in history.tasks:
         changes = history.task_changes.get(task["id"], ())
         moves = [change.moved() or ("", "") for change in changes]
@@ -39,8 +39,8 @@ def i3(history: History) -> Iterator[Seen]:
         yield seen(
             "step",
             f"{history.name_of(task['id'])} is {task['status']}, was committed {committed} times, rewound {rewound}"
-            f" times, and its events say {told[task['id']]}",
-            good=committed == told[task["id"]] and committed - rewound == int(task["status"] == "succeeded"),
+            f" times, and its events say {completions[task['id']]}",
+            good=committed == completions[task["id"]] and committed - rewound == int(task["status"] == "succeeded"),
         )
 
 
@@ -50,24 +50,24 @@ def i4(history: History) -> Iterator[Seen]:
         edges = TASK_EDGES if change.of == "task" else JOB_EDGES
         move = change.moved() if change.of in ("task", "job") else None
         if move is not None:
-            says = f"{change.of} {change.row['id']} went from {move[0]} to {move[1]}"
-            yield seen("change of state", says, good=move in edges)
+            sentence = f"{change.of} {change.row['id']} went from {move[0]} to {move[1]}"
+            yield seen("change of state", sentence, good=move in edges)
     for job in history.jobs:
         yield from _unlike_its_events(history, job)
 
 
 def _unlike_its_events(history: History, job: Row) -> Iterator[Seen]:
     events = history.events_of.get(job["id"], [])
-    last_said = events[-1]["job_status"] if events else None
-    says = f"job {job['id']} is {job['status']}, its last event says {last_said}"
-    yield seen("job", says, good=last_said == job["status"])
+    last_status = events[-1]["job_status"] if events else None
+    sentence = f"job {job['id']} is {job['status']}, its last event says {last_status}"
+    yield seen("job", sentence, good=last_status == job["status"])
     last = {event["task_id"]: (event["task_status"], event["epoch"]) for event in events if event["task_id"]}
     for task in (task for task in history.tasks if task["job_id"] == job["id"]):
-        said = last.get(task["id"])
+        by_events = last.get(task["id"])
         is_now = (task["status"], task["epoch"])
-        untouched = said is None and task["status"] in ("pending", "blocked")
-        says = f"{history.name_of(task['id'])} is {is_now}, its events say {said}"
-        yield seen("step", says, good=untouched or said == is_now)
+        untouched = by_events is None and task["status"] in ("pending", "blocked")
+        sentence = f"{history.name_of(task['id'])} is {is_now}, its events say {by_events}"
+        yield seen("step", sentence, good=untouched or by_events == is_now)
 
 
 def i16(history: History) -> Iterator[Seen]:
@@ -81,25 +81,29 @@ def i16(history: History) -> Iterator[Seen]:
         job = history.job_by_id[task["job_id"]]
         for claim in history.claims.get(task["id"], ()):
             for need in history.terms.needs.get((job["pipeline"], task["step"]), ()):
-                says = f"{history.name_of(task['id'])} started before {need} was committed"
-                yield seen("start", says, good=done.get((task["job_id"], need), claim.n) < claim.n)
+                sentence = f"{history.name_of(task['id'])} started before {need} was committed"
+                yield seen("start", sentence, good=done.get((task["job_id"], need), claim.n) < claim.n)
 
 
 def i20(history: History) -> Iterator[Seen]:
     """Event numbers are gap-free per job; a client that resumes sees each event once, in order, up to the last one."""
     for job in history.jobs:
         numbers = [event["seq"] for event in history.events_of.get(job["id"], [])]
-        whole = numbers == list(range(1, len(numbers) + 1)) and job["event_seq"] == len(numbers)
-        says = f"job {job['id']} counts {job['event_seq']} events and has {numbers}"
-        yield seen("numbers of a job", says, good=whole and bool(numbers))
+        is_gap_free = numbers == list(range(1, len(numbers) + 1)) and job["event_seq"] == len(numbers)
+        sentence = f"job {job['id']} counts {job['event_seq']} events and has {numbers}"
+        yield seen("numbers of a job", sentence, good=is_gap_free and bool(numbers))
     for job_id, pieces in history.streams.items():
         yield from _followed(history, job_id, pieces)
 
 
 def _followed(history: History, job_id: str, pieces: list[tuple[int, list[int]]]) -> Iterator[Seen]:
-    for cursor, said in pieces:
-        says = f"who resumed job {job_id} after {cursor} saw {said}"
-        yield seen("resumption", says, good=said == list(range(cursor + 1, cursor + 1 + len(said))))
-    got = sorted(number for _, said in pieces for number in said)
-    has = [event["seq"] for event in history.events_of.get(job_id, [])]
-    yield seen("stream", f"who followed job {job_id} saw {got} of its events {has}", good=got == has and bool(has))
+    for cursor, numbers in pieces:
+        sentence = f"who resumed job {job_id} after {cursor} saw {numbers}"
+        yield seen("resumption", sentence, good=numbers == list(range(cursor + 1, cursor + 1 + len(numbers))))
+    received = sorted(number for _, numbers in pieces for number in numbers)
+    event_numbers = [event["seq"] for event in history.events_of.get(job_id, [])]
+    yield seen(
+        "stream",
+        f"who followed job {job_id} saw {received} of its events {event_numbers}",
+        good=received == event_numbers and bool(event_numbers),
+    )

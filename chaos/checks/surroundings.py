@@ -1,4 +1,4 @@
-"""Tenants, limits, and what is left behind."""
+"""Checks schedules, webhooks, tenants, and that a run leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ def i19(history: History) -> Iterator[Seen]:
     heard = defaultdict(list)
     for delivery in history.deliveries:
         heard[delivery.run].append(delivery)
-        says = f"the message {delivery.message} of run {delivery.run} is signed wrongly"
-        yield seen("message", says, good=delivery.genuine)
+        sentence = f"the message {delivery.message} of run {delivery.run} is signed wrongly"
+        yield seen("message", sentence, good=delivery.genuine)
     for run in sorted(runs):
         job = history.job_by_id.get(run)
         if job is None or job["status"] not in JOB_TERMINAL:
             continue
         taken = any(delivery.taken for delivery in heard[run])
-        yield seen("end of a run", f"nobody was told that run {run} {job['status']}", good=taken)
+        yield seen("end of a run", f"no webhook told that run {run} {job['status']}", good=taken)
         ids = {delivery.message for delivery in heard[run]}
         yield seen("end of a run", f"run {run} was told of under more than one webhook-id", good=len(ids) <= 1)
         for each in heard[run]:
-            says = f"{each.tenant} was told {each.event} of {job['tenant_id']}'s run {run}, which is {job['status']}"
+            sentence = (
+                f"{each.tenant} was told {each.event} of {job['tenant_id']}'s run {run}, which is {job['status']}"
+            )
             true = (each.tenant, each.event) == (job["tenant_id"], f"run.{job['status']}")
-            yield seen("message", says, good=true)
+            yield seen("message", sentence, good=true)
 
 
 def i21(history: History) -> Iterator[Seen]:
@@ -49,8 +51,8 @@ def i21(history: History) -> Iterator[Seen]:
         for row in found:
             job = history.job_by_id.get(row["job_id"] or "")
             if job is not None:
-                says = f"job {job['id']} is {job['tenant_id']}'s and has a {kind} of {row['tenant_id']}"
-                yield seen(kind, says, good=row["tenant_id"] == job["tenant_id"])
+                sentence = f"job {job['id']} is {job['tenant_id']}'s and has a {kind} of {row['tenant_id']}"
+                yield seen(kind, sentence, good=row["tenant_id"] == job["tenant_id"])
     for kind, asked, status in history.probes:
         yield seen(f"foreign {kind}", f"{asked} was answered with {status}", good=status == HTTPStatus.NOT_FOUND)
 

@@ -17,7 +17,7 @@ from chaos.history import Claim, History, Row, Run
 #: How far apart the proxy and the database may see the same end of a session.
 _SAME_MOMENT = 1.0
 _HEARTBEAT = "leasehold heartbeat"
-#: So much later than it was told to may a handler stop on a busy machine; what it does then is fenced (I6, I12).
+#: On a busy machine a handler may stop this much after the request. What it does until then is fenced (I6, I12).
 _LAG_SECONDS = 1.0
 
 
@@ -42,16 +42,16 @@ def i8(history: History) -> Iterator[Seen]:
             if claim is not None and _takes_away(change, claim):
                 # By the clock that the lease was given by, which is the database's.
                 passed = seconds((change.before or {})["lease_until"]) <= change.at + change.ahead
-                says = f"{history.name_of(task)} was taken from {claim.process}, which was there and held its lease"
-                yield seen("taking", says, good=passed or not _stayed(history, claim.process, claim.at, change.at))
+                sentence = f"{history.name_of(task)} was taken from {claim.process}, which was there and held its lease"
+                yield seen("taking", sentence, good=passed or not _stayed(history, claim.process, claim.at, change.at))
     begun: dict[str, list[Run]] = defaultdict(list)
     for run in history.handler_runs:
         if run.claim is None:
             yield Seen("run", f"{history.name_of(run.task)} ran in {run.process}, which had not claimed it")
             continue
         again = any(other.claim and other.claim.epoch == run.claim.epoch for other in begun[run.task])
-        says = f"{history.name_of(run.task)} ran twice by the claim of epoch {run.claim.epoch}"
-        yield seen("run", says, good=not again)
+        sentence = f"{history.name_of(run.task)} ran twice by the claim of epoch {run.claim.epoch}"
+        yield seen("run", sentence, good=not again)
         begun[run.task].append(run)
         yield from _after_its_end(history, run, tenures[run.task])
 
@@ -79,11 +79,11 @@ def _after_its_end(history: History, run: Run, tenures: list[_Tenure]) -> Iterat
         return
     worked = history.worked(run.process, end, run.last)
     why = "the worker had settled it" if tenure.settled and tenure.until == end else "its trust had ended"
-    says = (
+    sentence = (
         f"{history.name_of(run.task)}, claimed by {run.process} at epoch {tenure.claim.epoch}, worked on for"
         f" {worked:.1f} s after {why}"
     )
-    yield seen("lost lease", says, good=worked <= history.terms.trust_margin_seconds + _LAG_SECONDS)
+    yield seen("lost lease", sentence, good=worked <= history.terms.trust_margin_seconds + _LAG_SECONDS)
 
 
 def _owner(history: History, task: str, change: Change) -> Claim | None:

@@ -30,7 +30,7 @@ class BrokerFaults:
     """Each returns the connections that it broke, or the bytes or messages that met it."""
 
     def __init__(self, installation: Installation, broken: asyncio.Lock, rng: random.Random) -> None:
-        self._it = installation
+        self._installation = installation
         self._rng = rng
         self._broken = broken
 
@@ -50,13 +50,13 @@ class BrokerFaults:
 
     @property
     def _rabbitmq(self) -> RabbitMQ:
-        rabbitmq = self._it.servers.rabbitmq
+        rabbitmq = self._installation.servers.rabbitmq
         assert rabbitmq is not None
         return rabbitmq
 
     @property
     def _links(self) -> list[Link]:
-        return self._it.links_to("amqp")
+        return self._installation.links_to("amqp")
 
     async def _kill(self, fault: Fault) -> int:
         async with self._broken:
@@ -81,23 +81,25 @@ class BrokerFaults:
     async def _both_away(self, fault: Fault) -> int:
         """The database and the broker are killed in the same moment, and come back in either order."""
         async with self._broken:
-            links = [*self._links, *self._it.links_to("postgres")]
+            links = [*self._links, *self._installation.links_to("postgres")]
             hit = sum(link.open_connections for link in links)
-            await asyncio.gather(self._rabbitmq.kill(), self._it.servers.postgres.kill())
+            await asyncio.gather(self._rabbitmq.kill(), self._installation.servers.postgres.kill())
             await asyncio.sleep(fault.seconds)
-            await asyncio.gather(self._rabbitmq.start(), self._it.servers.restart_postgres())
+            await asyncio.gather(self._rabbitmq.start(), self._installation.servers.restart_postgres())
         return hit
 
     async def _queues(self) -> list[dict[str, Any]]:
-        queues: list[dict[str, Any]] = await self._rabbitmq.management.call("GET", f"/api/queues/{self._it.name}")
+        queues: list[dict[str, Any]] = await self._rabbitmq.management.call(
+            "GET", f"/api/queues/{self._installation.name}"
+        )
         return queues
 
     async def _stop(self, fault: Fault) -> int:
         async with self._broken:
             watched = Watched(self._links)
-            self._it.servers.signal("rabbitmq", signal.SIGSTOP)
+            self._installation.servers.signal("rabbitmq", signal.SIGSTOP)
             await asyncio.sleep(fault.seconds)
-            self._it.servers.signal("rabbitmq", signal.SIGCONT)
+            self._installation.servers.signal("rabbitmq", signal.SIGCONT)
         return watched.since.asked
 
     async def _alarm(self, fault: Fault) -> int:
@@ -109,7 +111,7 @@ class BrokerFaults:
             )
             await limit(too_little)
             try:
-                heard_before = len(self._it.heard)
+                heard_before = len(self._installation.heard)
                 await asyncio.sleep(fault.seconds)
                 if not await rabbitmq.management.has_alarm():
                     return 0
@@ -120,7 +122,7 @@ class BrokerFaults:
     def _unconfirmed(self, since: int) -> int:
         """How many hints were published since then, and not confirmed until now."""
         waiting = 0
-        for heard in self._it.heard[since:]:
+        for heard in self._installation.heard[since:]:
             waiting += (heard.what is What.PUBLISHED) - (heard.what is What.CONFIRMED)
         return max(0, waiting)
 
@@ -128,14 +130,14 @@ class BrokerFaults:
         try:
             queues = await self._queues()
             for queue in queues:
-                await self._rabbitmq.management.call("DELETE", f"/api/queues/{self._it.name}/{queue['name']}")
+                await self._rabbitmq.management.call("DELETE", f"/api/queues/{self._installation.name}/{queue['name']}")
         except OSError:
             return 0  # the broker is away
         return len(queues)
 
     async def _purge(self, _fault: Fault) -> int:
         """The workers are cut off meanwhile, so that hints lie in the queues: those that they held, and new ones."""
-        links = [self._it.links[worker, "amqp"] for worker in self._it.plan.workers]
+        links = [self._installation.links[worker, "amqp"] for worker in self._installation.plan.workers]
         for link in links:
             link.hold()
             link.reset()
@@ -151,7 +153,7 @@ class BrokerFaults:
         """Again and again, until something was there."""
         lost, until = 0, time.monotonic() + _FILL_SECONDS
         names = [queue["name"] for queue in await self._queues()]
-        async with await aio_pika.connect(self._it.amqp_url, timeout=3) as broker:
+        async with await aio_pika.connect(self._installation.amqp_url, timeout=3) as broker:
             channel = await broker.channel()
             while not lost and time.monotonic() < until:
                 for name in names:
@@ -162,7 +164,7 @@ class BrokerFaults:
 
     async def _send_garbage(self, _fault: Fault) -> int:
         """Hints five times over, of tasks that are done or that nobody knows, and what is no hint at all."""
-        async with self._it.connection() as connection:
+        async with self._installation.connection() as connection:
             rows = await connection.fetch("SELECT id, queue FROM task ORDER BY random() LIMIT 5")
         known = [encode(Hint(row["id"], row["queue"], tenant="chaos")) for row in rows] * 5
         unknown = encode(Hint(UUID("00000000-0000-7000-8000-000000000000"), "chaos"))
@@ -176,7 +178,7 @@ class BrokerFaults:
         ]
         self._rng.shuffle(bodies)
         try:
-            async with await aio_pika.connect(self._it.amqp_url, timeout=3) as broker:
+            async with await aio_pika.connect(self._installation.amqp_url, timeout=3) as broker:
                 channel = await broker.channel()
                 for body in bodies:
                     message = aio_pika.Message(body)

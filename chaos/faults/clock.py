@@ -18,10 +18,10 @@ _PATIENCE = 20.0
 
 
 class ClockFaults:
-    """Each returns by how many seconds PostgreSQL itself said that its clock is wrong."""
+    """Each returns by how many seconds PostgreSQL's clock was wrong, by its own answer."""
 
     def __init__(self, installation: Installation, jumping: asyncio.Lock) -> None:
-        self._it = installation
+        self._installation = installation
         self._jumping = jumping
         self.jumps: list[tuple[float, float]] = []  # when, by the true clock, and to how far ahead
 
@@ -30,7 +30,7 @@ class ClockFaults:
         return {"F38": self._jump}
 
     async def _jump(self, fault: Fault) -> int:
-        clock = self._it.servers.clock
+        clock = self._installation.servers.clock
         if clock is None:
             return 0
         async with self._jumping:
@@ -46,7 +46,7 @@ class ClockFaults:
         return wrong
 
     async def _wrong(self) -> int:
-        async with self._it.connection() as connection:
-            said = await connection.fetchval("SELECT clock_timestamp()")
-        off: float = said.timestamp() - time.time()
+        async with self._installation.connection() as connection:
+            database_time = await connection.fetchval("SELECT clock_timestamp()")
+        off: float = database_time.timestamp() - time.time()
         return abs(round(off))

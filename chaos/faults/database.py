@@ -25,7 +25,7 @@ class DatabaseFaults:
     """Each returns the sessions that it broke, or the bytes or statements that met it."""
 
     def __init__(self, installation: Installation, broken: asyncio.Lock) -> None:
-        self._it = installation
+        self._installation = installation
         self._broken = broken
 
     @property
@@ -42,47 +42,47 @@ class DatabaseFaults:
         }
 
     async def _terminate_sessions(self, _fault: Fault) -> int:
-        async with self._it.connection() as connection:
+        async with self._installation.connection() as connection:
             rows = await connection.fetch(
                 f"SELECT pg_terminate_backend(pid) AS ended {_OTHERS} ORDER BY random() LIMIT 8"
             )
-        return sum(row["hit"] for row in rows)
+        return sum(row["ended"] for row in rows)
 
     async def _kill_backend(self, _fault: Fault) -> int:
         """The server takes this for a crash and starts again, all sessions gone."""
-        async with self._broken, self._it.connection() as connection:
+        async with self._broken, self._installation.connection() as connection:
             pid = await connection.fetchval(f"SELECT pid {_OTHERS} LIMIT 1")
-            if pid in self._it.servers.processes("postgres"):
+            if pid in self._installation.servers.processes("postgres"):
                 os.kill(pid, signal.SIGKILL)
                 return 1
         return 0
 
     async def _kill(self, fault: Fault) -> int:
-        postgres = self._it.servers.postgres
+        postgres = self._installation.servers.postgres
         async with self._broken:
-            hit = sum(link.open_connections for link in self._it.links_to("postgres"))
+            hit = sum(link.open_connections for link in self._installation.links_to("postgres"))
             await (postgres.kill() if "kill" in fault.name else postgres.stop("immediate"))
             await asyncio.sleep(fault.seconds)
-            await self._it.servers.restart_postgres()
+            await self._installation.servers.restart_postgres()
         return hit
 
     async def _freeze(self, fault: Fault) -> int:
         """All processes of the server stand still: it takes connections and bytes, and answers nothing."""
-        servers = self._it.servers
+        servers = self._installation.servers
         async with self._broken:
             try:
                 servers.signal("postgres", signal.SIGSTOP)
                 await asyncio.sleep(0.1)
                 servers.signal("postgres", signal.SIGSTOP)  # who was being forked meanwhile
-                watched = Watched(self._it.links_to("postgres"))
+                watched = Watched(self._installation.links_to("postgres"))
                 await asyncio.sleep(fault.seconds)
-                return watched.since.asked if not watched.since.told else 0
+                return watched.since.asked if not watched.since.passed_back else 0
             finally:
                 servers.signal("postgres", signal.SIGCONT)
 
     async def _lock_job(self, fault: Fault) -> int:
         """Returns how many sessions waited for it."""
-        async with self._it.connection() as connection, connection.transaction():
+        async with self._installation.connection() as connection, connection.transaction():
             await connection.fetchval("SELECT id FROM job WHERE status = 'running' ORDER BY id DESC LIMIT 1 FOR UPDATE")
             return len(await self._kept_waiting(connection, fault.seconds))
 
@@ -91,7 +91,7 @@ class DatabaseFaults:
         keeps that lock for a while. Returns how many sessions waited for it, and how often it gave up and came again.
         """
         met = 0
-        async with self._it.connection() as connection:
+        async with self._installation.connection() as connection:
             await connection.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}'")
             for table in _ALTERED:
                 while True:
@@ -115,14 +115,14 @@ class DatabaseFaults:
         return waited
 
     async def _read_only(self, fault: Fault) -> int:
-        watch = LogWatch(self._it.servers.postgres_log)
+        watch = LogWatch(self._installation.servers.postgres_log)
         await self._set_read_only("on")
         await asyncio.sleep(fault.seconds)
         await self._set_read_only("off")
         return watch.count("in a read-only transaction")
 
     async def _set_read_only(self, value: str) -> None:
-        servers, name = self._it.servers, self._it.name
+        servers, name = self._installation.servers, self._installation.name
 
         async def set_it() -> None:
             await servers.administer(f"ALTER DATABASE {name} SET default_transaction_read_only = {value}")

@@ -17,7 +17,7 @@ class DiskFaults:
     """Each returns how many processes or statements met it."""
 
     def __init__(self, installation: Installation, broken: asyncio.Lock) -> None:
-        self._it = installation
+        self._installation = installation
         self._broken = broken
 
     @property
@@ -30,7 +30,7 @@ class DiskFaults:
 
     async def _stall_database(self, fault: Fault) -> int:
         """Every write of PostgreSQL waits in the kernel. Returns how many of its processes did."""
-        servers = self._it.servers
+        servers = self._installation.servers
         async with self._broken:
             if not await servers.volume.freeze():
                 return 0
@@ -43,7 +43,7 @@ class DiskFaults:
         """A server that found no room for its WAL has ended, and is started again once there is. Returns how many
         statements, or starts, failed.
         """
-        servers = self._it.servers
+        servers = self._installation.servers
         watch = LogWatch(servers.postgres_log)
         async with self._broken:
             await asyncio.to_thread(servers.volume.fill)
@@ -57,14 +57,14 @@ class DiskFaults:
     async def _fill_scratch(self, fault: Fault) -> int:
         """All workers of a run keep their scratch files there. Returns how many attempts failed for it."""
         before = await self._refused()
-        await asyncio.to_thread(self._it.disk.fill)
+        await asyncio.to_thread(self._installation.disk.fill)
         await asyncio.sleep(fault.seconds)
-        self._it.disk.empty()
+        self._installation.disk.empty()
         return await self._refused() - before
 
     async def _refused(self) -> int:
         async def count() -> int:
-            async with self._it.connection() as connection:
+            async with self._installation.connection() as connection:
                 return int(await connection.fetchval("SELECT count(*) FROM failure WHERE code = 'disk_full'"))
 
         return await until_answered(count, within=_PATIENCE)

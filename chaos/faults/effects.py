@@ -1,4 +1,4 @@
-"""What a fault did, as a number: a fault that did nothing has not happened, though it was switched on."""
+"""Counts what a fault did. A fault without an effect counts as not happened, even if it was switched on."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def becomes(true: Callable[[], bool], seconds: float = _WAIT_SECONDS) -> b
 
 
 async def most(count: Callable[[], int], seconds: float) -> int:
-    """The most that `count` said during so many seconds."""
+    """The largest value of `count` during so many seconds."""
     until, found = time.monotonic() + seconds, 0
     while time.monotonic() < until:
         found = max(found, await asyncio.to_thread(count))

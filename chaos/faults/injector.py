@@ -1,4 +1,4 @@
-"""Making the faults of a plan happen, and counting what they did."""
+"""Makes the faults of a plan happen, and counts their effects."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Faults:
         self.fired: Counter[str] = Counter()
         self.effects: Counter[str] = Counter()
         self.spans: list[tuple[str, float, float]] = []  # of those that fired: from when to when, seconds of the epoch
-        self._it = installation
+        self._installation = installation
         broken = asyncio.Lock()  # one server at a time is away, but where a fault takes both
         rng = random.Random(f"faults {installation.plan.seed}")  # noqa: S311 - to be repeated
         self._processes = ProcessFaults(installation)
@@ -75,14 +75,14 @@ class Faults:
     async def run(self) -> None:
         """Carry the plan out; returns when the last fault is over."""
         async with asyncio.TaskGroup() as blows:
-            for fault in self._it.plan.blows:
+            for fault in self._installation.plan.blows:
                 blows.create_task(self._at_its_time(fault))
 
     async def wake_zombies(self) -> None:
         """For ever: let go on, later, what a failpoint has stopped."""
         asleep: dict[int, float] = {}
         while True:
-            for slot in self._it.slots.values():
+            for slot in self._installation.slots.values():
                 pid = slot.pid
                 if pid is not None and slot.is_stopped() and not slot.stopped_by_us:
                     since = asleep.setdefault(pid, time.monotonic())
@@ -96,7 +96,7 @@ class Faults:
         found nothing to break. What never does anything makes the run red (run.Report).
         """
         await asyncio.sleep(fault.at)
-        there = (*self._it.plan.workers, *APIS)
+        there = (*self._installation.plan.workers, *APIS)
         on = [slot for slot in fault.kind.on if slot in there]
         for turn in range(_TURNS):
             again = replace(fault, target=on[(on.index(fault.target) + turn) % len(on)] if on else fault.target)

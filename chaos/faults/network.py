@@ -18,7 +18,7 @@ class NetworkFaults:
     """Each returns the bytes that it slowed, held or dropped, or the connections that it cut."""
 
     def __init__(self, installation: Installation) -> None:
-        self._it = installation
+        self._installation = installation
 
     @property
     def deals(self) -> Mapping[str, Deal]:
@@ -37,8 +37,8 @@ class NetworkFaults:
 
     def _links(self, fault: Fault) -> list[Link]:
         """The target's link; without a target those of everybody."""
-        slots = [fault.target] if fault.target else list(self._it.slots)
-        return [self._it.links[slot, fault.kind.link] for slot in slots]
+        slots = [fault.target] if fault.target else list(self._installation.slots)
+        return [self._installation.links[slot, fault.kind.link] for slot in slots]
 
     async def _cut_settlement(self, fault: Fault) -> int:
         [link] = self._links(fault)

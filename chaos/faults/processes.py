@@ -23,7 +23,7 @@ class ProcessFaults:
 
     def __init__(self, installation: Installation) -> None:
         self.children_killed = 0
-        self._it = installation
+        self._installation = installation
 
     @property
     def deals(self) -> Mapping[str, Deal]:
@@ -37,7 +37,7 @@ class ProcessFaults:
         }
 
     async def _kill_child(self, fault: Fault) -> int:
-        pid = self._it.slots[fault.target].pid
+        pid = self._installation.slots[fault.target].pid
         children = descendants(pid) if pid is not None else []
         for child in children[:1]:
             os.kill(child, signal.SIGKILL)
@@ -45,7 +45,7 @@ class ProcessFaults:
         return len(children[:1])
 
     async def _drain(self, fault: Fault) -> int:
-        slot = self._it.slots[fault.target]
+        slot = self._installation.slots[fault.target]
         pid = slot.pid
         hit = slot.signal(signal.SIGTERM)
         if fault.seconds:
@@ -55,7 +55,7 @@ class ProcessFaults:
         return int(hit)
 
     async def _stop_worker(self, fault: Fault) -> int:
-        slot = self._it.slots[fault.target]
+        slot = self._installation.slots[fault.target]
         slot.stopped_by_us = True
         slot.signal(signal.SIGSTOP)
         await asyncio.sleep(fault.seconds)
@@ -66,7 +66,7 @@ class ProcessFaults:
 
     async def _turn_the_clock(self, fault: Fault) -> int:
         """The process itself writes down that its clock has turned."""
-        slot = self._it.slots[fault.target]
+        slot = self._installation.slots[fault.target]
         pid, process = slot.pid, slot.process_name
         if pid is None or not slot.log.stat().st_size:
             return 0  # it has not begun to listen for the signal
@@ -75,16 +75,18 @@ class ProcessFaults:
         await asyncio.sleep(fault.seconds)
         if slot.pid == pid:  # else it was wrong for the rest of its life
             slot.signal(back)
-        return sum(line["what"] == "clock" and line["process"] == process for line in journal.read(self._it.journal))
+        return sum(
+            line["what"] == "clock" and line["process"] == process for line in journal.read(self._installation.journal)
+        )
 
     async def _restart_everything(self, fault: Fault) -> int:
-        hit = [slot.signal(signal.SIGKILL) for slot in self._it.slots.values()]
+        hit = [slot.signal(signal.SIGKILL) for slot in self._installation.slots.values()]
         await asyncio.sleep(fault.seconds)
         return sum(hit)
 
     async def _exhaust_memory(self, fault: Fault) -> int:
         """The main process takes memory until the kernel's OOM killer ends it. Returns how many it killed."""
-        slot = self._it.slots[fault.target]
+        slot = self._installation.slots[fault.target]
         pid = slot.pid
         if pid is None or not slot.log.stat().st_size:
             return 0  # it has not begun to listen for the signal

@@ -20,14 +20,14 @@ class StoreFaults:
     """Each returns how many requests met the trouble."""
 
     def __init__(self, installation: Installation) -> None:
-        self._it = installation
+        self._installation = installation
 
     @property
     def deals(self) -> Mapping[str, Deal]:
         return {"F31": self._trouble, "F9 hold a put": self._hold_put}
 
     async def _trouble(self, fault: Fault) -> int:
-        faults = self._it.front.faults
+        faults = self._installation.front.faults
         trouble = Trouble(fault.name.rpartition(" ")[2])
         faults.begin(trouble, _SHARES.get(trouble, _SHARE))
         await asyncio.sleep(fault.seconds)
@@ -37,13 +37,13 @@ class StoreFaults:
 
     async def _hold_put(self, fault: Fault) -> int:
         """A put is on its way while its worker stands still; it arrives when another attempt has been committed."""
-        faults = self._it.front.faults
+        faults = self._installation.front.faults
         faults.held.clear()
         faults.hold_put = "unlike.txt"
         if not await becomes(faults.held.is_set):
             faults.hold_put = ""
             return 0
-        slot = self._it.slots[faults.held_of]
+        slot = self._installation.slots[faults.held_of]
         slot.stopped_by_us = slot.signal(signal.SIGSTOP)
         await asyncio.sleep(fault.seconds)
         faults.released.set()

@@ -26,7 +26,7 @@ class VersionFaults:
     """Each returns how many steps an old process did, or how many revisions and processes were brought up to date."""
 
     def __init__(self, installation: Installation) -> None:
-        self._it = installation
+        self._installation = installation
 
     @property
     def deals(self) -> Mapping[str, Deal]:
@@ -37,9 +37,9 @@ class VersionFaults:
 
         Returns how many steps the old one did; of an API, how many bytes it asked the database for.
         """
-        slot = self._it.slots[fault.target]
-        slot.release = await self._it.servers.release()
-        link = self._it.links[fault.target, "postgres"]
+        slot = self._installation.slots[fault.target]
+        slot.release = await self._installation.servers.release()
+        link = self._installation.links[fault.target, "postgres"]
         old = await self._replaced(slot)
         asked = link.carried.asked
         await asyncio.sleep(fault.seconds)
@@ -51,7 +51,7 @@ class VersionFaults:
         return asked if slot.name.startswith("api") else self._begun_by(old)
 
     def _begun_by(self, process: str) -> int:
-        lines = journal.read(self._it.journal)
+        lines = journal.read(self._installation.journal)
         return sum(line["what"] == "begin" and line["process"] == process for line in lines)
 
     async def _upgrade(self, _fault: Fault) -> int:
@@ -66,19 +66,19 @@ class VersionFaults:
                     raise
         applied = await self._revision() - before
         replaced = 0
-        for slot in self._it.slots.values():
+        for slot in self._installation.slots.values():
             if slot.release is not None:
                 slot.release = None
                 replaced += bool(await self._replaced(slot))
         return applied + replaced if replaced else 0
 
     async def _migrate(self) -> None:
-        said = {**os.environ, "LEASEHOLD_DATABASE_URL": self._it.database_url}
-        await migrate_with(_ROOT, said)
+        environment = {**os.environ, "LEASEHOLD_DATABASE_URL": self._installation.database_url}
+        await migrate_with(_ROOT, environment)
 
     async def _revision(self) -> int:
         async def ask() -> int:
-            async with self._it.connection() as connection:
+            async with self._installation.connection() as connection:
                 found = await connection.fetchval("SELECT version_num FROM alembic_version")
                 return int(found.partition("_")[0])
 

@@ -28,7 +28,7 @@ class Outcome:
     """`status`: of the last answer, 0 when the outcome is unknown. `answered`: the bodies of all 2xx, in order."""
 
     status: int
-    said: dict[str, Any]
+    body: dict[str, Any]
     asked_at: float
     answered_at: float
     tries: int
@@ -41,7 +41,7 @@ class Outcome:
     @property
     def code(self) -> str:
         """Of the problem that the last answer is; "" for another answer."""
-        return str(self.said.get("code", ""))
+        return str(self.body.get("code", ""))
 
     @property
     def answer(self) -> str:
@@ -94,7 +94,7 @@ class Client:
                 final = answer
                 if not answer.is_success:
                     break
-                answered.append(_said(answer))
+                answered.append(_body_of(answer))
                 if not again:
                     break
                 again = False
@@ -102,8 +102,8 @@ class Client:
                 break
             else:
                 await asyncio.sleep(AGAIN_SECONDS)
-        status, said = (0, {}) if final is None else (final.status_code, _said(final))
-        return Outcome(status, said, asked_at, time.time(), tries, tuple(answered))
+        status, body = (0, {}) if final is None else (final.status_code, _body_of(final))
+        return Outcome(status, body, asked_at, time.time(), tries, tuple(answered))
 
     async def _try(
         self, method: str, path: str, headers: Mapping[str, str], sent: Mapping[str, Any]
@@ -160,15 +160,15 @@ class Client:
         return False
 
 
-def _said(answer: httpx2.Response) -> dict[str, Any]:
+def _body_of(answer: httpx2.Response) -> dict[str, Any]:
     if not answer.content or "json" not in answer.headers.get("content-type", ""):
         return {}
-    said = answer.json()
-    return dict(said) if isinstance(said, dict) else {}
+    body = answer.json()
+    return dict(body) if isinstance(body, dict) else {}
 
 
 def _is_passing(answer: httpx2.Response) -> bool:
     """Whether another try may be answered otherwise."""
     if answer.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR or answer.status_code == HTTPStatus.TOO_MANY_REQUESTS:
         return True
-    return answer.status_code == HTTPStatus.CONFLICT and _said(answer).get("code") == _IN_FLIGHT
+    return answer.status_code == HTTPStatus.CONFLICT and _body_of(answer).get("code") == _IN_FLIGHT

@@ -1,4 +1,4 @@
-"""What the clients of a run share: the installation, the dice of its seed, and the journal of what they asked."""
+"""What the clients of a run share: the installation, the random numbers of its seed, and the journal of requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _AGAIN = 0.3
 class Diary:
     """`requests`: the journal. `streams`: by job, each cursor with the numbers that came after it."""
 
-    it: Installation
+    installation: Installation
     seed: int
     requests: list[Request] = field(default_factory=list)
     streams: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)
@@ -51,9 +51,9 @@ class Diary:
         return _dice.get()
 
     def client(self, tenant: str) -> Client:
-        urls = [f"http://127.0.0.1:{port}" for port in self.it.ports.values()]
-        follow_seconds = MUTANT_FOLLOW_SECONDS if self.it.mutate else FOLLOW_SECONDS
-        return Client(self._http, self.rng.sample(urls, len(urls)), self.it.keys[tenant], follow_seconds)
+        urls = [f"http://127.0.0.1:{port}" for port in self.installation.ports.values()]
+        follow_seconds = MUTANT_FOLLOW_SECONDS if self.installation.mutate else FOLLOW_SECONDS
+        return Client(self._http, self.rng.sample(urls, len(urls)), self.installation.keys[tenant], follow_seconds)
 
     def key(self) -> str:
         return new_id().hex

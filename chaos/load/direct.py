@@ -48,7 +48,7 @@ def submitter(diary: Diary, pipeline: Pipeline) -> Ask:
 async def _try_submit(diary: Diary, job: NewJob) -> str:
     """Its hints are left to the relay."""
     try:
-        connection = await connect(diary.it.settings(CLIENT), "client")
+        connection = await connect(diary.installation.settings(CLIENT), "client")
         try:
             await submit(connection, [job])
         finally:
@@ -85,7 +85,7 @@ def canceller(diary: Diary) -> Ask:
 async def _try_cancel(diary: Diary, job: NewJob) -> str:
     """As `Request.answer` says it of a cancel."""
     try:
-        connection = await connect(diary.it.settings(CLIENT), "client")
+        connection = await connect(diary.installation.settings(CLIENT), "client")
         try:
             cancels = await request_cancel(connection, [job.id], job.tenant_id, reason="chaos", by="client")
         finally:
@@ -114,7 +114,7 @@ def scheduler(diary: Diary) -> Ask:
 
 async def _try_schedule(diary: Diary, schedule: UUID, tenant: str, words: dict[str, str], moment: float) -> str:
     try:
-        connection = await connect(diary.it.settings(CLIENT), "client")
+        connection = await connect(diary.installation.settings(CLIENT), "client")
         try:
             await connection.execute(_SCHEDULE, schedule, tenant, words, moment)
         finally:

@@ -19,10 +19,10 @@ async def declare_limits(diary: Diary) -> None:
     for tenant in TENANTS:
         for key, bound in ((f"template:{gated.name}", {"at_most": AT_MOST}), (_pace(), {"per_minute": PER_MINUTE})):
             asked_at = time.time()
-            said = await diary.client(tenant).ask("PUT", "/v1/limits", {"tenant_id": tenant, "key": key} | bound)
-            if said.good:
+            outcome = await diary.client(tenant).ask("PUT", "/v1/limits", {"tenant_id": tenant, "key": key} | bound)
+            if outcome.good:
                 diary.bounds.append(Bound(tenant, key, bound.get("at_most"), bound.get("per_minute"), asked_at))
-                diary.note("limit", tenant, f"{key} of {tenant}", said, door="PUT /v1/limits")
+                diary.note("limit", tenant, f"{key} of {tenant}", outcome, door="PUT /v1/limits")
 
 
 async def lift_pace(diary: Diary) -> None:
@@ -30,8 +30,8 @@ async def lift_pace(diary: Diary) -> None:
     for bound in [bound for bound in diary.bounds if bound.key == _pace()]:
         client, path = diary.client(bound.tenant), f"/v1/limits/{bound.tenant}/{bound.key}"
         bound.until = time.time()
-        said = await client.ask("DELETE", path)
-        diary.note("limit", bound.tenant, f"lift {path}", said, door="DELETE /v1/limits")
+        outcome = await client.ask("DELETE", path)
+        diary.note("limit", bound.tenant, f"lift {path}", outcome, door="DELETE /v1/limits")
 
 
 def _pace() -> str:
@@ -57,9 +57,9 @@ async def _limit(diary: Diary, tenant: str) -> None:
 async def _webhook(diary: Diary, tenant: str) -> None:
     """Of an event that does not happen in a run: the other subscription is told once of each end."""
     client, key = diary.client(tenant), diary.key()
-    body = {"url": f"http://127.0.0.1:{diary.it.receiver.port}/{tenant}", "events": ["run.expired"]}
+    body = {"url": f"http://127.0.0.1:{diary.installation.receiver.port}/{tenant}", "events": ["run.expired"]}
     made = await client.ask("POST", "/v1/webhooks", body, key=key, again=diary.asks_again())
-    ids = tuple((str(said["id"]),) for said in made.answered)
+    ids = tuple((str(body["id"]),) for body in made.answered)
     diary.note("webhook", tenant, key, made, door="POST /v1/webhooks", answers=ids)
     if not ids:
         return
@@ -74,7 +74,7 @@ async def _template(diary: Diary, tenant: str) -> None:
     name = f"t{key}"
     steps = [{"id": "first", "worker_type": "short.first", "queue": "chaos"}]
     made = await client.ask("POST", "/v1/templates", {"type": name, "steps": steps}, key=key, again=diary.asks_again())
-    answers = tuple((str(said["type"]),) for said in made.answered)
+    answers = tuple((str(body["type"]),) for body in made.answered)
     diary.note("template", tenant, key, made, door="POST /v1/templates", answers=answers)
     if made.good:
         await client.ask("PATCH", f"/v1/templates/{name}/1", {"enabled": False})

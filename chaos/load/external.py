@@ -33,7 +33,7 @@ class ExternalWorkers:
                 "worker_id": worker, "queues": [ABROAD_QUEUE], "limit": 2, "wait": 1,
                 "lease_seconds": EXTERNAL_LEASE_SECONDS,
             })  # fmt: skip
-            for task in claimed.said.get("tasks", ()):
+            for task in claimed.body.get("tasks", ()):
                 luck = rng.random() if known else _DIES  # the first fails
                 known = True
                 if luck < _DIES:  # its leases pass, and another worker comes
@@ -42,7 +42,7 @@ class ExternalWorkers:
                     break
                 await self._work(client, tenant, worker, task, claimed.answered_at, fails=luck < _DIES + _FAILS)
             else:
-                if not claimed.said.get("tasks"):
+                if not claimed.body.get("tasks"):
                     await asyncio.sleep(AGAIN_SECONDS)
 
     async def _work(
@@ -59,7 +59,7 @@ class ExternalWorkers:
             if beat.code == "lease_lost":
                 self._note(tenant, worker, task, claimed_at, "lost")
                 return
-            if beat.said.get("cancel_requested"):
+            if beat.body.get("cancel_requested"):
                 done = await client.ask("POST", f"{path}/acknowledge-cancel", held)
                 self._note(tenant, worker, task, claimed_at, "stopped" if done.good else "lost")
                 return

@@ -20,14 +20,14 @@ def sender(diary: Diary) -> Ask:
         wanted = {"content_type": PICTURE_TYPE, "file_name": f"{key}.jpg"}
         again = diary.asks_again()
         ticket = await client.ask("POST", "/upload-url", wanted, key=key, again=again)
-        media = tuple((said["media_id"],) for said in ticket.answered)
+        media = tuple((body["media_id"],) for body in ticket.answered)
         diary.note("upload", tenant, key, ticket, door="POST /upload-url", answers=media)
-        if not ticket.good or not await client.put(ticket.said["upload_url"], content, PICTURE_TYPE):
+        if not ticket.good or not await client.put(ticket.body["upload_url"], content, PICTURE_TYPE):
             diary.note("media", tenant, key, ticket, answer="unknown")
             return
-        done = {name: ticket.said[name] for name in ("media_id", "original_key")}
+        done = {name: ticket.body[name] for name in ("media_id", "original_key")}
         completed = await client.ask("POST", "/complete-upload", done, again=diary.asks_again())
-        jobs = tuple((said["job_id"],) for said in completed.answered)
+        jobs = tuple((body["job_id"],) for body in completed.answered)
         job = jobs[-1][0] if jobs else ""
         diary.note("media", tenant, key, completed, job=job, door="POST /complete-upload", answers=jobs)
         if job:

@@ -37,7 +37,7 @@ def operator(diary: Diary) -> Ask:
         diary.operations.append(Operation(tenant, action, key, known))
         body = {"action": action, "filter": f"tag.{TAG}:{key}", "rate": _RATE}
         outcome = await client.ask("POST", "/v1/operations", body, key=key, again=diary.asks_again())
-        jobs = tuple((str(said["id"]),) for said in outcome.answered)
+        jobs = tuple((str(body["id"]),) for body in outcome.answered)
         job = jobs[-1][0] if jobs else ""
         diary.note("operation", tenant, key, outcome, job=job, door=_DOOR, answers=jobs, answer=_of_old(outcome))
 
@@ -67,7 +67,7 @@ def conductor(diary: Diary) -> Ask:
         client, key = diary.client(tenant), diary.key()
         body = {"template": "chaos.stages", "payload": diary.words(), "scope": SCOPE, "scope_id": key}
         outcome = await client.ask("POST", "/v1/runs", body, key=key, again=diary.asks_again())
-        jobs = tuple((str(said["id"]),) for said in outcome.answered)
+        jobs = tuple((str(body["id"]),) for body in outcome.answered)
         job = jobs[-1][0] if jobs else ""
         diary.note(
             "workflow", tenant, key, outcome, job=job, door="POST /v1/runs", answers=jobs, answer=_of_old(outcome)

@@ -50,14 +50,14 @@ def converter(diary: Diary) -> Ask:
             "POST", "/api/v1/jobs", key=key, again=diary.asks_again(),
             data=form, files={"model": ("model.onnx", content, "application/octet-stream")},
         )  # fmt: skip
-        jobs = tuple((str(said["job_id"]),) for said in outcome.answered)
+        jobs = tuple((str(body["job_id"]),) for body in outcome.answered)
         job = jobs[-1][0] if jobs else ""
         diary.note("conversion", tenant, key, outcome, job=job, door="POST /api/v1/jobs", answers=jobs)
         if not job or not cancels:
             return
         await asyncio.sleep(diary.rng.uniform(0.0, 2.0))
         outcome = await client.ask("POST", f"/api/v1/jobs/{job}/cancel")
-        answer = "" if not outcome.good else "accepted" if outcome.said["status"] == "cancelled" else "stopping"
+        answer = "" if not outcome.good else "accepted" if outcome.body["status"] == "cancelled" else "stopping"
         diary.note("cancel", tenant, f"cancel {job}", outcome, job=job, door="POST /api/v1/jobs/cancel", answer=answer)
 
     return ask
@@ -72,7 +72,7 @@ def buyer(diary: Diary) -> Ask:
         provider, cancels = diary.rng.choice(("gateway", "jimeng")), next(turns) % _CANCELLED == 0
         body = {"prompt": f"{PROMPT.format(key)} #work=1", "provider": provider, "task_id": key}
         outcome = await client.ask("POST", "/v1/images/generations", body, key=key, again=diary.asks_again())
-        jobs = tuple((str(said["data"]["job_id"]),) for said in outcome.answered)
+        jobs = tuple((str(body["data"]["job_id"]),) for body in outcome.answered)
         job = jobs[-1][0] if jobs else ""
         diary.note("generation", tenant, key, outcome, job=job, door="POST /v1/images/generations", answers=jobs)
         if not job or not cancels:

@@ -42,7 +42,7 @@ async def start(
         {"template": template, "payload": payload, "scope": SCOPE, "scope_id": key, "tags": tags or {}},
         key="" if keyless else key, again=not keyless and diary.asks_again(), patience=0.0 if keyless else PATIENCE,
     )  # fmt: skip
-    jobs = tuple((str(said["id"]),) for said in outcome.answered)
+    jobs = tuple((str(body["id"]),) for body in outcome.answered)
     job = jobs[-1][0] if jobs else ""
     diary.note(kind or template, tenant, key, outcome, job=job, door=_DOOR, answers=jobs)
     return job
@@ -67,7 +67,7 @@ def batcher(diary: Diary) -> Ask:
         runs = [{"payload": diary.words(), "scope_id": key} for _ in range(_BATCH)]
         body = {"template": short.name, "scope": SCOPE, "runs": runs}
         outcome = await client.ask("POST", "/v1/runs/batch", body, key=key, again=diary.asks_again())
-        jobs = tuple(tuple(map(str, said["ids"])) for said in outcome.answered)
+        jobs = tuple(tuple(map(str, body["ids"])) for body in outcome.answered)
         job = jobs[-1][0] if jobs else ""
         diary.note("batch", tenant, key, outcome, job=job, door="POST /v1/runs/batch", answers=jobs, made=_BATCH)
 
@@ -99,8 +99,8 @@ def canceller(diary: Diary) -> Ask:
 def _of_cancel(outcome: Outcome) -> str:
     """`accepted`: it is cancelled; `stopping`: it was asked to stop; `refused`: it ended before."""
     if outcome.good:
-        return "accepted" if outcome.said["status"] == "cancelled" else "stopping"
-    if outcome.tries > 1 and "is cancelled" in outcome.said.get("detail", ""):
+        return "accepted" if outcome.body["status"] == "cancelled" else "stopping"
+    if outcome.tries > 1 and "is cancelled" in outcome.body.get("detail", ""):
         return "accepted"  # by an earlier try, whose answer was lost
     return outcome.answer
 
@@ -110,7 +110,7 @@ async def until(client: Client, job: str, *statuses: str, seconds: float = PATIE
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         looked = await client.ask("GET", f"/v1/runs/{job}", patience=0.0)
-        status = str(looked.said.get("status", ""))
+        status = str(looked.body.get("status", ""))
         if status in statuses or status in JOB_TERMINAL:
             return status
         await asyncio.sleep(AGAIN_SECONDS)
@@ -141,7 +141,7 @@ def mender(diary: Diary) -> Ask:
 async def _letter_of(client: Client, job: str) -> str:
     """Where the run's dead letter is replayed; "" when the list has it not."""
     letters = await client.ask("GET", f"/v1/dead-letters?template={mendable.name}&limit=100")
-    mine = [one["task_id"] for one in letters.said.get("dead_letters", ()) if job in one.values()]
+    mine = [one["task_id"] for one in letters.body.get("dead_letters", ()) if job in one.values()]
     return f"/v1/dead-letters/{mine[0]}/replay" if mine else ""
 
 
@@ -165,7 +165,7 @@ def repeater(diary: Diary) -> Ask:
         if not job:
             return
         outcome = await client.ask("POST", f"/v1/runs/{job}/rerun", key=key, again=diary.asks_again())
-        jobs = tuple((str(said["id"]),) for said in outcome.answered)
+        jobs = tuple((str(body["id"]),) for body in outcome.answered)
         made = jobs[-1][0] if jobs else ""
         diary.note("rerun", tenant, key, outcome, job=made, door="POST /v1/runs/rerun", answers=jobs)
 

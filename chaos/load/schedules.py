@@ -24,7 +24,7 @@ def keeper(diary: Diary) -> Ask:
             "template": short.name, "cron": _CRON, "payload_template": diary.words(), "scope": SCOPE, "scope_id": key,
             "overlap": "allow_all",
         }, key=key, again=diary.asks_again())  # fmt: skip
-        ids = tuple((str(said["id"]),) for said in made.answered)
+        ids = tuple((str(body["id"]),) for body in made.answered)
         diary.note("schedule", tenant, key, made, door="POST /v1/schedules", answers=ids)
         if not ids:
             return
@@ -36,7 +36,7 @@ def keeper(diary: Diary) -> Ask:
         past = datetime.now(UTC).year - 1
         body = {"start": f"{past}-06-01T00:00:00Z", "end": f"{past + 1}-01-02T00:00:00Z"} if use == "backfill" else None
         fired = await client.ask("POST", f"{path}/{use}", body, key=diary.key(), again=diary.asks_again())
-        runs = tuple(tuple(map(str, said.get("runs", [said.get("id")]))) for said in fired.answered)
+        runs = tuple(tuple(map(str, body.get("runs", [body.get("id")]))) for body in fired.answered)
         diary.note("scheduled", tenant, ids[-1][0], fired, door=f"POST /v1/schedules/{use}", answers=runs)
 
     return ask

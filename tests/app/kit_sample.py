@@ -75,7 +75,7 @@ def test_a_worker_dies_that_has_an_app_whose_tasks_other_modules_declare(
     run = kit_parts.part.submit(1)
     test_app.die_at("after_claim")
     test_app.drain()
-    assert run.result() == "part 1 by attempt 1"
+    assert run.result() == "part 1 by attempt 2"  # the first died
 
 
 def test_an_app_is_given_back_with_its_settings(leasehold_server: TestServer) -> None:
