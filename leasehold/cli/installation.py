@@ -223,7 +223,7 @@ def _own_sealing_key(directory: Path) -> str:
     """The key of an installation for which the user set none. It lies beside the data that it seals."""
     file = directory / "sealing-key"
     if not file.exists():
-        RunAs().file(file, Fernet.generate_key().decode())
+        RunAs().write_file(file, Fernet.generate_key().decode())
     return file.read_text()
 
 

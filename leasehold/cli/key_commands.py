@@ -28,7 +28,8 @@ def _duration(text: str) -> timedelta:
     return length
 
 
-def _print(value: Any) -> None:
+def print_json(value: Any) -> None:
+    """Print the value as JSON, with times in UTC."""
     typer.echo(orjson.dumps(value, option=orjson.OPT_UTC_Z, default=str).decode())
 
 
@@ -61,7 +62,7 @@ def create(
 
     key = run_or_exit(create_one(environment(), tenant, client, scopes, expires_in))
     if as_json:
-        _print({"key": key.text, "prefix": key.prefix, "tenant": tenant, "client": client, "scopes": scopes})
+        print_json({"key": key.text, "prefix": key.prefix, "tenant": tenant, "client": client, "scopes": scopes})
     else:
         print_line(key.text)
 
@@ -77,14 +78,14 @@ def list_all(
 
     rows = run_or_exit(list_some(environment(), tenant, ended=ended))
     if as_json:
-        _print(rows)
+        print_json(rows)
         return
     print_table(
         ("prefix", "tenant", "client", "scopes", "created", "expires", "last used", "state"),
         [
             (
                 *(row["prefix"], row["tenant_id"], row["client_id"], " ".join(row["scopes"])),
-                *(_minute(row[name]) for name in ("created_at", "expires_at", "last_used_at")),
+                *(minute(row[name]) for name in ("created_at", "expires_at", "last_used_at")),
                 row["state"],
             )
             for row in rows
@@ -92,7 +93,8 @@ def list_all(
     )
 
 
-def _minute(instant: datetime | None) -> str:
+def minute(instant: datetime | None) -> str:
+    """The instant for a table, to the minute."""
     return "-" if instant is None else f"{instant:%Y-%m-%d %H:%M}"
 
 
@@ -109,7 +111,7 @@ def rotate(
 
     key = run_or_exit(rotate_one(environment(), prefix, overlap))
     if as_json:
-        _print({"key": key.text, "prefix": key.prefix})
+        print_json({"key": key.text, "prefix": key.prefix})
     else:
         print_line(key.text)
 
@@ -128,7 +130,7 @@ def expire(
 
     ends = run_or_exit(expire_one(environment(), prefix, after))
     if as_json:
-        _print({"prefix": prefix, "expires_at": ends})
+        print_json({"prefix": prefix, "expires_at": ends})
     else:
         print_line(f"{prefix} ends at {ends:%Y-%m-%d %H:%M:%S} UTC.")
 
@@ -140,6 +142,6 @@ def revoke(prefix: _Prefix, as_json: AsJson = False) -> None:
 
     run_or_exit(revoke_one(environment(), prefix))
     if as_json:
-        _print({"prefix": prefix, "revoked": True})
+        print_json({"prefix": prefix, "revoked": True})
     else:
         print_line(f"Revoked {prefix}.")

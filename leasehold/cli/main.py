@@ -15,6 +15,7 @@ from leasehold.cli import audit, remote
 from leasehold.cli.answers import AsJson
 from leasehold.cli.completion import answer_shell, completion
 from leasehold.cli.key_commands import keys
+from leasehold.cli.people_commands import people
 from leasehold.cli.quiet import quiet
 from leasehold.cli.running import environment, run_or_exit, use_source
 from leasehold.cli.sql import sql
@@ -22,6 +23,7 @@ from leasehold.cli.terminal import console, print_line, print_table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A durable job platform.", rich_markup_mode=None)
 app.add_typer(keys, name="keys")
+app.add_typer(people, name="people")
 app.add_typer(audit.app, name="audit")
 app.command()(sql)
 app.command()(completion)

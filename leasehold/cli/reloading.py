@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from leasehold.cli.installation import Installation
+from leasehold.embedded.process import EmbeddedError
 
 _EVERY_SECONDS = 0.5
 #: Folders without code of the user's; hidden ones, too.
@@ -21,7 +22,9 @@ _CHECK = "import sys; from leasehold.domain.registry import Pipelines; Pipelines
 
 
 async def reload_on_change(installation: Installation, console: Console) -> None:
-    """Never returns. Code that cannot be loaded changes nothing: the processes that run go on."""
+    """Never returns. Code that cannot be loaded changes nothing: the processes that run go on. The error of code
+    that does not start is printed, and the next change starts it again.
+    """
     before = await asyncio.to_thread(times_of, Path.cwd())
     while True:
         await asyncio.sleep(_EVERY_SECONDS)
@@ -33,8 +36,12 @@ async def reload_on_change(installation: Installation, console: Console) -> None
         if (problem := await _problem(installation.environment["LEASEHOLD_PIPELINES"])) is not None:
             console.print(f"{changed[0]} changed, and cannot be loaded: {problem}", style="red", markup=False)
             continue
-        await installation.restart()
-        console.print(f"{changed[0]} changed: loaded again", highlight=False, markup=False)
+        try:
+            await installation.restart()
+        except EmbeddedError as error:  # the next change starts it again
+            console.print(f"{changed[0]} changed, and does not start: {error}", style="red", markup=False)
+        else:
+            console.print(f"{changed[0]} changed: loaded again", highlight=False, markup=False)
 
 
 async def _problem(source: str) -> str | None:

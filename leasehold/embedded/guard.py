@@ -28,8 +28,13 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def prctl(option: int, value: int) -> None:
+    """Set an attribute of this process; does nothing where the system is not Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def die_with_parent() -> None:
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def descendants(root: int) -> list[int]:
@@ -99,7 +104,7 @@ class Guard:
             argv,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - the guard has no threads
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - the guard has no threads
             user=uid if uid >= 0 else None,
             group=gid if uid >= 0 else None,
             extra_groups=[] if uid >= 0 else None,

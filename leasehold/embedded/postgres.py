@@ -81,7 +81,7 @@ class Postgres:
         """
         if self.running:
             return
-        self._run_as.directory(self.directory)
+        self._run_as.make_directory(self.directory)
         self._bin = self._programs or await self._find()
         await self._make_cluster()
         settings = self._options | {
@@ -108,8 +108,10 @@ class Postgres:
 
     def _tls_settings(self, tls: Tls) -> dict[str, str]:
         certificate, key, authority = tls.write(self.directory, self._run_as)
-        client_option = " clientcert=verify-ca" if tls.clients else ""
-        self._run_as.file(self._data / "pg_hba.conf", f"hostssl all all 127.0.0.1/32 scram-sha-256{client_option}\n")
+        client_option = " clientcert=verify-ca" if tls.requires_client_certificate else ""
+        self._run_as.write_file(
+            self._data / "pg_hba.conf", f"hostssl all all 127.0.0.1/32 scram-sha-256{client_option}\n"
+        )
         return {
             "ssl": "on",
             "ssl_cert_file": str(certificate),
@@ -151,7 +153,7 @@ class Postgres:
         for remains in (new, self._data):
             shutil.rmtree(remains, ignore_errors=True)
         self._password = secrets.token_urlsafe(24)
-        self._run_as.file(password_file, self._password)
+        self._run_as.write_file(password_file, self._password)
         initdb: list[str | Path] = [
             self._bin / "initdb",
             "-D",
@@ -193,7 +195,9 @@ class Postgres:
             return False
         context = ssl.create_default_context(cadata=self._tls.authority)
         context.check_hostname = False  # the certificate may have no IP address
-        if self._tls.clients:  # reuse the server's certificate as our client certificate: the same CA signed it
+        if (
+            self._tls.requires_client_certificate
+        ):  # reuse the server's certificate as our client certificate: the same CA signed it
             context.load_cert_chain(self.directory / "server.crt", self.directory / "server.key")
         return context
 

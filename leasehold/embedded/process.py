@@ -47,23 +47,24 @@ class RunAs:
     def group(self) -> int | None:
         return self.gid if self.drops else None
 
-    def own(self, path: Path) -> Path:
+    def give(self, path: Path) -> Path:
+        """Make this user the owner of the path."""
         if self.drops:
             os.chown(path, self.uid, self.gid)
         return path
 
-    def directory(self, path: Path) -> Path:
+    def make_directory(self, path: Path) -> Path:
         """Make a directory that only this user can read, if it does not exist."""
         path.mkdir(mode=0o700, exist_ok=True)
-        return self.own(path)
+        return self.give(path)
 
-    def file(self, path: Path, text: str) -> Path:
+    def write_file(self, path: Path, text: str) -> Path:
         """Write a file that only this user can read. It gets its name with its text: a kill leaves no empty file."""
         new = path.with_name(f"{path.name}.new")
         new.unlink(missing_ok=True)
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
-        return self.own(new).replace(path)
+        return self.give(new).replace(path)
 
 
 def unprivileged() -> RunAs:

@@ -201,10 +201,10 @@ class RabbitMQ:
     def configure(self) -> None:
         """Write the files that the node reads at its start. `start` calls it."""
         for name in ("", "home", "data", "log", "schema", "generated"):
-            self._run_as.directory(self.directory / name)
+            self._run_as.make_directory(self.directory / name)
         password = self.directory / "password"
         if not password.exists():
-            self._run_as.file(password, secrets.token_urlsafe(24))
+            self._run_as.write_file(password, secrets.token_urlsafe(24))
         self._password = password.read_text()
         text = self._listeners() + CONFIGURATION.format(
             management=self._management_port,
@@ -214,9 +214,9 @@ class RabbitMQ:
             memory=MEMORY,
         )
         text += "".join(f"{line}\n" for line in self._settings)
-        self._run_as.file(self.directory / "rabbitmq.conf", text)
-        self._run_as.file(self.directory / "enabled_plugins", "[rabbitmq_management].\n")
-        self._run_as.file(self.directory / "inetrc", HOST_NAMES)
+        self._run_as.write_file(self.directory / "rabbitmq.conf", text)
+        self._run_as.write_file(self.directory / "enabled_plugins", "[rabbitmq_management].\n")
+        self._run_as.write_file(self.directory / "inetrc", HOST_NAMES)
 
     def _listeners(self) -> str:
         if self._tls is None:
@@ -227,8 +227,8 @@ class RabbitMQ:
             certificate=certificate,
             key=key,
             authority=authority,
-            verify="verify_peer" if self._tls.clients else "verify_none",
-            refuse=str(self._tls.clients).lower(),
+            verify="verify_peer" if self._tls.requires_client_certificate else "verify_none",
+            refuse=str(self._tls.requires_client_certificate).lower(),
         )
 
     def _environment(self) -> dict[str, str]:
@@ -267,5 +267,5 @@ class RabbitMQ:
         """The node's name. It is part of the data, so it stays the same as long as the data exists."""
         path = self.directory / "node-name"
         if not path.exists():
-            self._run_as.file(path, f"leasehold-{secrets.token_hex(4)}")
+            self._run_as.write_file(path, f"leasehold-{secrets.token_hex(4)}")
         return path.read_text()

@@ -69,9 +69,9 @@ class S3:
         """
         if self.running:
             return
-        self._run_as.directory(self.directory)
-        buckets = self._run_as.directory(self.directory / "buckets")
-        self._run_as.directory(buckets / self.bucket)
+        self._run_as.make_directory(self.directory)
+        buckets = self._run_as.make_directory(self.directory / "buckets")
+        self._run_as.make_directory(buckets / self.bucket)
         self._remember_secret()
         program = await find_rclone(self._run_as)
         address = f"127.0.0.1:{self.port}"
@@ -109,7 +109,7 @@ class S3:
         path = self.directory / "secret-key"
         if not self.secret_key:
             self.secret_key = path.read_text() if path.exists() else secrets.token_hex(20)
-        self._run_as.file(path, self.secret_key)
+        self._run_as.write_file(path, self.secret_key)
 
     async def _until_ready(self, server: Server) -> None:
         while server.running:

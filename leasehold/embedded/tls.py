@@ -10,16 +10,16 @@ from leasehold.embedded.process import RunAs
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM texts. `clients`: the server refuses a client without a certificate of the authority."""
+    """PEM texts. `requires_client_certificate`: the server refuses a client without a certificate of the authority."""
 
     certificate: str
     key: str
     authority: str
-    clients: bool = False
+    requires_client_certificate: bool = False
 
     def write(self, directory: Path, run_as: RunAs) -> tuple[Path, Path, Path]:
         """Write certificate, key and authority as files that only the server's user can read. Returns their paths."""
         certificate, key, authority = (directory / name for name in ("server.crt", "server.key", "authority.crt"))
         for path, text in ((certificate, self.certificate), (key, self.key), (authority, self.authority)):
-            run_as.file(path, text)
+            run_as.write_file(path, text)
         return certificate, key, authority

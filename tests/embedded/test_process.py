@@ -18,13 +18,13 @@ def test_a_file_has_its_name_only_with_its_text(tmp_path: Path) -> None:
     """An empty password that a kill left would count as the password of every later start."""
     path = tmp_path / "password"
     with pytest.raises(UnicodeEncodeError):
-        RunAs().file(path, "\ud800")
+        RunAs().write_file(path, "\ud800")
     assert not path.exists()
-    RunAs().file(path, "first")
+    RunAs().write_file(path, "first")
     with pytest.raises(UnicodeEncodeError):
-        RunAs().file(path, "\ud800")
+        RunAs().write_file(path, "\ud800")
     assert path.read_text() == "first"
-    RunAs().file(path, "second")
+    RunAs().write_file(path, "second")
     assert path.read_text() == "second"
 
 

@@ -110,9 +110,9 @@ async def cluster_in(directory: Path, mode: str) -> AsyncIterator[Cluster]:
 
 async def _copy(cluster: Cluster) -> None:
     run_as, primary, directory = unprivileged(), cluster.primary, cluster.standby.directory
-    run_as.directory(directory)
+    run_as.make_directory(directory)
     password = primary.url.partition(f"{USER}:")[2].partition("@")[0]
-    run_as.file(directory / "password", password)
+    run_as.write_file(directory / "password", password)
     source = f"postgresql://{USER}:{password}@127.0.0.1:{primary.port}"
     program = (await find_postgres(run_as)) / "pg_basebackup"
     arguments = ["-D", directory / "data", "-d", source, "--write-recovery-conf", "--checkpoint=fast", "--no-sync"]

@@ -55,10 +55,10 @@ async def server(run_directory: Path) -> AsyncIterator[Postgres]:
 async def pooled(program: Path, server: Postgres, directory: Path, mode: str) -> AsyncIterator[str]:
     """The URL of a PgBouncer before `server`."""
     run_as, port = unprivileged(), free_port()
-    run_as.directory(directory)
+    run_as.make_directory(directory)
     password = urlsplit(server.url).password
-    run_as.file(directory / "users", f'"{USER}" "{password}"\n')
-    run_as.file(
+    run_as.write_file(directory / "users", f'"{USER}" "{password}"\n')
+    run_as.write_file(
         directory / "pgbouncer.ini",
         f"[databases]\n{DATABASE} = host=127.0.0.1 port={server.port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
         f"listen_port = {port}\nunix_socket_dir =\nauth_type = trust\nauth_file = {directory}/users\n"

@@ -73,9 +73,9 @@ class Prometheus:
             ],
         }
         for name in ("", "data"):
-            self._run_as.directory(self.directory / name)
-        self._run_as.file(self.directory / "prometheus.yaml", yaml.safe_dump(configuration))
-        self._run_as.file(self.directory / "rules.yaml", rules)
+            self._run_as.make_directory(self.directory / name)
+        self._run_as.write_file(self.directory / "prometheus.yaml", yaml.safe_dump(configuration))
+        self._run_as.write_file(self.directory / "rules.yaml", rules)
         program = await runnable_copy_of(self._programs.prometheus, [self._programs.prometheus], self._run_as)
         self._server = await Server.start(
             "Prometheus",

@@ -1,0 +1,56 @@
+"""`leasehold dev` goes on when changed code does not start, and loads the next change."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from leasehold.cli import reloading
+from leasehold.embedded.process import EmbeddedError
+
+
+class Installation:
+    """Its first restart fails, as with a lifespan that raises."""
+
+    environment = {"LEASEHOLD_PIPELINES": "shop:app"}  # noqa: RUF012 - nobody changes it
+
+    def __init__(self) -> None:
+        self.restarts = 0
+
+    async def restart(self) -> None:
+        self.restarts += 1
+        if self.restarts == 1:
+            raise EmbeddedError("worker did not start; the end of its log: [x]")
+
+
+async def test_code_that_does_not_start_is_reported_and_the_next_change_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def loads(_source: str) -> None:
+        return None
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reloading, "_EVERY_SECONDS", 0.02)
+    monkeypatch.setattr(reloading, "_problem", loads)
+    out = io.StringIO()
+    installation: Any = Installation()
+    (tmp_path / "shop.py").write_text("")
+    watching = asyncio.create_task(reloading.reload_on_change(installation, Console(file=out, width=200)))
+    async with asyncio.timeout(20):
+        for restarts in (1, 2):
+            await asyncio.sleep(0.1)
+            os.utime(tmp_path / "shop.py", (restarts, restarts))
+            while installation.restarts < restarts:
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(0.05)
+    assert not watching.done()
+    watching.cancel()
+    first, second = out.getvalue().splitlines()
+    assert first == "shop.py changed, and does not start: worker did not start; the end of its log: [x]"
+    assert second == "shop.py changed: loaded again"
