@@ -99,9 +99,9 @@ def _band(value: object) -> int:
 
 def _headers(headers: Mapping[str, Any]) -> dict[str, str]:
     """The hint's own headers, which are short strings. The broker adds tables and numbers (`x-death`)."""
-    own = {
+    strings = {
         name: value
         for name, value in headers.items()
         if isinstance(value, str) and len(name) + len(value) <= MAX_HEADER_BYTES
     }
-    return own if len(own) <= MAX_HEADERS else {}
+    return strings if len(strings) <= MAX_HEADERS else {}

@@ -254,8 +254,8 @@ class Egress:
 
     async def _client(self, host: str) -> httpx2.AsyncClient:
         """The HTTP client for the host. The first request makes it, because many processes never send one."""
-        kept = self._keepalive and (host in self._clients or len(self._clients) < _KEPT_HOSTS)
-        name = host if kept else ""
+        keeps = self._keepalive and (host in self._clients or len(self._clients) < _KEPT_HOSTS)
+        name = host if keeps else ""
         if name in self._clients:
             return self._clients[name]
         authorities = await asyncio.to_thread(_authorities)
@@ -264,7 +264,7 @@ class Egress:
                 verify=authorities,
                 trust_env=False,
                 follow_redirects=False,
-                limits=httpx2.Limits(max_keepalive_connections=self._keepalive if kept else 0),
+                limits=httpx2.Limits(max_keepalive_connections=self._keepalive if keeps else 0),
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # accepts no cookie, so sends none
             )
         return self._clients[name]

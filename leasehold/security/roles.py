@@ -31,11 +31,11 @@ def role_and_scopes(scopes: Iterable[str]) -> tuple[str | None, list[str]]:
     """The strongest role among the scopes of a key or a person (None: no role that this release knows), and the scopes
     beside the roles.
     """
-    given = sorted(scopes)
-    roles = {scope.removeprefix(PREFIX) for scope in given if scope.startswith(PREFIX)}
+    ordered = sorted(scopes)
+    roles = {scope.removeprefix(PREFIX) for scope in ordered if scope.startswith(PREFIX)}
     return (
         next((name for name in reversed(NAMES) if name in roles), None),
-        [scope for scope in given if not scope.startswith(PREFIX)],
+        [scope for scope in ordered if not scope.startswith(PREFIX)],
     )
 
 

@@ -72,15 +72,15 @@ def traceback_of(error: BaseException) -> str:
     """
     if isinstance(error, StepError) and error.trace:
         return error.trace
-    whole = TracebackException.from_exception(error)
-    parts: list[TracebackException] = [whole]
+    formatter = TracebackException.from_exception(error)
+    parts: list[TracebackException] = [formatter]
     while (cause := parts[-1].__cause__ or parts[-1].__context__) is not None:
         parts.append(cause)
     begins = [_begin_of_handler(part) for part in parts]
     if any(begin is not None for begin in begins):
         for part, begin in zip(parts, begins, strict=True):
             part.stack = StackSummary.from_list([] if begin is None else list(part.stack)[begin:])
-    return "".join(whole.format())
+    return "".join(formatter.format())
 
 
 def _begin_of_handler(part: TracebackException) -> int | None:

@@ -63,7 +63,7 @@ class Recorder:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _Suspended:
     """A suspended driver. `epoch`: of the lease under which it suspended. `committed`: PostgreSQL confirmed that."""
 
     driver: Driver
@@ -97,7 +97,7 @@ class Workflows:
         self._max_calls = settings.workflow_max_calls
         self._seconds = settings.workflow_memory_seconds
         self._at_most = settings.workflow_memory
-        self._kept: OrderedDict[UUID, _Kept] = OrderedDict()
+        self._suspended: OrderedDict[UUID, _Suspended] = OrderedDict()
 
     async def drive(
         self, attempt: Attempt, held: HeldLease, start: Callable[[Driver], Coroutine[Any, Any, Any]]
@@ -131,30 +131,30 @@ class Workflows:
 
     def settled(self, lease: Lease, *, committed: bool) -> None:
         """Record PostgreSQL's answer to the suspension under this lease."""
-        kept = self._kept.get(lease.task_id)
-        if kept is None or kept.epoch != lease.epoch:
+        suspended = self._suspended.get(lease.task_id)
+        if suspended is None or suspended.epoch != lease.epoch:
             return
         if committed:
-            kept.committed = True
+            suspended.committed = True
         else:
-            self._drop(lease.task_id, kept)
+            self._drop(lease.task_id, suspended)
 
     def close(self) -> None:
         """Drop all kept drivers, because the worker ends."""
-        for task_id, kept in list(self._kept.items()):
-            self._drop(task_id, kept)
+        for task_id, suspended in list(self._suspended.items()):
+            self._drop(task_id, suspended)
 
     def _take(self, lease: Lease) -> Driver | None:
         """The kept driver of the task, if no other claim has run the task since the driver suspended here."""
-        kept = self._kept.get(lease.task_id)
-        if kept is None:
+        suspended = self._suspended.get(lease.task_id)
+        if suspended is None:
             return None
-        if not kept.committed or kept.epoch + 1 != lease.epoch:
-            self._drop(lease.task_id, kept)
+        if not suspended.committed or suspended.epoch + 1 != lease.epoch:
+            self._drop(lease.task_id, suspended)
             return None
-        kept.timer.cancel()
-        del self._kept[lease.task_id]
-        return kept.driver
+        suspended.timer.cancel()
+        del self._suspended[lease.task_id]
+        return suspended.driver
 
     def _keep(self, driver: Driver, lease: Lease, outcome: Outcome) -> None:
         """Keep the driver for a while, if something may make the workflow due soon."""
@@ -162,21 +162,21 @@ class Workflows:
         if not soon or not self._at_most:
             driver.close()
             return
-        while len(self._kept) >= self._at_most:
-            self._drop(*next(iter(self._kept.items())))
+        while len(self._suspended) >= self._at_most:
+            self._drop(*next(iter(self._suspended.items())))
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._seconds, self._expire, lease)
-        self._kept[lease.task_id] = _Kept(driver, lease.epoch, timer)
+        self._suspended[lease.task_id] = _Suspended(driver, lease.epoch, timer)
 
     def _expire(self, lease: Lease) -> None:
-        kept = self._kept.get(lease.task_id)
-        if kept is not None and kept.epoch == lease.epoch:
-            self._drop(lease.task_id, kept)
+        suspended = self._suspended.get(lease.task_id)
+        if suspended is not None and suspended.epoch == lease.epoch:
+            self._drop(lease.task_id, suspended)
 
-    def _drop(self, task_id: UUID, kept: _Kept) -> None:
-        kept.timer.cancel()
-        self._kept.pop(task_id, None)
-        kept.driver.close()
+    def _drop(self, task_id: UUID, suspended: _Suspended) -> None:
+        suspended.timer.cancel()
+        self._suspended.pop(task_id, None)
+        suspended.driver.close()
 
 
 class _Port:

@@ -74,11 +74,11 @@ class SlotPools:
         for pipeline in self._pipelines:
             if pipeline.slots is not None:
                 declared = {step.queue for step in pipeline.steps}
-                own = frozenset(queue for queue in queues if unpinned_queue(queue) in declared)
-                if own:
+                of_pipeline = frozenset(queue for queue in queues if unpinned_queue(queue) in declared)
+                if of_pipeline:
                     slots = getattr(self._settings, pipeline.slots)
-                    yield self._pool(own, slots, reserve=slots)
-                    queues -= own
+                    yield self._pool(of_pipeline, slots, reserve=slots)
+                    queues -= of_pipeline
         if queues:
             slots, reserve = self._settings.worker_concurrency, self._settings.worker_reserve
             yield self._pool(queues, slots, reserve=slots if reserve is None else reserve)

@@ -75,8 +75,8 @@ class ClaimBatcher:
         dead = {owner for request in requests for owner in request.dead}
         # Leave out tasks that this worker holds. `reclaim`: a repetition may take leases that the try before it took
         # and whose answer was lost.
-        held = {request.task_id for request in requests if self._heartbeat.holds(request.task_id)}
-        free = {request.task_id for request in requests} - held
+        held_ids = {request.task_id for request in requests if self._heartbeat.holds(request.task_id)}
+        free = {request.task_id for request in requests} - held_ids
         by_task: dict[UUID, Claimed] = {}
         if free:
             began = perf_counter()
@@ -84,4 +84,6 @@ class ClaimBatcher:
             metrics.observe_duration("claim", began)
             by_task = {claimed.lease.task_id: claimed for claimed in rows}
         # `pop`: if two hints name the same task, only the first gets the lease.
-        return [_Held.HELD if request.task_id in held else by_task.pop(request.task_id, None) for request in requests]
+        return [
+            _Held.HELD if request.task_id in held_ids else by_task.pop(request.task_id, None) for request in requests
+        ]

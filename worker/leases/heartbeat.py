@@ -275,18 +275,18 @@ class Heartbeat:
         """
         assert self._connection is not None
         with self._lock:
-            held = dict(self._held)
-        if held:
-            for task_id in await claims.to_cancel(self._connection, self._worker, held):
-                self._cancel(held[task_id])
+            by_task = dict(self._held)
+        if by_task:
+            for task_id in await claims.to_cancel(self._connection, self._worker, by_task):
+                self._cancel(by_task[task_id])
 
     async def _release_orphans(self) -> None:
-        """Release the tasks that PostgreSQL calls this worker's and that it does not hold. They arise by a failover."""
+        """Release the tasks that PostgreSQL calls this worker's and that it does not hold (orphans.py)."""
         assert self._connection is not None
         if self._orphans.due:
             with self._lock:
-                held = list(self._held)
-            if jobs := await self._orphans.release(self._connection, held):
+                task_ids = list(self._held)
+            if jobs := await self._orphans.release(self._connection, task_ids):
                 self._main_loop.call_soon_threadsafe(count_ended_jobs, jobs)
 
     def _cancel(self, held: HeldLease) -> None:

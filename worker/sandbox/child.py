@@ -230,8 +230,8 @@ def bounded(text: str, limit: int = frames.MAX_TEXT) -> str:
 
 def formatted(error: BaseException) -> str:
     """The end of the traceback, within the protocol's bound."""
-    whole = "".join(traceback.format_exception(error))
-    return whole[-frames.MAX_TRACEBACK :].encode("utf-8", "replace").decode()
+    text = "".join(traceback.format_exception(error))
+    return text[-frames.MAX_TRACEBACK :].encode("utf-8", "replace").decode()
 
 
 def _flush() -> None:

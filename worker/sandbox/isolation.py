@@ -33,8 +33,8 @@ def of_this_kernel() -> str:
     """The fences that this kernel offers children. A network namespace is left out: only an attempt to make one shows
     whether the kernel allows it.
     """
-    held = [*(["seccomp"] if seccomp.supported_machine() else []), *(["landlock"] if landlock.version() else [])]
-    return "+".join(held) or "limits only"
+    fences = [*(["seccomp"] if seccomp.supported_machine() else []), *(["landlock"] if landlock.version() else [])]
+    return "+".join(fences) or "limits only"
 
 
 def explained(fences: list[str]) -> str:
@@ -44,9 +44,9 @@ def explained(fences: list[str]) -> str:
 
 def check(settings: Settings) -> Finding:
     """For `leasehold doctor`: a missing fence is wrong, unless the settings accept it (best_effort)."""
-    held = of_this_kernel()
-    if not (absent := missing(held)):
-        return Finding("isolation", True, held, "clients' bytes are parsed in processes that reach nothing else")
+    offered = of_this_kernel()
+    if not (absent := missing(offered)):
+        return Finding("isolation", True, offered, "clients' bytes are parsed in processes that reach nothing else")
     is_accepted = settings.isolation == "best_effort"
     summary = f"missing: {', '.join(absent)}" + (" (LEASEHOLD_ISOLATION=best_effort)" if is_accepted else "")
     consequence = explained(absent) if is_accepted else f"{explained(absent)}; {_REFUSED}"
