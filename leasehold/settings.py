@@ -18,7 +18,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Membership(BaseModel):
-    """What a group of the OpenID provider gives: a role within a tenant, and scopes beside it."""
+    """The role within a tenant, and the additional scopes, that a group of the OpenID provider gives."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -79,8 +79,8 @@ class Settings(BaseSettings):
     database_host_timeout: float = Field(
         2.0,
         gt=0,
-        description="Seconds in which each of several hosts of the URL must accept a connection. Then the next is "
-        "tried.",
+        description="Seconds in which each of several hosts of the URL must accept a connection. After that the next "
+        "host is tried.",
     )
 
     # --- the broker
@@ -103,7 +103,7 @@ class Settings(BaseSettings):
     )
     amqp_queue_prefix: str = Field("leasehold", description="Queues are named {prefix}.{queue}.{band}.")
     amqp_publish_timeout: float = Field(
-        5.0, gt=0, description="A publish without a confirm by then counts as unconfirmed."
+        5.0, gt=0, description="After so many seconds without a confirm a publish counts as unconfirmed."
     )
     amqp_heartbeat: int = Field(10, ge=2, le=120, description="AMQP heartbeat interval.")
     amqp_silence_seconds: float = Field(
@@ -208,7 +208,10 @@ class Settings(BaseSettings):
         None, ge=1, description="Jobs of all kinds that one API key may submit a minute, and uploads that it may begin."
     )
     submissions_per_tenant: int | None = Field(
-        None, ge=1, description="The same for a tenant. The firings of its schedules count, too."
+        None,
+        ge=1,
+        description="Jobs of all kinds that one tenant may submit a minute, firings of its schedules included, and "
+        "uploads that it may begin.",
     )
     queue_depth_limit: int | None = Field(
         None, ge=1, le=1_000_000, description="Tasks that may wait in a queue; more jobs are refused."
@@ -226,7 +229,9 @@ class Settings(BaseSettings):
     keys_per_tenant: int = Field(1000, ge=1, description="API keys of a tenant that are valid at the same time.")
 
     external_silent_seconds: float = Field(
-        600.0, ge=1, description="After so long without an external worker a due step waits for a person to look."
+        600.0,
+        ge=1,
+        description="A due step that no external worker has claimed for so many seconds is listed at /v1/unsettled.",
     )
 
     # --- the audit
@@ -245,7 +250,10 @@ class Settings(BaseSettings):
         0.25, ge=0.01, le=10, description="CPU time for checking one payload against a client's schema."
     )
     evaluation_wall_seconds: float = Field(
-        5.0, ge=0.1, le=60, description="Elapsed time for the same; it matters when the machine is overloaded."
+        5.0,
+        ge=0.1,
+        le=60,
+        description="Elapsed seconds for checking one payload; they matter when the machine is overloaded.",
     )
     evaluation_memory_bytes: int = Field(
         256 * MIB, ge=128 * MIB, description="Address space of each of the two processes that check payloads."
@@ -315,7 +323,10 @@ class Settings(BaseSettings):
 
     external_files: int = Field(100, ge=1, le=1000, description="Files that one attempt of an external step may have.")
     external_files_bytes: int = Field(
-        256 * MIB, ge=1, le=5 * 1024 * MIB, description="Bytes of all files of one such attempt together."
+        256 * MIB,
+        ge=1,
+        le=5 * 1024 * MIB,
+        description="Bytes of all files together that one attempt of an external step may have.",
     )
 
     # --- addresses and secrets of clients
@@ -355,15 +366,16 @@ class Settings(BaseSettings):
     promote_bucket: str | None = Field(None, description="Bucket of the same store that models are promoted to.")
     promote_url: str | None = Field(
         None,
-        description="Or an HTTP file service: models are PUT to {promote_url}/{key}. A private one needs egress_allow.",
+        description="URL of an HTTP file service, instead of promote_bucket: models are PUT to {promote_url}/{key}. A "
+        "service in a private network needs egress_allow.",
     )
-    promote_token: SecretStr = Field(SecretStr(""), description="Bearer token for that file service.")
+    promote_token: SecretStr = Field(SecretStr(""), description="Bearer token for promote_url.")
     promote_token_url: str | None = Field(
-        None, description="Or an OAuth 2.0 token endpoint that gives a token for client credentials."
+        None, description="OAuth 2.0 token endpoint, instead of promote_token. It gives a token for client credentials."
     )
     promote_client_id: str = Field("", description="Client id for promote_token_url.")
     promote_client_secret: SecretStr = Field(SecretStr(""), description="Client secret for promote_token_url.")
-    promote_scope: str = Field("", description="Scopes of the token, separated by spaces.")
+    promote_scope: str = Field("", description="Scopes of the token of promote_token_url, separated by spaces.")
     conversion_deadline_seconds: int = Field(
         21_600, ge=60, description="A conversion that has not ended by then fails, and its user may send another."
     )
@@ -465,7 +477,9 @@ class Settings(BaseSettings):
     )
     lease_seconds: float = Field(30.0, gt=0, description="How long a lease lasts unless it is renewed.")
     renew_seconds: float = Field(10.0, gt=0, description="How often leases are renewed.")
-    trust_margin_seconds: float = Field(5.0, gt=0, description="A worker stops trusting a lease this early.")
+    trust_margin_seconds: float = Field(
+        5.0, gt=0, description="A worker stops trusting a lease this long before the lease ends."
+    )
     drain_seconds: float = Field(
         25.0, ge=0, description="On SIGTERM: time for running steps before leases are released."
     )
@@ -494,11 +508,11 @@ class Settings(BaseSettings):
     )
     work_dir: str | None = Field(None, description="Folder for the files of attempts; unset: the system's.")
 
-    failpoints: str = Field("", description="For tests of failure only: see leasehold/runtime/failpoints.py.")
+    failpoints: str = Field("", description="Only for tests of failures: see leasehold/runtime/failpoints.py.")
 
     # --- retention, logs, metrics, traces
     job_log_lines: int = Field(
-        1000, ge=0, le=100_000, description="Lines of one attempt that are kept with its job; 0: none is."
+        1000, ge=0, le=100_000, description="Lines of one attempt that are kept with its job; 0: none are."
     )
     job_log_bytes: int = Field(
         262_144, ge=1024, le=64 * MIB, description="Bytes of one attempt's log that are kept with its job."
@@ -523,7 +537,8 @@ class Settings(BaseSettings):
         None, ge=0, le=65535, description="Port for a separate /metrics listener; 0: a free port; unset: no listener."
     )
     metrics_host: str = Field(
-        "127.0.0.1", description="Address of that listener. It needs no key: only Prometheus should reach the address."
+        "127.0.0.1",
+        description="Address of the listener of metrics_port. It needs no key: only Prometheus should reach it.",
     )
     traces: bool = Field(False, description="Make OpenTelemetry spans; OTEL_* variables name their destination.")
     metrics_public: bool = Field(False, description="Also serve /metrics on the API's public port, without a key.")
@@ -563,7 +578,7 @@ class Settings(BaseSettings):
 
     @property
     def console_path(self) -> str | None:
-        """Where the console is, without a slash at the end; None: it is not served."""
+        """The path of the console, without a slash at the end. None: the API serves no console."""
         return {"on": "/console", "off": None}.get(self.console, self.console)
 
     @property

@@ -105,7 +105,7 @@ async def _newer(services: Services, caller: Caller, q: str, ids: Sequence[UUID]
     listing = Listing(scope, replace(job_filter, created_after=since), max_read=_MAX_READ)
     async with services.pool.acquire() as connection:
         job_page = await job_lists.page(connection, listing, PAGE)
-    return len([row for row in job_page.rows if row["id"] > newest]) + job_page.more
+    return len([row for row in job_page.rows if row["id"] > newest]) + job_page.has_more
 
 
 def _created_at(job_id: UUID) -> datetime:

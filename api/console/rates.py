@@ -84,7 +84,7 @@ async def rates_of(services: Services, caller: Caller) -> Rates:
 
 def _part(start: datetime, job_page: Page) -> Part:
     n, failed = len(job_page.rows), sum(row["status"] == JobState.FAILED for row in job_page.rows)
-    if not n or not (job_page.more or job_page.ended_at):
+    if not n or not (job_page.has_more or job_page.ended_at):
         return Part(start, n, failed, exact=True)
     covered = max((start + _LENGTH - job_page.rows[-1]["created_at"]) / _LENGTH, 0.0001)
     return Part(start, round(n / covered), round(failed / covered), exact=False)

@@ -83,7 +83,7 @@ def scope_of(services: Services, caller: Caller, job_filter: JobFilter) -> Scope
 def _answer(services: Services, job_filter: JobFilter, page: Page) -> dict[str, object]:
     items = [summary(row, services.job_kinds.of(row["pipeline"], is_run=row["is_run"])) for row in page.rows]
     if page.ended_at is None:
-        return {"jobs": items, "next_cursor": cursor_of(page.rows[-1]["id"]) if page.more else None}
+        return {"jobs": items, "next_cursor": cursor_of(page.rows[-1]["id"]) if page.has_more else None}
     for key in ("payload", "text"):
         if key in job_filter.positions:
             searched = {"searched_back_to": page.ended_at["created_at"]}

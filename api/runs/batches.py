@@ -103,7 +103,9 @@ async def _without_existing(connection: Connection, new_runs: Sequence[NewRun]) 
     keys = {run.dedupe_key for run in new_runs if run.dedupe_key is not None}
     if not keys:
         return {}, list(new_runs)
-    rows = await runs.living(connection, new_runs[0].tenant_id, new_runs[0].template_version.pipeline.name, keys)
+    rows = await runs.unfinished_by_key(
+        connection, new_runs[0].tenant_id, new_runs[0].template_version.pipeline.name, keys
+    )
     existing = {key: UUID(str(row["id"])) for key, row in rows.items()}
     first_of_key = {run.dedupe_key: run for run in reversed(new_runs) if run.dedupe_key not in existing}
     runs_to_write = [run for run in new_runs if run.dedupe_key is None or first_of_key.get(run.dedupe_key) is run]

@@ -136,7 +136,7 @@ async def _existing_run(connection: Connection, tenant_id: str, body: RunRequest
     if body.dedupe is None:
         return None
     key = body.dedupe.key
-    row = (await runs.living(connection, tenant_id, body.template, [key])).get(key)
+    row = (await runs.unfinished_by_key(connection, tenant_id, body.template, [key])).get(key)
     if row is None:
         return None
     accepted = {"id": row["id"], "status": row["status"], "template": body.template, "version": row["version"]}

@@ -1,4 +1,4 @@
-"""What actions need of the process, and the job that they act on."""
+"""The parts of the process that actions need (`Actions`), and the job that they act on (`Target`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from leasehold.transitions import webhooks
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """`opened`: what the kinds of work opened for their endpoints. `before_jobs_go`: the hooks of all kinds."""
+    """`opened`: the object that each kind of work opened for its endpoints, by kind. `before_jobs_go`: hooks of all
+    kinds, called before jobs are deleted.
+    """
 
     settings: Settings
     templates: Templates
@@ -42,8 +44,8 @@ class Actions:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A job to act on. `row`: id, tenant_id, pipeline, status, params, priority, exclusive_key and the columns of its
-    run. `queue`: of its first step.
+    """A job to act on. `row`: its id, tenant_id, pipeline, status, params, priority and exclusive_key, and the columns
+    of its run. `queue`: the queue of its first step.
     """
 
     row: Row

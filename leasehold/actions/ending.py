@@ -16,8 +16,8 @@ from leasehold.transitions.endings import JobEnded
 
 @dataclass(slots=True)
 class Effects:
-    """What a transaction did. After the commit count `ended` and publish `hints`. `states`: of the jobs that it
-    cancelled.
+    """The effects of a transaction. `states`: the new states of cancelled jobs. After the commit count the jobs in
+    `ended`, and publish `hints`.
     """
 
     states: dict[UUID, JobState] = field(default_factory=dict)
@@ -28,8 +28,8 @@ class Effects:
 async def cancel(
     actions: Actions, connection: Connection, targets: Sequence[Target], reason: str, by: str, *, forced: bool = False
 ) -> Effects:
-    """Request the cancel of jobs of one tenant. A job that is not among the `states` did not change: it has ended, is
-    being cancelled already, or (unless `forced`) does not support cancelling.
+    """Request the cancel of jobs of one tenant. A job that `states` leaves out did not change: it had ended, was being
+    cancelled already, or (unless `forced`) does not support cancelling.
     """
     cancels = await jobs.request_cancel(
         connection,
@@ -48,11 +48,11 @@ async def cancel(
 
 
 async def delete(actions: Actions, connection: Connection, target: Target, by: str, effects: Effects) -> str | None:
-    """Delete the job, which is cancelled first if it has not ended. What happened is added to `effects`.
+    """Delete the job. If the job has not ended, cancel it first. Adds to `effects`.
 
-    Returns the prefix of the job's objects: the job is gone. A tombstone remembers it, and no reader finds it any more.
-    Delete the objects and then the rows after the commit; what is left, retention deletes. None: a worker has the lease
-    of a step, and retention deletes the job when it has ended.
+    Returns the prefix of the job's objects: readers then find only a tombstone. After the commit delete the objects,
+    and then the rows; retention deletes what remains. None: a worker still has the lease of a step. Retention deletes
+    the job when it has ended.
     """
     job_id, tenant_id = target.id, target.tenant_id
     # Deliveries about the job's end are written before its row goes.
@@ -68,17 +68,17 @@ async def delete(actions: Actions, connection: Connection, target: Target, by: s
             effects.hints += await actions.dispatch(connection, job_id)
             prefix = await jobs.delete(connection, job_id, tenant_id)
     if prefix is not None:
-        for of_kind in actions.before_jobs_go:
-            await of_kind(connection, [job_id])
+        for hook in actions.before_jobs_go:
+            await hook(connection, [job_id])
     return prefix
 
 
 async def delete_together(actions: Actions, connection: Connection, targets: Sequence[Target]) -> list[UUID]:
-    """As `delete`, for jobs of one tenant that have ended. Lock them first. Returns those that are gone."""
+    """As `delete`, for jobs of one tenant that have ended. Lock them first. Returns the deleted jobs."""
     for target in targets:
         if target.row["notify"]:
             await actions.dispatch(connection, target.id)
-    gone = await jobs.delete_together(connection, [target.id for target in targets], targets[0].tenant_id)
-    for of_kind in actions.before_jobs_go:
-        await of_kind(connection, gone)
-    return gone
+    deleted = await jobs.delete_together(connection, [target.id for target in targets], targets[0].tenant_id)
+    for hook in actions.before_jobs_go:
+        await hook(connection, deleted)
+    return deleted

@@ -30,22 +30,24 @@ async def template_of(actions: Actions, connection: Connection, target: Target) 
 
 
 def is_plain(actions: Actions, target: Target, template_version: TemplateVersion | None, rules: TenantRules) -> bool:
-    """Whether nothing but the job's own state decides about its retry: no limit, no key, no other run of its scope, and
-    nothing of its kind's own. Such jobs are revived together.
+    """Whether only the job's own state decides about its retry: it has no limit and no key, waits for no other run, and
+    its kind has no hook for retries. `revive_together` takes such jobs.
     """
     row = target.row
     if row["gated"] or row["exclusive_key"] is not None or row["dedupe_key"] is not None:
         return False
     if template_version is None:
-        served = not row["is_run"] and actions.kinds.pipeline(row["pipeline"]) is not None
-        return served and target.kind.operations.before_retry is None and not rules.limits
+        is_served = not row["is_run"] and actions.kinds.pipeline(row["pipeline"]) is not None
+        return is_served and target.kind.operations.before_retry is None and not rules.limits
     pipeline = template_version.pipeline
     declared = limits.applicable_limits(rules.limits, target.tenant_id, pipeline, row["params"])
     return pipeline.terms.concurrency == "allow" and not declared
 
 
 async def revive_together(actions: Actions, connection: Connection, targets: Sequence[Target]) -> None:
-    """As `revive`, for failed jobs of one tenant that are plain. Lock them first. The outbox has the hints."""
+    """As `revive`, for failed jobs of one tenant that are plain (`is_plain`). Lock them first. The relay publishes the
+    hints from the outbox.
+    """
     for target in targets:
         if target.row["notify"]:
             await actions.dispatch(connection, target.id)

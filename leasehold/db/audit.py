@@ -1,4 +1,4 @@
-"""Writes and reads the audit. `record` belongs into the transaction of the act: both are committed, or neither."""
+"""Writes and reads the audit. Call `record` in the transaction of the act: then both are committed, or neither."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ INSERT INTO audit (id, tenant_id, actor_kind, actor, actor_tenant, key_prefix, a
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
 """
 _OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_UTC_Z
-#: Rows of a chain that are read at once.
+#: The most rows of a chain that one statement reads.
 _PIECE = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What an act is about. `kind`: job, key, queue, limit, ... `tenant_id`: whose it is; `*`: nobody's alone."""
+    """The object of an act. `kind`: job, key, queue, limit, ... `tenant_id`: its tenant; `*`: it belongs to no tenant
+    alone.
+    """
 
     kind: str
     id: str
@@ -35,7 +37,7 @@ class Target:
 
 
 def text_of(details: Mapping[str, Any]) -> str:
-    """The text of `details` that a row keeps and its hash covers: the same again for what an export shows."""
+    """The text of `details` that a row stores and its hash covers. An export gives the same text again."""
     return orjson.dumps(details, default=_text_of_other, option=_OPTIONS).decode()
 
 
@@ -60,7 +62,7 @@ async def record(connection: Connection, actor: Actor, action: str, target: Targ
 
 @dataclass(frozen=True, slots=True)
 class AuditFilter:
-    """Which rows. `tenant_id` None: of all chains. `since` and `until`: from `since` on, and before `until`."""
+    """The rows to read: of one tenant's chain, or of all (None), and with `since` <= at < `until`. None: any."""
 
     tenant_id: str | None
     actor: str | None = None
@@ -117,7 +119,9 @@ FROM audit_chain WHERE $1::text IS NULL OR tenant_id = $1 ORDER BY tenant_id
 
 
 async def heads(connection: Connection, tenant_id: str | None = None) -> list[dict[str, Any]]:
-    """The head of each chain. Keep them elsewhere: a later `verify` can then see that no row after them was cut off."""
+    """The head of each chain. Keep the heads elsewhere: a later `verify` then shows whether rows up to them were
+    deleted.
+    """
     return [dict(row) for row in await connection.fetch(_HEADS, tenant_id)]
 
 
@@ -133,7 +137,7 @@ async def verify(connection: Connection, head: Mapping[str, Any]) -> Broken | No
 
 
 async def verify_newest(connection: Connection, head: Mapping[str, Any], at_most: int) -> Broken | None:
-    """As `verify`, of the newest `at_most` rows alone. The first of them says itself which hash comes before it."""
+    """As `verify`, for the newest `at_most` rows only. The hash before the first of them is taken from that row."""
     after = head["seq"] - at_most
     if after < head["first_seq"]:
         return await verify(connection, head)
@@ -152,10 +156,10 @@ async def _check(connection: Connection, head: Mapping[str, Any], chain: Chain) 
 
 
 async def forget(connection: Connection, days: int, at_most: int = 5000) -> None:
-    """Delete rows that are older than `days`, from the beginning of each chain on."""
+    """Delete rows that are older than `days`, and at most `at_most` of them. Each chain is cut at its beginning."""
     await connection.execute("SELECT forget_audit($1, $2)", days, at_most)
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as the API answers it and an export writes it: `details` are an object."""
+    """A row for answers of the API and for exports: `details` is an object."""
     return {**row, "details": orjson.loads(row["details"])}

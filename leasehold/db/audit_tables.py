@@ -1,4 +1,4 @@
-"""The tables of the audit. The role that the API and the workers connect as only adds rows (roles.py).
+"""Declares the tables of the audit. The role that the API and the workers connect as only adds rows (roles.py).
 
 A trigger gives each row its place in its tenant's chain when the transaction commits (migration 0022).
 """
@@ -14,7 +14,7 @@ audit = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     Column("at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
-    Column("tenant_id", Text, nullable=False),  # whose chain; `*`: nobody's alone
+    Column("tenant_id", Text, nullable=False),  # the row is in this tenant's chain; `*`: it concerns no tenant alone
     Column("actor_kind", Text, nullable=False),
     Column("actor", Text, nullable=False),
     Column("actor_tenant", Text),
@@ -25,7 +25,7 @@ audit = Table(
     Column("source_ip", Text),
     Column("request_id", Text),
     Column("details", Text, nullable=False),  # JSON as it was written: the hash covers its very characters
-    # Written by the trigger alone.
+    # Only the trigger writes these.
     Column("seq", BigInteger),
     Column("previous", LargeBinary),
     Column("hash", LargeBinary),
@@ -38,7 +38,7 @@ audit = Table(
     Index("audit_action", "action", text("at DESC"), text("id DESC")),
 )
 
-#: The head of each chain, and where it begins since retention deleted the rows before.
+#: The last row of each chain, and the first row that retention has left of it.
 audit_chain = Table(
     "audit_chain",
     metadata,

@@ -1,8 +1,8 @@
-"""Puts a failpoint after each commit of a process: `commit.NAME`.
+"""Puts a failpoint after each commit of a process: `commit.NAME`. A test can stop or kill the process there.
 
 In a request of the API, NAME is the operation (`commit.createRun`): so a new endpoint has its failpoint without further
-code. Outside of requests, and in other processes, NAME is the name of the connection (`commit.api_submissions`).
-Connections are of this class only while such a failpoint is armed.
+code. Elsewhere NAME is the name of the connection (`commit.api_submissions`). Connections are of the class CommitPoints
+only while such a failpoint is armed.
 """
 
 from __future__ import annotations

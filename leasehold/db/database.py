@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: every statement runs through asyncpg.
+"""Opens connections to PostgreSQL: every statement runs through asyncpg.
 
 SQLAlchemy describes the schema (tables.py and its neighbours) and runs the migrations, under alembic. Neither the API
 nor a worker loads SQLAlchemy.
@@ -106,7 +106,7 @@ async def connect(settings: Settings, name: str) -> asyncpg.Connection[asyncpg.R
 
 @asynccontextmanager
 async def connected(settings: Settings, name: str) -> AsyncIterator[Connection]:
-    """As `connect`; the connection is closed at the end of the block."""
+    """As `connect`, for the block: its end closes the connection."""
     connection = await connect(settings, name)
     try:
         yield connection
@@ -127,8 +127,8 @@ async def is_direct(connection: Connection) -> bool:
 def make_pool(settings: Settings, name: str, size: int) -> Pool:
     """A pool of at most `size` connections (pool_sizes.py). It is not open yet: use `async with` on it, or await it.
 
-    Opening the pool makes no connection, so it works while PostgreSQL is down. The pool leaves a server that only reads
-    within two seconds: its connections are opened anew, and meanwhile serve reads.
+    Opening the pool makes no connection, so it works while PostgreSQL is down. If the server only reads, the pool opens
+    new connections within two seconds, perhaps to another server. Meanwhile the old ones serve reads.
     """
     url = database_url(settings.database_url.get_secret_value())
     leaving = Leaving()
@@ -172,7 +172,7 @@ def window_interval(seconds: float | None) -> timedelta:
 
 
 def unindexed(condition: str) -> str:
-    """The condition in a form that no partial index matches, for a statement that finds its rows by id.
+    """SQL: the condition in a form that no partial index matches, for a statement that finds its rows by id.
 
     With the plain condition, the planner may choose a partial index that is almost empty by the statistics, and scan
     this index for each row. The scan is slow, because the index still holds every row that left it since the last

@@ -1,4 +1,4 @@
-"""The API's reads of events. Each read is one statement: one round trip, one snapshot.
+"""Reads the events of jobs, for the API. Each read is one statement: one round trip, one snapshot.
 
 Every query names the tenant. Exception: `last_event_numbers`, whose callers have checked the tenant before.
 """

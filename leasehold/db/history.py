@@ -1,4 +1,4 @@
-"""The partitions of the table `event`, one a day. The sweeper makes them ahead of time and drops old ones.
+"""Makes and drops the partitions of the table `event`, one for each day. The sweeper calls `keep_event_days`.
 
 Before a day is dropped, the events of jobs that still exist move to `kept_event`. Readers use the view `history`, which
 has both tables. One statement moves an event, so that an event is always in exactly one of them.

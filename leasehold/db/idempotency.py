@@ -90,7 +90,7 @@ DELETE FROM idempotency WHERE tenant_id = $1 AND key = $2 AND locked_until = $3 
 
 
 def fingerprint(*parts: bytes) -> bytes:
-    """A hash of the parts that make two requests the same: the operation and its body.
+    """A hash of a request's parts: the operation and its body. Requests with the same hash count as the same.
 
     Each part is hashed with its length, so that bytes cannot move from one part to the next unnoticed.
     """
@@ -113,9 +113,7 @@ async def reserve(connection: Connection, tenant_id: str, key: str, request_hash
     if locked_until is not None:
         return Reservation(tenant_id, key, locked_until)
     row = await connection.fetchrow(READ, tenant_id, key, request_hash, KEEP)
-    if (
-        row is None
-    ):  # the first request released the key between the two statements: the caller's next try reserves the key
+    if row is None:  # the first request released the key between the two statements: the next try reserves the key
         raise _in_flight()
     if not row["same_request"]:
         raise Invalid("idempotency_key_reused", "This Idempotency-Key was used with another request.")

@@ -1,10 +1,11 @@
-"""Lists of jobs by a filter, newest first, and how many match. Each page reads a bounded number of rows.
+"""Lists the jobs that match a filter, newest first, and counts them. Each page reads a bounded number of rows.
 
-One term of the filter drives: an index holds its jobs in the order of the list. The page walks that index and checks
-the other terms on each job, for at most MAX_READ rows. So no filter and no neighbour makes a list read a whole table:
-a filter that would is refused, and asks for a narrower time. A search in payloads and texts ends after MAX_SEARCHED
-jobs and says how far back it came; its cursor continues it. A search for a text walks only over jobs that can have it:
-those with an error, a key or a scope, and those of pipelines whose name has it.
+One term of the filter drives the walk: an index has its jobs in the order of the list. A page walks that index and
+checks the other terms on each job, for at most MAX_READ rows. So neither a filter nor another tenant's jobs make a
+list read a whole table: a filter that would is refused, with the advice to narrow the time. A search in payloads and
+texts ends after MAX_SEARCHED jobs and tells how far back it came; its cursor continues it. A search for a text walks
+only over jobs that can contain it: jobs with an error, a key or a scope, and jobs of pipelines whose name contains the
+text.
 
 Ids are UUIDv7: they sort by the time at which they were made, so `created:` bounds the walk.
 """
@@ -27,15 +28,15 @@ from leasehold.domain.ids import id_at
 from leasehold.domain.job_filter import JobFilter, Range
 from leasehold.domain.states import JobState
 
-#: Rows that one page may read, and jobs whose payload or texts it may search.
+#: The most rows that one page reads, and the most jobs whose payload or texts it searches.
 MAX_READ, MAX_SEARCHED = 100_000, 10_000
-#: A search for a text in the names of pipelines reads this many names at most, and walks over so many pipelines. Where
-#: there are more, it walks over all jobs.
+#: A search for a text reads at most _MAX_NAMES names of pipelines, and walks over at most _MAX_NAMED pipelines. With
+#: more of either it walks over all jobs.
 _MAX_NAMES, _MAX_NAMED = 500, 20
 #: Up to this number a count is exact.
 MAX_COUNTED = 10_000
-#: Rows that are read for each job: of the index that drives, of the job and of its run. Where a term asks for the job's
-#: steps, also these: four or fewer of most jobs.
+#: The rows that a walk reads for each job: of the index, of the job and of its run. A term about the job's steps reads
+#: these, too: most jobs have four or fewer.
 _ROWS, _ROWS_WITH_STEPS = 3, 7
 #: Clocks of processes that make ids differ from PostgreSQL's by less than this.
 _SKEW = timedelta(minutes=5)
@@ -45,9 +46,9 @@ _WITH_ERROR = frozenset({"failed", "expired"})
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose jobs, and of which kinds. `tenant_id` None: of all tenants. `pipelines`: those of kinds that may be seen;
-    `runs`: whether jobs of no kind may be; `others`: pipelines of the installation that belong to no kind; `owned`: the
-    pipelines of all kinds.
+    """The jobs that a caller may see. `tenant_id`: their tenant; None: all tenants. `pipelines`: the pipelines of the
+    kinds that the caller may see. `runs`: whether the caller may see jobs of no kind. `others`: the pipelines of the
+    installation that belong to no kind. `owned`: the pipelines of all kinds.
     """
 
     tenant_id: str | None
@@ -63,8 +64,9 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a bulk action may act on. `at`: no job that was created later; ages count from it. `state`: only jobs that
-    had failed by then, or only unfinished ones; None: any.
+    """The jobs on which a bulk operation may act. `at`: when the operation was submitted. Later jobs are left out, and
+    ages are counted from then. `state`: only jobs that had failed by then, or only unfinished jobs; None: jobs in any
+    state.
     """
 
     at: datetime
@@ -73,10 +75,10 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`more`: a job may follow. `ended_at`: the walk ended before the page was full: this job is the next to check."""
+    """`has_more`: jobs may follow. `ended_at`: the walk ended before the page was full, and this job is unchecked."""
 
     rows: Sequence[Row]
-    more: bool
+    has_more: bool
     ended_at: Row | None = None
 
 
@@ -87,7 +89,7 @@ class Statement:
 
 
 @dataclass(slots=True)
-class _Values:
+class _Parameters:
     values: list[object] = field(default_factory=list)
 
     def add(self, value: object, kind: str) -> str:
@@ -96,9 +98,9 @@ class _Values:
 
 
 class Listing:
-    """The statements of one filter. `before`: the page ends before this job. `bound`: only what an action may act on.
-    `max_read`: rows that a page may read. `named`: of a search for a text, the pipelines whose names have it; None: the
-    walk goes over all jobs.
+    """Builds the statements of one filter. `before`: the page has only jobs older than this one. `bound`: the jobs on
+    which a bulk operation may act; None: no such bound. `max_read`: the most rows that a page reads. `named`: for a
+    search for a text, the pipelines whose names contain it; None: the walk goes over all jobs.
     """
 
     def __init__(
@@ -111,22 +113,25 @@ class Listing:
         max_read: int | None = None,
         named: Sequence[str] | None = None,
     ) -> None:
-        self._renamed = partial(Listing, scope, wanted, before, bound=bound, max_read=max_read)
+        self._with_names = partial(Listing, scope, wanted, before, bound=bound, max_read=max_read)
         self._named = named
         if bound is not None and bound.state == "failed":
             wanted = replace(wanted, status=JobState.FAILED)
         self._scope, self._wanted, self._before, self._bound = scope, wanted, before, bound
         self._max_read = MAX_READ if max_read is None else max_read
-        self._made = _Values()
-        self._tenant = None if scope.tenant_id is None else self._made.add(scope.tenant_id, "text")
-        self._conditions = self._all_conditions()
-        self._of_conditions = len(self._made.values)  # PostgreSQL refuses a parameter that a statement does not use
+        self._parameters = _Parameters()
+        self._tenant = None if scope.tenant_id is None else self._parameters.add(scope.tenant_id, "text")
+        self._conditions = self._conditions_of_filter()
+        # Counted now: PostgreSQL refuses a parameter that a statement does not use, and `estimate` has only these.
+        self._condition_value_count = len(self._parameters.values)
         self._bounds = self._id_bounds()
-        self._driver = self._choose()
+        self._driver = self._driver_of_filter()
 
     @property
     def searched(self) -> str | None:
-        """The text whose pipelines `with_names` needs. None: another term drives the walk, or there is no text."""
+        """The text for which `with_names` narrows the walk. None: another term drives the walk, or the filter has no
+        text.
+        """
         wanted = self._wanted
         others = (wanted.worker, wanted.schedule, wanted.code, wanted.template)
         if self._tenant is None or wanted.tags or any(other is not None for other in others):
@@ -138,22 +143,25 @@ class Listing:
         return self._scope.tenant_id
 
     def with_names(self, named: Sequence[str]) -> Listing:
-        """The same listing, which walks only over jobs that can have the text `searched`."""
-        return self._renamed(named=named)
+        """The same listing, but it walks only over jobs that can contain the text `searched`."""
+        return self._with_names(named=named)
 
     @property
     def max_walked(self) -> int:
-        most = self._max_read // (_ROWS_WITH_STEPS if self._wanted.queue is not None else _ROWS)
-        return min(MAX_SEARCHED, most) if self._wanted.payload or self._wanted.texts else most
+        """The most jobs over which a page walks."""
+        jobs = self._max_read // (_ROWS_WITH_STEPS if self._wanted.queue is not None else _ROWS)
+        return min(MAX_SEARCHED, jobs) if self._wanted.payload or self._wanted.texts else jobs
 
     def page(self, limit: int) -> Statement:
-        """One job more than `limit`, and the row at which the walk ends, as `walked` = max_walked + 1."""
+        """At most `limit` + 1 jobs. The row with `walked` = max_walked + 1 is the job at which the walk ended,
+        unchecked.
+        """
         return Statement(
             f"-- job_list\nSELECT f.*, w.walked FROM {self._walk()} CROSS JOIN LATERAL ("
             f"SELECT {COLUMNS} FROM job j LEFT JOIN run r ON r.job_id = j.id WHERE j.id = w.id"
             f" AND ({self._conditions} OR w.walked > {self.max_walked}) LIMIT 1) AS f"
             f" ORDER BY w.id DESC LIMIT {limit + 1}",
-            self._made.values,
+            self._parameters.values,
         )
 
     def columns(self, statement: str, limit: int, *names: str) -> Statement:
@@ -163,23 +171,25 @@ class Listing:
             f"SELECT {', '.join(f'j.{name}' for name in names)} FROM job j LEFT JOIN run r ON r.job_id = j.id"
             f" WHERE j.id = w.id AND ({self._conditions} OR w.walked > {self.max_walked}) LIMIT 1) AS f"
             f" ORDER BY w.id DESC LIMIT {limit + 1}",
-            self._made.values,
+            self._parameters.values,
         )
 
     def count(self) -> Statement:
-        """`n` up to MAX_COUNTED + 1, and whether the walk `ended` before."""
+        """`n`: the matching jobs, counted up to MAX_COUNTED + 1. `ended`: whether the walk ended before it had counted
+        all.
+        """
         return Statement(
             "-- job_count\nSELECT count(*) FILTER (WHERE NOT ended) AS n, coalesce(bool_or(ended), false) AS ended"
             f" FROM (SELECT w.walked > {self.max_walked} AS ended FROM {self._walk()} CROSS JOIN LATERAL ("
             "SELECT 1 FROM job j LEFT JOIN run r ON r.job_id = j.id WHERE j.id = w.id"
             f" AND ({self._conditions} OR w.walked > {self.max_walked}) LIMIT 1) AS f LIMIT {MAX_COUNTED + 1}) AS c",
-            self._made.values,
+            self._parameters.values,
         )
 
     def estimate(self) -> Statement:
         return Statement(
             f"SELECT 1 FROM job j LEFT JOIN run r ON r.job_id = j.id WHERE {self._conditions}",
-            self._made.values[: self._of_conditions],
+            self._parameters.values[: self._condition_value_count],
         )
 
     def _walk(self) -> str:
@@ -191,34 +201,35 @@ class Listing:
     def _id_bounds(self) -> list[str]:
         wanted, bounds = self._wanted, []
         if self._before is not None:
-            bounds.append(f"< {self._made.add(self._before, 'uuid')}")
+            bounds.append(f"< {self._parameters.add(self._before, 'uuid')}")
         if wanted.created_after is not None:
-            bounds.append(f">= {self._made.add(id_at(max(wanted.created_after, _EARLIEST) - _SKEW), 'uuid')}")
+            bounds.append(f">= {self._parameters.add(id_at(max(wanted.created_after, _EARLIEST) - _SKEW), 'uuid')}")
         if wanted.created_before is not None:
-            bounds.append(f"< {self._made.add(id_at(max(wanted.created_before, _EARLIEST) + _SKEW), 'uuid')}")
+            bounds.append(f"< {self._parameters.add(id_at(max(wanted.created_before, _EARLIEST) + _SKEW), 'uuid')}")
         if self._bound is not None:
-            bounds.append(f"< {self._made.add(id_at(self._bound.at + _SKEW), 'uuid')}")
+            bounds.append(f"< {self._parameters.add(id_at(self._bound.at + _SKEW), 'uuid')}")
         return bounds
 
     def _bounded(self, column: str) -> str:
         return "".join(f" AND {column} {bound}" for bound in self._bounds)
 
-    def _choose(self) -> str:
-        """The ids that one term finds by an index, in the order of the list."""
+    def _driver_of_filter(self) -> str:
+        """SQL: the ids that one term finds by an index, in the order of the list."""
         wanted = self._wanted
         ids = [_uuid(text) for text in wanted.texts if _uuid(text) is not None]
         if ids:
-            return f"SELECT j.id FROM job j WHERE j.id = {self._made.add(ids[0], 'uuid')}{self._of_tenant('j')}" + (
-                self._bounded("j.id")
+            return (
+                f"SELECT j.id FROM job j WHERE j.id = {self._parameters.add(ids[0], 'uuid')}{self._in_tenant('j')}"
+                + (self._bounded("j.id"))
             )
         if wanted.worker is not None:  # only running steps have a lease: as many as the fleet has slots
             return (
                 "SELECT DISTINCT t.job_id AS id FROM task t WHERE t.status = 'running'"
-                f" AND t.lease_owner = {self._made.add(wanted.worker, 'uuid')}{self._of_tenant('t')}"
+                f" AND t.lease_owner = {self._parameters.add(wanted.worker, 'uuid')}{self._in_tenant('t')}"
                 f"{self._bounded('t.job_id')}"
             )
         if wanted.schedule is not None:
-            return self._ids("run", "job_id", f"x.schedule_id = {self._made.add(wanted.schedule, 'uuid')}")
+            return self._ids("run", "job_id", f"x.schedule_id = {self._parameters.add(wanted.schedule, 'uuid')}")
         return self._ids("job", "id", "true") if self._tenant is None else self._of_one_tenant()
 
     def _of_one_tenant(self) -> str:
@@ -226,11 +237,13 @@ class Listing:
         wanted = self._wanted
         if wanted.tags:
             name, value = wanted.tags[0]
-            found = f"x.name = {self._made.add(name, 'text')} AND x.value = {self._made.add(value, 'text')}"
-            return self._ids("job_tag", "job_id", found)
+            condition = (
+                f"x.name = {self._parameters.add(name, 'text')} AND x.value = {self._parameters.add(value, 'text')}"
+            )
+            return self._ids("job_tag", "job_id", condition)
         if wanted.code is not None:
-            found = f"x.error ->> 'code' = {self._made.add(wanted.code, 'text')} AND x.error IS NOT NULL"
-            return self._ids("job", "id", found)
+            condition = f"x.error ->> 'code' = {self._parameters.add(wanted.code, 'text')} AND x.error IS NOT NULL"
+            return self._ids("job", "id", condition)
         return self._by_status() or self._by_kind()
 
     def _by_status(self) -> str | None:
@@ -239,7 +252,7 @@ class Listing:
             if pipelines is None:
                 return self._ids("job", "id", "x.error IS NOT NULL")
             return self._merged([
-                self._ids("job", "id", f"x.pipeline = {self._made.add(name, 'text')} AND x.error IS NOT NULL")
+                self._ids("job", "id", f"x.pipeline = {self._parameters.add(name, 'text')} AND x.error IS NOT NULL")
                 for name in pipelines
             ])  # fmt: skip
         if status in ("cancelled", "cancel_requested"):
@@ -260,22 +273,22 @@ class Listing:
         named = self._pipelines()
         drivers = [] if named is not None or not self._scope.runs else [self._ids("run", "job_id", "true")]
         names = named if named is not None else [*self._scope.pipelines, *(self._scope.others if drivers else ())]
-        drivers += [self._ids("job", "id", f"x.pipeline = {self._made.add(name, 'text')}") for name in names]
+        drivers += [self._ids("job", "id", f"x.pipeline = {self._parameters.add(name, 'text')}") for name in names]
         return self._merged(drivers)
 
     def _by_text(self, named: Sequence[str]) -> str:
-        """The jobs that can have the text. The conditions decide, as always, which of them are on the page."""
+        """The jobs that can contain the text. The conditions decide which of them are on the page."""
         drivers = [
             self._ids("job", "id", "x.error IS NOT NULL"),
             self._ids("job", "id", "x.dedupe_key IS NOT NULL"),
             self._ids("run", "job_id", "x.scope_id <> ''"),
-            *(self._ids("job", "id", f"x.pipeline = {self._made.add(name, 'text')}") for name in named),
+            *(self._ids("job", "id", f"x.pipeline = {self._parameters.add(name, 'text')}") for name in named),
         ]
         return self._merged(drivers)
 
     def _ids(self, table: str, column: str, condition: str) -> str:
         return (
-            f"SELECT x.{column} AS id FROM {table} x WHERE {condition}{self._of_tenant('x')}"
+            f"SELECT x.{column} AS id FROM {table} x WHERE {condition}{self._in_tenant('x')}"
             f"{self._bounded(f'x.{column}')} ORDER BY x.{column} DESC"
         )
 
@@ -286,11 +299,11 @@ class Listing:
         union = " UNION ALL ".join(f"({driver} LIMIT {self.max_walked + 1})" for driver in drivers)
         return f"SELECT DISTINCT ON (u.id) u.id FROM ({union}) AS u ORDER BY u.id DESC"
 
-    def _of_tenant(self, alias: str) -> str:
+    def _in_tenant(self, alias: str) -> str:
         return "" if self._tenant is None else f" AND {alias}.tenant_id = {self._tenant}"
 
-    def _all_conditions(self) -> str:
-        wanted, add = self._wanted, self._made.add
+    def _conditions_of_filter(self) -> str:
+        wanted, add = self._wanted, self._parameters.add
         conditions = [LIVES]
         if self._tenant is not None:
             conditions.append(f"j.tenant_id = {self._tenant}")
@@ -320,7 +333,7 @@ class Listing:
             conditions += self._within_bound(self._bound, now)
         conditions += self._within(wanted.waited, f"coalesce(j.started_at, j.finished_at, {now}) - j.created_at")
         conditions += self._within(wanted.duration, f"coalesce(j.finished_at, {now}) - j.started_at")
-        return " AND ".join(conditions + self._of_others())
+        return " AND ".join(conditions + self._conditions_on_other_rows())
 
     def _within_bound(self, bound: Bound, at: str) -> list[str]:
         of_state = {
@@ -329,9 +342,9 @@ class Listing:
         }
         return [f"j.created_at <= {at}", *of_state.get(bound.state or "", ())]
 
-    def _of_others(self) -> list[str]:
+    def _conditions_on_other_rows(self) -> list[str]:
         """Conditions on rows of other tables, and on texts."""
-        wanted, add = self._wanted, self._made.add
+        wanted, add = self._wanted, self._parameters.add
         conditions = [
             "EXISTS (SELECT 1 FROM job_tag g WHERE g.job_id = j.id"
             f" AND g.name = {add(name, 'text')} AND g.value = {add(value, 'text')})"
@@ -364,7 +377,7 @@ class Listing:
     def _within(self, wanted: Range | None, length: str) -> list[str]:
         bounds = [] if wanted is None else [(">", wanted.above), ("<", wanted.below)]
         return [
-            f"{length} {sign} make_interval(secs => {self._made.add(seconds, 'float8')})"
+            f"{length} {sign} make_interval(secs => {self._parameters.add(seconds, 'float8')})"
             for sign, seconds in bounds
             if seconds is not None
         ]
@@ -380,8 +393,8 @@ def _uuid(text: str) -> UUID | None:
         return None
 
 
-# The names of a tenant's pipelines, each by one look into an index, and whether a name has the text. A run has the name
-# twice: as its pipeline's and as its template's.
+# The names of a tenant's pipelines, each by one probe of an index, and whether a name contains the text. The search
+# finds a text across two names, because a run's pipeline and its template have the same name.
 _NAMES = f"""
 -- job_names
 WITH RECURSIVE names(name) AS (
@@ -397,7 +410,7 @@ FROM names WHERE name IS NOT NULL LIMIT {_MAX_NAMES + 1}
 
 
 async def narrowed(connection: Connection, listing: Listing) -> Listing:
-    """The listing. One that searches for a text walks only over the jobs that can have it, if these can be named."""
+    """The listing. If few pipelines have the text in their name, it walks only over jobs that can contain the text."""
     if (text := listing.searched) is None:
         return listing
     names = await connection.fetch(_NAMES, listing.tenant_id, text)
@@ -422,8 +435,8 @@ def _cut(listing: Listing, found: Sequence[Row], limit: int) -> Page:
     rows = [row for row in found if row["walked"] <= listing.max_walked]
     ended_at = next((row for row in found if row["walked"] > listing.max_walked), None)
     if len(rows) > limit or (ended_at is not None and len(rows) == limit):
-        return Page(rows[:limit], more=True)
-    return Page(rows, more=False, ended_at=ended_at)
+        return Page(rows[:limit], has_more=True)
+    return Page(rows, has_more=False, ended_at=ended_at)
 
 
 async def _fetch(connection: Connection, statement: Statement) -> Sequence[Row]:
@@ -433,8 +446,8 @@ async def _fetch(connection: Connection, statement: Statement) -> Sequence[Row]:
 
 @dataclass(frozen=True, slots=True)
 class Stride:
-    """A part of a walk over everything that matches. `targets`: (id, tenant), newest first. `before`: where the walk
-    goes on; None: it has come to the end.
+    """A part of a walk over all matching jobs. `targets`: (id, tenant) of jobs, newest first. `before`: the walk goes
+    on with jobs older than this; None: the walk is complete.
     """
 
     targets: Sequence[tuple[UUID, str]]
@@ -442,7 +455,9 @@ class Stride:
 
 
 async def stride(connection: Connection, listing: Listing, limit: int) -> Stride:
-    """At most `limit` jobs. It may find none and the walk go on: then none of `max_walked` rows matched."""
+    """The next part of the walk, with at most `limit` jobs. It has no jobs if none of `max_walked` jobs matched; the
+    walk may go on nevertheless.
+    """
     listing = await narrowed(connection, listing)
     found = await _fetch(connection, listing.columns("job_ids", limit, "id", "tenant_id"))
     targets = [(row["id"], row["tenant_id"]) for row in found if row["walked"] <= listing.max_walked]

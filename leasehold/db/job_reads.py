@@ -1,4 +1,4 @@
-"""The reads of jobs of every kind: one job, why it waits, what its workers did, and dead letters. One statement each.
+"""Reads jobs of every kind: a job, the reasons for its wait, its ledger, and dead letters. Each read is one statement.
 
 Every query names the tenant; an operator of all tenants gives None for it.
 """
@@ -25,7 +25,7 @@ MAX_LEDGER = 5000
 #: Tasks of a queue are counted up to this number. A count of MAX_COUNTED means "at least".
 MAX_COUNTED = 10_000
 
-#: Dead letters that are grouped.
+#: The latest dead letters that are grouped.
 MAX_GROUPED = 10_000
 
 #: SQL: the columns of a job `j` and, if the job is a run, of its run `r`. `job_lists` reads the same columns.
@@ -84,7 +84,7 @@ WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2) AND {LIV
 
 
 async def find_listed(connection: Connection, tenant_id: str | None, job_ids: Sequence[UUID]) -> Sequence[Row]:
-    """These jobs as a list shows them, in any order, without deleted ones."""
+    """The columns of a list for these jobs, in any order. Deleted jobs are left out."""
     return await connection.fetch(LISTED, list(job_ids), tenant_id)
 
 
@@ -165,8 +165,8 @@ def _parameters(tenant_id: str, wanted: DeadLetterFilter, before: tuple[datetime
 async def dead_letter_groups(
     connection: Connection, tenant_id: str, wanted: DeadLetterFilter, limit: int, of_last: int = MAX_GROUPED
 ) -> Sequence[Row]:
-    """The last dead letters, `of_last` of them, grouped by template, step, code and message. Numbers in messages are
-    ignored.
+    """The latest `of_last` dead letters, grouped by template, step, code and message. Messages that differ in numbers
+    only are the same.
     """
     return await connection.fetch(
         "SELECT fingerprint, pipeline, is_run, template, step, code, count(*) AS n, min(at) AS first_at,"
@@ -190,7 +190,7 @@ async def job_of_dead_letter(connection: Connection, tenant_id: str | None, task
 
 
 async def ledger(connection: Connection, tenant_id: str, job_id: UUID, at_most: int = MAX_LEDGER) -> Sequence[Row]:
-    """The events of a job's tasks, in order: each claim, how it ended, and the objects that its commit named."""
+    """The events of a job's tasks, in order: each claim, its end, and the outputs that its commit wrote."""
     return await connection.fetch(
         "SELECT e.seq, e.at, e.kind, e.step, e.epoch, e.task_status, e.data,"
         " CASE WHEN e.kind = 'completed' THEN (SELECT jsonb_agg(jsonb_build_object('key', o.key, 'sha256', o.sha256,"
@@ -225,7 +225,9 @@ async def why_waiting(connection: Connection, tenant_id: str, job_id: UUID) -> S
 
 
 async def why_held(connection: Connection, tenant_id: str, job_id: UUID) -> Sequence[Row]:
-    """The concurrency limits that a held job waits at, and how many places of each are taken."""
+    """The concurrency limits at which a held job waits. `inside`: admitted unfinished jobs; `lately`: admissions of
+    the last minute; `ahead`: jobs of the same tenant that come first.
+    """
     return await connection.fetch(
         "SELECT g.key, g.at_most, g.per_minute,"
         " (SELECT count(*) FROM gate_job o JOIN job oj ON oj.id = o.job_id WHERE o.tenant_id = g.tenant_id"

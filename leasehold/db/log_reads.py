@@ -1,7 +1,7 @@
-"""Reads what the attempts of a job have logged and emitted. Each read is one statement.
+"""Reads the lines and chunks that the attempts of a job have logged and emitted. Each read is one statement.
 
-Every query names the tenant, except those of numbers: their callers have found each job through a row of their own
-tenant.
+Every query names the tenant. Exception: `log_numbers` and `stream_numbers`, whose callers have read each job of theirs
+with its tenant before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from uuid import UUID
 
 from leasehold.db.database import Connection
 
-#: The number of a job that has ended: no line follows.
+#: The number that stands for a job that has ended: no line or chunk follows.
 ENDED = 2**62
 
 # The lines of chunks are JSON arrays: `n` lines, the last of which has the number `last`. A page reads at most as many
@@ -36,7 +36,7 @@ FROM job j LEFT JOIN tail o ON o.job_id = j.id WHERE j.id = ANY($1::uuid[])
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """Which lines. `attempt`: the attempt's number, from 1. None: any."""
+    """The step and the attempt whose lines or chunks are read. `attempt`: counted from 1. None: any."""
 
     step: str | None = None
     attempt: int | None = None
@@ -102,8 +102,8 @@ FROM job j LEFT JOIN tail o ON o.job_id = j.id WHERE j.id = ANY($1::uuid[])
 async def stream_page(
     connection: Connection, tenant_id: str, job_id: UUID, after: int, wanted: LogFilter, limit: int
 ) -> list[dict[str, Any]]:
-    """At most `limit` chunks numbered above `after`, in their order. `restarts`: with it an attempt begins its step's
-    stream again. A chunk of `cut` stands where an attempt had emitted too much.
+    """At most `limit` chunks numbered above `after`, in their order. `restarts`: with this chunk an attempt begins the
+    stream of its step again. A chunk with `cut` ends the stream of an attempt that emitted too much.
     """
     rows = await connection.fetch(STREAM_PAGE, job_id, tenant_id, after, wanted.step, wanted.attempt, limit)
     chunks = (

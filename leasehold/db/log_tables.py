@@ -1,6 +1,6 @@
-"""The tables of what attempts log and emit. A change here needs a migration.
+"""Declares the tables of the lines and chunks that attempts log and emit. A change here needs a migration.
 
-The chunks hang on `tail` and not on `job`: a foreign key to a job's row would wait for the settlements that lock it.
+Their foreign keys lead to `tail`, not to `job`: an insert would wait for each settlement that has the job's row locked.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from leasehold.db.tables import metadata
 
-#: The number of the last line that each job has logged. A job that logs and emits nothing has no row.
+#: The numbers of each job's last line and last chunk. A job that logs and emits nothing has no row.
 tail = Table(
     "tail",
     metadata,
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
     Column("log_seq", BigInteger, nullable=False, server_default="0"),
-    Column("stream_seq", BigInteger, nullable=False, server_default="0"),  # the last chunk's number
+    Column("stream_seq", BigInteger, nullable=False, server_default="0"),  # of the last emitted chunk
     postgresql_with={"fillfactor": "70"},
 )
 
-#: Lines that an attempt has logged, some at a time.
+#: Lines that attempts have logged. A row has several lines of one attempt, here called a chunk.
 job_log = Table(
     "job_log",
     metadata,
@@ -52,7 +52,7 @@ job_log = Table(
     UniqueConstraint("task_id", "epoch", "first", name="job_log_once"),
 )
 
-#: Chunks that an attempt has emitted, some at a time.
+#: Chunks that attempts have emitted. A row has several chunks of one attempt.
 job_stream = Table(
     "job_stream",
     metadata,

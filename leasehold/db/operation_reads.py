@@ -1,5 +1,5 @@
-"""The reads of bulk operations: each is a job of the pipeline `bulk_operation`, and the note of its step says how far
-it is.
+"""Reads bulk operations. A bulk operation is a job of the pipeline `bulk_operation`; the note of its step has its
+progress.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ORDER BY r.job_id DESC LIMIT $4
 
 
 async def find(connection: Connection, tenant_id: str | None, operation_id: UUID) -> Row | None:
-    """`tenant_id` None: of any tenant."""
+    """The bulk operation, or None. `tenant_id` None: any tenant's."""
     return await connection.fetchrow(FIND, operation_id, tenant_id)
 
 
@@ -48,7 +48,7 @@ async def newest(connection: Connection, tenant_id: str, before: UUID | None, li
 async def refusals(
     connection: Connection, tenant_id: str, operation_id: UUID, before: UUID | None, limit: int
 ) -> Sequence[Row]:
-    """By descending job id. `tenant_id`: of the operation."""
+    """At most `limit` jobs that the operation refused, by descending id. `tenant_id`: the operation's."""
     return await connection.fetch(REFUSALS, operation_id, tenant_id, before, limit)
 
 

@@ -21,8 +21,8 @@ FROM (SELECT j.id, j.started_at, j.held FROM job j WHERE j.tenant_id = $1 AND j.
 
 
 async def live(connection: Connection, tenant_id: str) -> Row:
-    """Of the tenant's oldest MAX_LIVE unfinished jobs: `unfinished`, `started`, `held`; and the oldest that has not
-    started.
+    """Counts of the tenant's oldest MAX_LIVE unfinished jobs: `unfinished`, `started`, `held`; and the id of the oldest
+    job that has not started (`oldest_waiting`).
     """
     row = await connection.fetchrow(_LIVE, tenant_id)
     assert row is not None
@@ -37,7 +37,7 @@ WHERE s.tenant_id = $1 AND s.paused_because IS NOT NULL ORDER BY s.id DESC LIMIT
 
 
 async def paused_schedules(connection: Connection, tenant_id: str) -> Sequence[Row]:
-    """Schedules that paused themselves."""
+    """At most ten schedules that the platform has paused, the newest first."""
     return await connection.fetch(_PAUSED_SCHEDULES, tenant_id)
 
 
@@ -49,7 +49,7 @@ WHERE w.tenant_id = $1 AND w.disabled_because IS NOT NULL ORDER BY w.id LIMIT 10
 
 
 async def disabled_webhooks(connection: Connection, tenant_id: str) -> Sequence[Row]:
-    """Webhooks that the platform disabled."""
+    """At most ten webhooks that the platform has disabled."""
     return await connection.fetch(_DISABLED_WEBHOOKS, tenant_id)
 
 
@@ -61,11 +61,11 @@ FROM (SELECT * FROM quarantine ORDER BY duty LIMIT 1000) AS q GROUP BY q.duty OR
 
 
 async def quarantined(connection: Connection) -> Sequence[Row]:
-    """What the duties of workers leave alone for now, because it failed: of all tenants, for operators."""
+    """For operators, of all tenants: how many units each duty of the workers has set aside because they failed."""
     return await connection.fetch(_QUARANTINED)
 
 
-#: Limits on a page, and jobs that are counted at each: those inside, and those that wait.
+#: The limits that a page shows, and up to which number the admitted and the waiting jobs of each are counted.
 MAX_LIMITS, MAX_AT_LIMIT = 25, 100
 
 _LIMITS = f"""
@@ -80,7 +80,7 @@ FROM (SELECT * FROM gate WHERE declared ORDER BY tenant_id, key LIMIT {MAX_LIMIT
 
 
 async def limits(connection: Connection) -> Sequence[Row]:
-    """The first MAX_LIMITS declared limits of all tenants, each with the jobs inside and those that wait, counted up to
-    MAX_AT_LIMIT: for operators.
+    """For operators: the first MAX_LIMITS declared limits of all tenants, each with its numbers of admitted jobs
+    (`inside`) and of waiting jobs, counted up to MAX_AT_LIMIT.
     """
     return await connection.fetch(_LIMITS)

@@ -27,7 +27,7 @@ _KEEPS_STATEMENTS = "SELECT coalesce(bool_or(starts_with(name, 'PGBOUNCER_')), f
 _DIFFERENT = """
 SELECT w.name, w.value FROM unnest($1::text[], $2::text[]) AS w(name, value) WHERE current_setting(w.name) <> w.value
 """
-#: Tries to show that the pooler gives two transactions of one client two sessions.
+#: How often `_shares_sessions` tries to get two sessions for two transactions of one client.
 _TRIES = 3
 
 
@@ -65,7 +65,7 @@ async def refuse_shared_sessions(settings: Settings) -> None:
 
 
 async def _check(settings: Settings) -> bool:
-    """Returns whether a pooler keeps prepared statements: then it is in transaction mode."""
+    """Whether a pooler stands before PostgreSQL and keeps prepared statements: such a pooler is in transaction mode."""
     async with connected(settings, "pooler check") as connection:
         if await is_direct(connection):
             return False

@@ -1,4 +1,4 @@
-"""The reads of the runs API: runs, queues and workers. Each read is one statement. job_reads.py reads jobs of any kind.
+"""Reads runs, queues and workers, for the runs API. Each read is one statement. job_reads.py reads jobs of any kind.
 
 Every query names the tenant, except `queues`, `runnable`, `depth` and `workers`: these are for operators and for the
 platform itself, which see the whole fleet.

@@ -1,6 +1,6 @@
-"""The tables of the runs API: templates, runs, schedules, concurrency limits (`gate`), webhooks, progress of steps.
+"""Declares the tables of the runs API: templates, runs, schedules, concurrency limits (`gate`), webhooks, progress.
 
-tables.py has the tables of jobs and tasks. A change here needs a migration.
+tables.py declares those of jobs and tasks. Migrations are written against both: a change here needs a migration.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ run = Table(
     Column("scope_id", Text, nullable=False),
     Column("scheduled_at", _INSTANT),
     Column("schedule_id", Uuid),
-    Column("tick", _INSTANT),  # the schedule's firing instant that made this run
+    Column("tick", _INSTANT),  # the instant of the schedule for which this run was created
     Column("rerun_of", Uuid),
     Index("run_newest", "tenant_id", text("job_id DESC")),
     Index("run_of_template", "tenant_id", "template", text("job_id DESC")),
     Index("run_of_scope", "tenant_id", "scope", "scope_id", text("job_id DESC")),
-    # One firing makes one run, even with many schedulers and after any crash.
+    # A tick creates one run, even with many schedulers and after any crash.
     Index("run_of_tick", "schedule_id", "tick", unique=True, postgresql_where=text("tick IS NOT NULL")),
-    Index("run_with_scope", "tenant_id", text("job_id DESC"), postgresql_where=text("scope_id <> ''")),  # searches
+    Index("run_with_scope", "tenant_id", text("job_id DESC"), postgresql_where=text("scope_id <> ''")),  # text searches
     Index("run_of_schedule", "schedule_id", text("job_id DESC"), postgresql_where=text("schedule_id IS NOT NULL")),
 )
 
@@ -98,26 +98,25 @@ schedule = Table(
     Column("cron", Text, nullable=False),
     Column("timezone", Text, nullable=False),
     Column("payload_template", JSONB, nullable=False),
-    Column("tags", JSONB, nullable=False, server_default="{}"),  # of its runs
+    Column("tags", JSONB, nullable=False, server_default="{}"),  # each run of the schedule gets them
     Column("scope", Text, nullable=False),
     Column("scope_id", Text, nullable=False),
     Column("priority", SmallInteger, nullable=False),
     Column("overlap", Text, nullable=False),
     Column("catch_up", Text, nullable=False),
-    Column("catch_up_seconds", Integer, nullable=False),  # older missed ticks are dropped
-    Column("pause_after_failures", Integer),  # failed runs in a row that pause the schedule; NULL: never
+    Column("catch_up_seconds", Integer, nullable=False),  # a missed tick older than this starts no run
+    Column("pause_after_failures", Integer),  # this many failed runs in a row pause the schedule; NULL: none do
     Column("enabled", Boolean, nullable=False, server_default="true"),
     Column("paused_because", Text),
     Column("buffered_at", _INSTANT),  # overlap `buffer_one`: the tick that waits for the previous run to end
     Column("next_run_at", _INSTANT),  # NULL while disabled
     Column("last_run_at", _INSTANT),
-    Column("last_error", JSONB),  # why the last firing made no run; NULL: it made one
-    Column(
-        "failures", Integer, nullable=False, server_default="0"
-    ),  # firings in a row with an error that is not temporary
+    Column("last_error", JSONB),  # why the last firing created no run; NULL: it created one
+    # Consecutive firings that created no run because of a permanent error.
+    Column("failures", Integer, nullable=False, server_default="0"),
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("updated_at", _INSTANT, nullable=False, server_default=_NOW),
-    Column("declared_by", Text),  # the app whose code declares it; NULL: a client wrote it
+    Column("declared_by", Text),  # the app whose code declares the schedule; NULL: a client wrote the schedule
     CheckConstraint("overlap IN ('skip', 'buffer_one', 'cancel_other', 'allow_all')", name="overlap_known"),
     CheckConstraint("catch_up IN ('skip', 'one', 'all')", name="catch_up_known"),
     Index("schedule_due", "next_run_at", postgresql_where=text("next_run_at IS NOT NULL")),
@@ -133,17 +132,16 @@ schedule = Table(
     ),
 )
 
-#: Concurrency limits.
+#: Concurrency limits. A job may name several.
 gate = Table(
     "gate",
     metadata,
     Column("tenant_id", Text, nullable=False),  # `*`: all tenants share the limit
     Column("key", Text, nullable=False),
-    Column("at_most", Integer),  # admitted and unfinished jobs
-    Column("per_minute", Integer),  # admissions within any sixty seconds
-    Column(
-        "declared", Boolean, nullable=False, server_default="false"
-    ),  # an operator declared it: it stays when no job uses it
+    Column("at_most", Integer),  # the most jobs that may be admitted and unfinished; NULL: any number
+    Column("per_minute", Integer),  # the most admissions within any sixty seconds; NULL: any number
+    # An operator declared the limit: the row stays while no job uses the limit.
+    Column("declared", Boolean, nullable=False, server_default="false"),
     PrimaryKeyConstraint("tenant_id", "key"),
     CheckConstraint("at_most IS NULL OR at_most >= 0", name="at_most_not_negative"),
     CheckConstraint("per_minute IS NULL OR per_minute >= 0", name="per_minute_not_negative"),
@@ -158,7 +156,7 @@ gate_job = Table(
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
     Column("priority", SmallInteger, nullable=False),
     Column("ready_at", _INSTANT, nullable=False, server_default=_NOW),  # the job is not admitted earlier
-    Column("admitted_at", _INSTANT),  # NULL while it waits
+    Column("admitted_at", _INSTANT),  # NULL while the job waits
     PrimaryKeyConstraint("tenant_id", "key", "job_id"),
     Column("owner", Text, nullable=False, server_default=""),  # the job's tenant: tenants take turns at a shared limit
     Index(
@@ -196,20 +194,21 @@ webhook = Table(
     Index("webhook_tenant", "tenant_id"),
 )
 
-#: What a tenant's callbacks are signed with. Made for the first callback, or by the first rotation.
+#: The secrets that sign a tenant's callbacks. The first callback or the first rotation writes the row.
 callback_secret = Table(
     "callback_secret",
     metadata,
     Column("tenant_id", Text, primary_key=True),
-    Column("secrets", ARRAY(LargeBinary), nullable=False),  # as those of a webhook
-    Column("created_at", _INSTANT, nullable=False, server_default=_NOW),  # of the newest
+    Column("secrets", ARRAY(LargeBinary), nullable=False),  # sealed, the newest first; two of them during a rotation
+    Column("created_at", _INSTANT, nullable=False, server_default=_NOW),  # when the newest secret was made
 )
 
+#: The rate limits of keys and tenants that have made requests lately.
 rate_bucket = Table(
     "rate_bucket",
     metadata,
     Column("key", Text, primary_key=True),
-    # GCRA's theoretical arrival time. Once it has passed, the bucket has no debt.
+    # When the bucket is full again (GCRA: the theoretical arrival time). A past time means that no request counts now.
     Column("full_at", _INSTANT, nullable=False),
     Index("rate_bucket_full_at", "full_at"),
 )

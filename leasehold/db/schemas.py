@@ -1,4 +1,4 @@
-"""Finds out at which Alembic revision a database is, and whether that is old, for `/readyz` and the self-check.
+"""Reads at which Alembic revision a database is, and whether the revision is old, for `/readyz` and the self-check.
 
 A database holds the platform's schema, and one schema for each kind of work with tables of its own. Each schema has its
 own revisions, and its own table that stores the current revision. The revisions are parsed from their files, because
@@ -40,7 +40,7 @@ class Revisions:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`revision`: the database's revision; None before the first. `behind`: `leasehold migrate` has to be run."""
+    """`revision`: the database's revision; None before the first. `behind`: `leasehold migrate` must run."""
 
     revision: str | None
     behind: bool

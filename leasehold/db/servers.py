@@ -20,9 +20,10 @@ _Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 
 #: While its server only reads, a pool opens new connections this often, in seconds. Reads go on meanwhile.
 _LEAVE_SECONDS = 1.0
-#: PostgreSQL 14 and later report both by themselves: at the start of a session, and at each change.
+#: PostgreSQL 14 and later report both settings, at the start of a session and at each change.
 _REPORTED = ("in_hot_standby", "default_transaction_read_only")
-#: The host of each URL that took writes last. It is tried first: a silent host would cost its limit at each connection.
+#: For each URL the host that took writes last. The next connection tries that host first: otherwise it would wait for a
+#: silent host each time.
 _last_writable: dict[DatabaseUrl, tuple[str, int]] = {}
 _NEXT_HOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 

@@ -1,4 +1,4 @@
-"""The tables of jobs, tasks and the platform itself. run_tables.py and its neighbours add to the same metadata.
+"""Declares the tables of jobs, tasks and the platform itself. run_tables.py and its neighbours add to the metadata.
 
 Migrations are written against this metadata; a change here needs a migration. `task` is the hot table: it is narrow,
 has fillfactor 70, and is vacuumed early. **No index of it contains a column that a heartbeat changes** (`lease_until`),
@@ -78,22 +78,21 @@ job = Table(
     Column("started_at", _INSTANT),
     Column("finished_at", _INSTANT),
     Column("deadline_at", _INSTANT),  # while the job is held: the deadline of its wait
-    # The longest run after the admission, and the longest wait before it. If they are set, deadline_at follows from
-    # them.
+    # The longest time that the job may run after its admission, and that it may wait before. With either, deadline_at
+    # is computed from them.
     Column("timeout_seconds", Integer),
     Column("start_within_seconds", Integer),
     Column("expires_at", _INSTANT),
     Column("leased", SmallInteger, nullable=False, server_default="0"),  # steps that have a lease now
     Column("external", SmallInteger, nullable=False, server_default="0"),  # steps that external workers do
-    Column(
-        "held", Boolean, nullable=False, server_default="false"
-    ),  # waits at its concurrency limits (transitions/concurrency)
-    Column(
-        "gated", Boolean, nullable=False, server_default="false"
-    ),  # has concurrency limits: its end admits other jobs
-    Column("notify", Boolean, nullable=False, server_default="false"),  # webhooks are sent when it has ended
+    # The job waits at its concurrency limits (transitions/concurrency).
+    Column("held", Boolean, nullable=False, server_default="false"),
+    # The job has concurrency limits: its end may admit other jobs.
+    Column("gated", Boolean, nullable=False, server_default="false"),
+    # the platform owes deliveries or a following run for the job's end
+    Column("notify", Boolean, nullable=False, server_default="false"),
     Column("exclusive_key", Text),  # at most one unfinished job of a tenant and pipeline has this key
-    Column("dedupe_key", Text),  # as exclusive_key, but chosen by a client for one run
+    Column("dedupe_key", Text),  # as exclusive_key, but a client chose it for this run
     Column("cancelable", Boolean, nullable=False, server_default="true"),
     Column("grace_seconds", Integer, nullable=False, server_default="30"),  # from the request to the forced end
     Column("cancel", JSONB),  # {reason, by, at} once a cancel was requested
@@ -114,7 +113,8 @@ job = Table(
     Index(
         "job_code", "tenant_id", text("(error ->> 'code')"), text("id DESC"), postgresql_where=text("error IS NOT NULL")
     ),
-    Index("job_with_key", "tenant_id", text("id DESC"), postgresql_where=text("dedupe_key IS NOT NULL")),  # searches
+    # text searches
+    Index("job_with_key", "tenant_id", text("id DESC"), postgresql_where=text("dedupe_key IS NOT NULL")),
     Index("job_cancelling", "cancel_by", postgresql_where=text("cancel_by IS NOT NULL AND finished_at IS NULL")),
     Index("job_to_tell", "finished_at", postgresql_where=text("notify AND finished_at IS NOT NULL")),
     Index(
@@ -149,7 +149,8 @@ job_tag = Table(
     Index("job_tag_value", "tenant_id", "name", "value", text("job_id DESC")),
 )
 
-#: The URL that a job's ends are sent to, beside the webhooks. `delivery_id`: the job that sends the last end.
+#: The callback URL of a job. Each end of the job is sent there, as to webhooks. `delivery_id`: the delivery job of the
+#: latest end.
 job_callback = Table(
     "job_callback",
     metadata,
@@ -159,7 +160,7 @@ job_callback = Table(
     Column("delivery_id", Uuid),
 )
 
-#: What a deleted or expired job leaves for a while: links to it answer 410 and not 404.
+#: Deleted and expired jobs, for a while: the API answers requests for them with 410, not 404.
 tombstone = Table(
     "tombstone",
     metadata,
@@ -208,18 +209,18 @@ task = Table(
     Column("errors", SmallInteger, nullable=False, server_default="0"),  # attempts that failed or timed out
     Column("crashes", SmallInteger, nullable=False, server_default="0"),  # attempts whose child process died
     Column("losses", SmallInteger, nullable=False, server_default="0"),  # attempts lost with their worker
-    # Of a workflow. `news`: how many of its steps have ended and signals have come. `wake_at`: the value of `news` (no
-    # time) that ends its wait; NULL: no value does.
+    # Used by a workflow's own task. `news` counts the ends of its steps and the signals to it. `wake_at` is no time: it
+    # is the value of `news` that ends the workflow's wait. NULL: no value does.
     Column("news", Integer, nullable=False, server_default="0"),
     Column("wake_at", Integer),
-    # A step that a workflow started: if it gives up, the workflow decides what follows, and the job goes on.
+    # A workflow started the step. If the step gives up, the job goes on: the workflow decides what follows.
     Column("contained", Boolean, nullable=False, server_default="false"),
     Column("lease_owner", Uuid),
     Column("lease_until", _INSTANT),
     Column("available_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("started_at", _INSTANT),
     Column("finished_at", _INSTANT),
-    # A job has one row for each step, however often it is announced, retried or submitted again.
+    # A job has one row for each step, however often hints, retries and submissions are repeated.
     UniqueConstraint("job_id", "step", name="task_job_id_step_key"),
     CheckConstraint(_in_states("status", TaskState), name="status_known"),
     CheckConstraint(
@@ -276,7 +277,7 @@ note = Table(
     "note",
     metadata,
     Column("task_id", Uuid, ForeignKey("task.id", ondelete="CASCADE"), primary_key=True),
-    Column("value", JSONB, nullable=False),  # the note of a snoozed step, for its next attempt
+    Column("value", JSONB, nullable=False),  # what an attempt wrote down for the next attempt of its step
 )
 
 failure = Table(
@@ -293,8 +294,8 @@ failure = Table(
     CheckConstraint("cause IN ('error', 'timeout', 'crash', 'loss')", name="cause_known"),
 )
 
-# Append-only, with a partition for each day. A partition that is old is dropped, after the events of jobs that still
-# exist have moved to `kept_event` (history.py). Readers use the view `history`, which has both tables. job_status and
+# Append-only, with a partition for each day. An old partition is dropped, after the events of jobs that still exist
+# have moved to `kept_event` (history.py). Readers use the view `history`, which has both tables. job_status and
 # task_status are the states after the event, so folding a job's events gives its rows.
 event = Table(
     "event",
@@ -343,7 +344,7 @@ outbox = Table(
     Column("priority", SmallInteger, nullable=False),
     Column("headers", JSONB),
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
-    # The relay publishes a row only after this instant: first the process that committed the row tries it.
+    # The relay publishes a row only after this instant: until then the process that committed the row publishes it.
     Column("relay_at", _INSTANT, nullable=False),
     Index("outbox_relay_at", "relay_at"),
     postgresql_with={
@@ -358,7 +359,8 @@ worker = Table(
     metadata,
     Column("id", Uuid, primary_key=True),  # a new id for each process start: a reused id would hide orphans
     Column("presence_key", Integer, Identity(always=True), nullable=False, unique=True),
-    Column("present", Boolean, nullable=False),  # whether it holds the advisory lock `presence_key`
+    # whether the worker held the advisory lock `presence_key` when it last reported
+    Column("present", Boolean, nullable=False),
     Column("incarnation", _INSTANT),  # of the server that its session was on (transitions/workers.py)
     Column("host", Text, nullable=False),
     Column("pid", Integer, nullable=False),
@@ -374,7 +376,7 @@ quarantine = Table(
     metadata,
     Column("duty", Text, nullable=False),
     Column("unit", Text, nullable=False),  # the id or key of the row or object that failed
-    Column("failures", Integer, nullable=False),  # in a row
+    Column("failures", Integer, nullable=False),  # consecutive failures
     Column("error", JSONB, nullable=False),  # {code, message} of the last failure
     Column("failed_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("retry_at", _INSTANT, nullable=False),  # the duty skips the unit until then
@@ -393,7 +395,7 @@ api_key = Table(
     "api_key",
     metadata,
     Column("id", Uuid, primary_key=True),
-    Column("prefix", Text, nullable=False, unique=True),  # public part: finds the row
+    Column("prefix", Text, nullable=False, unique=True),  # the key's public part, by which a request finds the row
     Column("secret_hash", LargeBinary, nullable=False),  # SHA-256 of a 256-bit random secret
     Column("tenant_id", Text, nullable=False),
     Column("client_id", Text, nullable=False),
@@ -402,10 +404,10 @@ api_key = Table(
     Column("expires_at", _INSTANT),
     Column("revoked_at", _INSTANT),
     Column("last_used_at", _INSTANT),
-    Column("quota_key", Text),  # the oldest key that it was rotated from; NULL: its own prefix
+    Column("quota_key", Text),  # the prefix of the first key in its chain of rotations; NULL: its own
 )
 
-#: How a person settled a failed step whose outcome the platform could not know: one row for each epoch of the step.
+#: A person's decision about a failed step whose outcome the platform could not know: one row for each failure.
 settlement = Table(
     "settlement",
     metadata,
@@ -421,9 +423,8 @@ settlement = Table(
     PrimaryKeyConstraint("task_id", "epoch"),
     CheckConstraint("action IN ('adopt', 'again', 'give_up')", name="action_known"),
     Index("settlement_job", "job_id"),
-    Index(
-        "settlement_adopted", "tenant_id", "system", "ref", unique=True, postgresql_where=text("ref IS NOT NULL")
-    ),  # an order belongs to one job
+    # an order belongs to one job
+    Index("settlement_adopted", "tenant_id", "system", "ref", unique=True, postgresql_where=text("ref IS NOT NULL")),
 )
 
 idempotency = Table(
@@ -434,7 +435,7 @@ idempotency = Table(
     Column("request_hash", LargeBinary, nullable=False),
     Column("status_code", SmallInteger),  # NULL while the first request is in flight
     Column("body", LargeBinary),
-    Column("locked_until", _INSTANT, nullable=False),  # after this a first request without an answer counts as dead
+    Column("locked_until", _INSTANT, nullable=False),  # a first request without an answer counts as dead after this
     Column("expires_at", _INSTANT, nullable=False),
     PrimaryKeyConstraint("tenant_id", "key"),
     Index("idempotency_expires", "expires_at"),

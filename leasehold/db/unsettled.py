@@ -1,4 +1,6 @@
-"""Reads what only a person can settle: orders of unknown outcome, silent external steps, disabled webhooks."""
+"""Reads what only a person can settle: orders of unknown outcome, silent external steps, disabled webhooks. The API
+lists them at /v1/unsettled.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from uuid import UUID
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 
-# By the index of failed jobs by code. $3: the pipelines whose jobs a person settles, $4: the steps, $5: the codes; at
-# the same places.
+# The index of failed jobs by code finds the jobs. A person settles jobs of pipeline $3[n] that failed at step $4[n]
+# with code $5[n].
 _ORDERS = """
 -- unsettled_orders
 SELECT j.id AS job_id, j.tenant_id, j.pipeline, j.params, j.error, j.finished_at AS since, n.value AS note
@@ -28,8 +30,8 @@ ORDER BY j.id DESC LIMIT $6
 #: Live jobs of a tenant that are searched for silent steps.
 MAX_SEARCHED = 10_000
 
-# Steps that no external worker has claimed for $3 seconds although they are due, and steps whose worker sends no
-# heartbeat any more. $2: the last task of the page before; once its job is deleted, nothing follows it.
+# Due steps that no external worker has claimed for $3 seconds, and steps whose worker has sent no heartbeat for $3
+# seconds since its lease passed. $2: the last task of the page before; once its job is deleted, nothing follows it.
 _SILENT = f"""
 -- unsettled_external
 WITH page_before AS (SELECT job_id, position, id FROM task WHERE id = $2 AND tenant_id = $1)

@@ -1,4 +1,4 @@
-"""The tables of uploads and downloads. Of uploads: one row for each object key that a client may still write.
+"""Declares the tables of uploads and downloads. `upload` has a row for each object key that a client may still write.
 
 The row exists before the object does, so the sweeper finds every object that a client left behind (limits/uploads.py).
 """
@@ -34,12 +34,14 @@ download = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Text, nullable=False),
-    Column("key_prefix", Text, nullable=False),  # the first of the keys that were rotated: what limits count by
-    Column("bytes", BigInteger, nullable=False),  # the whole artifact while it is sent, then what was sent
+    Column("key_prefix", Text, nullable=False),  # of the first key in the chain of rotations, by which limits count
+    # the artifact's size while it is sent; afterwards the bytes that were sent
+    Column("bytes", BigInteger, nullable=False),
     Column("started_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
-    Column("lapses_at", TIMESTAMP(timezone=True), nullable=False),  # a process that died ends no download
+    # after this the download counts as over: a process that died cannot end it
+    Column("lapses_at", TIMESTAMP(timezone=True), nullable=False),
     Column("finished_at", TIMESTAMP(timezone=True)),
-    # The last day of a key, for its limits; all keys, for the sweeper.
+    # The first index serves the limits, which count a key's last day; the second serves the sweeper.
     Index("download_of_key", "key_prefix", "started_at"),
     Index("download_started", "started_at"),
 )

@@ -1,4 +1,4 @@
-"""The tables of workflows: their journal, and the signals that wait for them. tables.py has those of jobs and tasks.
+"""Declares the tables of workflows: their journal, and the signals to them. tables.py declares those of jobs and tasks.
 
 A change here needs a migration.
 """
@@ -28,7 +28,7 @@ from leasehold.db.tables import metadata
 _INSTANT = TIMESTAMP(timezone=True)
 _NOW = func.clock_timestamp()
 
-#: The calls of a workflow, by their place: the branch of its code, and the number in that branch.
+#: The calls of a workflow. A call's place is its branch of the workflow's code, and its number in that branch.
 journal = Table(
     "journal",
     metadata,
@@ -39,8 +39,8 @@ journal = Table(
     Column("name", Text, nullable=False),
     Column("state", Text, nullable=False),
     Column("value", JSONB),  # a result that the workflow recorded, or {code, message} of a failed call
-    Column("child_id", Uuid),  # run: a task of this job; start, result: another job
-    Column("due_at", _INSTANT),  # sleep, signal: when the wait ends by itself
+    Column("child_id", Uuid),  # of a run: a task of this job; of a start or result: another job
+    Column("due_at", _INSTANT),  # of a sleep or a signal: when the wait ends by itself
     Column("epoch", Integer, nullable=False),  # of the lease that wrote the row
     Column("at", _INSTANT, nullable=False, server_default=_NOW),
     PrimaryKeyConstraint("job_id", "branch", "number"),
@@ -55,7 +55,7 @@ journal = Table(
     Index("journal_waits", "job_id", "name", postgresql_where=text("kind = 'signal' AND state = 'open'")),
 )
 
-#: Signals that no wait has consumed yet. A consumed one is in the journal.
+#: Signals that the workflow has not consumed. When it consumes one, the payload moves to the journal.
 signal = Table(
     "signal",
     metadata,

@@ -1,7 +1,7 @@
-"""Who did what: the actor of an act, and the hashes that chain the rows of the audit.
+"""The actor of an act, and the hashes that chain the rows of the audit.
 
-Each tenant has a chain of its own; `*` is the chain of what concerns no tenant alone. PostgreSQL computes the hashes
-when the act commits (migration 0022). `hash_of` computes the same, so that anybody can check an export without us.
+Each tenant has a chain of its own; the chain `*` has acts that concern no tenant alone. PostgreSQL computes the hashes
+when the act commits (migration 0022). `hash_of` computes the same hash, so that an export can be checked anywhere.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ HASHED = (
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who acts. `name`: the client of a key, a person, or `user@host` of a command. `tenant_id`: the actor's own."""
+    """The actor of an act. `name`: the client of a key, a person, or `user@host` of a command. `tenant_id`: the
+    actor's.
+    """
 
     kind: ActorKind
     name: str
@@ -56,8 +58,8 @@ class Broken:
 
 @dataclass(slots=True)
 class Chain:
-    """Checks the rows of one chain in order. `seq` and `hash`: of the last good row, at first of the row before them
-    all.
+    """Checks the rows of one chain in order. `seq` and `hash` are those of the last row that was checked; at first,
+    those of the row before the chain's first.
     """
 
     tenant_id: str
@@ -70,7 +72,7 @@ class Chain:
         return cls(head["tenant_id"], head["first_seq"] - 1, head["first_previous"])
 
     def end(self, head: Mapping[str, Any]) -> Broken | None:
-        """Whether the chain ends as its head says, once all rows are checked."""
+        """Compare the end of the chain with its head, once all rows are checked. None: they agree."""
         if self.seq < head["seq"]:
             return Broken(self.tenant_id, self.seq + 1, "the row is missing, and all after it")
         if self.hash != head["hash"]:
@@ -78,7 +80,7 @@ class Chain:
         return None
 
     def check(self, row: Mapping[str, Any]) -> Broken | None:
-        """Check the next row: its fields as the API answers them, `details` as text."""
+        """Check the next row: its fields as in the API's answer, but `details` as text. None: the row is good."""
         seq = int(row["seq"])
         if seq != self.seq + 1:
             return Broken(self.tenant_id, self.seq + 1, f"the row is missing: row {seq} comes next")

@@ -1,4 +1,4 @@
-"""Ids of rows: UUIDv7. They sort by creation time, so new rows go to the right edge of an index."""
+"""Makes the ids of rows: UUIDv7. They sort by creation time, so new rows go to the right edge of an index."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def new_id() -> UUID:
 
 
 def id_at(instant: datetime) -> UUID:
-    """An id as if made at `instant`: ids made before that instant sort before it. For comparing, not for rows."""
+    """An id for comparisons with ids of rows: ids that were made before `instant` sort before it."""
     return uuid7(nanoseconds=int(instant.timestamp() * 1_000_000_000))

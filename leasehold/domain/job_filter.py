@@ -1,6 +1,6 @@
-"""The filter language of jobs: `kind:media status:failed tag.customer:7 created:<1h "no space left"`.
+"""Parses the filter language of jobs: `kind:media status:failed tag.customer:7 created:<1h "no space left"`.
 
-The API and the command line parse with this module. Every error names the character at which it stands.
+The API and the command line use this module. Every error names the character where the wrong term or value begins.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from leasehold.domain.json_pointer import path_of
 from leasehold.domain.states import JobState
 from leasehold.domain.tags import NAME
 
-#: Characters of a filter, and its terms.
+#: The most characters of a filter, and the most terms.
 MAX_CHARACTERS, MAX_TERMS = 1000, 20
 _WORD = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _ANY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}")
@@ -34,8 +34,8 @@ _KEYS = (
 
 
 class InvalidFilter(Invalid):
-    """A filter that cannot be used. `position`: of the character at which the error stands; the first is 1. `pointer`:
-    where the filter stands in a JSON body; None: in the query parameter `q`.
+    """A filter that cannot be used. `position`: the wrong character, counted from 1. `pointer`: the JSON pointer to the
+    filter in a body; None: the filter is the query parameter `q`.
     """
 
     pointer: str | None = None
@@ -56,7 +56,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """All terms must hold. `positions`: of each term that was given, by its key, for errors."""
+    """The terms of a filter, all of which must hold. `positions`: where each term stands, by its key, for errors."""
 
     kind: str | None = None
     status: JobState | None = None
@@ -85,74 +85,74 @@ class _Term:
     key: str  # empty: text
     detail: str | None  # of `tag.NAME` and `payload.POINTER`
     value: str
-    at: int  # position of the key
-    value_at: int
+    at: int  # the key's position
+    value_at: int  # the value's position
 
 
 def parse(text: str, now: datetime) -> JobFilter:
-    """The filter. `now`: what ages are counted from. Raises InvalidFilter."""
+    """The filter that `text` describes. Ages are counted from `now`. Raises InvalidFilter."""
     if len(text) > MAX_CHARACTERS:
         raise InvalidFilter(MAX_CHARACTERS + 1, f"A filter has at most {MAX_CHARACTERS} characters.")
     terms = _terms(text)
     if len(terms) > MAX_TERMS:
         raise InvalidFilter(terms[MAX_TERMS].at, f"A filter has at most {MAX_TERMS} terms.")
-    building = _Building(now)
+    builder = _FilterBuilder(now)
     for term in terms:
-        building.add(term)
-    return building.filter()
+        builder.add(term)
+    return builder.filter()
 
 
 def _terms(text: str) -> list[_Term]:
     terms: list[_Term] = []
-    place = 0
-    while place < len(text):
-        if text[place].isspace():
-            place += 1
+    index = 0
+    while index < len(text):
+        if text[index].isspace():
+            index += 1
             continue
-        start = place
-        key = _KEY.match(text, place)
+        start = index
+        key = _KEY.match(text, index)
         if key is not None:
-            place = key.end()
-        value_at = place
-        value, place = _value(text, place)
+            index = key.end()
+        value_at = index
+        value, index = _value(text, index)
         if key is None:
             terms.append(_Term("", None, value, start + 1, value_at + 1))
         elif key[1] not in _KEYS:
             raise InvalidFilter(
                 start + 1,
-                f'There is no term `{key[1]}:`. Write text with a colon as "{key[0]}...". Terms: {_listed()}.',
+                f'There is no term `{key[1]}:`. Write text with a colon as "{key[0]}...". Terms: {_all_terms()}.',
             )
         else:
             terms.append(_Term(key[1], key[2], value, start + 1, value_at + 1))
     return terms
 
 
-def _listed() -> str:
+def _all_terms() -> str:
     return ", ".join(key + {"tag": ".NAME", "payload": "./POINTER"}.get(key, "") for key in _KEYS)
 
 
-def _value(text: str, place: int) -> tuple[str, int]:
-    """The value that begins at `place`, and where it ends."""
-    if place >= len(text) or text[place].isspace():
-        raise InvalidFilter(place + 1, "A value is missing.")
-    if text[place] != '"':
-        end = place
+def _value(text: str, start: int) -> tuple[str, int]:
+    """The value that begins at `start`, and where it ends."""
+    if start >= len(text) or text[start].isspace():
+        raise InvalidFilter(start + 1, "A value is missing.")
+    if text[start] != '"':
+        end = start
         while end < len(text) and not text[end].isspace():
             if text[end] == '"':
                 raise InvalidFilter(end + 1, "A quote stands at the beginning of a value, or in quotes after a \\.")
             end += 1
-        return text[place:end], end
-    quoted = _QUOTED.match(text, place)
+        return text[start:end], end
+    quoted = _QUOTED.match(text, start)
     if quoted is None:
-        raise InvalidFilter(place + 1, "The quote is not closed.")
+        raise InvalidFilter(start + 1, "The quote is not closed.")
     if quoted.end() < len(text) and not text[quoted.end()].isspace():
         raise InvalidFilter(quoted.end() + 1, "A space must follow the closing quote.")
     if not quoted[1]:
-        raise InvalidFilter(place + 1, "A value is missing.")
+        raise InvalidFilter(start + 1, "A value is missing.")
     return _ESCAPE.sub(r"\1", quoted[1]), quoted.end()
 
 
-class _Building:
+class _FilterBuilder:
     def __init__(self, now: datetime) -> None:
         self._now = now
         self._fields: dict[str, Any] = {}
@@ -160,7 +160,7 @@ class _Building:
         self._payload: list[tuple[tuple[str, ...], str]] = []
         self._texts: list[str] = []
         self._positions: dict[str, int] = {}
-        self._special: dict[str, Callable[[_Term], None]] = {
+        self._adders: dict[str, Callable[[_Term], None]] = {
             "": lambda term: self._texts.append(term.value),
             "tag": self._add_tag,
             "payload": lambda term: self._payload.append((_pointer(term), term.value)),
@@ -182,9 +182,9 @@ class _Building:
         if term.detail is not None and term.key not in ("tag", "payload"):
             raise InvalidFilter(term.at, f"`{term.key}:` takes no name after a dot.")
         self._positions.setdefault(term.key or "text", term.at)
-        special = self._special.get(term.key)
-        if special is not None:
-            special(term)
+        adder = self._adders.get(term.key)
+        if adder is not None:
+            adder(term)
         else:
             self._set(term, term.key, _READERS[term.key](term))
 
@@ -201,7 +201,7 @@ class _Building:
             raise InvalidFilter(term.at, f"No job has two values of the tag {name}.")
 
     def _add_created(self, term: _Term) -> None:
-        """An age counts back from now, so that `>2h` is before that instant; a date does not."""
+        """An age counts back from now: `>2h` means before that instant. `>2026-11-20` means after that date."""
         sign, rest = _comparison(term)
         age = _AGE.fullmatch(rest)
         instant = _instant(term, rest) if age is None else _before(self._now, _length(age))

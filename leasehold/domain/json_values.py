@@ -1,4 +1,4 @@
-"""Types of JSON values for Pydantic models, as strict as the OpenAPI document: a number, a flag, an instant.
+"""Declares types of JSON values for Pydantic models, as strict as the OpenAPI document: number, flag, instant.
 
 Without them Pydantic accepts `true` and "1" as 1, 1 as `true`, and a number of seconds as an instant. A client that
 sends one of these has a bug: the API refuses the value, so that the client learns of it.

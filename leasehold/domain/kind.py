@@ -1,7 +1,7 @@
-"""Declaring a whole kind of work: its pipelines, and what it has of its own beside them (rows, endpoints, metrics).
+"""Declares a kind of work: its pipelines, and its own rows, endpoints, metrics and so on (`Kind`).
 
-A kind of work that needs no more than steps is a `Pipeline` and nothing else. A declaration is light: every process
-imports it. Each hook names a `module:attribute` that only the process that needs it imports, as with handlers.
+A kind of work that has only steps needs no Kind: declare a `Pipeline`. A declaration is light, because every process
+imports it. Each hook names a `module:attribute`; only the process that needs the hook imports the module.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ class Scopes:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Hooks, each `module:attribute`; None: the kind has nothing of that sort.
+    """A kind of work. Each hook is a `module:attribute`; None: the kind has no such hook.
 
-    `settings`: a `pydantic_settings.BaseSettings` with an `env_prefix` of its own (`LEASEHOLD_{NAME}_`); checked when a
-    process starts, and listed by `leasehold settings`. The kind's code makes its own object of it.
+    `settings`: a `pydantic_settings.BaseSettings` with an `env_prefix` of its own (`LEASEHOLD_{NAME}_`). Each process
+    checks it at start, and `leasehold settings` lists it. The kind's code makes an instance where it needs one.
     `routers`: FastAPI routers of the kind's endpoints, mounted by every API process. A route needs a scope
     (`leasehold.api.auth.security.Require`), or its path is among `public`. A route with a body is `AuthenticatedFirst`.
-    `opens`: given the settings, an async context manager of what these endpoints share; they find it as
-    `services_of(request).opened[name]`.
+    `opens`: a callable that takes the settings and returns an async context manager. It opens the object that these
+    endpoints share; they read it as `services_of(request).opened[name]`.
     `migrations`: a package (no attribute) of Alembic revisions with one head. `leasehold migrate` runs them after the
     platform's, and the table `alembic_version_{name}` stores the database's current revision.
-    `stored`: no hook but an SQL query of one number: the bytes that the kind keeps for the tenant `$1` beside the
-    outputs of its jobs. They count for what a tenant may store.
-    `housekeeping`: a callable that returns what the leading worker forgets and tidies (leasehold.kinds.housekeeping).
-    `scopes`: the scopes that a key needs to see and to change the kind's jobs at /v1/jobs; None: no key may, there.
+    `stored`: an SQL query, no hook. Its answer is one number: the bytes that the kind stores for the tenant `$1` beside
+    the outputs of its jobs. They count against the tenant's bytes.
+    `housekeeping`: a callable that returns the kind's duties for the leading worker (leasehold.kinds.housekeeping).
+    `scopes`: the scopes that a key needs to see and to change the kind's jobs at /v1/jobs; None: no key sees them
+    there.
     `redacted`: the names of parameters that /v1/jobs never shows.
     `parents`: for each pipeline whose jobs are caused by other jobs, a JSON pointer into the parameters of its jobs.
-    The pointer leads to the id of the job that caused them. `signed_links`: whether /v1/jobs links to outputs; False:
-    the kind's own endpoints alone do, and count it. `operations`: a callable that returns what the kind adds to cancels
-    and retries (leasehold.kinds.operations). `questions`: a callable that returns what the exporter asks the database
-    for this kind (leasehold.kinds.metrics).
+    The pointer leads to the id of the job that caused them.
+    `signed_links`: whether /v1/jobs links to outputs. False: only the kind's own endpoints do, because they count it.
+    `operations`: a callable that returns the kind's part in cancels and retries (leasehold.kinds.operations).
+    `questions`: a callable that returns the kind's queries for the exporter (leasehold.kinds.metrics).
     """
 
     name: str

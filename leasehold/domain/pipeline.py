@@ -86,7 +86,7 @@ class SkipIf:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a pipeline. In a job it is one task row, however often it is announced: `UNIQUE (job_id, step)`.
+    """One step of a pipeline. A job has one task row for it, however often hints are repeated: `UNIQUE (job_id, step)`.
 
     `needs`: steps that must have succeeded before this step runs.
     `reads`: inputs of the job or outputs of needed steps. The worker downloads them before the handler runs.
@@ -157,7 +157,8 @@ class RunTerms:
 @dataclass(frozen=True, slots=True)
 class PipelineLimit:
     """A concurrency limit of one pipeline's runs, for each tenant by itself: `at_most` admitted and unfinished at once,
-    `per_minute` admitted within a minute. `pointer`: one such limit for each value there in the parameters.
+    `per_minute` admitted within a minute. `pointer`: the runs of each value at this JSON pointer into the parameters
+    have such a limit by themselves.
     """
 
     at_most: int | None = None
@@ -209,7 +210,7 @@ class Pipeline:
         self.limits: tuple[PipelineLimit, ...] = ()
         #: Entered around each inline attempt: it may see what the handler raises, and may not swallow it.
         self.around: Around | None = None
-        #: Entered before `around`: whether there is room for the attempt. Without room the attempt snoozes.
+        #: Entered before `around`. It yields whether there is room for the attempt. Without room the attempt snoozes.
         self.room: Room | None = None
         self.registry_opener: RegistryOpener | None = None
         self.finishers: dict[str, Finisher] = {}
@@ -276,7 +277,7 @@ class Pipeline:
         return opener
 
     def opened(self, settings: Any, pipelines: Any) -> AbstractAsyncContextManager[Any] | None:
-        """What the opener of this pipeline opens. None: it has none."""
+        """The context manager that this pipeline's opener returns. None: the pipeline has no opener."""
         if self.registry_opener is not None:
             return self.registry_opener(settings, pipelines)
         return None if self.opener is None else self.opener(settings)

@@ -35,7 +35,7 @@ class TaskState(StrEnum):
     PENDING = "pending"  # runnable
     RUNNING = "running"  # leased
     RETRY = "retry"  # an attempt failed; runnable again at available_at
-    WAITING = "waiting"  # snoozed until available_at, or a workflow that waits; or waits for an external worker
+    WAITING = "waiting"  # runnable at available_at: it snoozes, a workflow waits, or its start time has not come
     SUCCEEDED = "succeeded"
     FAILED = "failed"  # a dead letter: an operator can replay it
     SKIPPED = "skipped"  # not needed, or its job ended without it

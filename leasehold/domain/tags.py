@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from leasehold.domain.errors import Invalid
 
-#: Tags of a job; characters of a name, and of a value.
+#: The most tags of a job, and the most characters of a tag's name and of its value.
 MAX_TAGS, MAX_TAG_CHARACTERS = 8, 64
 #: The name of a tag.
 NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,63}$"
@@ -15,7 +15,7 @@ NAME = re.compile(NAME_PATTERN, re.ASCII)
 
 
 def check_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
-    """The tags. Raises Invalid `invalid_tags`."""
+    """Returns the tags as they are. Raises Invalid `invalid_tags`."""
     if len(tags) > MAX_TAGS:
         raise Invalid("invalid_tags", f"A job has at most {MAX_TAGS} tags.")
     for name, value in tags.items():

@@ -25,8 +25,8 @@ class Supervisor(Protocol):
     def cancelled(self) -> bool: ...
 
 
-class Nobody:
-    """A Supervisor for a run without a worker, such as a test: it drops reports and never cancels."""
+class NoSupervisor:
+    """Stands for the supervisor where no worker runs the step, as in a test. It drops reports and never cancels."""
 
     def progress(self, percent: float, summary: str) -> None: ...
     def emit(self, chunk: Any) -> None: ...
@@ -49,7 +49,7 @@ class Work:
     files: Mapping[str, Path]
     directory: Path
     item: Any = None  # the FanOut item that this part works on
-    supervisor: Supervisor = field(default_factory=Nobody, repr=False, compare=False)
+    supervisor: Supervisor = field(default_factory=NoSupervisor, repr=False, compare=False)
 
     def progress(self, percent: float, summary: str = "") -> None:
         """Report how far this step is, 0 to 100. Call it as often as you like: only some reports are passed on."""

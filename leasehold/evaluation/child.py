@@ -1,8 +1,8 @@
-"""The evaluator's child process: it reads questions from stdin and writes answers to stdout.
+"""The program of the evaluator's child process: it reads questions from stdin and writes answers to stdout.
 
-Each question starts a timer of CPU seconds. When it ends, the kernel sends SIGPROF. Its default kills the process, also
-inside a library. The timer counts CPU seconds, so that a busy machine refuses no honest payload. The parent also
-limits the elapsed time, for a child that is stopped or starved.
+Each question starts a timer of CPU seconds. When the timer ends, the kernel sends SIGPROF, whose default action kills
+the process, also inside a library. The timer counts CPU seconds, so that a busy machine refuses no honest payload. The
+parent also limits the elapsed time, for a child that is stopped or starved.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ ANSWER = struct.Struct(">I")
 #: The environment variables that Python and its libraries need. The child gets no others: they may be secrets.
 ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
 
-#: Compiled schemas that the child keeps.
+#: The most compiled schemas that the child keeps.
 _MAX_VALIDATORS = 64
 #: `expanded_size` follows chains of references by recursion: pure Python, which needs no C stack.
 _RECURSION_LIMIT = 100_000
-#: Characters of a message.
+#: The most characters of a message.
 _MAX_MESSAGE = 300
 
 
@@ -53,7 +53,7 @@ def main(memory_bytes: int) -> None:
 
 
 def _confine(memory_bytes: int) -> None:
-    os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # event loops may pass on more
+    os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # an event loop may pass on more than the pipes
     for kind, bound in (
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_CORE, 0),

@@ -1,4 +1,4 @@
-"""The cost of a JSON Schema: how many nodes an evaluation would visit, called the expanded size.
+"""Computes the cost of a JSON Schema: how many nodes an evaluation would visit, called the expanded size.
 
 A node is a subschema, or a value in `enum` and `const`, or a character of a pattern. A `$ref` counts as much as its
 target, so two references in each of 27 definitions count 2^27. Recursion through the payload (a tree's children) counts
@@ -27,10 +27,10 @@ _REFS = ("$ref", "$dynamicRef")
 #: These keywords evaluate all subschemas beside them a second time, to learn which parts those have evaluated.
 _UNEVALUATED = ("unevaluatedItems", "unevaluatedProperties")
 
-#: The cost of a reference out of the document, as to a metaschema: its target is not counted.
+#: The cost of a reference that leads out of the document, for example to a metaschema. Its target is not counted.
 _ELSEWHERE = 1000
 _REPEATED = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
-#: The highest count, so that no sum of sums becomes a number of a million digits.
+#: The highest count: without it sums of sums could become numbers of a million digits.
 _MAX = 10**9
 
 
@@ -162,7 +162,7 @@ def _values(value: Any) -> int:
 
 
 def _pattern_cost(pattern: str) -> int:
-    """Its length, with every counted repetition taken as if it stood around all of it; far more than it costs."""
+    """The pattern's length, plus the bound of each counted repetition."""
     size = len(pattern)
     for least, most in _REPEATED.findall(pattern):
         size = min(_MAX, size + max(int(least), int(most or 0)))

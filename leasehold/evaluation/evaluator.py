@@ -1,9 +1,9 @@
-"""The evaluator: it checks the schemas and payloads of clients so that none can stop the process that asks.
+"""Checks the schemas and payloads of clients in child processes, so that no schema can stop the calling process.
 
-There are two child processes, each started when first needed. A question goes to the quick child, where it may take a
-few milliseconds of CPU. If that is not enough, the kernel kills the child, and the question goes to the slow child, as
-do all questions of its tenant for a minute. So a tenant with cheap schemas waits for no expensive ones. A tenant has
-one question in work at a time, so that other tenants get turns.
+There are two children; each starts when it is first needed. A question goes to the quick child, where it may take a few
+milliseconds of CPU. If it takes longer, the kernel kills the child. The question then goes to the slow child, and so do
+all questions of that tenant for a minute. So tenants with cheap schemas do not wait for expensive ones. The children
+work on one question of a tenant at a time, so that other tenants get turns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_REFUSALS = 4096
 
 @dataclass(frozen=True, slots=True)
 class EvaluationLimits:
-    """How much an evaluation may take; the settings of the same names describe each."""
+    """The limits of evaluations. The settings of the same names describe them."""
 
     schema_max_size: int
     cpu_seconds: float
@@ -134,8 +134,7 @@ class Evaluator:
             async with asyncio.timeout(self._limits.wall_seconds) as timeout:
                 await tenant.turn.acquire()
                 timeout.reschedule(None)
-                # a task of its own: a client that disconnects must not kill a child. The question keeps the tenant's
-                # turn.
+                # A task of its own: a client that disconnects must not kill a child. The task keeps the tenant's turn.
                 task = asyncio.create_task(self._in_turn(tenant_id, tenant, question))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -219,7 +218,7 @@ class _Question:
 
 
 class _Child:
-    """A child process that is replaced when it dies, and the queue of the questions that wait for it."""
+    """A child process, replaced when it dies. Questions wait for their turn."""
 
     def __init__(self, limits: EvaluationLimits, cpu_seconds: float) -> None:
         self._limits = limits
@@ -228,8 +227,9 @@ class _Child:
         self._process: Process | None = None
 
     async def ask(self, question: _Question) -> dict[str, Any]:
-        """Raises Died and Late. If a child that has answered other questions dies for another reason than CPU time,
-        their remains may have filled its memory: a new child gets the question once more.
+        """The child's answer. Raises Died and Late. A child that has answered other questions may die for another
+        reason than CPU time, for example because they have filled its memory: then a new child gets the question once
+        more.
         """
         async with self._turn:
             process = await self._living_process()

@@ -1,4 +1,4 @@
-"""Flat schemas: the parent evaluates them without a child process, because their size bounds their cost.
+"""Compiles flat schemas. The parent evaluates them without a child process, because their size bounds their cost.
 
 A flat schema is small and visits every value of the payload exactly once: it has no reference, combination or pattern.
 An evaluation compares each value of the payload with at most `weight` values of the schema, so payload bytes times
@@ -13,10 +13,11 @@ from typing import Any, Final
 import orjson
 from jsonschema_rs import Draft202012Validator, ReferencingError, RegexOptions, ValidationError
 
-#: Bytes of a schema, and payload bytes times weight: the event loop then works about a millisecond.
+#: The most bytes of a schema, and the most payload bytes times weight: within them an evaluation takes the event loop
+#: about a millisecond.
 _MAX_SCHEMA_BYTES = 4096
 _MAX_STEPS = 200_000
-#: Compiled schemas that are kept.
+#: The most compiled schemas that are kept.
 _MAX_VALIDATORS = 256
 
 _KEYWORDS: Final = frozenset(
@@ -30,7 +31,7 @@ _KEYWORDS: Final = frozenset(
 
 
 def weight(schema: Any) -> int | None:
-    """With how many values of the schema one value of a payload is compared at most; None: the schema is not flat."""
+    """The most values of the schema with which one value of a payload is compared. None: the schema is not flat."""
     if isinstance(schema, bool):
         return 1
     if not isinstance(schema, dict) or not schema.keys() <= _KEYWORDS:
@@ -57,13 +58,13 @@ def _values(value: Any) -> int:
 
 
 class FlatSchemas:
-    """Keeps the validators of recent flat schemas. Any schema may be asked for."""
+    """Keeps the validators of recent schemas, and which recent schemas are not flat."""
 
     def __init__(self) -> None:
         self._validators: OrderedDict[bytes, tuple[int, Draft202012Validator] | None] = OrderedDict()
 
     def validator(self, schema: bytes, payload_bytes: int) -> Draft202012Validator | None:
-        """The validator, if the parent may evaluate this; None: it must not."""
+        """The validator for the schema, if the parent may check so many payload bytes with it. None: a child must."""
         if len(schema) > _MAX_SCHEMA_BYTES:
             return None
         if schema in self._validators:

@@ -1,4 +1,4 @@
-"""The parent's side of an evaluator's child process: the evaluator starts it, asks it questions, and kills it."""
+"""The parent's side of an evaluator's child process: `Process` starts it, sends it questions, and kills it."""
 
 from __future__ import annotations
 

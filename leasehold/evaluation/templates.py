@@ -45,7 +45,7 @@ class TemplateVersion:
 
     @property
     def independent(self) -> bool:
-        """Its runs do not exclude or replace each other."""
+        """Whether runs of this template neither exclude nor replace each other."""
         return self.pipeline.terms.concurrency == "allow"
 
     def params_by_code(self, payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Templates:
     async def find(
         self, connection: Connection, tenant_id: str, kind: str, version: int | None = None
     ) -> TemplateVersion:
-        """The given version; without one the newest enabled. Raises NotFound `template_not_found`."""
+        """The given version, or the newest enabled version (None). Raises NotFound `template_not_found`."""
         template_version = self.declared_in_code(kind, version)
         if template_version is not None:
             return template_version
@@ -122,8 +122,8 @@ class Templates:
         return TemplateVersion(template, template.pipeline(), enabled=row["enabled"], in_code=False)
 
     async def of_run(self, connection: Connection, tenant_id: str, kind: str, version: int) -> TemplateVersion:
-        """The template of an existing run. Of a template in code this is the current version, whatever the run's is.
-        Raises NotFound.
+        """The template of an existing run. For a template in code it is the current version, whatever the run's
+        version. Raises NotFound.
         """
         return self.declared_in_code(kind) or await self.find(connection, tenant_id, kind, version)
 

@@ -1,4 +1,6 @@
-"""Schedules that code declares: a worker writes them when it starts, and pauses those that its code no longer has."""
+"""Writes the schedules that an app's code declares. A worker that starts calls `reconcile`, which also pauses those
+that the code no longer declares.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,11 @@ from leasehold.domain.registry import DeclaredSchedule
 
 log = structlog.get_logger(__name__)
 
-#: Why a declared schedule is paused. One that a person paused stays paused, whatever the code says.
-GONE = "the code does not declare it any more"
+#: The reason of the pause of a schedule that the code no longer declares. Only such a schedule is enabled again when
+#: the code declares it; a schedule that a person paused stays paused.
+UNDECLARED = "the code does not declare it any more"
 
-# $10: its next tick. A schedule whose clock stays the same keeps its own next tick, which may be due already.
+# $10: the schedule's next tick. A schedule whose cron and zone stay the same keeps its next tick, which may be due.
 _WRITE = f"""
 -- schedule_declare
 INSERT INTO schedule AS s (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id, priority,
@@ -26,18 +29,18 @@ VALUES ($1, $2, $3, $4, $5, $6, 'tenant', '', 1, $7, $8, $9, $10, $11)
 ON CONFLICT (tenant_id, declared_by, template) WHERE declared_by IS NOT NULL DO UPDATE
 SET cron = excluded.cron, timezone = excluded.timezone, payload_template = excluded.payload_template,
     overlap = excluded.overlap, catch_up = excluded.catch_up, catch_up_seconds = excluded.catch_up_seconds,
-    enabled = s.enabled OR s.paused_because = '{GONE}',
-    next_run_at = CASE WHEN NOT s.enabled AND s.paused_because IS DISTINCT FROM '{GONE}' THEN NULL
+    enabled = s.enabled OR s.paused_because = '{UNDECLARED}',
+    next_run_at = CASE WHEN NOT s.enabled AND s.paused_because IS DISTINCT FROM '{UNDECLARED}' THEN NULL
                        WHEN s.enabled AND (s.cron, s.timezone) = (excluded.cron, excluded.timezone) THEN s.next_run_at
                        ELSE excluded.next_run_at END,
-    paused_because = CASE WHEN s.paused_because = '{GONE}' THEN NULL ELSE s.paused_because END,
+    paused_because = CASE WHEN s.paused_because = '{UNDECLARED}' THEN NULL ELSE s.paused_because END,
     updated_at = CASE WHEN (s.cron, s.timezone) = (excluded.cron, excluded.timezone) THEN s.updated_at
                       ELSE clock_timestamp() END
 """
 
 _PAUSE_OTHERS = f"""
 -- schedules_undeclared
-UPDATE schedule SET enabled = false, next_run_at = NULL, buffered_at = NULL, paused_because = '{GONE}',
+UPDATE schedule SET enabled = false, next_run_at = NULL, buffered_at = NULL, paused_because = '{UNDECLARED}',
     updated_at = clock_timestamp()
 WHERE tenant_id = $1 AND declared_by = $2 AND NOT (template = ANY($3::text[])) AND enabled
 RETURNING template
@@ -53,13 +56,14 @@ async def reconcile(
     """
     async with connection.transaction():
         await lock_name(connection, f"schedules of {tenant_id} {app}")
-        for one in declared:
+        for schedule in declared:
+            next_tick = cron.next_after(schedule.cron, schedule.timezone, datetime.now(UTC))
             await connection.execute(
-                _WRITE, new_id(), tenant_id, one.template, one.cron, one.timezone, dict(one.payload), one.overlap,
-                one.catch_up, one.catch_up_seconds, cron.next_after(one.cron, one.timezone, datetime.now(UTC)), app,
+                _WRITE, new_id(), tenant_id, schedule.template, schedule.cron, schedule.timezone,
+                dict(schedule.payload), schedule.overlap, schedule.catch_up, schedule.catch_up_seconds, next_tick, app,
             )  # fmt: skip
-        rows = await connection.fetch(_PAUSE_OTHERS, tenant_id, app, [one.template for one in declared])
+        rows = await connection.fetch(_PAUSE_OTHERS, tenant_id, app, [schedule.template for schedule in declared])
     paused = [row["template"] for row in rows]
     if paused:
-        log.warning("schedules are paused", app=app, templates=paused, reason=GONE)
+        log.warning("schedules are paused", app=app, templates=paused, reason=UNDECLARED)
     return paused

@@ -42,7 +42,8 @@ Prepared: TypeAlias = tuple[TemplateVersion, dict[str, Any]] | RequestError
 #: The duty's name in the quarantine.
 DUTY = "schedules"
 
-#: $2: the pipelines of this process. A schedule of another app's code is left to a worker that has the code.
+#: SQL: this process has the code of the schedule's template, or a client wrote the schedule. $2: the pipelines of this
+#: process. A worker that has the code fires the others.
 _KNOWN = "(declared_by IS NULL OR template = ANY($2::text[]))"
 
 _DUE = f"""
@@ -91,11 +92,11 @@ async def fire_due(
     admission: Admission | None = None,
 ) -> list[CreatedRun]:
     """Submit the runs of due schedules, each schedule in a transaction of its own. Publish the hints of each
-    `CreatedRun` after this returns.
+    `CreatedRun` after this function returns.
 
-    A schedule that cannot be fired records `last_error`, and is tried again with growing pauses; after `pause_after`
-    such failures in a row it is paused. `admission` charges each tick to the tenant. A tick that it refuses stays due,
-    is tried again in the same way, and pauses nothing. None: nothing is charged.
+    If a schedule cannot be fired, `last_error` says why, and it is tried again with growing pauses. After `pause_after`
+    such failures in a row it is paused. `admission` charges each run to the tenant; None: nothing is charged. A tick
+    that `admission` refuses stays due and is tried again in the same way, but its schedule is not paused for it.
     """
 
     async def due(schedule_id: UUID) -> list[CreatedRun]:
@@ -380,7 +381,7 @@ _RECORD_REFUSAL = """
 UPDATE schedule SET last_error = $2, failures = CASE WHEN $3 THEN failures + 1 ELSE failures END WHERE id = $1
 """
 
-# `last_run_at`: the newest tick with a run, or the time of a run that a client started.
+# `last_run_at`: the newest tick with a run, or the time at which a client started a run of the schedule.
 _SUBMITTED = """
 -- schedule_made
 UPDATE schedule SET last_error = NULL, failures = 0,

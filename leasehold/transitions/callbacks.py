@@ -1,4 +1,4 @@
-"""The secrets that a tenant's callbacks are signed with. They are sealed, the newest first."""
+"""Reads and rotates the secrets that sign a tenant's callbacks. The rows have them sealed, the newest first."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ RETURNING secrets, created_at
 
 
 async def secrets(connection: Connection, tenant_id: str, sealed: Callable[[], bytes]) -> Sequence[bytes]:
-    """The tenant's secrets. Without one, `sealed` makes the first."""
-    found = await find(connection, tenant_id)
-    if found is None:
+    """The tenant's sealed secrets. If the tenant has none, `sealed` makes the first."""
+    row = await find(connection, tenant_id)
+    if row is None:
         await connection.execute(
             "INSERT INTO callback_secret (tenant_id, secrets) VALUES ($1, ARRAY[$2::bytea])"
             " ON CONFLICT (tenant_id) DO NOTHING",
             tenant_id,
             sealed(),
         )
-        found = await find(connection, tenant_id)
-    assert found is not None
-    kept: Sequence[bytes] = found["secrets"]
-    return kept
+        row = await find(connection, tenant_id)
+    assert row is not None
+    sealed_secrets: Sequence[bytes] = row["secrets"]
+    return sealed_secrets
 
 
 async def find(connection: Connection, tenant_id: str) -> Any:

@@ -1,7 +1,7 @@
-"""Concurrency limits that operators declare: which jobs pass them, and how operators declare and withdraw them.
+"""Finds the concurrency limits of a new job, and lets operators declare and withdraw limits.
 
-They count jobs of every kind that a tenant submits: runs, pictures, conversions, generations. The platform's own jobs
-(webhook deliveries, cancels at a provider) pass none: they would wait behind the jobs that caused them.
+Limits count jobs of every kind that a tenant submits: runs, pictures, conversions, generations. The platform's own jobs
+(webhook deliveries, cancels at a provider) have no limits: they would wait behind the jobs that caused them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class TenantRules:
-    """What a tenant's new jobs need. `limits`: the rows of declared limits; `watched`: the tenant has a webhook."""
+    """The rules for a tenant's new jobs. `limits`: the rows of declared limits. `watched`: the tenant has a webhook."""
 
     limits: Sequence[Any]
     watched: bool
@@ -55,14 +55,14 @@ FROM unnest($1::text[]) AS asked(tenant_id)
 
 
 async def tenant_rules(connection: Connection, tenants: Collection[str]) -> dict[str, TenantRules]:
+    """The rules of each tenant."""
     rows = await connection.fetch(_TENANT_RULES, list(tenants), EVERYBODY)
     return {row["tenant_id"]: TenantRules(row["limits"], row["watched"]) for row in rows}
 
 
 async def submit(connection: Connection, job: NewJob) -> Submitted:
-    """- -> pending, for a job that is no run. It waits at its own limits, and at the declared limits that are for it.
-
-    Needs the caller's transaction.
+    """- -> pending, for a job that is no run. It waits at its own limits, and at the declared limits that apply to it.
+    Call this in a transaction.
     """
     rules = (await tenant_rules(connection, {job.tenant_id}))[job.tenant_id]
     limits = [*job.limits, *applicable_limits(rules.limits, job.tenant_id, job.pipeline, job.params)]
@@ -74,7 +74,7 @@ async def submit(connection: Connection, job: NewJob) -> Submitted:
 async def declared(
     connection: Connection, tenant_id: str, pipeline: Pipeline, params: Mapping[str, Any]
 ) -> list[ConcurrencyLimit]:
-    """The declared limits that are for such a job."""
+    """The pipeline's own limits, and the declared limits that apply to a job of it with these parameters."""
     rules = (await tenant_rules(connection, {tenant_id}))[tenant_id]
     return applicable_limits(rules.limits, tenant_id, pipeline, params)
 
@@ -82,24 +82,26 @@ async def declared(
 def applicable_limits(
     rows: Sequence[Any], tenant_id: str, pipeline: Pipeline, params: Mapping[str, Any]
 ) -> list[ConcurrencyLimit]:
-    """The pipeline's own limits, and the declared limits among `rows` that are for such a job.
+    """The pipeline's own limits, and the declared limits among `rows` that apply to a job of it with these parameters.
 
-    Keys: `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer`: a limit for each value at the pointer.
+    A declared limit has the key `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer`. The last counts the jobs of
+    each value at the pointer by themselves.
     """
-    own = [_of_pipeline(tenant_id, pipeline.name, one, params) for one in pipeline.limits]
+    own = [_of_pipeline(tenant_id, pipeline.name, limit, params) for limit in pipeline.limits]
     if not rows or pipeline.terms.unlimited:
         return own
     direct = {"tenant", f"template:{pipeline.name}", *(f"queue:{step.queue}" for step in pipeline.steps)}
     by_value = f"payload:{pipeline.name}:"
     by_name: dict[ConcurrencyLimitName, ConcurrencyLimit] = {}
-    for row in sorted(rows, key=lambda row: row["tenant_id"] != EVERYBODY):  # a tenant's own bound replaces everybody's
+    # of the key `tenant`, a tenant's own row counts
+    for row in sorted(rows, key=lambda row: row["tenant_id"] != EVERYBODY):
         key, owner = row["key"], row["tenant_id"]
         if key.startswith(by_value):
             key = f"{key}={_digest(_at(params, key.removeprefix(by_value)))}"
         elif key not in direct:
             continue
         if key == "tenant":
-            owner = tenant_id  # a limit for everybody bounds each tenant by itself
+            owner = tenant_id  # everybody's limit counts each tenant by itself
         by_name[owner, key] = ConcurrencyLimit(
             owner, key, row["at_most"], row["per_minute"], (row["tenant_id"], row["key"])
         )
@@ -130,7 +132,8 @@ async def is_declared(connection: Connection, tenant_id: str, key: str) -> bool:
 
 
 async def declare(connection: Connection, pipelines: Iterable[Pipeline], limit: ConcurrencyLimit) -> None:
-    """Set a limit. It holds for jobs submitted from now on; for jobs that wait at it, its new bounds hold at once.
+    """Declare a limit, or change its bounds. It applies to jobs submitted from now on. For jobs that wait at it already
+    the new bounds hold at once.
 
     Raises Invalid `limit_without_effect` for a key that no job can have.
     """
@@ -148,7 +151,7 @@ async def declare(connection: Connection, pipelines: Iterable[Pipeline], limit: 
         await _follow(connection, limit)
 
 
-# Two kinds of declared limits act through limits that follow them: `tenant` of everybody, and a value of the payload.
+# Two kinds of declared limits act through limits that follow them: `tenant` of everybody, and `payload:...`.
 # The key of a payload's value is the declared key, and `=DIGEST`: a pointer may have a `=` of its own.
 _FOLLOW = f"""
 -- limits_follow
@@ -156,8 +159,8 @@ UPDATE gate SET at_most = $3, per_minute = $4
 FROM (SELECT tenant_id, key FROM gate
       WHERE NOT declared AND CASE WHEN $1 = '{EVERYBODY}' AND $2 = 'tenant' THEN key = 'tenant'
                                   ELSE tenant_id = $1 AND left(key, -{_VALUE}) = $2 END
-      ORDER BY tenant_id, key FOR UPDATE) AS made
-WHERE gate.tenant_id = made.tenant_id AND gate.key = made.key
+      ORDER BY tenant_id, key FOR UPDATE) AS follower
+WHERE gate.tenant_id = follower.tenant_id AND gate.key = follower.key
 RETURNING gate.tenant_id, gate.key
 """
 

@@ -1,7 +1,7 @@
 """The lines that attempts log, kept with their jobs. No state changes.
 
-A chunk is what an attempt has logged since its last chunk. A chunk names its attempt, and is written whether or not
-the attempt still has its lease: the lines of an attempt that was lost are wanted most.
+A chunk has the lines that an attempt has logged since its last chunk. It names its attempt, and is written even if the
+attempt has lost its lease: the lines of a lost attempt help most.
 """
 
 from __future__ import annotations

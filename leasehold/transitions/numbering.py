@@ -1,4 +1,4 @@
-"""How the chunks of a job's log and of its stream get their numbers: one statement's end for both.
+"""Numbers the lines of a job's log, and the chunks of its stream: SQL that ends both statements.
 
 `tail` has a row for each job, which numbers the job's lines and the job's chunks. The statement locks this row until
 the chunk is committed: so a reader that has line 7 never meets a new line 6.

@@ -11,9 +11,9 @@ from uuid import UUID
 from leasehold.db.database import Connection, unindexed
 from leasehold.db.job_reads import LIVES
 
-#: By action: the jobs that it may act on. $2: when the operation was submitted; $3: the tenant. A job that changed
-#: after the filter found it is no target any more.
-_STILL = {
+#: SQL by action: the job `j` is a target. $2: when the operation was submitted; $3: the tenant. A job that changed
+#: after the filter found it may be no target any more.
+_IS_TARGET = {
     "retry": unindexed(f"j.tenant_id = $3 AND j.status = 'failed' AND j.finished_at <= $2::timestamptz AND {LIVES}"),
     "cancel": unindexed(
         "j.tenant_id = $3 AND j.finished_at IS NULL AND j.status <> 'cancel_requested'"
@@ -31,15 +31,19 @@ def _lock(action: str) -> str:
     return f"""
 -- operation_{action}
 SELECT {_COLUMNS} FROM job j LEFT JOIN run r ON r.job_id = j.id
-WHERE j.id = ANY($1::uuid[]) AND {_STILL[action]}
+WHERE j.id = ANY($1::uuid[]) AND {_IS_TARGET[action]}
 ORDER BY j.id FOR UPDATE OF j SKIP LOCKED
 """
 
 
-# By action. Jobs that another transaction holds are passed over: an operation waits for nobody while it holds locks.
+# By action. The statements pass over jobs that another transaction has locked: an operation that holds locks waits for
+# none.
 RETRIED, CANCELLED, DELETED = _lock("retry"), _lock("cancel"), _lock("delete")
 LOCK = {"retry": RETRIED, "cancel": CANCELLED, "delete": DELETED}
-_BUSY = {action: f"SELECT j.id FROM job j WHERE j.id = ANY($1::uuid[]) AND {still}" for action, still in _STILL.items()}
+_BUSY = {
+    action: f"SELECT j.id FROM job j WHERE j.id = ANY($1::uuid[]) AND {is_target}"
+    for action, is_target in _IS_TARGET.items()
+}
 
 RECORD = """
 -- operation_record
@@ -83,7 +87,7 @@ FROM job j WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $
 async def canary(
     connection: Connection, job_ids: Sequence[UUID], of_tenant: str | None, action: str
 ) -> tuple[int, int]:
-    """How many of the jobs have not ended, and how many have ended badly: a retry's job should succeed."""
+    """How many of the jobs have not ended; and, for the action `retry`, how many ended without success (else 0)."""
     row = await connection.fetchrow(_CANARY, list(job_ids), of_tenant)
     assert row is not None
     return row["unfinished"], row["unsuccessful"] if action == "retry" else 0

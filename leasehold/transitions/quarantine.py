@@ -1,10 +1,10 @@
 """Quarantine: a unit of a duty (a schedule, a job, an object) that fails is set aside, and the duty goes on with the
 others.
 
-A duty handles a batch of units in one transaction. If that fails, it handles each unit by itself; a unit that fails
-alone is recorded with its error and the time of its next try: seconds at first, an hour in the end. The statements that
-select units leave out those that are set aside (`not_in`). A unit that succeeds at a later try leaves its row behind: a
-row has no effect once its `retry_at` has passed, and `forget` deletes it.
+A duty handles a batch of units in one transaction. If the batch fails, the duty handles each unit by itself. If a unit
+fails by itself, a row records its error and the time of its next try: after seconds at first, after an hour in the end.
+The statements that select units leave out the units that are set aside (`not_in`). When a unit succeeds at a later try,
+its row stays without effect, because `retry_at` has passed; `forget` deletes the row.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ async def each_of(
 
 
 async def release(connection: Connection, duty: str, unit: object) -> None:
-    """Call this when a person has changed the unit: the duty tries the unit in its next turn, and counts its failures
-    from zero.
+    """Let the duty try the unit in its next turn, and count its failures from zero. Call this when a person has changed
+    the unit.
     """
     await connection.execute("DELETE FROM quarantine WHERE duty = $1 AND unit = $2", duty, str(unit))
 

@@ -1,5 +1,5 @@
-"""Creates and revives runs. A run is a job of a template: it has a scope, and waits for other runs of the same scope
-and at concurrency limits, as its template and its tenant declare.
+"""Creates and revives runs. A run is a job of a template. It has a scope: by the template's concurrency policy it may
+exclude, replace or wait for other runs of that scope. It also waits at the concurrency limits that apply to it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from leasehold.transitions.limits import TenantRules
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """A run to be written. `params`: already checked against the template (Templates.params)."""
+    """A run to be written. The caller has checked `params` against the template (Templates.params)."""
 
     template_version: TemplateVersion
     tenant_id: str
@@ -58,8 +58,8 @@ class Duplicate(Conflict):
     """
 
     def __init__(self, other: object = None) -> None:
-        which = "one that has just started" if other is None else other
-        super().__init__("same_key_running", f"A run with the same dedupe key is unfinished: {which}.")
+        other_run = "one that has just started" if other is None else other
+        super().__init__("same_key_running", f"A run with the same dedupe key is unfinished: {other_run}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,8 @@ async def create_together(connection: Connection, new: Sequence[NewRun]) -> Crea
     """
     assert all(run.template_version.independent for run in new)
     try:
-        return await _together(connection, new, await limits.tenant_rules(connection, {run.tenant_id for run in new}))
+        by_tenant = await limits.tenant_rules(connection, {run.tenant_id for run in new})
+        return await _create_independent(connection, new, by_tenant)
     except asyncpg.UniqueViolationError as error:
         if error.constraint_name != _DEDUPE:
             raise
@@ -107,11 +108,13 @@ async def create_unlimited(connection: Connection, new: Sequence[NewRun]) -> tup
     if not any(unlimited):
         return unlimited, []
     written = [run for run, is_unlimited in zip(new, unlimited, strict=True) if is_unlimited]
-    created = await _together(connection, written, by_tenant)
+    created = await _create_independent(connection, written, by_tenant)
     return unlimited, created.hints
 
 
-async def _together(connection: Connection, new: Sequence[NewRun], by_tenant: Mapping[str, TenantRules]) -> CreatedRuns:
+async def _create_independent(
+    connection: Connection, new: Sequence[NewRun], by_tenant: Mapping[str, TenantRules]
+) -> CreatedRuns:
     new_jobs = []
     async for run in paced(new):
         rules = by_tenant[run.tenant_id]
@@ -159,9 +162,10 @@ async def create(connection: Connection, new: NewRun) -> CreatedRun:
 async def revive(
     connection: Connection, new: NewRun, params: Mapping[str, Any] | None, from_step: str | None
 ) -> CreatedRun | None:
-    """failed -> pending, for the run `new.id`, which waits at its scope and limits as a new run does. None: there is no
-    such failed run. Call this in a transaction. `new.params`: the parameters of the run from now on. `params`: None if
-    the parameters stay the same, else equal to `new.params`.
+    """failed -> pending, for the run `new.id`. It waits at its scope and its limits as a new run does. None: there is
+    no such failed run. Call this in a transaction.
+
+    `new.params`: the parameters of the run from now on. `params`: the same if they replace the stored ones, else None.
 
     Raises Conflict `same_scope_running`, Duplicate, and Invalid `unknown_step`.
     """
@@ -210,7 +214,7 @@ class _Admission:
 
 
 async def _admission_of(connection: Connection, new: NewRun, rules: TenantRules) -> _Admission:
-    """The admission of a run by its template's concurrency rule. `replace_same_scope` cancels the older runs."""
+    """The admission of a run by its template's concurrency policy. `replace_same_scope` cancels older runs."""
     rule = new.template_version.pipeline.terms.concurrency
     scope_digest = _same_scope(new)
     declared = _declared_limits(rules, new)
@@ -227,7 +231,7 @@ async def _admission_of(connection: Connection, new: NewRun, rules: TenantRules)
     )
 
 
-#: The unique indexes of unfinished runs of a template: by exclusive key, and by dedupe key.
+#: The unique indexes of the unfinished runs of a template: one by exclusive key, one by dedupe key.
 KEYS = _EXCLUSIVE, _DEDUPE = "job_exclusive", "job_dedupe"
 
 _LIVING = """
@@ -238,7 +242,9 @@ WHERE tenant_id = $1 AND pipeline = $2 AND dedupe_key = ANY($3::text[]) AND dedu
 """
 
 
-async def living(connection: Connection, tenant_id: str, template: str, keys: Collection[str]) -> dict[str, Any]:
+async def unfinished_by_key(
+    connection: Connection, tenant_id: str, template: str, keys: Collection[str]
+) -> dict[str, Any]:
     """The unfinished runs of the template with these dedupe keys, by key: `id`, `status`, `version`."""
     rows = await connection.fetch(_LIVING, tenant_id, template, sorted(keys))
     return {row["dedupe_key"]: row for row in rows}
@@ -248,7 +254,7 @@ async def _refuse_duplicate(connection: Connection, new: NewRun) -> None:
     """Raises Duplicate if an unfinished run has the dedupe key."""
     if new.dedupe_key is not None:
         for other in (
-            await living(connection, new.tenant_id, new.template_version.pipeline.name, [new.dedupe_key])
+            await unfinished_by_key(connection, new.tenant_id, new.template_version.pipeline.name, [new.dedupe_key])
         ).values():
             raise Duplicate(other["id"])
 

@@ -1,8 +1,9 @@
-"""The sweeper's transitions: leases, deadlines and cancels that are overdue end, and old rows are deleted.
+"""The sweeper's transitions: they end overdue leases, jobs past their deadline and overdue cancels, and delete old
+rows.
 
 Statements find due rows by `statement_timestamp()`, because an index can be searched by it; by `clock_timestamp()`
 PostgreSQL would also read all rows that are not due. Each statement handles a small batch, passes over locked rows, and
-is safe to run anywhere at any time; one elected worker runs them, so that the work is not done twice.
+is safe to run anywhere at any time. One elected worker runs them, only to do the work once.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from leasehold.transitions.workers import LEASE_HAS_PASSED, owner_is_dead
 LEASES, CANCELS, DEADLINES = "leases", "cancels", "deadlines"
 RETENTION = "retention"
 
-# In this module a first statement locks the jobs, and a second one changes them. A single statement could wait for the
-# lock, and then still see the job's steps from before the wait. It would leave a new step open in a job that has ended.
-# The last parameter is a single job, or NULL: all that are due.
+# In this module a first statement locks the jobs, and a second statement changes them. A single statement could wait
+# for the lock, and then still see the job's steps from before the wait: a new step would stay open in a job that has
+# ended.
+# $3 restricts the statement to one job; NULL: all jobs that are due.
 _LOCK_JOBS_OF_LOST = f"""
 -- expire_leases_lock
 SELECT j.id FROM job j
@@ -108,16 +110,16 @@ async def expire_leases(
     return sum(row["status"] is not None for row in rows), hints, ended_jobs(rows)
 
 
-async def _locked_first(
-    connection: Connection, statement: str, limit: int, only: object | None, *more: object
+async def _lock_in_order(
+    connection: Connection, statement: str, limit: int, only: object | None, *parameters: object
 ) -> list[UUID]:
-    """Job ids by a `statement` with an order, read from the index with that order.
+    """Lock jobs by a `statement` that has an order, and return their ids. PostgreSQL reads the index with that order.
 
-    The planner would choose any index of unfinished jobs, because its statistics show few of them. But the index
-    of all unfinished jobs still has every job that has ended since the last vacuum.
+    Otherwise the planner could choose the index of all unfinished jobs, because its statistics show few of them. But
+    that index still has every job that has ended since the last vacuum.
     """
     await connection.execute("SET LOCAL enable_sort = off")
-    return [row["id"] for row in await connection.fetch(statement, limit, only, *more)]
+    return [row["id"] for row in await connection.fetch(statement, limit, only, *parameters)]
 
 
 _LOCK_JOBS_PAST_DEADLINE = f"""
@@ -168,17 +170,17 @@ SELECT id AS ended_job, pipeline, 'expired' AS outcome, seconds FROM advanced
 
 
 async def expire_jobs(connection: Connection, limit: int = 100) -> list[JobEnded]:
-    """Unfinished jobs past `deadline_at` -> expired; their steps end with them."""
+    """unfinished -> expired, for jobs past `deadline_at`. Their unfinished steps are skipped or cancelled."""
 
     async def end(locked: Sequence[UUID]) -> list[asyncpg.Record]:
         return await connection.fetch(EXPIRE_JOBS, list(locked))
 
-    take = partial(_locked_first, connection, _LOCK_JOBS_PAST_DEADLINE, limit)
+    take = partial(_lock_in_order, connection, _LOCK_JOBS_PAST_DEADLINE, limit)
     return ended_jobs(await each(connection, DEADLINES, take, end))
 
 
-# Only jobs with a step that can be ended now: a batch full of jobs whose steps may not be interrupted would hold up all
-# others.
+# Locks only jobs with a step that can be ended now: otherwise jobs whose steps may not be interrupted could fill each
+# batch and hold up all others. $3 dead owners.
 _LOCK_CANCELLED_JOBS = f"""
 -- end_cancels_lock
 SELECT j.id FROM job j
@@ -224,14 +226,14 @@ async def end_cancels(connection: Connection, dead_owners: Sequence[UUID], limit
         return await connection.fetch(END_CANCELS, list(dead_owners), list(locked))
 
     async def take(only: object | None) -> list[UUID]:
-        return await _locked_first(connection, _LOCK_CANCELLED_JOBS, limit, only, list(dead_owners))
+        return await _lock_in_order(connection, _LOCK_CANCELLED_JOBS, limit, only, list(dead_owners))
 
     return ended_jobs(await each(connection, CANCELS, take, end))
 
 
 @dataclass(frozen=True, slots=True)
 class Forgettable:
-    """A finished job past its retention. `prefix`: the keys of its objects begin so."""
+    """A finished job past its retention. `prefix`: the keys of its objects begin with this text."""
 
     job_id: UUID
     tenant_id: str
@@ -254,7 +256,7 @@ async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forg
     return [Forgettable(row["id"], row["tenant_id"], row["output_prefix"]) for row in rows]
 
 
-#: SQL: of the rows of jobs `$1` (a `uuid[]`) those whose job is past its retention, by their column `job_id`.
+#: SQL condition for a table with the column `job_id`: the job is among `$1` (a `uuid[]`) and past its retention.
 EXPIRED = "job_id IN (SELECT id FROM job WHERE id = ANY($1::uuid[]) AND expires_at < clock_timestamp())"
 
 
@@ -263,12 +265,12 @@ async def forget_jobs(
     job_ids: Sequence[UUID],
     before: Sequence[Callable[[Connection, Sequence[UUID]], Awaitable[None]]] = (),
 ) -> None:
-    """Delete expired jobs with their tasks, outputs and failures; tombstones remember them. `before`: what kinds of
-    work do with rows of theirs in the same transaction (leasehold.kinds.housekeeping).
+    """Delete expired jobs with their tasks, outputs and failures, and write their tombstones. `before`: the hooks of
+    the kinds of work, which first delete rows of their own in the same transaction (leasehold.kinds.housekeeping).
     """
     async with connection.transaction():
-        for of_kind in before:
-            await of_kind(connection, job_ids)
+        for hook in before:
+            await hook(connection, job_ids)
         await jobs.forget(connection, job_ids)
 
 

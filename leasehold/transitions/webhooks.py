@@ -24,17 +24,17 @@ DUTY = "webhooks"
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """The jobs that webhooks tell of. `kinds`: the kind of each pipeline that has one; all others are runs. `own`: the
-    platform's own pipelines, of whose jobs no webhook tells.
+    """The jobs whose ends webhooks report. `kinds`: the kind by pipeline; jobs of other pipelines are runs. `own`: the
+    platform's own pipelines. Webhooks do not report their jobs.
     """
 
     kinds: Mapping[str, str] = field(default_factory=dict)
     own: frozenset[str] = frozenset({"webhook"})
 
 
-# Jobs that ended and whose webhooks have no delivery yet. $2 one job alone, or NULL. $3 the pipelines of this process:
+# Jobs that have ended and still owe deliveries. $2 one job alone, or NULL. $3 the pipelines of this process, or NULL:
 # the end of a task of another app's code is left to a worker that has the code, because a run may have to follow it.
-# $4 pipelines that another one follows when they fail.
+# $4 the pipelines whose failures another run follows.
 _ENDED = f"""
 -- webhooks_due
 SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, j.pipeline, r.template, r.version, r.scope, r.scope_id,
@@ -79,8 +79,8 @@ _BATCH = 500
 
 
 async def watch(connection: Connection, tenant_id: str, subjects: Subjects = Subjects()) -> None:
-    """Notify the tenant's webhook of the end of older jobs, too. Call it once the webhook is committed, outside a
-    transaction: it locks rows a few at a time.
+    """Let the tenant's webhook report the ends of older jobs, too. Call this once the webhook is committed, outside a
+    transaction: it locks a few rows at a time.
     """
     last: UUID | None = UUID(int=0)
     while last is not None:
@@ -167,7 +167,7 @@ def _callback(row: Any, subjects: Subjects) -> dict[str, Any]:
 
 
 def _events(row: Any, subjects: Subjects) -> list[dict[str, Any]]:
-    """What there is to send about the end of a job: `job.*` and, of a run, `run.*`."""
+    """The messages about the end of a job: `job.*` and, for a run, also `run.*`."""
     is_run = row["template"] is not None
     data = {"id": str(row["id"]), "status": row["status"], "error": row["error"]}
     run = {name: row[name] for name in ("template", "version", "scope", "scope_id")} if is_run else {}
@@ -178,12 +178,12 @@ def _events(row: Any, subjects: Subjects) -> list[dict[str, Any]]:
 
 
 def message(name: str, at: datetime, data: Mapping[str, Any]) -> dict[str, Any]:
-    """What a webhook receives, as the specification of Standard Webhooks has it."""
+    """A message to a webhook, in the form of Standard Webhooks."""
     return {"type": name, "timestamp": at.isoformat(), "data": data}
 
 
 async def disable(connection: Connection, webhook_id: UUID, tenant_id: str, url: str, reason: str) -> bool:
-    """Disable the webhook if its URL is still `url`. Returns whether that is so."""
+    """Disable the webhook if its URL is still `url`. Returns whether the webhook was disabled."""
     status = await connection.execute(
         "UPDATE webhook SET enabled = false, disabled_because = $4 WHERE id = $1 AND tenant_id = $2 AND url = $3",
         webhook_id,

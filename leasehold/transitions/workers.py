@@ -1,4 +1,4 @@
-"""The registry of workers, their presence, and the lease on being the leader of a role (the sweeper, the exporter)."""
+"""Registers workers, tracks their presence, and elects the worker that leads a role (the sweeper, the exporter)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from leasehold.db.database import Connection
 PRESENCE = 7_305
 
 
-# SQL: the incarnation of the server: when it started, or last ended all sessions because one of them crashed (this
-# resets its statistics). Sessions, and so presence locks, belong to one incarnation. After a failover it is another
-# one: a standby has started at another time than its primary.
+# SQL: the incarnation of the server. It is the time at which the server started, or at which it last ended all sessions
+# because one of them crashed, which resets its statistics. Sessions, and so presence locks, belong to one incarnation.
+# After a failover the incarnation is another: the standby started at another time than the primary.
 _INCARNATION = "greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter))"
 
 

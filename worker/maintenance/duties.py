@@ -170,7 +170,7 @@ class Duties:
         again. Each turn serves some of the limits.
         """
         async with self._frequent() as connection:
-            limits = await concurrency.crowded(connection, self._last_limit)
+            limits = await concurrency.with_waiting_jobs(connection, self._last_limit)
             self._last_limit = limits[-1] if limits else ("", "")
             self._announcer.announce(await concurrency.admit_each(connection, limits))
 

@@ -2,8 +2,8 @@
 `gate`, and a `gate_job` row is a job that waits at it or was admitted.
 
 PostgreSQL counts the admitted, unfinished jobs: no stored number could drift. A transaction that admits locks the
-limits' rows in order, so that no limit is ever exceeded. Limits are asked when a job arrives, when one of their jobs
-ends, and by the sweeper; a job without limits costs nothing.
+limits' rows in order, so that no limit is ever exceeded. Jobs are admitted when a job arrives, when a job of the
+same limit ends, and by the sweeper. A job without limits costs nothing.
 
 Tenants that share a limit take turns: the tenant with the fewest admitted jobs comes first. A part of a shared limit is
 reserved for tenants without an admitted job, because an admitted job cannot be sent back.
@@ -13,11 +13,11 @@ from leasehold.transitions.concurrency.admission import admit, admit_each
 from leasehold.transitions.concurrency.names import JOBS, LIMITS, ConcurrencyLimitName, without_value
 from leasehold.transitions.concurrency.queueing import (
     LimitedJob,
-    crowded,
     forget_unused_limits,
     leave,
     limits_of,
     queue_up,
+    with_waiting_jobs,
 )
 
 __all__ = [
@@ -27,10 +27,10 @@ __all__ = [
     "LimitedJob",
     "admit",
     "admit_each",
-    "crowded",
     "forget_unused_limits",
     "leave",
     "limits_of",
     "queue_up",
+    "with_waiting_jobs",
     "without_value",
 ]

@@ -15,9 +15,9 @@ from leasehold.transitions.concurrency.names import JOBS, LIMITS, ConcurrencyLim
 from leasehold.transitions.concurrency.room import rooms_of
 from leasehold.transitions.quarantine import alone, each, is_away, not_in
 
-#: The most jobs that one round reads, and so admits.
+#: The most jobs that one round reads.
 _MAX_BATCH = 500
-#: The least that a first round reads: there is seldom room for more than a few jobs.
+#: The fewest jobs that a first round reads: there is seldom room for more than a few.
 _MIN_BATCH = 32
 
 # The jobs that come next at each limit, with all limits of those jobs. Tenants take turns: a tenant's first job comes
@@ -115,10 +115,10 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The jobs for which all their limits have room. `more`: another round may find more."""
+    """The jobs whose limits all have room. `has_more`: another round may find more jobs."""
 
     job_ids: Sequence[UUID] = ()
-    more: bool = False
+    has_more: bool = False
 
 
 async def admit(
@@ -133,11 +133,11 @@ async def admit(
     limits = sorted(set(names))
     hints: list[Announcement] = []
     batch = _MAX_BATCH if ended is None else min(_MAX_BATCH, max(_MIN_BATCH, 2 * len(ended)))
-    more = bool(limits)
-    while more:
+    has_more = bool(limits)
+    while has_more:
         chosen, rows = await _admit_batch(connection, limits, ended, batch)
         hints += [Announcement.from_row(row) for row in rows]
-        more = chosen.more and (batch < _MAX_BATCH or bool(chosen.job_ids))
+        has_more = chosen.has_more and (batch < _MAX_BATCH or bool(chosen.job_ids))
         ended, batch = (), min(_MAX_BATCH, 4 * batch)
     return hints
 
@@ -145,8 +145,8 @@ async def admit(
 async def _admit_batch(
     connection: Connection, limits: Sequence[ConcurrencyLimitName], ended: Sequence[UUID] | None, batch: int
 ) -> tuple[_Chosen, list[Any]]:
-    """One round: the chosen jobs, and the rows of their hints. If admitting them together fails, each is admitted by
-    itself: a job that cannot be admitted holds back no other.
+    """Admit one batch. Returns the chosen jobs, and the rows of their hints. If the jobs cannot be admitted together,
+    each is admitted by itself: a job that cannot be admitted holds back no other.
     """
     chosen = _Chosen()
 
@@ -157,10 +157,10 @@ async def _admit_batch(
             chosen = choice
         return choice.job_ids
 
-    async def enter(job_ids: Sequence[UUID]) -> list[Any]:
+    async def admit_chosen(job_ids: Sequence[UUID]) -> list[Any]:
         return await connection.fetch(ADMIT, list(job_ids))
 
-    rows = await each(connection, JOBS, choose, enter)
+    rows = await each(connection, JOBS, choose, admit_chosen)
     return chosen, rows
 
 

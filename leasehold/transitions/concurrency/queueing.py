@@ -1,4 +1,4 @@
-"""The rows of concurrency limits: jobs wait at them, leave them, and are forgotten."""
+"""Writes and deletes the rows of concurrency limits: of the limits themselves, and of the jobs that wait at them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FROM unnest($1::text[], $2::text[], $3::uuid[], $4::smallint[], $5::timestamptz[
 
 
 async def queue_up(connection: Connection, jobs: Sequence[LimitedJob]) -> None:
-    """New jobs wait at their limits. Call it in the transaction that writes the jobs."""
+    """Let new jobs wait at their limits. Call this in the transaction that writes the jobs."""
     await _write_limits(connection, [limit for job in jobs for limit in job.limits])
     rows = [
         (limit.tenant_id, limit.key, job.id, job.priority, job.not_before, job.tenant_id)
@@ -95,8 +95,8 @@ async def _write_limits(connection: Connection, limits: Iterable[ConcurrencyLimi
 
 
 async def leave(connection: Connection, job_id: UUID, limits: Sequence[ConcurrencyLimit]) -> None:
-    """Forget that a finished job was admitted, because it waits at `limits` again. The limits' locks come first, as in
-    every admission. A rate no longer counts the earlier admission.
+    """Forget that a finished job was admitted, because it is going to wait at `limits` again. The limits are locked
+    first, as in every admission. A rate no longer counts the earlier admission.
     """
     if limits:
         await _write_limits(connection, limits)
@@ -104,14 +104,16 @@ async def leave(connection: Connection, job_id: UUID, limits: Sequence[Concurren
 
 
 async def limits_of(connection: Connection, job_ids: Sequence[UUID]) -> list[ConcurrencyLimitName]:
-    """The limits that these jobs named: they may have room once the jobs have ended."""
+    """The limits of these jobs. The limits may have room once the jobs have ended."""
     rows = await connection.fetch(
         "SELECT DISTINCT tenant_id, key FROM gate_job WHERE job_id = ANY($1::uuid[])", list(job_ids)
     )
     return [(row["tenant_id"], row["key"]) for row in rows]
 
 
-async def crowded(connection: Connection, after: ConcurrencyLimitName, limit: int = 200) -> list[ConcurrencyLimitName]:
+async def with_waiting_jobs(
+    connection: Connection, after: ConcurrencyLimitName, limit: int = 200
+) -> list[ConcurrencyLimitName]:
     """The limits at which jobs wait, in order, beginning after `after`."""
     rows = await connection.fetch(
         "SELECT g.tenant_id, g.key FROM gate g WHERE (g.tenant_id, g.key) > ($1, $2) AND EXISTS ("

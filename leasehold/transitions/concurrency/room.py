@@ -1,4 +1,6 @@
-"""Counts the room of concurrency limits. `rooms_of` locks the limits' rows until the caller's transaction ends."""
+"""Counts how many more jobs each concurrency limit may admit (`Room`). `rooms_of` locks the limits' rows until the
+caller's transaction ends.
+"""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ RETURNING finished_at IS NOT NULL AS finished, output_prefix
 
 
 async def expire_early(connection: Connection, job_id: UUID, tenant_id: str) -> str | None:
-    """Retention deletes the job as soon as the job has ended. Returns the prefix of its objects if it has ended
-    already; None: it has not, or there is no such job.
+    """Let retention delete the job as soon as the job has ended. Returns the prefix of its objects if it has ended
+    already. None: the job has not ended, or there is no such job.
     """
     row = await connection.fetchrow(EXPIRE_EARLY, job_id, tenant_id)
     return row["output_prefix"] if row is not None and row["finished"] else None
@@ -61,7 +61,7 @@ async def delete_together(connection: Connection, job_ids: Sequence[UUID], tenan
     return [row["id"] for row in await connection.fetch(DELETE, list(job_ids), tenant_id)]
 
 
-# A job with `keep_seconds` 0 was deleted by somebody; any other has expired.
+# A person or client deleted a job with `keep_seconds` 0; any other job has expired.
 FORGET = """
 -- job_forget
 WITH deleted AS (

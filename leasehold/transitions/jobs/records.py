@@ -1,4 +1,4 @@
-"""A job to be written (`NewJob`), and its records for `submit`: one for the job, one for each task."""
+"""Makes the records that `submit` writes for a `NewJob`: one for the job, one for each task."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from leasehold.domain.pipeline import Pipeline, Step, pinned_queue
 from leasehold.domain.states import JobState, TaskState
 from leasehold.domain.tags import check_tags
 
-#: The names of external workers' queues begin so. No hints are written for these queues, and each belongs to one
-#: tenant.
+#: The names of external workers' queues begin with this. Such a queue belongs to one tenant, and its tasks get no
+#: hints.
 EXTERNAL = "ext:"
 
 
 def external_queue(tenant_id: str, queue: str) -> str:
-    """The name that rows have for a queue of a tenant's external workers. The name has the tenant: so no other tenant
-    can claim from the queue.
+    """The name of a queue of external workers, as rows have it. The name contains the tenant: no other tenant can claim
+    from the queue.
     """
     return f"{EXTERNAL}{tenant_id}:{queue}"
 
@@ -84,7 +84,7 @@ class NewJob:
     notify: bool = False  # a webhook subscribes to the end of the job
     pin: str | None = None  # only workers with this label run it: LEASEHOLD_WORKER_LABELS
     run: RunOf | None = None
-    tags: Mapping[str, str] = field(default_factory=dict)  # the client's own words, at most 8 (domain/tags.py)
+    tags: Mapping[str, str] = field(default_factory=dict)  # by name, at most 8 (domain/tags.py)
     callback_url: str | None = None  # each end of the job is sent there
 
 

@@ -14,11 +14,12 @@ from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Invalid
 from leasehold.transitions import concurrency
 
-# A step that the parameters skip. Such a step never had an event.
+# SQL: the job's parameters skip the step `t`. Such a step never had an event.
 _SKIPPED_BY_PARAMETERS = """(t.status = 'skipped' AND t.epoch = 0
     AND NOT EXISTS (SELECT 1 FROM history e WHERE e.job_id = t.job_id AND e.task_id = t.id))"""
 
-# A step of a workflow that gave up stays failed, if the workflow has called anything since: the journal depends on it.
+# A step of a workflow that gave up stays failed if the workflow has made any call since: the journal depends on the
+# failure.
 _JOURNAL_DEPENDS = """(t.contained AND t.status = 'failed'
     AND EXISTS (SELECT 1 FROM journal e WHERE e.job_id = t.job_id AND e.at > t.finished_at))"""
 
@@ -28,15 +29,13 @@ _REPLAYABLE = unindexed(
 
 # Only a failed job can be replayed. Its failed, skipped and cancelled steps become runnable again, with their counters
 # reset, and webhooks are sent at its next end, too. $4: the job must wait at its concurrency limits first: each
-# runnable step then waits for one step more. $5: whether $6 replaces the exclusive key. $7: pipelines: a run
-# follows each of their runs that fails.
+# runnable step then waits for one step more. $5: whether $6 replaces the exclusive key. $7: the pipelines whose
+# failures another run follows.
 REPLAY = f"""
 -- replay
 WITH locked AS MATERIALIZED (
     SELECT j.id FROM job j
-    WHERE j.id = ANY($1::uuid[]) AND {
-    unindexed("j.tenant_id = $2 AND j.status = 'failed' AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())")
-}
+    WHERE j.id = ANY($1::uuid[]) AND {_REPLAYABLE}
     ORDER BY j.id
     FOR UPDATE
 ), revived AS (
@@ -150,9 +149,8 @@ async def replay(
 
     `params`: replaces the job's own; the caller has validated it. `from_step`: the job goes on from this step instead,
     and the steps that need it run again. `terms`: the job's limits and exclusive key from now on. None: the job waits
-    at no limits and keeps its exclusive key. `followed`: the pipelines of which a run follows each run that fails. The
-    job always keeps its dedupe key. With limits the job is held: call
-    `concurrency.admit` after the commit.
+    at no limits and keeps its exclusive key. `followed`: the pipelines whose failures another run follows. The job
+    always keeps its dedupe key. With limits the job is held: call `concurrency.admit` after the commit.
 
     Raises Invalid `unknown_step`; asyncpg.UniqueViolationError while another job has its exclusive or dedupe key.
     """

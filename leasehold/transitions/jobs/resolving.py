@@ -1,7 +1,7 @@
 """`resolve`: a person knows how a failed step really ended, and writes its value.
 
-A settlement is kept for each epoch of the step: so of two people who settle the same step one wins, and the other sees
-what happened. A step that runs again and fails again can be settled again.
+The table `settlement` has one row for each epoch of the step. So if two people settle the same step, the first wins,
+and the second sees the first settlement. A step that runs again and fails again can be settled again.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ ORDER BY s.at DESC LIMIT 1
 
 @dataclass(frozen=True, slots=True)
 class Unresolved:
-    """A failed step that only a person can settle, read under the lock of its job. `note`: what its attempts kept."""
+    """A failed step that only a person can settle, read under the lock of its job. `note`: the note of its last
+    attempt.
+    """
 
     task_id: UUID
     epoch: int
@@ -84,8 +86,8 @@ class Unresolved:
 async def lock(
     connection: Connection, job_id: UUID, tenant_id: str, step: str, codes: Sequence[str]
 ) -> Unresolved | None:
-    """The failed step, if the job failed with one of these codes. Call it in the transaction that settles. None: the
-    job is not, or no longer, so.
+    """The failed step, if the job failed with one of these codes. Call this in the transaction that settles the step.
+    None: the job has not failed with these codes, or has changed since.
     """
     row = await connection.fetchrow(_FAILED, job_id, tenant_id, step, list(codes))
     return None if row is None else Unresolved(row["task_id"], row["epoch"], row["note"] or {})
@@ -102,7 +104,7 @@ async def write(
     system: str | None = None,
     ref: str | None = None,
 ) -> bool:
-    """Keep the settlement. False: somebody has settled this failure. `ref`: the adopted order; `system`: who has it.
+    """Write the settlement. False: somebody has settled this failure before. `ref`: the adopted order's id at `system`.
 
     Raises Conflict `order_adopted` if another job of the tenant has adopted this order.
     """
@@ -134,5 +136,5 @@ async def resolve(
 
 
 async def forget_note(connection: Connection, step: Unresolved) -> None:
-    """The step begins anew: its next attempt finds nothing of the attempts before."""
+    """Delete the step's note, so that its next attempt begins anew."""
     await connection.execute("DELETE FROM note WHERE task_id = $1", step.task_id)

@@ -37,7 +37,7 @@ class Call:
     argument: Any = None
 
     def record(self) -> dict[str, Any]:
-        """Without what is absent: a gather writes thousands of these."""
+        """The call as JSON, without the fields that are None: a gather writes thousands of these."""
         return {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
 
 
