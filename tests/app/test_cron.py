@@ -11,7 +11,7 @@ import pytest
 from leasehold import App, DeclarationError, current
 from leasehold.db.database import Connection, connect
 from leasehold.evaluation.templates import Templates
-from leasehold.schedules.declared import GONE, reconcile
+from leasehold.schedules.declared import UNDECLARED, reconcile
 from leasehold.schedules.firing import fire_due
 from leasehold.settings import Settings
 from tests.app.conftest import Serve
@@ -64,7 +64,7 @@ async def test_schedules_that_the_code_drops_are_paused_and_come_back_with_the_c
     before = await rows(connection)
     assert await written(connection, shop(nightly=None)) == ["shop.report"]
     paused = (await rows(connection))["shop.report"]
-    assert (paused["enabled"], paused["next_run_at"], paused["paused_because"]) == (False, None, GONE)
+    assert (paused["enabled"], paused["next_run_at"], paused["paused_because"]) == (False, None, UNDECLARED)
     assert (await rows(connection))["shop.tidy"] == before["shop.tidy"]
     assert await written(connection, shop()) == []
     back = (await rows(connection))["shop.report"]

@@ -336,10 +336,13 @@ async def test_a_limit_that_cannot_be_asked_keeps_shut_no_other(verbs: Rows) -> 
         await verbs.submit(limits=[ConcurrencyLimit("t", "bad", at_most=1)])
         await verbs.submit(limits=[ConcurrencyLimit("t", "good", at_most=1)])
     await poison(verbs.connection, "gate_job", "{row}.key = 'bad'")
-    names = await concurrency.crowded(verbs.connection, ("", ""))
+    names = await concurrency.with_waiting_jobs(verbs.connection, ("", ""))
     assert len(names) == 2
     assert len(await concurrency.admit_each(verbs.connection, names)) == 1
-    assert await concurrency.admit_each(verbs.connection, await concurrency.crowded(verbs.connection, ("", ""))) == []
+    assert (
+        await concurrency.admit_each(verbs.connection, await concurrency.with_waiting_jobs(verbs.connection, ("", "")))
+        == []
+    )
 
 
 async def test_a_run_that_webhooks_cannot_be_told_of_keeps_back_no_other(verbs: Rows) -> None:
