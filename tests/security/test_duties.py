@@ -339,10 +339,8 @@ async def test_a_limit_that_cannot_be_asked_keeps_shut_no_other(verbs: Rows) -> 
     names = await concurrency.with_waiting_jobs(verbs.connection, ("", ""))
     assert len(names) == 2
     assert len(await concurrency.admit_each(verbs.connection, names)) == 1
-    assert (
-        await concurrency.admit_each(verbs.connection, await concurrency.with_waiting_jobs(verbs.connection, ("", "")))
-        == []
-    )
+    names = await concurrency.with_waiting_jobs(verbs.connection, ("", ""))
+    assert await concurrency.admit_each(verbs.connection, names) == []
 
 
 async def test_a_run_that_webhooks_cannot_be_told_of_keeps_back_no_other(verbs: Rows) -> None:
@@ -467,14 +465,19 @@ async def test_a_hint_that_cannot_be_sent_keeps_back_no_other_and_is_dropped_in_
 
 
 async def test_a_word_of_progress_that_cannot_be_stored_costs_no_other(verbs: Rows, settings: Settings) -> None:
-    bad, good = await verbs.leased(), await verbs.leased()
+    bad, good, odd = await verbs.leased(), await verbs.leased(), await verbs.leased()
+    await poison(verbs.connection, "progress", "{row}.summary = 'bad'", on="INSERT")
     async with make_pool(settings, "test", 3) as pool:
         reporter = Reporter(pool)
-        reporter.report(bad.lease, 50.0, "half a character: \ud83d")
+        reporter.report(bad.lease, 50.0, "bad")
         reporter.report(good.lease, 50.0, "half")
+        reporter.report(odd.lease, 50.0, "half a character: \ud83d")
         await reporter.turn()
-    said = await verbs.connection.fetch("SELECT task_id, summary FROM progress")
-    assert [(row["task_id"], row["summary"]) for row in said] == [(good.lease.task_id, "half")]
+    rows = await verbs.connection.fetch("SELECT task_id, summary FROM progress")
+    assert {row["task_id"]: row["summary"] for row in rows} == {
+        good.lease.task_id: "half",
+        odd.lease.task_id: "half a character: ?",
+    }
 
 
 async def test_a_question_that_the_database_refuses_takes_no_other_metric_away(rows: Connection) -> None:
