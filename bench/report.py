@@ -13,7 +13,7 @@ from rich.table import Table
 
 from bench.figure import Figure
 
-_SMALL = 100  # below this a figure is told with two decimals
+_SMALL = 100  # a figure below this is written with two decimals
 
 
 def table(figures: Sequence[Figure]) -> Table:

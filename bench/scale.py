@@ -19,7 +19,7 @@ class Scale:
     choice_minutes: float = 3  # autovacuum looks at each database once a minute
     under_snapshot: int = 100_000  # jobs that go through while an old snapshot is held
     steady_minutes: float = 60
-    steady_windows: int = 12  # of that time, each told by itself
+    steady_windows: int = 12  # of that time, each with a figure of its own
     steady_rate: float = 50.0  # jobs a second, in each of two installations
     paced_jobs: int = 200
     paced_rate: float = 20.0  # jobs a second

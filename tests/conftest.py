@@ -1,4 +1,4 @@
-"""The tests' real parts: started once a run, when the first test asks, and isolated for each test."""
+"""Fixtures of real servers: each is started once a run, when the first test needs it, and isolated for each test."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ MEMORY_BYTES = 4 * 1024**3
 
 @pytest.fixture
 def own_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command's table is as wide as the COLUMNS of its environment says, whatever a command before it had."""
+    """Give the tables of a command the width of its own COLUMNS, and not that of an earlier command."""
     monkeypatch.setattr(terminal.console, "_width", None)
 
 
 @pytest.fixture(scope="session")
 def run_directory() -> Iterator[Path]:
-    """Where private processes keep their data; gone at the end, and after a killed run at the next start."""
+    """The directory for the data of private servers. It is removed at the end; after a killed run, by the next run."""
     with RunDirectory(root=memory()) as directory:
         yield directory.path
 
 
 def memory() -> Path | None:
-    """Give a directory in memory where there is plenty of it: a database is copied in 12 ms there, in 70 on disk."""
+    """A directory in memory, if the machine has enough: a database is copied in 12 ms there, and in 70 ms on disk."""
     shared = Path("/dev/shm")  # noqa: S108 - mkdtemp makes the name
     plenty = shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > MEMORY_BYTES
     return shared if plenty and "LEASEHOLD_TMP" not in os.environ else None
@@ -62,7 +62,7 @@ def memory() -> Path | None:
 
 @pytest.fixture(scope="session")
 async def postgres(request: pytest.FixtureRequest) -> AsyncIterator[Databases]:
-    """The run's PostgreSQL: `.url` (administrative), `await .create_database(template=None) -> url`."""
+    """The PostgreSQL server of the run."""
     match backend_of("LEASEHOLD_TEST_DATABASE_URL"):
         case Backend.ENVIRONMENT:
             databases = Databases(os.environ["LEASEHOLD_TEST_DATABASE_URL"])
@@ -80,7 +80,7 @@ async def postgres(request: pytest.FixtureRequest) -> AsyncIterator[Databases]:
 
 @pytest.fixture(scope="session")
 async def migrated_template(postgres: Databases) -> str:
-    """A database at the newest revision, migrated once; tests get copies."""
+    """The URL of a database at the newest revision. It is migrated once, and tests get copies."""
     from leasehold.db.database import migrate  # noqa: PLC0415 - only runs that need a database load it
 
     if given := os.environ.get("LEASEHOLD_TEST_TEMPLATE_URL"):  # scripts/mutants: hundreds of runs on one server
@@ -92,7 +92,7 @@ async def migrated_template(postgres: Databases) -> str:
 
 @pytest.fixture
 async def database_url(postgres: Databases, migrated_template: str) -> AsyncIterator[str]:
-    """A database of the test's own, migrated and empty."""
+    """The URL of the test's own database, migrated and empty."""
     url = await postgres.create_database(migrated_template)
     yield url
     await postgres.drop_database(url)
@@ -100,7 +100,7 @@ async def database_url(postgres: Databases, migrated_template: str) -> AsyncIter
 
 @pytest.fixture(scope="session")
 async def rabbitmq(request: pytest.FixtureRequest) -> AsyncIterator[Management]:
-    """The run's RabbitMQ, by its management API."""
+    """The management API of the run's RabbitMQ."""
     match backend_of("LEASEHOLD_TEST_AMQP_URL"):
         case Backend.ENVIRONMENT:
             yield management_of_environment()
@@ -124,7 +124,7 @@ def management_of_environment() -> Management:
 
 @pytest.fixture
 async def amqp_url(rabbitmq: Management) -> AsyncIterator[str]:
-    """A virtual host of the test's own."""
+    """The URL of the test's own virtual host."""
     name = f"test-{secrets.token_hex(6)}"
     yield await rabbitmq.add_vhost(name)
     await rabbitmq.delete_vhost(name)
@@ -132,7 +132,7 @@ async def amqp_url(rabbitmq: Management) -> AsyncIterator[str]:
 
 @pytest.fixture(scope="session")
 async def shared_vhost(rabbitmq: Management) -> AsyncIterator[str]:
-    """One virtual host for the tests that keep apart by the names of their queues: a host costs half a second."""
+    """The URL of a virtual host for tests whose queues have different names: a new host takes half a second."""
     name = f"test-{secrets.token_hex(6)}"
     yield await rabbitmq.add_vhost(name)
     await rabbitmq.delete_vhost(name)
@@ -147,7 +147,7 @@ async def breakable_rabbitmq(run_directory: Path) -> AsyncIterator[RabbitMQ]:
 
 @pytest.fixture
 async def rabbitmq_node(breakable_rabbitmq: RabbitMQ) -> AsyncIterator[BrokerNode]:
-    """A RabbitMQ that the test may `stop()`, `kill()` and `start()`: for tests of a lost broker."""
+    """A RabbitMQ node that the test may stop, kill and start."""
     node = BrokerNode(breakable_rabbitmq)
     await node.open()
     yield node
@@ -176,14 +176,14 @@ async def s3_server(request: pytest.FixtureRequest) -> AsyncIterator[Bucket]:
 
 @pytest.fixture(scope="session")
 async def s3_client(s3_server: Bucket) -> AsyncIterator[S3Client]:
-    """One for all buckets: a client costs 20 ms to make."""
+    """The client of all buckets: making a client takes 20 ms."""
     async with s3_server.client() as client:
         yield client
 
 
 @pytest.fixture
 async def s3(s3_server: Bucket, s3_client: S3Client) -> AsyncIterator[Bucket]:
-    """A bucket of the test's own: `.endpoint`, `.access_key`, `.secret_key`, `.bucket`."""
+    """The test's own bucket."""
     bucket = await s3_server.fresh(s3_client)
     yield bucket
     await bucket.delete(s3_client)
@@ -194,7 +194,7 @@ def settings(database_url: str, shared_vhost: str, s3: Bucket, monkeypatch: pyte
     """The platform's settings for the test's own database, queues and bucket."""
     for name in list(os.environ):
         if name.startswith("LEASEHOLD_") and not name.startswith("LEASEHOLD_TEST_"):
-            monkeypatch.delenv(name)  # what the person who runs the tests has set is not the tests' business
+            monkeypatch.delenv(name)  # settings of the person who runs the tests must not change a test
     return Settings(
         _env_file=None,
         database_url=SecretStr(database_url),
@@ -204,12 +204,12 @@ def settings(database_url: str, shared_vhost: str, s3: Bucket, monkeypatch: pyte
         s3_bucket=s3.bucket,
         s3_access_key=SecretStr(s3.access_key),
         s3_secret_key=SecretStr(s3.secret_key),
-        isolation=decided(),  # the tests run on any kernel; those of isolation say themselves what they have
+        isolation=decided(),  # the tests run on any kernel; tests of isolation choose it themselves
     )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what tells most in seconds first, then the longest files: the last file decides when all is done."""
+    """Run the quick tests that find most errors first, then the longest files, so that no long file starts last."""
     first = (Path(__file__).parent / "slowest.txt").read_text().split()
 
     def place(item: pytest.Item) -> int:
@@ -220,7 +220,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
-    if terminal is not None:  # the processes of xdist have none
+    if terminal is not None:  # the processes of xdist have no terminal
         session.config.pluginmanager.register(FailuresAtOnce(terminal))
 
 
@@ -229,13 +229,13 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_finish() -> None:
-    """Take what the imports made out of the garbage collector's view: reading it all takes 0.15 s each time."""
+    """Exclude the objects of the imports from garbage collection: a collection of all of them takes 0.15 s."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List what this machine could not run: nothing is skipped silently."""
+    """List the tests that this machine could not run: none is skipped silently."""
     skipped = reasons(terminalreporter.stats.get("skipped", []))
     if skipped:
         terminalreporter.section("not run on this machine", sep="-")

@@ -1,4 +1,4 @@
-"""Rows for tests, made by the verbs themselves."""
+"""Makes rows for tests by the platform's own statements, and checks the invariants of rows and events."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def terms(owner: UUID | None = None, *, ttl: float = 30.0, max_losses: int = 5) 
 
 @dataclass
 class Rows:
-    """The verbs on one connection, and what the rows say afterwards."""
+    """Runs the platform's statements on one connection, and reads the rows."""
 
     connection: asyncpg.Connection[asyncpg.Record]
     terms: LeaseTerms = field(default_factory=terms)
@@ -56,7 +56,7 @@ class Rows:
         return await claims.claim_due(self.connection, self.terms, ["default"], 100)
 
     async def leased(self, pipeline: Pipeline = ONE, **columns: Any) -> Claimed:
-        """A new job whose first step is claimed."""
+        """Submit a job and claim its first step."""
         (hint,) = await self.submit(pipeline, **columns)
         (claimed,) = await claims.claim(self.connection, self.terms, [hint.hint.task_id])
         return claimed
@@ -77,7 +77,7 @@ class Rows:
         ]
 
     async def lapse(self, task_id: UUID) -> None:
-        """The lease of a running task passes."""
+        """Let the lease of a running task pass."""
         await self.connection.execute(
             "UPDATE task SET lease_until = clock_timestamp() - interval '1 second' WHERE id = $1", task_id
         )
@@ -95,14 +95,14 @@ def stale(lease: Lease, **changes: Any) -> Lease:
 
 
 async def assert_history(rows: Rows, job_id: UUID) -> None:
-    """Seq is gap-free, and the rows are what the events add up to (invariants I4 and I20)."""
+    """Assert that the events of a job have no gap, and that the rows are the sum of the events (invariants I4 and I20)."""
     tasks = await rows.connection.fetch("SELECT step, status, epoch FROM task WHERE job_id = $1", job_id)
     _assert_history(await rows.job(job_id), await rows.events(job_id), tasks)
     await assert_sums(rows.connection)
 
 
 async def assert_histories(connection: asyncpg.Connection[asyncpg.Record]) -> None:
-    """The same of all jobs that there are."""
+    """Assert the same of all jobs."""
     events, tasks = defaultdict(list), defaultdict(list)
     for row in await connection.fetch("SELECT * FROM event ORDER BY job_id, seq"):
         events[row["job_id"]].append(row)
@@ -114,9 +114,11 @@ async def assert_histories(connection: asyncpg.Connection[asyncpg.Record]) -> No
 
 
 async def assert_sums(connection: asyncpg.Connection[asyncpg.Record]) -> None:
-    """What a job counts is what its steps are, in every job; and a step waits for as many as it needs (a held
-    job's first steps for one: its limits). A job that is being stopped ends with its last lease: its steps that will
-    not run are not counted down.
+    """Assert for every job that its counters fit its steps, and that a blocked step waits for as many steps as it
+    needs.
+
+    The first steps of a held job wait for one more: for the job's limits. Exception: a job with a requested cancel ends
+    with its last lease, so its counter of steps that are left is not counted down.
     """
     wrong = await connection.fetch("""
         SELECT j.id, j.status, j.leased, steps.running, j.steps_left, steps.missing, steps.open,
@@ -155,10 +157,15 @@ def _assert_history(job: Any, events: Sequence[Any], tasks: Sequence[Any]) -> No
             last[event["step"]] = (event["task_status"], event["epoch"])
     for row in tasks:
         if row["step"] in last:
-            # That a step's last part freed it has no event of its own.
+            # No event records that the last part of a step has freed the step.
             freed = last[row["step"]][0] == "blocked" and row["status"] == "pending"
             assert last[row["step"]] == ("blocked" if freed else row["status"], row["epoch"]), row["step"]
         else:
-            untold = ("pending", "blocked", "waiting", "skipped")  # to start later; skipped by the parameters
-            assert row["status"] in untold, row["step"]
+            without_event = (
+                "pending",
+                "blocked",
+                "waiting",
+                "skipped",
+            )  # not started yet, or skipped by the parameters
+            assert row["status"] in without_event, row["step"]
             assert row["epoch"] == 0, row["step"]

@@ -1,4 +1,4 @@
-"""A pipeline for tests: its params say what the handler does. Declaration only; see scripted_steps."""
+"""Declares a pipeline for tests: its parameters name what the handler does. scripted_steps has the handler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leasehold.domain.registry import Pipelines
 
 
 class Script(BaseModel):
-    """`act`: the name of a function in scripted_steps; `args`: what it is told."""
+    """`act`: the name of a function in scripted_steps; `args`: its arguments."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -34,5 +34,5 @@ coroutine = Pipeline("coroutine", module="tests.scripted_steps", steps=[Step("ac
 
 
 def pipelines() -> Pipelines:
-    """All of them: what Children load with `source="tests.scripted:pipelines"`."""
+    """All pipelines of this module. Children load them with `source="tests.scripted:pipelines"`."""
     return Pipelines(scripted, unhandled, moduleless, coroutine)

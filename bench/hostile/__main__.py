@@ -1,4 +1,4 @@
-"""`python -m bench.hostile ATTACK`, told what it needs by stdin: attack for a while, say what was answered, and end."""
+"""`python -m bench.hostile ATTACK`: reads its settings from stdin, attacks for a while, and prints counted answers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import sys
 
 import orjson
 
-from bench.hostile.arena import Told, arena
+from bench.hostile.arena import AttackSettings, arena
 from bench.hostile.attacks import ATTACKS
 
 
-async def main(name: str, told: Told) -> None:
-    async with arena(told) as made:
-        await ATTACKS[name].run(made)
-    sys.stdout.buffer.write(orjson.dumps(dict(made.answers)))
+async def main(name: str, settings: AttackSettings) -> None:
+    async with arena(settings) as opened:
+        await ATTACKS[name].run(opened)
+    sys.stdout.buffer.write(orjson.dumps(dict(opened.answers)))
 
 
-asyncio.run(main(sys.argv[1], Told.model_validate_json(sys.stdin.buffer.read())))
+asyncio.run(main(sys.argv[1], AttackSettings.model_validate_json(sys.stdin.buffer.read())))

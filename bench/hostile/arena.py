@@ -1,4 +1,4 @@
-"""What an attack has: the API's address, a hostile tenant's key, and a server that never answers."""
+"""The tools of an attack: an HTTP client with a hostile tenant's key, and a server that never ends its answers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import httpx2
 from pydantic import BaseModel
 
 
-class Told(BaseModel):
-    """What the bench tells the process that attacks. `silent_port`: nobody listens there yet."""
+class AttackSettings(BaseModel):
+    """The settings of an attacking process. `silent_port`: a free port, for the silent server."""
 
     port: int
     key: str
@@ -26,9 +26,9 @@ class Told(BaseModel):
 
 @dataclass
 class Arena:
-    """`answers`: how many of each status the platform gave."""
+    """One running attack. `answers`: the number of answers by status and code."""
 
-    told: Told
+    settings: AttackSettings
     http: httpx2.AsyncClient
     answers: Counter[str] = field(default_factory=Counter)
     until: float = 0.0
@@ -38,10 +38,10 @@ class Arena:
         """Whether the attack may go on."""
         return monotonic() < self.until
 
-    async def ask(self, method: str, path: str, body: object = None, **more: Any) -> httpx2.Response | None:
-        """None when there was no answer."""
+    async def ask(self, method: str, path: str, body: object = None, **options: Any) -> httpx2.Response | None:
+        """Send a request and count its answer. None: there was no answer."""
         try:
-            answer = await self.http.request(method, path, json=body, **more)
+            answer = await self.http.request(method, path, json=body, **options)
         except httpx2.TransportError as error:
             self.answers[type(error).__name__] += 1
             return None
@@ -50,54 +50,54 @@ class Arena:
         return answer
 
     async def repeat(self, work: Callable[[int], Awaitable[object]], *, at_once: int, at_most: int) -> None:
-        """`work` with 0, 1, ... until the time is over or it was done `at_most` times; `at_once` of them together."""
+        """Call `work` with 0, 1, ... until the time is over, at most `at_most` times, `at_once` calls at a time."""
         numbers = iter(range(at_most))
 
-        async def one() -> None:
+        async def work_on() -> None:
             for number in numbers:
                 if not self.open:
                     return
                 await work(number)
 
-        await asyncio.gather(*(one() for _ in range(at_once)))
+        await asyncio.gather(*(work_on() for _ in range(at_once)))
 
     async def rest(self) -> None:
-        """What is held stays held until the time is over."""
+        """Wait until the time is over, so that the attack holds what it has taken."""
         await asyncio.sleep(max(0.0, self.until - monotonic()))
 
 
 @asynccontextmanager
-async def arena(told: Told) -> AsyncIterator[Arena]:
-    headers = {"Authorization": f"Bearer {told.key}"}
+async def arena(settings: AttackSettings) -> AsyncIterator[Arena]:
+    headers = {"Authorization": f"Bearer {settings.key}"}
     limits = httpx2.Limits(max_connections=64)
     async with httpx2.AsyncClient(
-        base_url=f"http://127.0.0.1:{told.port}", headers=headers, timeout=told.seconds + 5, limits=limits
+        base_url=f"http://127.0.0.1:{settings.port}", headers=headers, timeout=settings.seconds + 5, limits=limits
     ) as http:
-        yield Arena(told, http, until=monotonic() + told.seconds)
+        yield Arena(settings, http, until=monotonic() + settings.seconds)
 
 
 @asynccontextmanager
 async def silent_server(port: int) -> AsyncIterator[Counter[str]]:
-    """Accepts, reads, and sends a byte a second, for ever. Counts its connections."""
-    seen: Counter[str] = Counter()
+    """A server that accepts connections and sends a byte a second, for ever. Yields the counts of its connections."""
+    counts: Counter[str] = Counter()
     dripping: set[asyncio.Task[None]] = set()
-    over = asyncio.Event()
+    is_over = asyncio.Event()
 
     async def drip(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        seen["connections"] += 1
-        seen["open"] += 1
-        seen["most open"] = max(seen["most open"], seen["open"])
+        counts["connections"] += 1
+        counts["open"] += 1
+        counts["most open"] = max(counts["most open"], counts["open"])
         try:
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 60000\r\n\r\n")
-            while not over.is_set() and not writer.is_closing():
+            while not is_over.is_set() and not writer.is_closing():
                 writer.write(b".")
                 await writer.drain()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(over.wait(), 1)
+                    await asyncio.wait_for(is_over.wait(), 1)
         except ConnectionError:
-            return  # whoever asked has left
+            return  # the client has closed the connection
         finally:
-            seen["open"] -= 1
+            counts["open"] -= 1
             writer.close()
 
     def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -107,8 +107,8 @@ async def silent_server(port: int) -> AsyncIterator[Counter[str]]:
 
     server = await asyncio.start_server(begin, "127.0.0.1", port, backlog=1000)
     try:
-        yield seen
+        yield counts
     finally:
         server.close()
-        over.set()
+        is_over.set()
         await asyncio.gather(*dripping)

@@ -1,4 +1,4 @@
-"""The attacks, by name. The numbers are the findings that each was first seen as."""
+"""The attacks by name. Each has the number of the finding that first described it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _bomb(depth: int) -> dict[str, object]:
 
 
 def _deep(levels: int) -> object:
-    """Lists in lists, with a number in the innermost."""
+    """Nested lists, with a number in the innermost list."""
     inner: object = 1
     for _ in range(levels):
         inner = [inner]
@@ -34,7 +34,7 @@ def _deep(levels: int) -> object:
 
 _STEPS = [{"id": "only", "worker_type": "quiet.only"}]
 _LISTS = {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/lists"}}] * 3}
-#: What each is checked against it.
+#: The schemas, and for each a value that is checked against it.
 _SCHEMAS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "doubled": (_bomb(20), {}),
     "unique": ({"properties": {"a": {"uniqueItems": True}}}, {"a": [{"n": n} for n in range(15_000)]}),
@@ -48,7 +48,7 @@ async def nothing(arena: Arena) -> None:
 
 
 async def schemas(arena: Arena) -> None:
-    """Schemas that take for ever, in templates and by a schedule's run-now."""
+    """Schemas whose check never ends, in templates and by a schedule's run-now."""
 
     async def one(number: int) -> None:
         name = list(_SCHEMAS)[number % len(_SCHEMAS)]
@@ -68,10 +68,10 @@ async def schemas(arena: Arena) -> None:
 
 
 async def receivers(arena: Arena) -> None:
-    """Fifty webhooks at a server that never ends its answer, and runs that tell each of them."""
-    async with silent_server(arena.told.silent_port) as seen:
+    """Fifty webhooks at a server that never ends its answer, and runs with events for each of them."""
+    async with silent_server(arena.settings.silent_port) as seen:
         for number in range(50):
-            url = f"http://127.0.0.1:{arena.told.silent_port}/{number}"
+            url = f"http://127.0.0.1:{arena.settings.silent_port}/{number}"
             await arena.ask("POST", "/v1/webhooks", {"url": url})
         await arena.repeat(lambda _: arena.ask("POST", "/v1/runs", {"template": "quiet"}), at_once=4, at_most=200)
         await arena.rest()
@@ -79,8 +79,8 @@ async def receivers(arena: Arena) -> None:
 
 
 async def promotions(arena: Arena) -> None:
-    """Finished models promoted to a file service that never ends its answer, each again and again."""
-    async with silent_server(arena.told.silent_port) as seen:
+    """Promote finished models, again and again, to a file service that never ends its answer."""
+    async with silent_server(arena.settings.silent_port) as seen:
         listed = await arena.ask("GET", "/api/v1/jobs")
         jobs = [job["job_id"] for job in listed.json()["jobs"]] if listed is not None and listed.is_success else []
         body = {"targets": [{"artifact": name} for name in ("nef", "bie", "onnx")]}
@@ -94,7 +94,7 @@ async def promotions(arena: Arena) -> None:
 
 
 async def children(arena: Arena) -> None:
-    """Isolated steps that take all the time and memory that they may."""
+    """Isolated steps that use all the time and memory that a child may use."""
     await arena.repeat(lambda _: arena.ask("POST", "/v1/runs", {"template": "burning"}), at_once=4, at_most=200)
     await arena.rest()
 
@@ -107,8 +107,8 @@ VALUES ($1, 'hostile', $2, $3, $4, '{}', 'tenant', '', 1, 'skip', 'all', 3600, c
 
 
 async def schedule_rows(arena: Arena) -> None:
-    """Rows as an older release, or a restored database, may have left them."""
-    connection = await asyncpg.connect(arena.told.database_url)
+    """Invalid rows, as an older release or a restored database may have left them."""
+    connection = await asyncpg.connect(arena.settings.database_url)
     rows = [
         (uuid4(), cron, zone, template)
         for cron, zone, template in (
@@ -129,7 +129,7 @@ async def schedule_rows(arena: Arena) -> None:
 
 
 async def store(arena: Arena) -> None:
-    """The store accepts and answers nothing (the bench sees to that); uploads that were begun are completed now."""
+    """Complete uploads while the store accepts connections and answers nothing (the bench makes it hang)."""
 
     async def one(_number: int) -> None:
         asked = await arena.ask("POST", "/upload-url", {"content_type": "image/jpeg", "file_name": "a.jpg"})
@@ -142,14 +142,14 @@ async def store(arena: Arena) -> None:
 
 
 async def batches(arena: Arena) -> None:
-    """Runs by the thousand."""
+    """Batches of a thousand runs."""
     body = {"template": "quiet", "runs": [{"payload": {}}] * 1000}
     await arena.repeat(lambda _: arena.ask("POST", "/v1/runs/batch", body), at_once=4, at_most=60)
     await arena.rest()
 
 
 async def backfills(arena: Arena) -> None:
-    """Schedules of every minute, backfilled a hundred ticks at a time."""
+    """Schedules of every minute, each backfilled with a hundred ticks."""
     end = datetime.now(UTC) - timedelta(minutes=5)
 
     async def one(_number: int) -> None:
@@ -168,7 +168,7 @@ async def backfills(arena: Arena) -> None:
 
 
 async def uploads(arena: Arena) -> None:
-    """Forty MiB each, where 32 are allowed, without saying so before."""
+    """Uploads of 40 MiB without a declared length, where 32 MiB are allowed."""
     data = bytes(40 * MIB)
 
     async def one(_number: int) -> None:
@@ -186,13 +186,13 @@ async def uploads(arena: Arena) -> None:
 
 
 async def bodies(arena: Arena) -> None:
-    """300 connections without a key, each with most of a body."""
+    """300 connections without a key, each of which sends most of a body and stops."""
     head = b"Host: x\r\nContent-Type: application/json\r\nContent-Length: 1200000\r\n\r\n"
     paths = (b"/v1/runs", b"/v1/runs/batch", b"/api/v1/jobs", b"/v1/upload/images", b"/v1/templates")
     writers = []
     for number in range(300):
         try:
-            _, writer = await asyncio.open_connection("127.0.0.1", arena.told.port)
+            _, writer = await asyncio.open_connection("127.0.0.1", arena.settings.port)
             writer.write(b"POST " + paths[number % len(paths)] + b" HTTP/1.1\r\n" + head)
             writer.write(b'{"template": "' + b"a" * 1_000_000)
             writers.append(writer)
@@ -205,14 +205,14 @@ async def bodies(arena: Arena) -> None:
 
 
 async def long_runs(arena: Arena) -> None:
-    """Three hundred, of forty seconds."""
+    """Three hundred runs of forty seconds."""
     await arena.repeat(lambda _: arena.ask("POST", "/v1/runs", {"template": "sleeping"}), at_once=4, at_most=300)
     await arena.rest()
 
 
 async def generations(arena: Arena) -> None:
-    """Three hundred, of a provider that never ends its answer."""
-    async with silent_server(arena.told.silent_port) as seen:
+    """Three hundred orders to a provider that never ends its answer."""
+    async with silent_server(arena.settings.silent_port) as seen:
         order = {"prompt": "a cat", "model": "made-up"}
         await arena.repeat(lambda _: arena.ask("POST", "/v1/images/generations", order), at_once=4, at_most=300)
         await arena.rest()
@@ -221,8 +221,9 @@ async def generations(arena: Arena) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """`finding`: of the issue that these attacks come from. `hangs_store`: its store stops answering at the start.
-    `models`: finished conversions that it needs. `settings`: of the installation; `{silent}` is the silent server.
+    """One attack. `finding`: its number in the issue that lists the attacks. `hangs_store`: the store stops answering
+    when the attack begins. `models`: how many finished conversions it needs. `settings`: the installation's settings,
+    in which `{silent}` becomes the address of the silent server.
     """
 
     finding: int

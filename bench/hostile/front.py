@@ -1,4 +1,4 @@
-"""Stands before the store, and stops passing anything on when it is told to."""
+"""A TCP proxy before the store, which can stop to forward bytes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from urllib.parse import urlsplit
 
 
 class Front:
+    """The proxy. `url`: its own address."""
+
     def __init__(self, endpoint: str) -> None:
         self._behind = urlsplit(endpoint)
-        self._passes = asyncio.Event()
-        self._passes.set()
+        self._forwards = asyncio.Event()
+        self._forwards.set()
         self._serving: set[asyncio.Task[None]] = set()
         self.url = ""
 
     def hang(self) -> None:
-        """From now on every connection is accepted, and answers nothing."""
-        self._passes.clear()
+        """From now on, accept connections and forward nothing."""
+        self._forwards.clear()
 
     def begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._serve(reader, writer))
@@ -36,14 +38,14 @@ class Front:
         try:
             await asyncio.gather(self._pass(reader, back_writer), self._pass(back_reader, writer))
         except ConnectionError:
-            return  # one side has left
+            return  # one side has closed the connection
         finally:
             writer.close()
             back_writer.close()
 
     async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         while data := await source.read(65_536):
-            await self._passes.wait()
+            await self._forwards.wait()
             target.write(data)
             await target.drain()
         target.close()
@@ -51,6 +53,7 @@ class Front:
 
 @asynccontextmanager
 async def before(endpoint: str) -> AsyncIterator[Front]:
+    """A proxy before the server at `endpoint`."""
     front = Front(endpoint)
     server = await asyncio.start_server(front.begin, "127.0.0.1", 0)
     front.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

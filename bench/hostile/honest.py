@@ -1,4 +1,4 @@
-"""The honest tenant: a run that does nothing, again and again, each waited for; and whoever watches /livez."""
+"""The honest tenant: it submits a run that does nothing, waits for it, and repeats. And a client that polls /livez."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ import orjson
 
 from bench.http import Connection, request
 
-#: A run that was refused, lost or is not finished by then counts as this long.
+#: The seconds that are counted for a run that was refused, lost, or not finished in this time.
 PATIENCE = 30.0
 _ACCEPTED, _OK = 202, 200
-_BETWEEN_RUNS, _BETWEEN_LOOKS = 0.025, 0.02
+_BETWEEN_RUNS, _BETWEEN_POLLS = 0.025, 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Took:
-    """Seconds of one run, from asking to knowing that it is done. `parts`: of them, until its POST was answered, from
-    its row to its claim, from its claim to its end, and from its end to the answer that tells of it. The first two
-    overlap: the row is written before the answer. Empty for a run that failed.
+class Duration:
+    """The seconds of one run, from its request until the client knows that it is done. `parts`: the seconds until the
+    POST was answered, from the row to the claim, from the claim to the end, and from the end to the answer that reports
+    it. The first two overlap, because the row is written before the answer. A run that failed has no parts.
     """
 
     seconds: float
     parts: dict[str, float]
 
 
-#: What a run's time is made of, in their order.
+#: The names of the parts, in their order.
 PARTS = ("POST", "wait for a claim", "attempt", "notice")
 
 
-async def runs(port: int, key: str, until: float) -> list[Took]:
-    took = []
+async def runs(port: int, key: str, until: float) -> list[Duration]:
+    durations = []
     while monotonic() < until:
         began = monotonic()
         parts: dict[str, float] | None
@@ -43,44 +43,46 @@ async def runs(port: int, key: str, until: float) -> list[Took]:
                 parts = await _run(port, key)
         except (TimeoutError, OSError):
             parts = None
-        took.append(Took(PATIENCE, {}) if parts is None else Took(monotonic() - began, parts))
+        durations.append(Duration(PATIENCE, {}) if parts is None else Duration(monotonic() - began, parts))
         await asyncio.sleep(_BETWEEN_RUNS)
-    return took
+    return durations
 
 
 async def _run(port: int, key: str) -> dict[str, float] | None:
-    """The run's parts; None: it failed."""
+    """The parts of one run. None: the run failed."""
     connection = await Connection.open(port)
     try:
         began = monotonic()
-        status, said = await connection.send(request("POST", "/v1/runs", key=key, body={"template": "quiet"}))
+        status, body = await connection.send(request("POST", "/v1/runs", key=key, body={"template": "quiet"}))
         posted = monotonic() - began
         if status != _ACCEPTED:
             return None
-        path = f"/v1/runs/{orjson.loads(said)['id']}?wait=30"
+        path = f"/v1/runs/{orjson.loads(body)['id']}?wait=30"
         while True:
-            status, said = await connection.send(request("GET", path, key=key))
+            status, body = await connection.send(request("GET", path, key=key))
             if status != _OK:
                 return None
-            answer = orjson.loads(said)
+            answer = orjson.loads(body)
             if answer["status"] in ("failed", "cancelled", "expired"):
                 return None
             if answer["status"] == "succeeded":
-                made, claimed, ended = (_instant(answer[f"{name}_at"]) for name in ("created", "started", "finished"))
-                seconds = (posted, claimed - made, ended - claimed, time.time() - ended)
+                created, claimed, ended = (
+                    _instant(answer[f"{name}_at"]) for name in ("created", "started", "finished")
+                )
+                seconds = (posted, claimed - created, ended - claimed, time.time() - ended)
                 return dict(zip(PARTS, seconds, strict=True))
     finally:
         await connection.close()
 
 
 def _instant(text: str) -> float:
-    """By the clock of the server, which runs on this machine."""
+    """The Unix time of a server's timestamp. The server runs on this machine, so its clock is the client's."""
     return datetime.fromisoformat(text).timestamp()
 
 
 async def polls(port: int, until: float) -> list[float]:
-    """Seconds that each answer of /livez took."""
-    took = []
+    """The seconds of each answer of /livez."""
+    durations = []
     while monotonic() < until:
         began = monotonic()
         try:
@@ -92,6 +94,6 @@ async def polls(port: int, until: float) -> list[float]:
                     await connection.close()
         except (TimeoutError, OSError):
             status = 0
-        took.append(monotonic() - began if status == _OK else PATIENCE)
-        await asyncio.sleep(_BETWEEN_LOOKS)
-    return took
+        durations.append(monotonic() - began if status == _OK else PATIENCE)
+        await asyncio.sleep(_BETWEEN_POLLS)
+    return durations

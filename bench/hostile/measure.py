@@ -1,4 +1,6 @@
-"""Each attack on an installation of its own: the honest tenant's waits, and what the processes held."""
+"""Runs each attack on an installation of its own. Measures the honest tenant's waits, and the memory and sessions of
+the processes.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ from cryptography.fernet import Fernet
 
 from bench.figure import Figure, Goal, quantile
 from bench.hostile import honest, promoted
-from bench.hostile.arena import Told
+from bench.hostile.arena import AttackSettings
 from bench.hostile.attacks import ATTACKS
 from bench.hostile.front import before
-from bench.hostile.honest import PARTS, Took
+from bench.hostile.honest import PARTS, Duration
 from bench.hostile.watch import Watch
 from bench.http import until_ready
 from bench.processes import main_processes_of
@@ -37,21 +39,21 @@ _HOSTILE = (
 _CLIENTS = 2
 _HEAD_START = 1.0
 _WARM_UP = 1.0
-#: The goals; docs/operations/index.md has the sums. Memory is a main process's: each child has a limit of its own.
-_RUN_MS, _LOOK_MS, _MIB = Goal(1000), Goal(100), Goal(512)
+#: The goals; docs/operations/index.md explains them. Memory is that of a main process: each child has its own limit.
+_RUN_MS, _POLL_MS, _MIB = Goal(1000), Goal(100), Goal(512)
 _SESSIONS = Goal(Settings.model_fields["database_pool_size"].default)
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    runs: list[Took]
+    runs: list[Duration]
     polls: list[float]
     watch: Watch
     answers: Mapping[str, int]
 
 
 async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
-    """One run of each, however many are asked for: an installation each takes its time."""
+    """Measure each attack once, also if more runs are requested: each needs an installation of its own."""
     figures = []
     for name in scale.attacks or ATTACKS:
         load = (os.getloadavg()[0],)
@@ -59,27 +61,30 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     return figures
 
 
-def _figures(name: str, load: tuple[float, ...], found: _Outcome) -> list[Figure]:
-    said = f"{name} ({ATTACKS[name].finding})" if ATTACKS[name].finding else name
-    details = {"answers": dict(found.answers), "runs": len(found.runs)}
-    took = [one.seconds for one in found.runs]
-    parts = {name: [one.parts[name] for one in found.runs if one.parts] or [honest.PATIENCE] for name in PARTS}
+def _figures(name: str, load: tuple[float, ...], outcome: _Outcome) -> list[Figure]:
+    label = f"{name} ({ATTACKS[name].finding})" if ATTACKS[name].finding else name
+    details = {"answers": dict(outcome.answers), "runs": len(outcome.runs)}
+    durations = [run.seconds for run in outcome.runs]
+    parts = {name: [run.parts[name] for run in outcome.runs if run.parts] or [honest.PATIENCE] for name in PARTS}
 
     def ms(values: list[float], part: float) -> tuple[float, ...]:
         return (1000 * quantile(values, part),)
 
     return [
-        Figure(f"{said}: honest run, p50", "ms", ms(took, 0.5), load, details=details),
-        Figure(f"{said}: honest run, p99", "ms", ms(took, 0.99), load, _RUN_MS),
+        Figure(f"{label}: honest run, p50", "ms", ms(durations, 0.5), load, details=details),
+        Figure(f"{label}: honest run, p99", "ms", ms(durations, 0.99), load, _RUN_MS),
         *(
-            Figure(f"{said}: honest run, its {name}, p{percent}", "ms", ms(values, percent / 100), load)
+            Figure(f"{label}: honest run, its {name}, p{percent}", "ms", ms(values, percent / 100), load)
             for name, values in parts.items()
             for percent in (50, 99)
         ),
-        Figure(f"{said}: /livez, p99", "ms", ms(found.polls, 0.99), load, _LOOK_MS),
-        *(Figure(f"{said}: {role}, resident", "MiB", (float(found.watch.mib[role]),), load, _MIB) for role in _ROLES),
+        Figure(f"{label}: /livez, p99", "ms", ms(outcome.polls, 0.99), load, _POLL_MS),
         *(
-            Figure(f"{said}: {role}, connections", "sessions", (float(found.watch.sessions[role]),), load, _SESSIONS)
+            Figure(f"{label}: {role}, resident", "MiB", (float(outcome.watch.mib[role]),), load, _MIB)
+            for role in _ROLES
+        ),
+        *(
+            Figure(f"{label}: {role}, connections", "sessions", (float(outcome.watch.sessions[role]),), load, _SESSIONS)
             for role in _ROLES
         ),
     ]
@@ -112,7 +117,7 @@ async def _attacked(testbed: Testbed, scale: Scale, name: str) -> _Outcome:
                 await promoted.finish(installation.settings, port, hostile, attack.models)
             if attack.hangs_store:
                 front.hang()
-            return await _beside(installation, name, Told(
+            return await _beside(installation, name, AttackSettings(
                 port=port, key=hostile, database_url=installation.url, silent_port=silent, seconds=scale.hostile_seconds
             ), key)  # fmt: skip
 
@@ -124,7 +129,7 @@ async def _keys(installation: Installation) -> tuple[str, str]:
     return honest_key.text, hostile_key.text
 
 
-async def _beside(installation: Installation, name: str, told: Told, key: str) -> _Outcome:
+async def _beside(installation: Installation, name: str, attack_settings: AttackSettings, key: str) -> _Outcome:
     watch = Watch(installation.url, {role: main_processes_of(role)[0] for role in _ROLES})
     watching = asyncio.create_task(watch.run())
     attacking = await asyncio.create_subprocess_exec(
@@ -132,25 +137,27 @@ async def _beside(installation: Installation, name: str, told: Told, key: str) -
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
-        answering = asyncio.create_task(attacking.communicate(told.model_dump_json().encode()))
+        answering = asyncio.create_task(attacking.communicate(attack_settings.model_dump_json().encode()))
         await asyncio.sleep(_HEAD_START)
-        until = monotonic() + told.seconds - _HEAD_START
+        until = monotonic() + attack_settings.seconds - _HEAD_START
         polls, runs = await asyncio.gather(
-            honest.polls(told.port, until),
-            asyncio.gather(*(honest.runs(told.port, key, until) for _ in range(_CLIENTS))),
+            honest.polls(attack_settings.port, until),
+            asyncio.gather(*(honest.runs(attack_settings.port, key, until) for _ in range(_CLIENTS))),
         )
-        said, _ = await asyncio.wait_for(answering, 2 * honest.PATIENCE)
+        output, _ = await asyncio.wait_for(answering, 2 * honest.PATIENCE)
     finally:
         watching.cancel()
         if attacking.returncode is None:
             attacking.kill()
             await attacking.wait()
     await asyncio.gather(watching, return_exceptions=True)
-    return _Outcome([took for each in runs for took in each], polls, watch, _answers(attacking.returncode, said))
+    return _Outcome(
+        [duration for each in runs for duration in each], polls, watch, _answers(attacking.returncode, output)
+    )
 
 
-def _answers(code: int | None, said: bytes) -> dict[str, int]:
+def _answers(code: int | None, output: bytes) -> dict[str, int]:
     if code:
         raise RuntimeError(f"the attack ended with {code}")
-    found: dict[str, int] = orjson.loads(said)
-    return found
+    answers: dict[str, int] = orjson.loads(output)
+    return answers

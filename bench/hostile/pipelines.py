@@ -1,4 +1,4 @@
-"""What the tenants of this bench run."""
+"""The pipelines of the tenants of this bench."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
 from leasehold.pipelines import shipped
 
-#: The honest tenant's.
+#: The honest tenant's pipeline.
 quiet = Pipeline("quiet", module="bench.hostile.steps", steps=[Step("only")])
-#: Holds an inline slot for 40 s.
+#: Its step holds an inline slot for 40 s.
 sleeping = Pipeline("sleeping", module="bench.hostile.steps", steps=[Step("sleep")])
-#: Takes all processor time and memory that a child process may have.
+#: Its step uses all processor time and memory that a child process may have.
 burning = Pipeline(
     "burning",
     module="bench.hostile.steps",

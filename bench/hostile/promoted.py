@@ -1,4 +1,4 @@
-"""Conversions that are finished, so that they can be promoted: their steps are settled as a worker would."""
+"""Makes finished conversions, which can be promoted. Their steps are settled by the worker's own statements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TERMS = LeaseTerms(uuid4(), 30.0, 5.0, 5)
 
 
 async def finish(settings: Settings, port: int, key: str, count: int) -> None:
-    """Have `count` finished conversions, a user each: `user-0`, `user-1`, ..."""
+    """Make `count` finished conversions, each of another user: `user-0`, `user-1`, ..."""
     store = ObjectStore.from_settings(settings)
     await store.open()
     connection = await connect(settings, "bench")

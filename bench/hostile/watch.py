@@ -1,4 +1,6 @@
-"""What a process holds while it is attacked: resident memory, and sessions of PostgreSQL by whose socket they are."""
+"""Watches processes during an attack: their resident memory, and their sessions of PostgreSQL, found by the sockets'
+ports.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ _SESSIONS = "SELECT client_port FROM pg_stat_activity WHERE datname = current_da
 
 
 class Watch:
-    """`run` until cancelled; the most of each is in `mib` and `sessions`, by role."""
+    """Measures until `run` is cancelled. `mib`, `sessions`: the largest values by role."""
 
     def __init__(self, url: str, pids: dict[str, int]) -> None:
         self._url = url
@@ -31,7 +33,7 @@ class Watch:
             while True:
                 ports = {row["client_port"] for row in await connection.fetch(_SESSIONS)}
                 for role, pid in self._pids.items():
-                    with contextlib.suppress(OSError):  # it ended, which the runs will tell
+                    with contextlib.suppress(OSError):  # the process has ended: the honest runs will fail
                         self.mib[role] = max(self.mib[role], resident_bytes(pid) // _MIB)
                         self.sessions[role] = max(self.sessions[role], len(ports & _ports(pid)))
                 await asyncio.sleep(_EVERY)
@@ -40,7 +42,7 @@ class Watch:
 
 
 def _ports(pid: int) -> set[int]:
-    """Local ports of the process's TCP connections."""
+    """The local ports of the process's TCP connections."""
     process = Path("/proc") / str(pid)
     inodes = set()
     for entry in (process / "fd").iterdir():

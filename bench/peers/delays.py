@@ -1,6 +1,7 @@
-"""`delays`: how long a job of ours, and of each peer, waits for its handler, at a steady pace, in turns.
+"""`delays`: how long a job of the platform, and of each peer, waits for its handler at a steady pace, measured in
+turns.
 
-From just before the submission to the first line of the handler, by one machine's clock.
+The time is from just before the submission to the first line of the handler, by the same clock.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from bench.peers.peer import PEERS, Peer
 from bench.scale import Scale
 from bench.testbed import Testbed
 
-#: Ours: its name, and its broker.
-OURS = {"leasehold amqp": "amqp", "leasehold postgres": "postgres"}
+#: The platform's own systems by name: the broker.
+OWN_SYSTEMS = {"leasehold amqp": "amqp", "leasehold postgres": "postgres"}
 _PATIENCE = 60.0
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
-    wanted = [peer for peer in PEERS if peer.name in scale.peers]
-    waits: dict[str, list[list[float]]] = {name: [] for name in (*OURS, *(peer.name for peer in wanted))}
+    peers = [peer for peer in PEERS if peer.name in scale.peers]
+    waits: dict[str, list[list[float]]] = {name: [] for name in (*OWN_SYSTEMS, *(peer.name for peer in peers))}
     load = []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
-        for name, broker in OURS.items():
+        for name, broker in OWN_SYSTEMS.items():
             waits[name].append(await paced_run(testbed, scale, broker))
-        for peer in wanted:
+        for peer in peers:
             waits[peer.name].append(await _theirs(testbed, scale, peer))
     return [
-        Figure(f"delay, {name}, {said}", "ms", tuple(quantile(run, part) for run in runs), tuple(load))
+        Figure(f"delay, {name}, {quantile_name}", "ms", tuple(quantile(run, part) for run in runs), tuple(load))
         for name, runs in waits.items()
-        for said, part in (("p50", 0.5), ("p99", 0.99))
+        for quantile_name, part in (("p50", 0.5), ("p99", 0.99))
     ]
 
 
@@ -57,10 +58,10 @@ async def _theirs(testbed: Testbed, scale: Scale, peer: Peer) -> list[float]:
 
 
 async def _stamped(stamps: Path, jobs: int) -> list[float]:
-    """What each waited, in ms, once there are so many."""
+    """Wait until `jobs` handlers have written their waits. Returns the waits in milliseconds."""
     async with asyncio.timeout(_PATIENCE):
         while True:
-            found = (await asyncio.to_thread(stamps.read_text)).splitlines()
-            if len(found) >= jobs:
-                return [1000 * float(waited) for waited in found]
-            await asyncio.sleep(_LOOK_SECONDS)
+            waits = (await asyncio.to_thread(stamps.read_text)).splitlines()
+            if len(waits) >= jobs:
+                return [1000 * float(seconds) for seconds in waits]
+            await asyncio.sleep(_POLL_SECONDS)

@@ -1,7 +1,7 @@
-"""Ours and each peer in turns, so that what the machine does meanwhile is everybody's.
+"""Measures the platform and each peer in turns, so that a change of the machine's load falls on all of them.
 
-Each round begins with another system: what goes first finds another page cache than what goes last. A ratio is of two
-rates of one round.
+Each round begins with another system, because the first system of a round finds another page cache than the last. A
+ratio compares two rates of the same round.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from bench.testbed import Installation, Testbed
 from leasehold.pipelines.demo.pipeline import noop
 
 _PATIENCE = 180.0
-_FIRST = 0.1  # of the jobs: until then workers start
-_LOOK_SECONDS = 0.05
+_FIRST = 0.1  # this share of the jobs is not counted: the workers start meanwhile
+_POLL_SECONDS = 0.05
 _OUR_DONE = "SELECT count(*) FROM job WHERE finished_at IS NOT NULL"
-#: Ours: its name, the broker, the workers.
-OURS = {
+#: The platform's own systems by name: the broker, and the number of workers.
+OWN_SYSTEMS = {
     "leasehold amqp": ("amqp", 1),
     "leasehold amqp, a worker a core": ("amqp", CORES),
     "leasehold postgres": ("postgres", 1),
@@ -48,40 +48,40 @@ class _Runs:
 
 async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     peers = {peer.name: peer for peer in PEERS if peer.name in scale.peers}
-    runs = {name: _Runs() for name in (*OURS, *peers)}
+    runs = {name: _Runs() for name in (*OWN_SYSTEMS, *peers)}
     broken: dict[str, str] = {}
     for turn in range(scale.runs):
-        for name in _rotated([*OURS, *peers], turn):
-            if name in OURS:
-                await _ours(testbed, scale, *OURS[name], runs[name])
+        for name in _rotated([*OWN_SYSTEMS, *peers], turn):
+            if name in OWN_SYSTEMS:
+                await _ours(testbed, scale, *OWN_SYSTEMS[name], runs[name])
             elif name not in broken:
                 try:
                     await _theirs(testbed, scale, peers[name], runs[name])
                 except (RuntimeError, TimeoutError, asyncpg.PostgresError) as error:
                     broken[name] = f"{type(error).__name__}: {error}"[:500]
     rates = [_figure(name, found, broken.get(name)) for name, found in runs.items()]
-    ratios = [_ratio(ours, name, runs) for ours in OURS for name in peers if name not in broken]
+    ratios = [_ratio(ours, name, runs) for ours in OWN_SYSTEMS for name in peers if name not in broken]
     return rates + ratios
 
 
 def _rotated(names: list[str], turn: int) -> list[str]:
-    """The names in order, beginning with another one at each turn."""
+    """The names in their order, beginning with another name in each turn."""
     start = turn % len(names)
     return names[start:] + names[:start]
 
 
 def _ratio(ours: str, name: str, runs: Mapping[str, _Runs]) -> Figure:
-    """Our rate to the peer's, round by round."""
+    """The ratio of the platform's rate to the peer's, for each round."""
     pairs = zip(runs[ours].rates, runs[name].rates, strict=True)
     return Figure(f"peers, {ours} to {name}", "ratio", tuple(a / b for a, b in pairs), tuple(runs[ours].load))
 
 
-def _figure(name: str, found: _Runs, broken: str | None) -> Figure:
-    """One that did not work is told as such, with a rate of nothing."""
-    details: dict[str, object] = {"cpu_seconds_a_1000_jobs": found.cpu}
+def _figure(name: str, runs: _Runs, broken: str | None) -> Figure:
+    """The figure of a system. A system that did not work has the rate 0, and the reason in its details."""
+    details: dict[str, object] = {"cpu_seconds_a_1000_jobs": runs.cpu}
     if broken is not None:
         details["broken"] = broken
-    return Figure(f"peers, {name}", "jobs/s", tuple(found.rates) or (0.0,), tuple(found.load) or (0.0,), None, details)
+    return Figure(f"peers, {name}", "jobs/s", tuple(runs.rates) or (0.0,), tuple(runs.load) or (0.0,), None, details)
 
 
 async def _ours(testbed: Testbed, scale: Scale, broker: str, workers: int, runs: _Runs) -> None:
@@ -110,7 +110,7 @@ async def _theirs(testbed: Testbed, scale: Scale, peer: Peer, runs: _Runs) -> No
 
 
 def environment_of(installation: Installation) -> dict[str, str]:
-    """What its driver is told."""
+    """The environment of a peer's driver."""
     return {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")} | {
         "PEER_DATABASE_URL": installation.url,
         "PEER_PROCESSES": str(CORES),
@@ -118,10 +118,10 @@ def environment_of(installation: Installation) -> dict[str, str]:
     }
 
 
-async def driven(python: str, peer: Peer, said: list[str], environment: dict[str, str]) -> str:
-    """Have its driver do something. Returns what it printed; raises RuntimeError with that, or TimeoutError."""
+async def driven(python: str, peer: Peer, arguments: list[str], environment: dict[str, str]) -> str:
+    """Run the peer's driver with `arguments`. Returns its output. Raises RuntimeError with it, or TimeoutError."""
     process = await asyncio.create_subprocess_exec(
-        python, str(peer.driver), *said, env=environment,
+        python, str(peer.driver), *arguments, env=environment,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     try:
@@ -138,7 +138,9 @@ async def driven(python: str, peer: Peer, said: list[str], environment: dict[str
 async def worker_of(
     python: str, peer: Peer, environment: dict[str, str]
 ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Its worker, with a process a core. Its process groups are ended as a whole."""
+    """A function that starts the peer's worker, with a process for each core. At the end, whole process groups are
+    killed.
+    """
     started: list[asyncio.subprocess.Process] = []
 
     async def start() -> None:
@@ -182,4 +184,4 @@ async def _until(connection: asyncpg.Connection[asyncpg.Record], done: str, jobs
             found: int = await connection.fetchval(done)
             if found >= jobs:
                 return found
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""The others: what is installed for each, and how one sees from outside that a job of it is done."""
+"""The peers: their packages, and the query that counts the finished jobs of each."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-#: Puts requirements into a directory.
+#: Installs requirements into a directory.
 Install: TypeAlias = Callable[[Path, tuple[str, ...]], Coroutine[None, None, None]]
 
-#: Every system gets as many processes as there are cores to run them.
+#: Every system gets one process for each core.
 CORES = len(os.sched_getaffinity(0))
 _DRIVERS = Path(__file__).parent / "drivers"
 _INSTALL_SECONDS = 600.0
@@ -22,8 +22,8 @@ _INSTALL_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`done`: counts its finished jobs. `jobs`: as many as take it some seconds. `has_processes`: its own command
-    starts a process for each core; else the bench starts its worker that often.
+    """One peer. `done`: the query that counts its finished jobs. `jobs`: the number of jobs that take it some seconds.
+    `has_processes`: its own command starts a process for each core; otherwise the bench starts so many workers.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Peer:
         return _DRIVERS / f"{self.name}_driver.py"
 
     async def environment(self) -> Path:
-        """Its Python. Raises RuntimeError with what pip said."""
+        """Install the peer. Returns its Python. Raises RuntimeError with pip's output."""
         home = await installed(self.name, self.requirements, with_pip)
         return home / "bin/python"
 
@@ -58,7 +58,7 @@ PEERS = (
 
 
 async def installed(name: str, requirements: tuple[str, ...], install: Install) -> Path:
-    """Where these versions were installed, once. Raises RuntimeError with what the installer said."""
+    """The directory with these versions. They are installed once. Raises RuntimeError with the installer's output."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "leasehold" / "peers"
     stamp = hashlib.sha256(" ".join(requirements).encode()).hexdigest()[:12]
     home = cache / f"{name}-{stamp}"
@@ -80,7 +80,7 @@ async def with_npm(home: Path, requirements: tuple[str, ...]) -> None:
 
 def _package(home: Path) -> None:
     home.mkdir(parents=True, exist_ok=True)
-    (home / "package.json").write_text("{}")  # or npm looks for one in the directories above
+    (home / "package.json").write_text("{}")  # otherwise npm searches the directories above for it
 
 
 async def _run(*command: str, cwd: Path | None = None) -> None:
@@ -91,9 +91,9 @@ async def _run(*command: str, cwd: Path | None = None) -> None:
     except FileNotFoundError:
         raise RuntimeError(f"there is no {command[0]} here") from None
     try:
-        said, _ = await asyncio.wait_for(process.communicate(), _INSTALL_SECONDS)
+        output, _ = await asyncio.wait_for(process.communicate(), _INSTALL_SECONDS)
     except TimeoutError:
         process.kill()
         raise RuntimeError(f"{command[0]} did not end in time") from None
     if process.returncode != 0:
-        raise RuntimeError(said.decode(errors="replace")[-2000:])
+        raise RuntimeError(output.decode(errors="replace")[-2000:])

@@ -1,4 +1,4 @@
-"""A worker with the wrong order: it acknowledges a hint, and the broker forgets it, before anything else is done."""
+"""A worker with a wrong order, for a test: it acknowledges a hint before it does anything else."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ if __name__ == "__main__":
         await asyncio.sleep(_UNTIL_THE_BROKER_KNOWS)
         await follow(self, delivery)
 
-    SlotPool._follow = acknowledged_first  # type: ignore[method-assign]  # the order is what this worker has wrong
+    SlotPool._follow = acknowledged_first  # type: ignore[method-assign]  # this worker is wrong on purpose
     main()

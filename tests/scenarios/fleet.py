@@ -1,4 +1,4 @@
-"""Real processes of the platform, and what a client and a look at the rows can see of them."""
+"""Starts real processes of the platform for a test, and reads their work: as a client over HTTP, and from the rows."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.api.conftest import serving
 from tests.factories import Rows, assert_history, terms
 
 ROOT = Path(__file__).parents[2]
-#: Generous: a test that hangs is a failure, a slow machine is not.
+#: Seconds for which a test waits. It is long, so that a slow machine causes no failure.
 PATIENCE = 60.0
 
 
 #: The pipelines of a fleet, unless its test names others.
 PIPELINES = "leasehold.pipelines:with_demonstrations"
-#: The queues that the workers of these serve, unless their test names others. A child of `conversion` costs each worker
-#: 0.8 s of CPU time at its start, and only the tests of conversion need one.
+#: The queues that the workers of a fleet serve, unless its test names others: all but `conversion`, whose child costs
+#: each worker 0.8 s of CPU time at its start.
 QUEUES = sorted(
     {step.queue for pipeline in completed(with_demonstrations()) for step in pipeline.steps} - {"conversion"}
 )
@@ -41,7 +41,7 @@ QUEUES = sorted(
 
 @dataclass
 class Process:
-    """One `python -m leasehold.api` or `python -m leasehold.worker`."""
+    """One process `python -m leasehold.api` or `python -m leasehold.worker`. `log`: the file of its log."""
 
     process: asyncio.subprocess.Process
     log: Path
@@ -70,16 +70,16 @@ class Process:
         await self.wait()
 
     async def says(self, words: str) -> None:
-        """Wait until the log says `words`."""
+        """Wait until `words` are in the log. Raises AssertionError if the process ends before."""
         while words not in self.log.read_text():
             if self.process.returncode is not None:
-                raise AssertionError(f"ended before it said {words!r}:\n{self.log.read_text()[-3000:]}")
+                raise AssertionError(f"the process ended before it logged {words!r}:\n{self.log.read_text()[-3000:]}")
             await asyncio.sleep(0.02)
 
 
 @dataclass
 class Fleet:
-    """Starts processes on one database, broker and bucket, and ends what is left of them."""
+    """Starts processes on one database, broker and bucket. `close` kills those that still run."""
 
     settings: Settings
     directory: Path
@@ -130,7 +130,7 @@ class Fleet:
         return started
 
     async def worker(self, directory: Path = ROOT, **changes: object) -> Process:
-        """A worker that serves already."""
+        """Start a worker, and wait until it serves. `changes`: further settings."""
         started = await self.start("worker", directory, **changes)
         await asyncio.wait_for(started.says('"serving"'), PATIENCE)
         return started
@@ -144,7 +144,7 @@ class Fleet:
         return started
 
     async def api_here(self) -> None:
-        """Serve the API in the test's own process, where a test is about others: one more costs 1.3 s of CPU time."""
+        """Serve the API in the test's own process, which saves 1.3 s of CPU time, if the test is not about the API."""
         settings = self.settings.model_copy(update={"pipelines": PIPELINES})
         self.api_url = (await self._here.enter_async_context(serving(settings))).url
         await self._make_key()
@@ -152,8 +152,8 @@ class Fleet:
     async def _make_key(self) -> None:
         if not self.key:
             scopes = ["media:read", "media:write"]
-            made = await create_key(self.rows.connection, tenant_id="t", client_id="tests", scopes=scopes)
-            self.key = made.text
+            new_key = await create_key(self.rows.connection, tenant_id="t", client_id="tests", scopes=scopes)
+            self.key = new_key.text
 
     async def _answers(self) -> bool:
         async with httpx2.AsyncClient() as client:
@@ -162,10 +162,10 @@ class Fleet:
             except httpx2.TransportError:
                 return False
 
-    async def until(self, true: Any, *alive: Process) -> None:
-        """Wait until `await true()`; the processes in `alive` must not end before."""
+    async def until(self, condition: Any, *alive: Process) -> None:
+        """Wait until `await condition()` is true. Raises AssertionError if one of `alive` ends before."""
         async with asyncio.timeout(PATIENCE):
-            while not await true():
+            while not await condition():
                 for process in alive:
                     assert process.process.returncode is None, process.log.read_text()[-3000:]
                 await asyncio.sleep(0.05)
@@ -177,27 +177,27 @@ class Fleet:
             return await client.request(method, path, headers={"Authorization": f"Bearer {self.key}"}, **request)
 
     async def upload(self, picture: bytes, content_type: str = "image/jpeg") -> dict[str, str]:
-        """Ask for a URL and put the picture there; returns what complete-upload wants."""
-        asked = await self.call("POST", "/upload-url", json={"content_type": content_type, "file_name": "a.jpg"})
-        assert asked.status_code == 201, asked.text
-        said = asked.json()
+        """Upload the picture to a signed URL. Returns the body for complete-upload."""
+        answer = await self.call("POST", "/upload-url", json={"content_type": content_type, "file_name": "a.jpg"})
+        assert answer.status_code == 201, answer.text
+        ticket = answer.json()
         async with httpx2.AsyncClient(timeout=PATIENCE) as store:
-            put = await store.put(said["upload_url"], content=picture, headers={"Content-Type": content_type})
+            put = await store.put(ticket["upload_url"], content=picture, headers={"Content-Type": content_type})
         assert put.is_success, put.text
-        return {"media_id": said["media_id"], "original_key": said["original_key"]}
+        return {"media_id": ticket["media_id"], "original_key": ticket["original_key"]}
 
     async def send(self, picture: bytes, content_type: str = "image/jpeg") -> dict[str, Any]:
-        """Upload and complete; the accepted answer."""
+        """Upload the picture and complete the upload. Returns the body of the answer."""
         accepted = await self.call("POST", "/complete-upload", json=await self.upload(picture, content_type))
         assert accepted.status_code == 202, accepted.text
-        said: dict[str, Any] = accepted.json()
-        return said
+        body: dict[str, Any] = accepted.json()
+        return body
 
     async def view(self, media_id: str) -> dict[str, Any]:
         answer = await self.call("GET", f"/media/{media_id}")
         assert answer.status_code == 200, answer.text
-        said: dict[str, Any] = answer.json()
-        return said
+        body: dict[str, Any] = answer.json()
+        return body
 
     async def finished(self, media_id: str, status: str = "READY") -> dict[str, Any]:
         async def ended() -> bool:
@@ -208,18 +208,18 @@ class Fleet:
         assert view["status"] == status, view
         return view
 
-    # --- as somebody who looks at the rows
+    # --- in the rows
 
     async def reaches(self, job_id: UUID, step: str, status: str) -> None:
         """Wait until the step's row has that status."""
 
-        async def there() -> bool:
+        async def has_status() -> bool:
             return (await self.rows.statuses(job_id)).get(step) == status
 
-        await self.until(there)
+        await self.until(has_status)
 
     async def assert_done_once(self, job_id: UUID) -> None:
-        """Every step succeeded exactly once, the events add up, and every output is what its row says."""
+        """Assert that every step succeeded exactly once, and that the rows are what the events add up to."""
         kinds = Counter((e["step"], e["kind"]) for e in await self.rows.events(job_id))
         statuses = await self.rows.statuses(job_id)
         assert set(statuses.values()) == {"succeeded"}
@@ -227,7 +227,7 @@ class Fleet:
         await assert_history(self.rows, job_id)
 
     async def at_rest(self) -> None:
-        """The outbox is empty and nothing is leased."""
+        """Wait until the outbox is empty and no task is leased."""
 
         async def resting() -> bool:
             return not await self.rows.connection.fetchval(

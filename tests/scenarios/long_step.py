@@ -1,4 +1,4 @@
-"""A job of one step that takes its time: its hint comes from the broker, and stays unacknowledged until the end."""
+"""A pipeline of one long step. The step's hint from the broker stays unacknowledged until the step ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ONNX model goes in over HTTP, a package that runs comes out."""
+"""An ONNX model goes in over HTTP, and a signed package comes out."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ async def test_a_model_goes_in_and_a_package_comes_out(fleet: Fleet, tmp_path: P
         base_url=fleet.api_url, headers={"Authorization": f"Bearer {key.text}"}, timeout=40
     ) as client:
         files = {"model": ("模型.onnx", network().SerializeToString())}
-        made = await client.post("/api/v1/jobs", data=FORM, files=files)
-        assert made.status_code == 201
-        path = made.headers["Location"]
+        created = await client.post("/api/v1/jobs", data=FORM, files=files)
+        assert created.status_code == 201
+        path = created.headers["Location"]
         async with asyncio.timeout(PATIENCE):
             while (job := (await client.get(path)).json())["status"] not in {"completed", "failed"}:
                 await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Processes die where it hurts most, and nothing is lost and nothing happens twice."""
+"""Processes are killed at the worst points: no work is lost, and none is done twice."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ async def test_a_worker_killed_at_any_point_loses_nothing_and_doubles_nothing(
     assert set(await objects(s3, f"media/{accepted['media_id']}/")) == {
         "original.jpg", "resize.jpg", "compress.jpg", "final.webp",
     }  # fmt: skip
-    # A death is the worker's, not the picture's: it costs none of the attempts.
+    # The death of a worker is no fault of the picture, so it costs no attempt.
     assert await fleet.rows.connection.fetchval("SELECT sum(errors + crashes) FROM task WHERE job_id = $1", job_id) == 0
 
 
 async def test_another_worker_takes_over_without_waiting_for_the_lease(fleet: Fleet) -> None:
-    """The lease lasts ten minutes here; only the end of the dead worker's presence can free its task so soon."""
+    """The lease lasts ten minutes here. Only the end of the dead worker's presence can free its task so soon."""
     await fleet.api_here()
     victim = await fleet.worker(failpoints="mid_process:kill", lease_seconds=600, renew_seconds=200)
     await fleet.worker(lease_seconds=600, renew_seconds=200)
     accepted = [await fleet.send(PICTURE) for _ in range(4)]
     assert await victim.wait() == -signal.SIGKILL
-    for one in accepted:
-        await fleet.finished(one["media_id"])
-        await fleet.assert_done_once(UUID(one["job_id"]))
+    for answer in accepted:
+        await fleet.finished(answer["media_id"])
+        await fleet.assert_done_once(UUID(answer["job_id"]))
 
 
 async def test_without_presence_the_lease_decides(fleet: Fleet) -> None:
@@ -153,15 +153,15 @@ async def test_work_is_accepted_and_done_while_the_broker_is_down_and_fast_again
         first = await fleet.send(PICTURE)
         await fleet.finished(first["media_id"])
         await rabbitmq_node.kill()
-        down = [await fleet.send(PICTURE) for _ in range(3)]  # each answered 202
-        for one in down:
-            await fleet.finished(one["media_id"])
+        while_down = [await fleet.send(PICTURE) for _ in range(3)]  # each answered 202
+        for answer in while_down:
+            await fleet.finished(answer["media_id"])
         await rabbitmq_node.start()
-        await fleet.at_rest()  # what was announced in vain has been announced
-        back = await fleet.send(PICTURE)
-        await fleet.finished(back["media_id"])
-        for one in (first, *down, back):
-            await fleet.assert_done_once(UUID(one["job_id"]))
+        await fleet.at_rest()  # the relay has published the hints that could not be sent
+        after_return = await fleet.send(PICTURE)
+        await fleet.finished(after_return["media_id"])
+        for answer in (first, *while_down, after_return):
+            await fleet.assert_done_once(UUID(answer["job_id"]))
         assert worker.process.returncode is None
     finally:
         await fleet.close()

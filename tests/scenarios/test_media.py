@@ -1,4 +1,4 @@
-"""The media text's testing plan 12.2 and 12.3: a picture goes in, READY comes out, once."""
+"""A picture goes in, and READY comes out, once: sections 12.2 and 12.3 of the testing plan for media."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ async def test_a_picture_goes_in_and_ready_comes_out(fleet: Fleet, s3: Bucket, p
         final = await client.get(view["final_url"])
     with Image.open(io.BytesIO(final.content)) as image:
         assert (image.format, image.size) == ("WEBP", (1600, 1200))
-    there = await objects(s3, f"media/{accepted['media_id']}/")
-    assert set(there) == {"original.jpg", "resize.jpg", "compress.jpg", "final.webp"}
+    stored = await objects(s3, f"media/{accepted['media_id']}/")
+    assert set(stored) == {"original.jpg", "resize.jpg", "compress.jpg", "final.webp"}
     await fleet.assert_done_once(UUID(accepted["job_id"]))
     await fleet.at_rest()
 

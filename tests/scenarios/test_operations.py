@@ -1,4 +1,4 @@
-"""A worker dies in the middle of a bulk operation, at every point where it can, and each target is acted on once."""
+"""A worker dies at every point of a bulk operation, and the operation acts on each target once."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from tests.scenarios.fleet import Fleet, Process
 
 JOBS = 30
 TERMS = {"worker_queues": "operations", "poll_seconds": 0.1}
-#: Event of each action, of which a job has one.
+#: The kind of event that each action writes for a job.
 EVENTS = {"retry": "replayed", "cancel": "cancel_requested"}
-#: The commits of a worker's connections that are killed after: some of the operation's, some of its duties'.
+#: The failpoints at which the worker is killed. `commit.worker:kill:N`: after the Nth commit of its connections, which
+#: is one of the operation or of a duty.
 POINTS: list[tuple[Action, str]] = [
     ("retry", "commit.worker:kill:16"),
     ("retry", "after_commit:kill"),
@@ -41,9 +42,9 @@ async def targets(fleet: Fleet, action: Action) -> list[UUID]:
         tasks = [row["id"] for row in await connection.fetch("SELECT id FROM task")]
         claimed = await claims.claim(connection, fleet.rows.terms, tasks)
         await settlements.fail(
-            connection, [Failure(one.lease, "error", "broken", "It did not work.", False, 0.0) for one in claimed]
+            connection, [Failure(claim.lease, "error", "broken", "It did not work.", False, 0.0) for claim in claimed]
         )
-    return [one.id for one in new]
+    return [job.id for job in new]
 
 
 async def submit(fleet: Fleet, action: Action, rate: int = 20) -> UUID:
@@ -65,7 +66,7 @@ async def submit(fleet: Fleet, action: Action, rate: int = 20) -> UUID:
 
 
 async def acted_on(fleet: Fleet, action: Action) -> int:
-    """Jobs that the operation has acted on."""
+    """The number of jobs that the operation has acted on."""
     connection = fleet.rows.connection
     if action == "delete":
         return int(await connection.fetchval("SELECT count(*) FROM tombstone"))
@@ -73,7 +74,7 @@ async def acted_on(fleet: Fleet, action: Action) -> int:
     return int(await connection.fetchval("SELECT count(DISTINCT job_id) FROM event WHERE kind = $1", kind))
 
 
-async def assert_each_once(fleet: Fleet, action: Action, made: list[UUID], operation: UUID) -> None:
+async def assert_each_once(fleet: Fleet, action: Action, job_ids: list[UUID], operation: UUID) -> None:
     connection = fleet.rows.connection
 
     async def ended() -> bool:
@@ -85,34 +86,34 @@ async def assert_each_once(fleet: Fleet, action: Action, made: list[UUID], opera
     )
     assert value | {"longest_ms": 0} == {"acted": JOBS, "refused": 0, "codes": {}, "longest_ms": 0}
     if action == "delete":
-        gone = {row["job_id"] for row in await connection.fetch("SELECT job_id FROM tombstone")}
-        assert gone == set(made)
+        deleted = {row["job_id"] for row in await connection.fetch("SELECT job_id FROM tombstone")}
+        assert deleted == set(job_ids)
         return
-    counted = await connection.fetch(
+    rows = await connection.fetch(
         "SELECT job_id, count(*) AS n FROM event WHERE kind = $1 AND job_id = ANY($2) GROUP BY job_id",
         EVENTS[action],
-        made,
+        job_ids,
     )
-    assert {row["job_id"]: row["n"] for row in counted} == dict.fromkeys(made, 1)
-    for job_id in made:
+    assert {row["job_id"]: row["n"] for row in rows} == dict.fromkeys(job_ids, 1)
+    for job_id in job_ids:
         await assert_history(fleet.rows, job_id)
 
 
 @pytest.mark.parametrize(("action", "point"), POINTS)
 async def test_a_worker_killed_at_a_point_acts_on_each_target_once(fleet: Fleet, action: Action, point: str) -> None:
-    made = await targets(fleet, action)
+    job_ids = await targets(fleet, action)
     operation = await submit(fleet, action)
     victim = await fleet.worker(failpoints=point, **TERMS)
     assert await victim.wait() == -signal.SIGKILL
     if point != "after_commit:kill":
-        assert 0 < await acted_on(fleet, action) < JOBS, "it died too early or too late to show anything"
+        assert 0 < await acted_on(fleet, action) < JOBS, "the worker died too early or too late for the test"
     await fleet.worker(**TERMS)
-    await assert_each_once(fleet, action, made, operation)
+    await assert_each_once(fleet, action, job_ids, operation)
 
 
 async def _held_in_its_batch(fleet: Fleet, operation: UUID, holder: Connection) -> None:
-    """Hold the operation's task, inside a transaction of `holder`, until a batch waits for it: the batch has acted on
-    its targets then, and nothing of that is committed.
+    """Lock the operation's task in a transaction of `holder`, and wait until a batch waits for the lock. Then the batch
+    has acted on its targets, and has committed nothing.
     """
 
     async def begun() -> bool:
@@ -133,7 +134,7 @@ async def _held_in_its_batch(fleet: Fleet, operation: UUID, holder: Connection) 
 
 
 async def test_a_worker_killed_between_its_acts_and_their_commit_acts_on_each_target_once(fleet: Fleet) -> None:
-    made = await targets(fleet, "retry")
+    job_ids = await targets(fleet, "retry")
     operation = await submit(fleet, "retry")
     victim = await fleet.worker(**TERMS)
     holder = await connect(fleet.settings, "holder")
@@ -144,11 +145,11 @@ async def test_a_worker_killed_between_its_acts_and_their_commit_acts_on_each_ta
     await holder.close()
     assert await acted_on(fleet, "retry") == before < JOBS
     await fleet.worker(**TERMS)
-    await assert_each_once(fleet, "retry", made, operation)
+    await assert_each_once(fleet, "retry", job_ids, operation)
 
 
 async def test_a_batch_of_a_lost_lease_changes_nothing(fleet: Fleet) -> None:
-    made = await targets(fleet, "retry")
+    job_ids = await targets(fleet, "retry")
     operation = await submit(fleet, "retry")
     worker: Process = await fleet.worker(**TERMS)
     holder = await connect(fleet.settings, "holder")
@@ -170,5 +171,5 @@ async def test_a_batch_of_a_lost_lease_changes_nothing(fleet: Fleet) -> None:
     await holder.close()
     await asyncio.sleep(0.5)
     assert await acted_on(fleet, "retry") == before < JOBS
-    await assert_each_once(fleet, "retry", made, operation)
+    await assert_each_once(fleet, "retry", job_ids, operation)
     assert worker.process.returncode is None

@@ -1,4 +1,4 @@
-"""Celery: results in PostgreSQL, late ACKs, confirmed publishes."""
+"""Drives Celery: results in PostgreSQL, late ACKs, confirmed publishes."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""DBOS Transact: PostgreSQL alone; every workflow is a row."""
+"""Drives DBOS Transact: PostgreSQL alone; every workflow is a row."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def stepped(steps):
 
 
 def sdk(workflows, steps, results):
-    """Print what `bench/sdk.py` reads: steps a second, and how long a workflow's result takes, in ms."""
+    """Print the steps a second, and the milliseconds of a workflow's result, for `bench/sdk.py`."""
     DBOS.launch()
     DBOS.start_workflow(stepped, 10).get_result()
     began = time.monotonic()

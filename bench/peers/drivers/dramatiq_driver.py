@@ -1,4 +1,4 @@
-"""Dramatiq: it has no results in PostgreSQL, so a middleware writes a row a job, as its users do."""
+"""Drives Dramatiq. It has no results in PostgreSQL: so a middleware writes a row for each job, as its users do."""
 
 import os
 import sys

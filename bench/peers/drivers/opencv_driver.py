@@ -1,4 +1,4 @@
-"""OpenCV, as `pictures_a_second` asks."""
+"""Drives OpenCV for the figure `pictures`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pgqueuer: PostgreSQL alone; completions are gathered in memory and written in batches."""
+"""Drives pgqueuer: PostgreSQL alone; completions are gathered in memory and written in batches."""
 
 import os
 import sys

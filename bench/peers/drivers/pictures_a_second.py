@@ -1,4 +1,4 @@
-"""What the Python drivers of `pictures` share: PICTURE DIRECTORY SECONDS; prints pictures a second."""
+"""Shared by the Python drivers of `pictures`. Arguments: PICTURE DIRECTORY SECONDS. They print pictures a second."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from time import perf_counter
 
 
 def measure(make: Callable[[Path, Path], None]) -> None:
-    """`make(picture, directory)`, first once to warm up."""
+    """Call `make(picture, directory)` once to warm up, then for the given seconds, and print the rate."""
     picture, directory, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
     make(picture, directory)
-    began, made = perf_counter(), 0
+    began, count = perf_counter(), 0
     while perf_counter() - began < seconds:
         make(picture, directory)
-        made += 1
-    sys.stdout.write(f"{made / (perf_counter() - began)}\n")
+        count += 1
+    sys.stdout.write(f"{count / (perf_counter() - began)}\n")

@@ -1,4 +1,4 @@
-"""Pillow, called directly, as `pictures_a_second` asks."""
+"""Drives Pillow, called directly, for the figure `pictures`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Procrastinate: PostgreSQL alone."""
+"""Drives Procrastinate: PostgreSQL alone."""
 
 import os
 import sys

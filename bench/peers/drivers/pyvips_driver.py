@@ -1,4 +1,4 @@
-"""libvips by pyvips, as `pictures_a_second` asks."""
+"""Drives libvips, by pyvips, for the figure `pictures`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a job was asked for, by who submits it, and how long it took from then to the first line of its handler."""
+"""Shared by the drivers of `delays`: paces submissions, and writes how long each job waited for its handler."""
 
 import asyncio
 import os
@@ -6,14 +6,15 @@ import time
 from pathlib import Path
 
 
-def note(asked):
-    waited = time.time() - asked
+def note(submitted_at):
+    """Write the wait of a job. Its handler calls this first."""
+    waited = time.time() - submitted_at
     with Path(os.environ["PEER_STAMPS"]).open("a") as stamps:
         stamps.write(f"{waited}\n")
 
 
 def paced(jobs, rate):
-    """Sleep, and give the time just before each submission."""
+    """Yield the time just before each submission, at a steady pace."""
     began = time.monotonic()
     for number in range(jobs):
         time.sleep(max(0.0, began + number / rate - time.monotonic()))

@@ -1,4 +1,4 @@
-"""Taskiq: RabbitMQ by aio-pika, results in PostgreSQL, ACK once the result is saved."""
+"""Drives Taskiq: RabbitMQ by aio-pika, results in PostgreSQL, ACK once the result is saved."""
 
 import asyncio
 import os
