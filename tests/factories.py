@@ -95,7 +95,7 @@ def stale(lease: Lease, **changes: Any) -> Lease:
 
 
 async def assert_history(rows: Rows, job_id: UUID) -> None:
-    """Assert that the events of a job have no gap, and that the rows are the sum of the events (invariants I4 and I20)."""
+    """Assert that the events of a job have no gap, and that the rows are their sum (invariants I4 and I20)."""
     tasks = await rows.connection.fetch("SELECT step, status, epoch FROM task WHERE job_id = $1", job_id)
     _assert_history(await rows.job(job_id), await rows.events(job_id), tasks)
     await assert_sums(rows.connection)

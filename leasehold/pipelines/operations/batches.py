@@ -1,4 +1,4 @@
-"""One batch of an operation: a transaction that acts on a few jobs of one tenant."""
+"""Acts on one batch of an operation: a few jobs of one tenant, in one transaction. The step `act` calls `act_on`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Outcome:
-    """What a batch did. `busy`: targets that another transaction held. After the commit count `ended`, and admit jobs
-    at `limits`, which the jobs `departed` have left.
+    """The outcome of a batch. `acted`: the jobs that were changed. `busy`: the targets that another transaction held.
+
+    After the commit, the caller counts `ended`, and admits jobs at `limits`, which the jobs `departed` have left.
     """
 
     acted: list[UUID] = field(default_factory=list)
@@ -46,8 +47,10 @@ class Outcome:
 async def act_on(
     context: OperationContext, connection: Connection, operation: Operation, job_ids: Sequence[UUID], tenant_id: str
 ) -> Outcome:
-    """Act on jobs of one tenant, in the caller's transaction. Raises TooMany if a limit of the tenant is full: roll
-    back then, and come back later or with fewer.
+    """Act on jobs of one tenant, in the caller's transaction.
+
+    Raises TooMany if a limit of the tenant is full. Then the caller rolls back, and tries again later or with fewer
+    jobs.
     """
     if operation.action == "retry":
         return await _retry_charged(context, connection, operation, job_ids, tenant_id)
@@ -77,7 +80,7 @@ async def _cancel(
     for target in targets:
         if target.id in effects.states:
             outcome.acted.append(target.id)
-        else:  # it is locked, and was a target: nothing else can have kept it from being cancelled
+        else:  # the job is locked and was a target: no other reason is possible
             sentence = "The template of this job does not support cancelling."
             outcome.refusals.append(Refusal(target.id, "cancel_not_supported", sentence))
 
@@ -85,16 +88,16 @@ async def _cancel(
 async def _delete(
     context: OperationContext, connection: Connection, operation: Operation, targets: Sequence[Target], outcome: Outcome
 ) -> None:
-    """Their objects and rows go by retention: an operation that waited for the store would take hours."""
-    over = [target for target in targets if target.row["finished_at"] is not None]
+    """Delete the jobs. Housekeeping deletes their objects and rows later: waiting for the store would take hours."""
+    finished = [target for target in targets if target.row["finished_at"] is not None]
 
-    async def delete_over() -> None:
-        await ending.delete_together(context.actions, connection, over)
+    async def delete_finished() -> None:
+        await ending.delete_together(context.actions, connection, finished)
 
-    left = targets
-    if over and await _together(connection, over, outcome, delete_over):
-        left = [target for target in targets if target.row["finished_at"] is None]
-    for target in left:
+    remaining = targets
+    if finished and await _together(connection, finished, outcome, delete_finished):
+        remaining = [target for target in targets if target.row["finished_at"] is None]
+    for target in remaining:
         effects = Effects()
 
         async def delete(target: Target = target, effects: Effects = effects) -> None:
@@ -107,7 +110,7 @@ async def _delete(
 async def _retry_charged(
     context: OperationContext, connection: Connection, operation: Operation, job_ids: Sequence[UUID], tenant_id: str
 ) -> Outcome:
-    """Each retry is charged as a submission. The rates are locked first, as by every submission."""
+    """Retry the jobs. Each retry is charged as a submission, and the rates are locked first, as by every submission."""
     payer = Payer(tenant_id, operation.payer_key)
     async with context.admission.submitting(connection, payer, {}, len(job_ids)) as paid:
         rows, busy = await operations.lock(connection, operation.action, job_ids, tenant_id, operation.at)
@@ -123,15 +126,15 @@ async def _retry_charged(
                     paid.queues |= await queues_waited_in(connection, target.id)
 
         together = bool(plain) and await _together(connection, plain, outcome, retry_plain)
-        done = {target.id for target in plain} if together else set()
+        retried = {target.id for target in plain} if together else set()
         for target in targets:
-            if target.id in done:
+            if target.id in retried:
                 continue
 
             async def retry(target: Target = target) -> None:
                 template_version = await known.of(target)
                 effects = await revive(context.actions, connection, target, template_version)
-                if effects is None:  # it is locked, and had failed
+                if effects is None:  # although the job is locked and had failed
                     raise Conflict("resource_invalid_state", "The job's state does not allow this.")
                 outcome.limits |= set(effects.limits)
                 outcome.departed += effects.departed
@@ -145,14 +148,14 @@ async def _retry_charged(
 
 
 class _Templates:
-    """The templates of a batch's runs, each read once."""
+    """Reads the templates of a batch's runs, each once."""
 
     def __init__(self, context: OperationContext, connection: Connection) -> None:
         self.actions, self._connection = context.actions, connection
         self._known: dict[tuple[str, int], TemplateVersion | None] = {}
 
     async def of(self, target: Target) -> TemplateVersion | None:
-        """None: the job is no run. Raises NotFound and Conflict."""
+        """The template of the job. None: the job is no run. Raises NotFound or Conflict."""
         key = (target.row["template"], target.row["version"])
         if key not in self._known:
             self._known[key] = await template_of(self.actions, self._connection, target)
@@ -160,7 +163,7 @@ class _Templates:
 
 
 async def _plain(known: _Templates, connection: Connection, targets: Sequence[Target], tenant_id: str) -> list[Target]:
-    """The jobs that can be retried together. The others are tried one by one."""
+    """The jobs that can be retried together. The caller retries the others one by one."""
     rules = (await tenant_rules(connection, {tenant_id}))[tenant_id]
     plain = []
     for target in targets:
@@ -176,7 +179,9 @@ async def _plain(known: _Templates, connection: Connection, targets: Sequence[Ta
 async def _together(
     connection: Connection, targets: Sequence[Target], outcome: Outcome, act: Callable[[], Awaitable[None]]
 ) -> bool:
-    """`act` on all of the jobs. False: one of them has an odd row, nothing changed, and each is tried by itself."""
+    """`act` on all jobs at once. False: PostgreSQL refused a row, nothing changed, and the caller acts on each by
+    itself.
+    """
     try:
         async with connection.transaction():  # a savepoint
             await act()
@@ -189,7 +194,7 @@ async def _together(
 
 
 async def _alone(connection: Connection, target: Target, outcome: Outcome, act: Callable[[], Awaitable[None]]) -> bool:
-    """`act` on one job, and note what became of it: one that is refused, or has an odd row, holds up no other."""
+    """`act` on one job, and record the outcome. A job that is refused or has an invalid row does not stop others."""
     try:
         async with connection.transaction():  # a savepoint
             await act()

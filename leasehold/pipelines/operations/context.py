@@ -1,4 +1,4 @@
-"""What all operations of a worker share: the actions on jobs of every kind, and the limits of their tenants."""
+"""Shared by all operations of a worker: the actions on jobs of every kind, and the limits of the tenants."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OperationContext:
 async def open_operation_context(settings: Settings, pipelines: Pipelines) -> AsyncIterator[OperationContext]:
     kinds = kinds_of(pipelines)
     job_kinds = JobKinds(kinds, pipelines, RUN_SCOPES)
-    store = ObjectStore.from_settings(settings)  # the hooks of deletions change rows alone: it is not opened
+    store = ObjectStore.from_settings(settings)  # the hooks of deletions change only rows, so the store is not opened
     context = HousekeepingContext(settings, lambda: connected(settings, "worker operations"), store)
     async with AsyncExitStack() as stack:
         evaluator = await stack.enter_async_context(evaluating(settings))

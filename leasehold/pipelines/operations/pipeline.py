@@ -19,16 +19,17 @@ def bound_of(action: Action) -> Literal["failed", "unfinished"] | None:
     return states.get(action)
 
 
-#: After an error: the database was away, or a bug. What an operation did before the error stays done.
+#: The delays after an error, which means that the database was away, or a bug. Committed batches stay committed.
 _RETRY_LADDER = tuple(timedelta(seconds=seconds) for seconds in (1, 5, 30, 60))
 
 
 class Operation(BaseModel):
     """The parameters of an operation, as they were bound when it was submitted.
 
-    `at`: no job that was created later is a target; ages in the filter count from it. `of_tenant`: whose jobs; None: of
-    all tenants. `pipelines` and `runs`: the kinds that the key's scopes allowed. `payer_key`: the quota key that
-    retries are charged to. `canary`: how many jobs go first; 0: none. `rate`: jobs a second at most.
+    `at`: jobs that were created later are no targets, and ages in the filter count from this time. `of_tenant`: the
+    tenant of the jobs; None: all tenants. `pipelines` and `runs`: the kinds of jobs that the key's scopes allowed.
+    `payer_key`: the quota key that is charged for retries. `canary`: the number of jobs that go first; 0: none.
+    `rate`: the most jobs a second.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

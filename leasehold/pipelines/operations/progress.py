@@ -1,4 +1,4 @@
-"""How far an operation is: the note of its step. Each batch commits the note together with what it did."""
+"""The progress of an operation, kept as the note of its step. Each batch commits the note together with its changes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from leasehold.transitions.operations import Refusal
 
 
 class Count(BaseModel):
-    """How many jobs matched when the operation began. `exact` False: an estimate."""
+    """The number of jobs that matched when the operation began. `exact` False: the number is an estimate."""
 
     n: int
     exact: bool
 
 
 class Busy(BaseModel):
-    """A target that another transaction held. `tries`: how often the operation came back to it."""
+    """A target that another transaction held. `tries`: how often the operation has tried it."""
 
     job_id: UUID
     tenant_id: str
@@ -28,7 +28,7 @@ class Busy(BaseModel):
 
 
 class Canary(BaseModel):
-    """`until`: a Unix time; the jobs must have ended well by then. `passed` None: not known yet."""
+    """The jobs that go first. `until`: the Unix time by which they must have succeeded. `passed` None: unknown yet."""
 
     job_ids: list[UUID] = Field(default_factory=list)
     until: float | None = None
@@ -36,8 +36,9 @@ class Canary(BaseModel):
 
 
 class Progress(BaseModel):
-    """`before`: the walk goes on below this id; None: it has not begun, or (`walked`) it has come to its end.
-    `next_at`: a Unix time; the rate allows the next job then. `longest_ms`: of the batch that held its locks longest.
+    """`before`: the walk goes on with ids below this. None: the walk has not begun, or, if `walked`, it is finished.
+    `next_at`: the Unix time at which the rate allows the next job. `longest_ms`: the longest time that a batch held its
+    locks.
     """
 
     total: Count | None = None

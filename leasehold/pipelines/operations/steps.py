@@ -1,7 +1,7 @@
 """The handler of bulk operations. It walks over the jobs that the filter finds, newest first, in small batches.
 
-A batch and the note about it commit together, under the lease: so each target is acted on once, whatever dies. The
-step snoozes now and then, so that it holds no slot for hours and a worker can drain.
+A batch and the note about it commit together, under the lease: so the operation acts on each target once, whatever
+dies. The step snoozes from time to time, so that it does not hold a slot for hours and a worker can drain.
 """
 
 from __future__ import annotations
@@ -32,31 +32,32 @@ from leasehold.transitions.operations import Refusal
 
 #: An attempt snoozes after this many seconds.
 _TURN_SECONDS = 15.0
-#: Targets that are read ahead, and rows that one such statement may read.
+#: How many targets one statement reads ahead, and the most rows that it may read for them.
 _STRIDE, _MAX_READ = 500, 15_000
-#: A longer pause gives the slot back.
+#: The step sleeps for a pause up to this long, and snoozes for a longer one.
 _LONGEST_SLEEP = 1.0
-#: The operation comes back to a job that another transaction holds this often.
+#: How often, and after how many seconds, the operation tries again a job that another transaction holds.
 _MAX_TRIES, _BUSY_SECONDS = 20, 0.5
 _CANARY_SECONDS = 1.0
 
-#: The locks of a batch do not wait for the disk. If PostgreSQL dies before the disk has the batch, both are gone, what
-#: the batch did and the note about it: the operation acts on these jobs again. The operation's end waits for the disk.
-_NEED_NOT_WAIT = "SET LOCAL synchronous_commit TO off"
+#: The commit of a batch does not wait for the disk, so its locks are short. If PostgreSQL dies before the batch is on
+#: disk, the batch and its note are both lost, and the operation acts on these jobs again. The operation's end waits for
+#: the disk.
+_ASYNCHRONOUS_COMMIT = "SET LOCAL synchronous_commit TO off"
 
 bulk_operation.opens_with_pipelines(open_operation_context)
 
 
 @bulk_operation.handles("act")
 async def act(attempt: Attempt) -> Done | Snooze:
-    """Act on one batch after the other, for at most `_TURN_SECONDS`."""
+    """Act on one batch after the other, for about `_TURN_SECONDS`."""
     return await _Turn(attempt, progress_of(await attempt.note())).run()
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Jobs of one tenant. `before`: where the walk goes on after them; `walked`: they are its last. `again`: they were
-    held by another transaction before, and the walk stays where it is.
+    """Jobs of one tenant. `before`: the id below which the walk goes on after them. `walked`: they are the last of the
+    walk. `again`: they are busy jobs of earlier batches, so the walk does not move.
     """
 
     job_ids: Sequence[UUID]
@@ -67,6 +68,8 @@ class _Batch:
 
 
 class _Turn:
+    """One attempt of the step: it acts on batches until it snoozes or the operation is done."""
+
     def __init__(self, attempt: Attempt, progress: Progress) -> None:
         self._attempt, self._progress = attempt, progress
         self._operation: Operation = attempt.params
@@ -75,8 +78,8 @@ class _Turn:
         self._ahead: list[tuple[UUID, str]] = []
         self._after_ahead: tuple[UUID | None, bool] = (None, False)
         self._size = BatchSize()
-        highest = self._context.settings.operation_rate
-        self._rate = min(self._operation.rate or highest, highest)
+        max_rate = self._context.settings.operation_rate
+        self._rate = min(self._operation.rate or max_rate, max_rate)
 
     async def run(self) -> Done | Snooze:
         if self._progress.total is None:
@@ -98,9 +101,9 @@ class _Turn:
             if pause > 0:
                 await asyncio.sleep(pause)
                 self._attempt.checkpoint()
-            refused_for = await self._commit(batch)
-            if refused_for is not None:
-                return self._snooze(refused_for)
+            retry_after = await self._commit(batch)
+            if retry_after is not None:
+                return self._snooze(retry_after)
             self._attempt.progress(self._progress.percent, f"{self._progress.done} jobs")
 
     def _snooze(self, seconds: float) -> Snooze:
@@ -114,17 +117,17 @@ class _Turn:
     def _listing(self, max_read: int | None = None) -> Listing:
         operation, kinds = self._operation, self._context.actions.kinds
         try:
-            wanted = parse(operation.filter, operation.at)
-        except Invalid as error:  # a newer release accepted it
+            job_filter = parse(operation.filter, operation.at)
+        except Invalid as error:  # a newer release has accepted the filter
             raise Permanent(error.code, error.message) from None
         scope = Scope(operation.of_tenant, operation.pipelines, operation.runs, kinds.others, kinds.owned)
         bound = Bound(operation.at, bound_of(operation.action))
-        return Listing(scope, wanted, self._progress.before, bound=bound, max_read=max_read)
+        return Listing(scope, job_filter, self._progress.before, bound=bound, max_read=max_read)
 
     # --- the next batch
 
     async def _next_batch(self) -> _Batch | None:
-        """None: every target was acted on or refused."""
+        """The next batch. None: the operation has acted on every target, or refused it."""
         while not self._ahead and not self._progress.walked:
             async with self._attempt.connection() as connection:
                 stride = await job_lists.stride(connection, self._listing(_MAX_READ), _STRIDE)
@@ -135,22 +138,24 @@ class _Turn:
                 self._attempt.checkpoint()
         if self._progress.busy and (not self._ahead or len(self._progress.busy) >= MAX_BATCH):
             tenant_id = self._progress.busy[0].tenant_id
-            held = [busy.job_id for busy in self._progress.busy if busy.tenant_id == tenant_id]
-            return _Batch(held[: self._size.jobs], tenant_id, self._progress.before, self._progress.walked, again=True)
+            busy_ids = [busy.job_id for busy in self._progress.busy if busy.tenant_id == tenant_id]
+            return _Batch(
+                busy_ids[: self._size.jobs], tenant_id, self._progress.before, self._progress.walked, again=True
+            )
         if not self._ahead:
             return None
         tenant_id = self._ahead[0][1]
         job_ids = []
-        for job_id, whose in self._ahead[: self._allowed()]:
-            if whose != tenant_id:
+        for job_id, owner in self._ahead[: self._max_jobs()]:
+            if owner != tenant_id:
                 break
             job_ids.append(job_id)
         is_last = len(job_ids) == len(self._ahead)
         before, walked = self._after_ahead if is_last else (job_ids[-1], False)
         return _Batch(job_ids, tenant_id, before, walked)
 
-    def _allowed(self) -> int:
-        """How many jobs the next batch may have: as many as the rate allows in a tenth of a second, and the canary."""
+    def _max_jobs(self) -> int:
+        """The most jobs of the next batch: limited by its size, the rate in a tenth of a second, and the canary."""
         allowed: int = min(self._size.jobs, max(self._rate // 10, 1))
         if self._operation.canary and self._progress.canary.passed is None:
             allowed = min(allowed, max(self._operation.canary - self._progress.done, 1))
@@ -162,18 +167,18 @@ class _Turn:
     # --- a batch
 
     async def _commit(self, batch: _Batch) -> float | None:
-        """Act on the batch. Returns seconds to wait if a limit of the tenant has no room, even for one job."""
+        """Act on the batch. Returns the seconds to wait if a limit of the tenant has no room even for one job."""
         async with self._attempt.connection() as connection:
             began = monotonic()
             try:
                 async with connection.transaction():
-                    await connection.execute(_NEED_NOT_WAIT)
+                    await connection.execute(_ASYNCHRONOUS_COMMIT)
                     outcome = await act_on(self._context, connection, self._operation, batch.job_ids, batch.tenant_id)
                     progress = self._after(batch, outcome)
                     failpoints.reach("mid_batch")
                     await self._report(connection, outcome)
                     await self._attempt.remember(progress.note(), connection)
-            except (TooMany, Invalid) as error:  # a batch that exceeds a limit by itself is Invalid
+            except (TooMany, Invalid) as error:  # Invalid: the batch alone exceeds a limit
                 if len(batch.job_ids) > 1:
                     self._size.refused(len(batch.job_ids))
                     return None
@@ -182,9 +187,9 @@ class _Turn:
             self._progress = progress
             if not batch.again:
                 del self._ahead[: len(batch.job_ids)]
-            self._size.measured(len(batch.job_ids), held := monotonic() - began)
-            self._progress.longest_ms = max(self._progress.longest_ms, round(1000 * held))
-            # The hints stand in the outbox: the relay publishes them.
+            self._size.measured(len(batch.job_ids), seconds := monotonic() - began)
+            self._progress.longest_ms = max(self._progress.longest_ms, round(1000 * seconds))
+            # The hints are in the outbox, and the relay publishes them.
             if outcome.limits:
                 await concurrency.admit(connection, sorted(outcome.limits), outcome.departed)
         count_ended_jobs(outcome.ended)
@@ -197,9 +202,9 @@ class _Turn:
         in_batch = set(batch.job_ids)
         progress.busy = [busy for busy in progress.busy if busy.job_id not in in_batch]
         for job_id in outcome.busy:
-            tried = tries.get(job_id, 0) + 1
-            if tried < _MAX_TRIES:
-                progress.busy.append(Busy(job_id=job_id, tenant_id=batch.tenant_id, tries=tried))
+            tries_now = tries.get(job_id, 0) + 1
+            if tries_now < _MAX_TRIES:
+                progress.busy.append(Busy(job_id=job_id, tenant_id=batch.tenant_id, tries=tries_now))
             else:
                 sentence = "Another transaction held the job all the time."
                 outcome.refusals.append(Refusal(job_id, "job_busy", sentence))
@@ -218,7 +223,7 @@ class _Turn:
             canary.until = time() + self._context.settings.operation_canary_seconds
 
     async def _report(self, connection: Connection, outcome: Outcome) -> None:
-        """Record the refusals, as many as the setting keeps; all of them are counted."""
+        """Record refusals, up to the number in the setting. All of them are counted."""
         room = self._context.settings.operation_refusals - self._progress.refused
         if outcome.refusals and room > 0:
             await operations.record(connection, self._attempt.job_id, self._attempt.tenant_id, outcome.refusals[:room])
@@ -226,8 +231,10 @@ class _Turn:
     # --- the canary
 
     async def _canary_ended(self) -> bool:
-        """Whether the canary jobs have ended, well. Raises Permanent if one was refused, failed, or takes too long: the
-        operation stops. A person who retries it then lets it go on.
+        """Whether all canary jobs have succeeded. False: some have not ended.
+
+        Raises Permanent, which stops the operation, if a canary job was refused, failed, or takes too long. A person
+        who retries the operation lets it go on.
         """
         canary = self._progress.canary
         if self._progress.refused:
@@ -236,11 +243,11 @@ class _Turn:
         if self._operation.action != "delete":
             async with self._attempt.connection() as connection:
                 operation = self._operation
-                unfinished, bad = await operations.canary(
+                unfinished, failed = await operations.canary(
                     connection, canary.job_ids, operation.of_tenant, operation.action
                 )
-            if bad:
-                await self._stop("canary_failed", f"{bad} of {len(canary.job_ids)} canary jobs did not succeed.")
+            if failed:
+                await self._stop("canary_failed", f"{failed} of {len(canary.job_ids)} canary jobs did not succeed.")
             if unfinished:
                 if time() > (canary.until or 0.0):
                     await self._stop("canary_late", f"{unfinished} canary jobs had not ended in time.")
