@@ -86,7 +86,8 @@ class Tokens:
             raise BadGateway("token_endpoint_unavailable", "The token endpoint does not answer.") from error
         fields = _json_object(answer.body) if answer.status == HTTPStatus.OK else {}
         token, kind = fields.get("access_token"), str(fields.get("token_type", "bearer")).lower()
-        if not isinstance(token, str) or not token or not token.isprintable() or kind != "bearer":
+        # A header holds only ASCII (RFC 6750, 2.1).
+        if not isinstance(token, str) or not token or not (token.isascii() and token.isprintable()) or kind != "bearer":
             log.warning("the token endpoint gave no token", status=answer.status)
             raise BadGateway("token_refused", "The token endpoint gave no token.")
         expires_in = fields.get("expires_in")

@@ -133,6 +133,7 @@ async def test_a_token_that_was_revoked_is_replaced_once(
         (200, b"no json"),
         (200, {"token_type": "Bearer"}),
         (200, {"access_token": "bad\r\nX: y", "token_type": "Bearer"}),
+        (200, {"access_token": "t\u00f6ken", "token_type": "Bearer"}),  # no header can hold it
         (200, {"access_token": "t", "token_type": "mac"}),
         (500, {}),
     ],
