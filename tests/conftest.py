@@ -27,12 +27,14 @@ from tests.support.at_once import FailuresAtOnce
 from tests.support.backend import Backend, backend_of
 from tests.support.broker_node import BrokerNode
 from tests.support.bucket import Bucket
+from tests.support.cheap import make_repetitions_cheap
 from tests.support.containers import postgres_container, rabbitmq_container, s3_container
 from tests.support.databases import Databases
 from tests.support.not_here import reasons
 from tests.support.seeds import seed_of_this_commit
 
 holding.strict = True  # a connection that is held across outbound I/O fails the test
+make_repetitions_cheap()
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
 

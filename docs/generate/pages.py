@@ -24,6 +24,7 @@ _PAGES = {
 
 #: The document of the API, for programs that generate a client.
 OPENAPI = "openapi.json"
+NAMES = (*_PAGES, OPENAPI)
 
 
 def pages() -> dict[str, str]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import hmac
 import os
 import secrets
 import shutil
@@ -154,6 +157,7 @@ class Postgres:
             shutil.rmtree(remains, ignore_errors=True)
         self._password = secrets.token_urlsafe(24)
         self._run_as.write_file(password_file, self._password)
+        verifier_file = self._run_as.write_file(self.directory / "verifier", _verifier(self._password))
         initdb: list[str | Path] = [
             self._bin / "initdb",
             "-D",
@@ -161,7 +165,7 @@ class Postgres:
             "-U",
             USER,
             "--pwfile",
-            password_file,
+            verifier_file,
         ]
         initdb += ["-E", "UTF8", "--locale=C.UTF-8", "-A", "scram-sha-256"]
         await run(
@@ -200,6 +204,18 @@ class Postgres:
         ):  # reuse the server's certificate as our client certificate: the same CA signed it
             context.load_cert_chain(self.directory / "server.crt", self.directory / "server.key")
         return context
+
+
+def _verifier(password: str) -> str:
+    """The SCRAM verifier of RFC 5803, which PostgreSQL stores as it is, with one iteration. Iterations slow down who
+    guesses a weak password; this one has 192 random bits. With PostgreSQL's 4096 each connection would take 2 ms more.
+    """
+    salt = secrets.token_bytes(16)
+    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, 1)
+    client_key, server_key = (hmac.digest(salted, name, "sha256") for name in (b"Client Key", b"Server Key"))
+    stored_key = hashlib.sha256(client_key).digest()
+    parts = [base64.b64encode(part).decode() for part in (salt, stored_key, server_key)]
+    return "SCRAM-SHA-256$1:{}${}:{}".format(*parts)
 
 
 def _environment() -> dict[str, str]:

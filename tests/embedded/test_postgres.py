@@ -101,8 +101,14 @@ async def test_nobody_gets_in_without_the_password(server: Postgres) -> None:
         await asyncpg.connect(server.url, password="a guess")
 
 
-async def test_the_password_file_is_its_owners_alone(server: Postgres) -> None:
-    assert stat.S_IMODE((server.directory / "password").stat().st_mode) == 0o600
+@pytest.mark.parametrize("name", ["password", "verifier"])
+async def test_the_password_file_is_its_owners_alone(server: Postgres, name: str) -> None:
+    assert stat.S_IMODE((server.directory / name).stat().st_mode) == 0o600
+
+
+async def test_the_random_password_is_checked_with_one_iteration(server: Postgres) -> None:
+    stored = str(await value_of(server.url, "SELECT rolpassword FROM pg_authid WHERE rolname = 'leasehold'"))
+    assert stored.startswith("SCRAM-SHA-256$1:")
 
 
 async def test_no_process_of_it_runs_as_root_and_none_survives_a_kill(run_directory: Path) -> None:

@@ -46,6 +46,7 @@ class Bucket:
             aws_access_key_id=self.access_key,
             aws_secret_access_key=self.secret_key,
             region_name=self.region,
+            verify=None if self.endpoint.startswith("https://") else False,
             config=CONFIG,
         )
 
