@@ -1,7 +1,8 @@
-"""The plan of a run: which faults, on whom, when. A function of the seed, and of what the machine can do.
+"""Makes the plan of a run from its seed: which faults happen, to which processes, and when. Faults that the machine
+cannot do are left out.
 
-Faults are dealt from a shuffled pack, as cards are: over a few dozen neighbouring seeds each one comes up, which
-drawing at random would not give.
+Faults are dealt like cards from a shuffled pack. So every fault comes up within a few dozen neighbouring seeds, which
+independent random draws would not give.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ class Fault:
 
     @property
     def point(self) -> str:
-        """What LEASEHOLD_FAILPOINTS says for it."""
+        """The fault as an entry of LEASEHOLD_FAILPOINTS."""
         return f"{self.name.partition(' ')[2]}:{self.nth}"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """`armed`: the failpoints. `blows`: the faults that begin at a time. `workers`: the slots of the run's workers."""
+
     seed: int
     seconds: float
     armed: tuple[Fault, ...] = ()
@@ -53,10 +56,11 @@ class Plan:
         return any(fault.kind.from_release for fault in self.blows)
 
     def failpoints(self, slot: str, fired: Collection[str] = ()) -> str:
-        """What the next process of `slot` is armed with, when its earlier ones acted at the points `fired`.
+        """The failpoints of the slot's next process. `fired`: the points at which its earlier processes acted.
 
-        A worker: the plan's next kill, and what a process survives before it; so its deaths are spread over the run.
-        An API: all of its own, because nobody knows which operation is asked for first. A point has one act at a time.
+        A worker gets the plan's next kill, and the acts before it that a process survives: so its deaths are spread
+        over the run. An API gets all of its failpoints, because the order of the operations is unknown. A point has one
+        act at a time.
         """
         left: dict[str, Fault] = {}
         for fault in self.armed:
@@ -74,7 +78,7 @@ class Plan:
 def make_plan(
     seed: int, *, seconds: float = 12.0, faults: int = 5, api_kills: int = 1, able: Collection[str] = EVERYTHING
 ) -> Plan:
-    """At least two failpoints and the rest blows, in a random order at random times; and `api_kills` beside them.
+    """A plan with at least two failpoints; the other faults are blows at random times. `api_kills` come in addition.
 
     `able`: which of EVERYTHING the machine can do (`Servers.able`).
     """
@@ -93,7 +97,9 @@ def make_plan(
 
 
 def _api_kills(seed: int, count: int) -> tuple[Fault, ...]:
-    """After `count` commits. Both APIs are armed: who repeats a request that killed one may kill the other by it."""
+    """Kills after `count` kinds of commits. Both APIs are armed: the repetition of a request may kill the other API,
+    too.
+    """
     rng = random.Random(f"api kills {seed}")  # noqa: S311 - to be repeated, not to be secret
     drawn = [
         (kind, rng.randint(1, OPERATIONS[kind.name.partition(".")[2].partition(":")[0]]))
@@ -103,7 +109,7 @@ def _api_kills(seed: int, count: int) -> tuple[Fault, ...]:
 
 
 def plan_of(name: str, seed: int, *, seconds: float = 12.0) -> Plan:
-    """A plan of that fault alone: a failpoint on everybody whom it can hit, a blow twice."""
+    """A plan of this fault alone. A failpoint is armed in every process that it can hit, and a blow happens twice."""
     kind = BY_NAME[name]
     if kind in FAILPOINTS:
         return Plan(seed, seconds, armed=tuple(Fault(name, target=target, nth=1) for target in kind.on))
@@ -117,7 +123,7 @@ def plan_of(name: str, seed: int, *, seconds: float = 12.0) -> Plan:
 
 
 def deal(pack: Sequence[Kind], seed: int, count: int, able: Collection[str]) -> list[Kind]:
-    """The `seed`-th hand of `count` cards; the pack is shuffled anew whenever it is used up."""
+    """The hand of `count` cards for this seed. The pack is shuffled again whenever it is used up."""
     cards = [kind for kind in pack if not kind.needs or kind.needs in able]
     hand = []
     for position in range(seed * count, (seed + 1) * count):
@@ -127,7 +133,7 @@ def deal(pack: Sequence[Kind], seed: int, count: int, able: Collection[str]) -> 
     return hand
 
 
-#: For each mutation a plan that provokes the guard it lacks. The same plans are green without the mutation.
+#: For each mutation, a plan in which the guard that it removes is needed. Without the mutation the plan is green.
 DIRECTED: dict[str, Plan] = {
     "epoch": Plan(0, 12.0, (), (Fault("F9 hold a settlement", 2.0, "worker-0", 8.0),), ("worker-0",)),
     "fence": Plan(0, 12.0, (), tuple(

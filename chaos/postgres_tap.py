@@ -1,4 +1,4 @@
-"""Listens to the first words of a PostgreSQL connection: which part of the platform it is, by its application name.
+"""Reads the startup message of a PostgreSQL connection. Its application name says which part of the platform connects.
 
 Source of the layout: PostgreSQL's documentation, "Message Formats", SSLRequest and StartupMessage.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 _SSL_REQUEST, _GSS_REQUEST, _PROTOCOL_3 = 80877103, 80877104, 196608
 _HEAD = 8
-#: What leasehold.transitions.workers.appear says once it has the lock.
+#: The statement of leasehold.transitions.workers.appear once it has the lock.
 _PRESENT = b"UPDATE worker SET present = true"
 
 

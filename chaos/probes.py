@@ -1,4 +1,4 @@
-"""Asking for each tenant's things with another tenant's key, at every door that names a thing."""
+"""Requests each tenant's things with another tenant's key, at every endpoint that names a thing."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from chaos.settings import TENANTS
 from chaos.stack import Installation
 from leasehold.security.credentials import create_key
 
-#: How often a question is asked again when it is answered "try again".
+#: How often a request is sent again while the API is away.
 _TRIES = 10
-#: Of each kind so many of each tenant's things are asked for.
+#: How many things of each kind and tenant are requested.
 _OF_EACH = 2
 _SCOPES = (
     "media:read", "media:write", "runs:read", "runs:write", "jobs:read", "jobs:operate", "jobs:delete",
     "conversion:read", "conversion:write", "generation:read", "generation:write", "webhooks:write",
 )  # fmt: skip
-#: What there is of each kind, and the doors to it.
-_DOORS = {
+#: For each kind of thing, the query for all of them and the endpoints that name one.
+_ENDPOINTS = {
     "media": ("SELECT id, tenant_id FROM media", ("GET /media/{}", "GET /media/{}/events", "DELETE /media/{}")),
     "job": ("SELECT id, tenant_id FROM job", ("GET /v1/jobs/{}", "POST /v1/jobs/{}/cancel", "DELETE /v1/jobs/{}")),
     "run": (
@@ -33,29 +33,29 @@ _DOORS = {
 }
 
 
-async def probe_tenants(it: Installation) -> list[tuple[str, str, int]]:
-    """Of each question: the kind of thing, the question in words, and the status of the answer."""
+async def probe_tenants(installation: Installation) -> list[tuple[str, str, int]]:
+    """For each request: the kind of thing, the request in words, and the status of its answer."""
     keys, things = {}, {}
-    async with it.connection() as connection:
+    async with installation.connection() as connection:
         for tenant in TENANTS:
             made = await create_key(connection, tenant_id=tenant, client_id="prober", scopes=list(_SCOPES))
             keys[tenant] = made.text
-        for kind, (statement, _) in _DOORS.items():
+        for kind, (statement, _) in _ENDPOINTS.items():
             things[kind] = await connection.fetch(
                 f"SELECT id::text, tenant_id FROM (SELECT *, row_number() OVER (PARTITION BY tenant_id) AS nth"
                 f" FROM ({statement}) AS thing) AS numbered WHERE nth <= $1",
                 _OF_EACH,
             )
-    url = f"http://127.0.0.1:{next(iter(it.ports.values()))}"
+    url = f"http://127.0.0.1:{next(iter(installation.ports.values()))}"
     probes = []
     async with httpx2.AsyncClient(timeout=10) as http:
-        for kind, (_, doors) in _DOORS.items():
+        for kind, (_, endpoints) in _ENDPOINTS.items():
             for thing in things[kind]:
                 other = TENANTS[(TENANTS.index(thing["tenant_id"]) + 1) % len(TENANTS)]
-                for door in doors:
-                    method, _, path = door.format(thing["id"]).partition(" ")
+                for endpoint in endpoints:
+                    method, _, path = endpoint.format(thing["id"]).partition(" ")
                     status = await _answer(http, method, f"{url}{path}", keys[other])
-                    probes.append((kind, f"{door.format(thing['id'])} of {thing['tenant_id']} by {other}", status))
+                    probes.append((kind, f"{endpoint.format(thing['id'])} of {thing['tenant_id']} by {other}", status))
     return probes
 
 

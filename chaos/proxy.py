@@ -1,7 +1,7 @@
 """A TCP proxy for one link of one process, which can be slow, stuck, one-way, or gone.
 
-A link that is stuck accepts and keeps what it gets: once freed it passes everything on, late. That is how a write of
-a process that was given up long ago arrives after all.
+A stuck link accepts bytes and keeps them. When it is freed, it passes all of them on, late. So a write of a process
+that was taken for dead long ago still arrives.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no seconds: closing sends RST
 
 
 class Tap(Protocol):
-    """Listens to one connection. `label` is what it found out about whoever connected ("" until then)."""
+    """Listens to one connection. `label`: the part of the platform that connected; "" until it is known."""
 
     label: str
 
@@ -36,7 +36,7 @@ class Tap(Protocol):
 
 
 class Deaf:
-    """The tap of links that nobody listens to."""
+    """The tap of a link to which nothing listens."""
 
     label = ""
 
@@ -49,7 +49,7 @@ class Deaf:
 
 @dataclass
 class Weather:
-    """How a link treats what it carries. Times in seconds; a `bytes_per_second` of 0 is no limit."""
+    """How a link treats its bytes. Times are in seconds. A `bytes_per_second` of 0 is no limit."""
 
     latency: float = 0.0
     jitter: float = 0.0
@@ -64,9 +64,9 @@ class Weather:
 
 @dataclass
 class Carried:
-    """What a link did, counted for ever, by direction in bytes: a fault happened only if it shows here."""
+    """Counts of what a link did since it was made, in bytes by direction. A fault happened only if it shows here."""
 
-    asked: int = 0  # passed on to the server
+    sent: int = 0  # passed on to the server
     passed_back: int = 0  # passed back
     held: int = 0  # kept back while the link was held
     lost: int = 0  # dropped
@@ -127,7 +127,7 @@ class Link:
         self._drops = "replies"
 
     def drop_requests(self) -> None:
-        """The other way: what the server says arrives, what is sent to it does not. Ends as `drop_replies`."""
+        """The opposite: answers arrive, requests do not. Ends as `drop_replies`."""
         self._drops = "requests"
 
     def cut_next_request(self, label: str) -> None:
@@ -207,7 +207,7 @@ class Link:
         (connection.tap.request if asks else connection.tap.reply)(data)
         sink.write(data)
         if asks:
-            self.carried.asked += len(data)
+            self.carried.sent += len(data)
         else:
             self.carried.passed_back += len(data)
         await sink.drain()

@@ -28,23 +28,23 @@ GOAL = {"runs": 100, "observations": 1000, "firings": 10, "pairs": 60}
 Line = dict[str, Any]
 
 
-def append(made: Report, file: Path = RECORD) -> None:
+def append(result: Report, file: Path = RECORD) -> None:
     with file.open("a") as lines:
-        lines.write(json.dumps(_line(made), separators=(",", ":")) + "\n")
+        lines.write(json.dumps(_line(result), separators=(",", ":")) + "\n")
 
 
-def _line(made: Report) -> Line:
+def _line(result: Report) -> Line:
     return {
         "commit": commit(),
         "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
-        "seed": made.plan.seed,
-        "load": made.plan.seconds,
-        "seconds": round(made.seconds),
-        "rest": round(made.rest_seconds, 1),
-        "jobs": sum(made.jobs.values()),
-        "observed": {verdict.number: sum(verdict.observed.values()) for verdict in made.verdicts if verdict.observed},
-        "spans": [(span.fault, round(span.since, 1), round(span.until, 1)) for span in made.spans],
-        "red": made.reasons,
+        "seed": result.plan.seed,
+        "load": result.plan.seconds,
+        "seconds": round(result.seconds),
+        "rest": round(result.rest_seconds, 1),
+        "jobs": sum(result.jobs.values()),
+        "observed": {verdict.number: sum(verdict.observed.values()) for verdict in result.verdicts if verdict.observed},
+        "spans": [(span.fault, round(span.since, 1), round(span.until, 1)) for span in result.spans],
+        "red": result.reasons,
     }
 
 
@@ -94,13 +94,13 @@ def _invariants(lines: Sequence[Line]) -> Iterable[str]:
     yield f"| invariant | says | observed | at {newest} | last observed at | runs that violated it |"
     yield "|---|---|---|---|---|---|"
     for number, check in INVARIANTS.items():
-        says = (check.__doc__ or "").partition("\n")[0]
+        sentence = (check.__doc__ or "").partition("\n")[0]
         seen = [line for line in lines if line["observed"].get(number)]
         total = sum(line["observed"][number] for line in seen)
         now = sum(line["observed"][number] for line in seen if line["commit"] == newest)
         last = seen[-1]["commit"] if seen else "never"
         violated = sum(any(reason.startswith(f"{number} violated") for reason in line["red"]) for line in lines)
-        yield f"| {number} | {says} | {total:,}{_short(total, 'observations')} | {now:,} | {last} | {violated} |"
+        yield f"| {number} | {sentence} | {total:,}{_short(total, 'observations')} | {now:,} | {last} | {violated} |"
 
 
 def _faults(lines: Sequence[Line]) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""A release that is out, as users have it: its wheel, unpacked, with the kinds of work of a chaos run beside it."""
+"""Unpacks the wheel of a published release, and lays the kinds of work of a chaos run beside it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Release:
         return [sys.executable, "-m", "chaos.old_process", module]
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """It has other failpoints than this code, and nobody who writes down that one was reached."""
+        """The environment without failpoints: the release has others, and nothing would record that one was reached."""
         return {**variables, "PYTHONPATH": os.fspath(self.directory), "LEASEHOLD_FAILPOINTS": ""}
 
     async def migrate(self, url: str) -> None:

@@ -1,4 +1,4 @@
-"""Telling what runs found: on the terminal, and in full in a file of JSON lines. record.py keeps the record."""
+"""Prints the verdicts of runs on the terminal, and writes all evidence into a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ def commit() -> str:
     return git.stdout.strip() or "unknown"
 
 
-def show(made: Report, console: Console) -> None:
-    what = f"mutant {made.mutate}" if made.mutate else f"seed {made.plan.seed}"
-    console.print(f"\n{what}, commit {commit()}: {made.seconds:.0f} s, at rest after {made.rest_seconds:.1f} s")
-    console.print(f"  jobs: {', '.join(f'{count} {name}' for name, count in sorted(made.jobs.items()))}")
+def show(result: Report, console: Console) -> None:
+    what = f"mutant {result.mutate}" if result.mutate else f"seed {result.plan.seed}"
+    console.print(f"\n{what}, commit {commit()}: {result.seconds:.0f} s, at rest after {result.rest_seconds:.1f} s")
+    console.print(f"  jobs: {', '.join(f'{count} {name}' for name, count in sorted(result.jobs.items()))}")
     console.print(
-        f"  fired: {', '.join(f'{name} x{count}' for name, count in sorted(made.fired.items())) or 'nothing'}"
+        f"  fired: {', '.join(f'{name} x{count}' for name, count in sorted(result.fired.items())) or 'nothing'}"
     )
-    if made.never_fired:
-        console.print(f"  NEVER FIRED, though planned: {', '.join(made.never_fired)}")
-    if not made.rested:
+    if result.never_fired:
+        console.print(f"  NEVER FIRED, though planned: {', '.join(result.never_fired)}")
+    if not result.rested:
         console.print("  NEVER AT REST: work was left, or a process stood still")
-    good = [f"{verdict.number} ({sum(verdict.observed.values())})" for verdict in made.verdicts if not verdict.why]
+    good = [f"{verdict.number} ({sum(verdict.observed.values())})" for verdict in result.verdicts if not verdict.why]
     console.print(f"  ok, with observations: {' '.join(good)}")
-    for verdict in made.verdicts:
+    for verdict in result.verdicts:
         if verdict.state == "not applicable":
             console.print(f"  not applicable: {verdict.number} ({verdict.why[0]})", markup=False)
-    for verdict in made.red:
+    for verdict in result.red:
         times = f", {verdict.violations} times" if verdict.violations else ""
         console.print(f"  {verdict.state.upper()} {verdict.number}{times}: {verdict.says}", markup=False)
         for evidence in verdict.why:
             console.print(f"      {evidence}", markup=False)
 
 
-def append(made: Report, file: Path) -> None:
-    line = made.as_json() | {"commit": commit(), "load": round(os.getloadavg()[0], 1)}
+def append(result: Report, file: Path) -> None:
+    line = result.as_json() | {"commit": commit(), "load": round(os.getloadavg()[0], 1)}
     with file.open("a") as lines:
         lines.write(json.dumps(line) + "\n")
 
 
 def sum_up(done: Sequence[Report], console: Console) -> None:
-    fired: Counter[str] = sum((made.fired for made in done), Counter())
-    red = [made for made in done if not made.mutate and not made.good]
-    caught = [made.mutate for made in done if made.mutate and made.good]
-    missed = [made.mutate for made in done if made.mutate and not made.good]
+    fired: Counter[str] = sum((result.fired for result in done), Counter())
+    red = [result for result in done if not result.mutate and not result.good]
+    caught = [result.mutate for result in done if result.mutate and result.good]
+    missed = [result.mutate for result in done if result.mutate and not result.good]
     console.print(f"\n{len(done)} runs, {sum(fired.values())} faults fired, {len(red)} red runs")
     if red:
-        console.print(f"red with the seeds {', '.join(str(made.plan.seed) for made in red)}")
+        console.print(f"red with the seeds {', '.join(str(result.plan.seed) for result in red)}")
     if caught or missed:
         console.print(f"mutants caught: {', '.join(caught) or 'none'}; not caught: {', '.join(missed) or 'none'}")

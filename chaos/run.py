@@ -1,4 +1,4 @@
-"""One run: start, load, break, mend, wait for rest, stop, judge."""
+"""One run: start an installation, load it, break it, repair it, wait until it rests, stop it, and judge its history."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from chaos.spans import Span, spans_of
 from chaos.stack import Installation
 
 _REST_SECONDS = 60.0
-#: How long past its lease a running task may look as if nobody had noticed (I7), beside the sweep's own interval.
+#: How long after the end of its lease a task may still be running (I7), in addition to the interval of the sweeps.
 _OVERDUE_SECONDS = 10.0
 _SETTLED_LOOKS = 3
-#: A failpoint that nobody has reached gets so many more loads, of so many seconds.
+#: While a failpoint has not been reached, the load goes on: at most so many times, for so many seconds each.
 _MORE_LOADS = 4
 _MORE_SECONDS = 4.0
 
 
 @dataclass
 class Report:
-    """What a run was, and what the checker says of it."""
+    """The facts of a run, and the verdicts of the checker."""
 
     plan: Plan
     mutate: str
@@ -61,15 +61,15 @@ class Report:
 
     @property
     def reasons(self) -> list[str]:
-        """Why the run is red, shortly."""
+        """Why the run is red, in a few words each."""
         reasons = [f"{verdict.number} {verdict.state}" for verdict in self.red]
         reasons += [f"{name} never fired" for name in self.never_fired]
         return reasons + ([] if self.rested else ["never at rest"])
 
     @property
     def good(self) -> bool:
-        """All was seen and nothing is violated, all rested, and every fault fired; of a mutant: what its guard protects
-        is violated.
+        """Whether every invariant was observed and holds, all processes rested, and all faults fired. A mutant is good
+        if the invariant that its guard protects is violated.
         """
         if self.mutate:
             return CAUGHT_BY[self.mutate] in {verdict.number for verdict in self.violated}
@@ -97,35 +97,35 @@ class Report:
 
 
 async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | None = None) -> Report:
-    """`keep`: where the logs and the journal of a run with a violation are copied to."""
+    """Carry out a run. `keep`: the directory to which the logs and the journal of a red run are copied."""
     began = time.monotonic()
     report = Report(plan, mutate)
     history = History(collect.terms())
-    async with Installation(servers, plan, mutate=mutate) as it:
-        load = Load(it, plan.seed)
-        faults = Faults(it)
+    async with Installation(servers, plan, mutate=mutate) as installation:
+        load = Load(installation, plan.seed)
+        faults = Faults(installation)
         waking = asyncio.create_task(faults.wake_zombies())
         load_began = time.time()
         try:
             await load.begin()
-            await asyncio.gather(load.run(plan.seconds), _broken(it, faults, load))
-            await _mend(it)
+            await asyncio.gather(load.run(plan.seconds), _broken(installation, faults, load))
+            await _mend(installation)
             await load.calm()
-            await _rest(it, history)
+            await _rest(installation, history)
         finally:
             waking.cancel()
             await load.end()
-        await _last_looks(it, history)
-        await collect.gather(it, load, history)
+        await _last_looks(installation, history)
+        await collect.gather(installation, load, history)
         history.children_killed, history.jumps = faults.children_killed, faults.jumps
-        report.fired = faults.fired + _failpoints(it)
+        report.fired = faults.fired + _failpoints(installation)
         report.effects = faults.effects
         report.rested = history.rested
-        report.spans = spans_of(plan, faults.spans, journal.read(it.journal), load_began)
+        report.spans = spans_of(plan, faults.spans, journal.read(installation.journal), load_began)
         report.verdicts = judge(history, floors_of(plan, broker=history.has_broker))
         if keep is not None and (report.red or not report.rested):
-            collect.write_down(history, it.directory)
-            shutil.copytree(it.directory, keep / f"{mutate or plan.seed}", dirs_exist_ok=True)
+            collect.write_down(history, installation.directory)
+            shutil.copytree(installation.directory, keep / f"{mutate or plan.seed}", dirs_exist_ok=True)
     report.rest_seconds = history.rest_seconds
     report.jobs = Counter(f"{job['pipeline']} {job['status']}" for job in history.jobs)
     report.answers = Counter(f"{request.kind} {request.answer}" for request in history.requests)
@@ -133,32 +133,32 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
     return report
 
 
-async def _broken(it: Installation, faults: Faults, load: Load) -> None:
+async def _broken(installation: Installation, faults: Faults, load: Load) -> None:
     """Deal the blows; and go on loading for a while until every failpoint of the plan has been reached."""
     await faults.run()
     for _ in range(_MORE_LOADS):
-        if set(_failpoints(it)) == {fault.name for fault in it.plan.armed}:
+        if set(_failpoints(installation)) == {fault.name for fault in installation.plan.armed}:
             return
         await load.run(_MORE_SECONDS)
 
 
-async def _mend(it: Installation) -> None:
-    it.heal()
-    await it.servers.mend()
-    for slot in it.slots.values():
+async def _mend(installation: Installation) -> None:
+    installation.heal()
+    await installation.servers.mend()
+    for slot in installation.slots.values():
         if slot.stopped_by_us:
             slot.signal(signal.SIGCONT)
             slot.stopped_by_us = False
 
 
-async def _rest(it: Installation, history: History) -> None:
+async def _rest(installation: Installation, history: History) -> None:
     """Wait until nothing is left to do, and nobody stands still, who might hold hints of what others did."""
     began = time.monotonic()
     quiet = 0
-    async with it.connection() as connection:
+    async with installation.connection() as connection:
         while quiet < _SETTLED_LOOKS and time.monotonic() - began < _REST_SECONDS:
             left = await collect.resting(connection)
-            still = any(slot.is_stopped() for slot in it.slots.values())
+            still = any(slot.is_stopped() for slot in installation.slots.values())
             quiet = 0 if still or any(left.values()) else quiet + 1
             if time.monotonic() - began > _OVERDUE_SECONDS:
                 history.overdue.append(await collect.overdue(connection, _OVERDUE_SECONDS + SWEEP_SECONDS))
@@ -168,25 +168,25 @@ async def _rest(it: Installation, history: History) -> None:
     history.rested = quiet == _SETTLED_LOOKS
 
 
-async def _last_looks(it: Installation, history: History) -> None:
+async def _last_looks(installation: Installation, history: History) -> None:
     """What can be seen only while all is up, then only once all has ended."""
     async with asyncio.timeout(_REST_SECONDS):
-        await asyncio.gather(*(slot.until_up('"serving"') for slot in it.workers))
-        await asyncio.gather(*(_answers(port) for port in it.ports.values()))
-    history.probes = await probe_tenants(it)
-    if it.amqp_url:
-        history.queued = await _emptied(it)
-    codes = await it.stop()
-    if it.amqp_url:
-        history.returned = await collect.queued(it)
-        history.parked = await collect.dead_letters(it)
-    history.leftovers = await collect.leftovers(it, codes)
+        await asyncio.gather(*(slot.until_up('"serving"') for slot in installation.workers))
+        await asyncio.gather(*(_answers(port) for port in installation.ports.values()))
+    history.probes = await probe_tenants(installation)
+    if installation.amqp_url:
+        history.queued = await _emptied(installation)
+    codes = await installation.stop()
+    if installation.amqp_url:
+        history.returned = await collect.queued(installation)
+        history.parked = await collect.dead_letters(installation)
+    history.leftovers = await collect.leftovers(installation, codes)
 
 
-async def _emptied(it: Installation) -> dict[str, int]:
+async def _emptied(installation: Installation) -> dict[str, int]:
     """The queues' counts once they hold nothing, or after a few seconds: the last ACKs take a moment."""
     for _ in range(20):
-        counts = await collect.queued(it)
+        counts = await collect.queued(installation)
         if not any(counts.values()):
             break
         await asyncio.sleep(0.25)
@@ -204,8 +204,10 @@ async def _answers(port: int) -> None:
         return
 
 
-def _failpoints(it: Installation) -> Counter[str]:
+def _failpoints(installation: Installation) -> Counter[str]:
     """Each planned failpoint that fired in the process that was armed with it."""
     lines = {(line["process"].partition(".")[0], f"{line['name']}:{line['act']}")
-             for line in journal.read(it.journal) if line["what"] == "failpoint"}  # fmt: skip
-    return Counter(fault.name for fault in it.plan.armed if (fault.target, fault.name.partition(" ")[2]) in lines)
+             for line in journal.read(installation.journal) if line["what"] == "failpoint"}  # fmt: skip
+    return Counter(
+        fault.name for fault in installation.plan.armed if (fault.target, fault.name.partition(" ")[2]) in lines
+    )

@@ -1,4 +1,4 @@
-"""How a chaos run is set: short leases, short patience, so that what takes minutes in life takes seconds here."""
+"""The settings of a chaos run: short leases and timeouts, so that minutes become seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EXTERNAL_LEASE_SECONDS = 5.0  # the shortest that a claim may ask for
 #: How long the key of a request that died stays reserved.
 IN_FLIGHT_SECONDS = 5.0
 TENANTS = ("red", "blue", "green")
-#: Who is told how its runs ended.
+#: The tenant that has a webhook for the ends of its runs.
 SUBSCRIBER = "red"
 #: What each tenant's key may do.
 SCOPES = (

@@ -1,4 +1,6 @@
-"""A place where a process of the platform runs: whenever it dies the next one is started, armed as the plan says."""
+"""`Slot` runs processes of the platform, one after another. When a process dies, the slot starts the next, with the
+failpoints of the plan.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Slot:
-    """`environment(generation)` is what the process of that generation gets, counted from 0.
+    """`environment(generation)`: the environment of the process with this number; the first is 0.
 
     `release`: the code of the next process; None: this one.
     """
@@ -41,7 +43,7 @@ class Slot:
 
     @property
     def process_name(self) -> str:
-        """What the present process is called in journals."""
+        """The name of the present process in journals."""
         return f"{self.name}.{self.generation}"
 
     @property
@@ -56,7 +58,7 @@ class Slot:
         self._loop = asyncio.create_task(self._keep_running())
 
     async def until_up(self, sign: str) -> None:
-        """Wait until the log of the present process says `sign`."""
+        """Wait until the log of the present process contains `sign`."""
         await self._up.wait()
         while sign not in self.log.read_text(errors="replace"):  # noqa: ASYNC110 - a file has no event
             await asyncio.sleep(0.05)
@@ -69,7 +71,7 @@ class Slot:
         return True
 
     def is_stopped(self) -> bool:
-        """Whether the kernel holds it by a SIGSTOP."""
+        """Whether a SIGSTOP holds the present process."""
         try:
             return self.pid is not None and _state(self.pid) == "T"
         except OSError:

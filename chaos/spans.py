@@ -1,4 +1,4 @@
-"""When each fault of a run was on, so that the record can say which faults met.
+"""The time of each fault of a run. The record shows by it which faults met.
 
 A failpoint lasts from its line in the journal until the process that it hit works again.
 """

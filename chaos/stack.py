@@ -50,7 +50,9 @@ VALUES ($1, $2, $3, $4, '{run.succeeded,run.failed,run.cancelled,run.expired}')
 
 
 class Installation:
-    """`async with Installation(servers, plan) as it`: everything serves; at the end every process has gone."""
+    """`async with Installation(servers, plan) as installation`: it serves inside the block. All processes end with
+    the block.
+    """
 
     def __init__(self, servers: Servers, plan: Plan, *, mutate: str = "") -> None:
         self.servers = servers
@@ -103,7 +105,7 @@ class Installation:
     ) -> None:
         await self._open.aclose()
 
-    # --- what a run uses
+    # --- for the run
 
     @property
     def workers(self) -> list[Slot]:
@@ -127,7 +129,7 @@ class Installation:
 
     @property
     def database_url(self) -> str:
-        """Past the proxies: for whoever looks on."""
+        """The database's URL past the proxies, for observers."""
         return self.servers.postgres.url_of(self.name)
 
     @property
@@ -136,7 +138,7 @@ class Installation:
         return self._amqp_url
 
     def links_to(self, server: str) -> list[Link]:
-        """Of every process of the platform; not of whoever looks on."""
+        """The links of every process of the platform to the server. Observers have none."""
         return [self.links[slot, server] for slot in self.slots if (slot, server) in self.links]
 
     def settings(self, slot: str) -> Settings:
@@ -256,7 +258,7 @@ class Installation:
 
 
 class _Environment:
-    """What the processes of a slot get, one generation after another."""
+    """The environment of each process of a slot."""
 
     def __init__(self, installation: Installation, slot: str, common: Mapping[str, str]) -> None:
         self._installation = installation

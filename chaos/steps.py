@@ -1,4 +1,4 @@
-"""The handlers of the chaos pipelines: each inline one says in the journal that it began and that it ended."""
+"""The handlers of the chaos pipelines. Each inline handler writes its begin and its end into the journal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from leasehold.domain.work import Work
 
 _BRIEF = 0.05
 _LONG = 7.0
-#: So often a handler says that it goes on: a worker that has lost its lease must stop it.
+#: How often a handler writes that it goes on: a worker that has lost its lease must stop it.
 _TICK = 0.2
 _GATED = 0.5
 _FAILURES = 2
@@ -47,8 +47,8 @@ _FAILURES = 2
 
 @asynccontextmanager
 async def _journaled(attempt: Attempt, seconds: float = _BRIEF) -> AsyncIterator[Done]:
-    """The side effect of a chaos step is its lines in the journal: that it began, that it goes on, that it ended or was
-    stopped. Its answer says which run it was.
+    """Write into the journal that the step begins, goes on, and ends or is stopped. The step's result has the id of
+    this execution.
     """
     fields = {"run": uuid.uuid4().hex, "task": str(attempt.task_id), "step": attempt.step, "number": attempt.number}
     journal.note("begin", **fields)
@@ -66,7 +66,7 @@ async def _journaled(attempt: Attempt, seconds: float = _BRIEF) -> AsyncIterator
 
 
 def text_of(step: str, before: bytes, text: str) -> bytes:
-    """What a step of `short` writes: a function of the step, of what it read, and of the job's words."""
+    """The output of a step of `short`: a function of the step, its input and the words of the job."""
     return f"{step} {text} {hashlib.sha256(before).hexdigest()}\n".encode()
 
 
@@ -120,8 +120,8 @@ async def brief(attempt: Attempt) -> Done:
 @parked.handles("poll")
 async def poll(attempt: Attempt) -> Done | Snooze:
     async with _journaled(attempt) as done:
-        asked = (await attempt.note()).get("asked", 0)
-    return done if asked else Snooze(timedelta(seconds=1), {"asked": asked + 1})
+        polls = (await attempt.note()).get("polls", 0)
+    return done if polls else Snooze(timedelta(seconds=1), {"polls": polls + 1})
 
 
 @flaky.handles("try")
@@ -200,7 +200,7 @@ async def work(attempt: Attempt) -> Done:
 
 @large.handles("write")
 async def write_large(attempt: Attempt) -> Done:
-    """A hole, which costs neither disk nor memory."""
+    """Write a sparse file, which takes neither disk nor memory."""
     async with _journaled(attempt) as done:
         path = attempt.directory / "large"
         with path.open("wb") as file:

@@ -100,7 +100,7 @@ class BrokerFaults:
             self._installation.servers.signal("rabbitmq", signal.SIGSTOP)
             await asyncio.sleep(fault.seconds)
             self._installation.servers.signal("rabbitmq", signal.SIGCONT)
-        return watched.since.asked
+        return watched.since.sent
 
     async def _alarm(self, fault: Fault) -> int:
         """The broker reads nothing more from those who publish, until it has memory, or disk, again."""

@@ -76,7 +76,7 @@ class DatabaseFaults:
                 servers.signal("postgres", signal.SIGSTOP)  # who was being forked meanwhile
                 watched = Watched(self._installation.links_to("postgres"))
                 await asyncio.sleep(fault.seconds)
-                return watched.since.asked if not watched.since.passed_back else 0
+                return watched.since.sent if not watched.since.passed_back else 0
             finally:
                 servers.signal("postgres", signal.SIGCONT)
 

@@ -41,9 +41,9 @@ class VersionFaults:
         slot.release = await self._installation.servers.release()
         link = self._installation.links[fault.target, "postgres"]
         old = await self._replaced(slot)
-        asked = link.carried.asked
+        asked = link.carried.sent
         await asyncio.sleep(fault.seconds)
-        asked = link.carried.asked - asked
+        asked = link.carried.sent - asked
         name, slot.release = slot.process_name, None
         slot.signal(signal.SIGTERM)
         if not old or name != old:

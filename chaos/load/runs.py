@@ -18,9 +18,9 @@ SCOPE = "chaos"
 _BATCH = 4
 #: How long a client waits for a run to fail, which the faults may hold up.
 _TO_FAIL_SECONDS = 60.0
-#: How many runs are followed.
+#: The share of runs that are followed.
 _FOLLOWED = 0.2
-#: How many runs are sent without a key, and only once: nobody may repeat those.
+#: The share of runs that are sent without a key, and only once: repeating them could make two.
 _KEYLESS = 0.2
 
 
@@ -49,7 +49,7 @@ async def start(
 
 
 def starter(diary: Diary, pipeline: Pipeline) -> Ask:
-    """Some of its runs are followed to their end, with cuts; not those that are replayed later, and so end twice."""
+    """Starts runs, and follows some to their end, with cuts; but none that is replayed later: it ends twice."""
 
     async def ask(tenant: str) -> None:
         client = diary.client(tenant)
@@ -75,7 +75,7 @@ def batcher(diary: Diary) -> Ask:
 
 
 def canceller(diary: Diary) -> Ask:
-    """Half of the runs are cancelled at once, half while they run; as a run, or as a job of any kind."""
+    """Cancels half of its runs at once, and half while they run: in turn as a run, and as a job of any kind."""
     surfaces = cycle(("runs", "jobs"))
 
     async def ask(tenant: str) -> None:
@@ -101,7 +101,7 @@ def _of_cancel(outcome: Outcome) -> str:
     if outcome.good:
         return "accepted" if outcome.body["status"] == "cancelled" else "stopping"
     if outcome.tries > 1 and "is cancelled" in outcome.body.get("detail", ""):
-        return "accepted"  # by an earlier try, whose answer was lost
+        return "accepted"  # by an earlier try whose answer was lost
     return outcome.answer
 
 
@@ -109,8 +109,8 @@ async def until(client: Client, job: str, *statuses: str, seconds: float = PATIE
     """Wait until the run has one of `statuses` or has ended; returns the status, or "" when it was not learnt."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        looked = await client.ask("GET", f"/v1/runs/{job}", patience=0.0)
-        status = str(looked.body.get("status", ""))
+        outcome = await client.ask("GET", f"/v1/runs/{job}", patience=0.0)
+        status = str(outcome.body.get("status", ""))
         if status in statuses or status in JOB_TERMINAL:
             return status
         await asyncio.sleep(AGAIN_SECONDS)
@@ -118,7 +118,7 @@ async def until(client: Client, job: str, *statuses: str, seconds: float = PATIE
 
 
 def mender(diary: Diary) -> Ask:
-    """A run that fails by its payload, and is retried with another: as a run, as a job, or by its dead letter."""
+    """Starts runs that fail by their payload, and retries them with another: as runs, as jobs, or by dead letters."""
     surfaces = cycle(("dead-letters", "runs", "jobs"))
 
     async def ask(tenant: str) -> None:
@@ -131,7 +131,7 @@ def mender(diary: Diary) -> Ask:
             return
         outcome = await client.ask("POST", path, {"payload": {"text": MENDED}})
         lost = outcome.tries > 1 and outcome.status in (HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND)
-        answer = "accepted" if lost else ""  # an earlier try mended it, whose answer was lost
+        answer = "accepted" if lost else ""  # an earlier try retried it, and its answer was lost
         door = f"POST /v1/{surface} once more"
         diary.note("mended", tenant, f"mended {job}", outcome, job=job, door=door, answer=answer)
 
@@ -139,14 +139,14 @@ def mender(diary: Diary) -> Ask:
 
 
 async def _letter_of(client: Client, job: str) -> str:
-    """Where the run's dead letter is replayed; "" when the list has it not."""
+    """The path that replays the run's dead letter; "" if the list lacks it."""
     letters = await client.ask("GET", f"/v1/dead-letters?template={mendable.name}&limit=100")
-    mine = [one["task_id"] for one in letters.body.get("dead_letters", ()) if job in one.values()]
-    return f"/v1/dead-letters/{mine[0]}/replay" if mine else ""
+    task_ids = [letter["task_id"] for letter in letters.body.get("dead_letters", ()) if job in letter.values()]
+    return f"/v1/dead-letters/{task_ids[0]}/replay" if task_ids else ""
 
 
 def replayer(diary: Diary) -> Ask:
-    """All dead letters of a template at once, which fail again."""
+    """Replays all dead letters of a template at once. They fail again."""
 
     async def ask(tenant: str) -> None:
         body = {"template": wrong.name, "limit": 2}
@@ -157,7 +157,7 @@ def replayer(diary: Diary) -> Ask:
 
 
 def repeater(diary: Diary) -> Ask:
-    """A run once more, by its own key."""
+    """Starts runs, and reruns each with a key of its own."""
 
     async def ask(tenant: str) -> None:
         client, key = diary.client(tenant), diary.key()

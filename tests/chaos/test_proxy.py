@@ -170,7 +170,7 @@ async def test_a_link_counts_what_it_did_and_not_that_it_was_switched(link: Link
     link.reset()
     assert link.carried == Carried()
     reader, writer = await opened(link)
-    assert (link.carried.asked, link.carried.passed_back) == (2, 2)
+    assert (link.carried.sent, link.carried.passed_back) == (2, 2)
     link.weather = Weather(latency=0.01)
     writer.write(b"slow")
     assert await reader.readexactly(4) == b"slow"
@@ -187,7 +187,7 @@ async def test_a_link_counts_what_it_did_and_not_that_it_was_switched(link: Link
     await nothing_comes(reader)
     assert link.carried.lost == 4
     link.reset()
-    assert link.carried == Carried(asked=14, told=10, held=4, lost=4, slowed=8, reset=1)
+    assert link.carried == Carried(sent=14, passed_back=10, held=4, lost=4, slowed=8, reset=1)
     writer.close()
 
 
