@@ -1,4 +1,4 @@
-"""HEIC files box by box: the stills were encoded once, by x265 at 96x64 and 64x64; all around them is written here."""
+"""Makes HEIC files for tests, box by box. The stills in them were encoded once, by x265 at 96x64 and 64x64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small pictures for tests, made in code: nothing is downloaded, and each says what it is for."""
+"""Makes small pictures for tests in code: nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
 
 
 def corners(width: int = 96, height: int = 64) -> Image.Image:
-    """Red top left, green top right, blue bottom left, yellow bottom right."""
+    """A picture that is red top left, green top right, blue bottom left and yellow bottom right."""
     image = Image.new("RGB", (width, height))
     draw = ImageDraw.Draw(image)
     for at, colour in (((0, 0), RED), ((1, 0), GREEN), ((0, 1), BLUE), ((1, 1), YELLOW)):
@@ -34,7 +34,7 @@ def corners(width: int = 96, height: int = 64) -> Image.Image:
     return image
 
 
-# EXIF orientation -> which visual side the stored first row and first column are, as the EXIF standard words it.
+# EXIF orientation -> the visual sides of the stored first row and first column, in the words of the EXIF standard.
 _FIRST_ROW_AND_COLUMN = {
     1: ("top", "left"),
     2: ("top", "right"),

@@ -103,7 +103,7 @@ def hang(work: Work, note: str = "started") -> Done:
 
 @_act
 def finish_when_told(work: Work) -> Done:
-    """Finishes when somebody has put a file named `go` beside it."""
+    """Finishes when the test has made a file named `go` in its directory."""
     (work.directory / "started").touch()
     while not (work.directory / "go").exists():
         time.sleep(0.002)
@@ -228,7 +228,7 @@ def links(work: Work, how: str, target: str) -> Done:
 
 @_act
 def claims(work: Work, name: str, path: str, content_type: str = "text/plain") -> Done:
-    """Says that it made a file, whatever is there."""
+    """Names an output file that may not exist."""
     return Done(files={name: File(Path(path), content_type)})
 
 
@@ -244,7 +244,7 @@ def answers(work: Work, what: str) -> Done:
         return Done(value=nested(250))
     if what == "long number":
         return Done(value={"number": 10**4000 * 10**4000})
-    return what  # type: ignore[return-value]  # it is the test
+    return what  # type: ignore[return-value]  # the test needs it
 
 
 def nested(levels: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The floors of the house: imports go down only, between the rooms of the package and between the programs above it."""
+"""Imports go down only: between the rooms of the package, and between the programs above it."""
 
 from __future__ import annotations
 

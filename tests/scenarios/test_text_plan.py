@@ -1,5 +1,6 @@
-"""The image pipeline text's testing plan, 12.4 to 12.6, by name. 12.1 to 12.3 are in test_media.py: the happy path,
-`complete-upload` repeated and at once, and the same message five times.
+"""Sections 12.4 to 12.6 of the testing plan for media: each test has the number of its section in its name.
+
+test_media.py has sections 12.1 to 12.3: one picture, `complete-upload` repeated at once, and a repeated message.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from tests.pictures import encoded, noisy
 from tests.scenarios.fleet import Fleet, open_fleet
 from tests.scenarios.long_step import long_step
 
-#: Workers that hear only hints: nothing heals a hint that is lost.
+#: Workers that practically never poll: so a lost hint is not replaced by a poll.
 HINTS_ONLY = {"poll_seconds": 3600}
-#: RabbitMQ's own interval between two looks for deliveries older than the consumer timeout is a minute; here a second.
-LOOK_SECONDS = 1
+#: Seconds between two checks of RabbitMQ for deliveries older than the consumer timeout. Its default is a minute.
+CHECK_SECONDS = 1
 CONSUMER_TIMEOUT = 10
-#: Longer than the lease (6 s), the consumer timeout, and a redelivery's own consumer timeout.
+#: Seconds of the long step: longer than the lease (6 s), and than the consumer timeouts of a delivery and a redelivery.
 LONG_STEP = 30
 
 
@@ -47,7 +48,7 @@ async def test_12_4_a_worker_that_crashes_in_the_middle_of_a_step_is_replaced(fl
 
 
 async def submit(fleet: Fleet, made: Sequence[NewJob]) -> None:
-    """Write the jobs, and have their hints confirmed by the broker."""
+    """Write the jobs, and wait until the broker has confirmed their hints."""
 
     async def on_connection(work: Callable[[Connection], Awaitable[None]]) -> None:
         await work(fleet.rows.connection)
@@ -68,7 +69,7 @@ async def test_12_5_acknowledging_first_loses_a_task_and_committing_first_does_n
     victim = await fleet.start(module, failpoints="after_hint:kill", **HINTS_ONLY)
     await asyncio.wait_for(victim.says('"serving"'), 60)
     other = await fleet.worker(**HINTS_ONLY)
-    # A worker looks once whenever its queues are there (again): that is over by the time of its self-check.
+    # A worker polls once when its queues are declared. That is over when its self-check ends.
     await asyncio.wait_for(other.says("self-check"), 60)
     made = [NewJob(noop, "t") for _ in range(6)]
     await submit(fleet, made)
@@ -84,7 +85,7 @@ async def test_12_5_acknowledging_first_loses_a_task_and_committing_first_does_n
     if not loses:
         await fleet.until(none_is_left)
     later = NewJob(noop, "t")
-    await submit(fleet, [later])  # what came before it has been heard once this is done
+    await submit(fleet, [later])  # when this job is done, the worker has received all earlier hints
 
     async def later_is_done() -> bool:
         return bool((await fleet.rows.job(later.id))["status"] == "succeeded")
@@ -94,7 +95,7 @@ async def test_12_5_acknowledging_first_loses_a_task_and_committing_first_does_n
 
 
 def opened(directory: Path) -> Path:
-    """A server that runs as nobody must get at it."""
+    """A directory that a server of the user `nobody` can reach."""
     for one in (directory, *directory.parents):
         if one.name.startswith("pytest-of-"):
             break
@@ -105,13 +106,13 @@ def opened(directory: Path) -> Path:
 
 @pytest.fixture
 async def impatient_broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RabbitMQ]:
-    """A node that takes back what is not acknowledged in time."""
+    """A node that requeues deliveries that are not acknowledged in time."""
     directory = opened(tmp_path_factory.mktemp("impatient"))
     limit = f"consumer_timeout = {CONSUMER_TIMEOUT * 1000}"
     node = RabbitMQ(directory / "rabbitmq", await install_rabbitmq(), settings=(limit,))
     node.configure()
-    looks = f"[{{rabbit, [{{channel_tick_interval, {LOOK_SECONDS * 1000}}}]}}].\n"
-    (node.directory / "advanced.config").write_text(looks)  # rabbitmq.conf has no name for it
+    interval = f"[{{rabbit, [{{channel_tick_interval, {CHECK_SECONDS * 1000}}}]}}].\n"
+    (node.directory / "advanced.config").write_text(interval)  # rabbitmq.conf has no such option
     await node.start()
     yield node
     await node.kill()
@@ -125,7 +126,7 @@ async def test_12_6_a_step_longer_than_the_lease_and_the_consumer_timeout_finish
     try:
         terms = {
             "pipelines": "tests.scenarios.long_step:pipelines",
-            **HINTS_ONLY,  # a task found by looking leaves its hint to be acknowledged at once
+            **HINTS_ONLY,  # the worker acknowledges the hint of a polled task at once
             "lease_seconds": 6,
             "renew_seconds": 2,
             "trust_margin_seconds": 1,

@@ -7,7 +7,8 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, cast
 from uuid import UUID
 
 import httpx2
@@ -20,7 +21,9 @@ from leasehold.domain.ids import new_id
 from leasehold.pipelines.conversion.promotion import ownership
 from leasehold.pipelines.conversion.promotion.copying import undo_dead
 from leasehold.pipelines.conversion.promotion.ownership import folder_of
-from leasehold.pipelines.conversion.promotion.targets import open_target
+from leasehold.pipelines.conversion.promotion.targets import _FileService, open_target
+from leasehold.security import oauth
+from leasehold.security.egress import Egress
 from leasehold.settings import Settings
 from leasehold.storage import ObjectStore
 from leasehold.transitions import claims, settlements
@@ -397,6 +400,31 @@ async def test_no_database_connection_is_held_while_the_target_is_asked(
             async with stage.tenant("acme") as acme:
                 assert (await acme.promote(await acme.convert(b"new"), TWO)).status_code == 200
     assert held == [0, 0]
+
+
+async def test_a_backup_is_asked_for_again_with_a_fresh_token_if_the_token_was_revoked_early() -> None:
+    class Tokens:
+        tokens: ClassVar[list[str]] = ["revoked", "fresh"]
+
+        async def token(self) -> str:
+            return self.tokens[0]
+
+        def forget(self) -> None:
+            self.tokens.pop(0)
+
+    class Store:
+        backups: ClassVar[dict[str, bytes]] = {}
+
+        async def put(self, key: str, path: Path, **_options: object) -> None:
+            self.backups[key] = path.read_bytes()  # noqa: ASYNC240 - a few bytes
+
+    with serving_files() as service:
+        service.files["/models/acme/m/out.nef"] = b"old"
+        service.accepts = lambda header: header == "Bearer fresh"
+        async with Egress.from_settings(Settings(_env_file=None, egress_allow="127.0.0.0/8")) as egress:
+            target = _FileService(egress, cast("ObjectStore", Store()), service.url, "", cast("oauth.Tokens", Tokens()))
+            await target.back_up("acme/m/out.nef", "backup")
+    assert Store.backups == {"backup": b"old"}
 
 
 def test_a_promotion_bucket_that_is_the_stores_own_is_refused_at_start() -> None:

@@ -222,22 +222,31 @@ class _FileService:
     async def back_up(self, key: str, backup: str) -> None:
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "backup"
-            headers = await self._authorization()
-            try:
-                download = await self._egress.download(
-                    self._url(key), path, max_bytes=_MAX_BACKUP_BYTES, timeout=_MAX_SECONDS, headers=headers
-                )
-            except (EgressRefused, EgressFailed) as error:
-                raise _failed(key) from error
-            if download.status != HTTPStatus.OK:
-                log.warning(
-                    "the file service does not return the object that is to be replaced", status=download.status
-                )
+            status = await self._download(key, path)
+            if status == HTTPStatus.UNAUTHORIZED and self._tokens is not None:
+                self._tokens.forget()  # as in _ask
+                status = await self._download(key, path)
+            if status != HTTPStatus.OK:
+                log.warning("the file service does not return the object that is to be replaced", status=status)
                 raise _failed(key)
             with _as_bad_gateway(key):
                 await self._store.put(
                     backup, path, content_type=_BINARY, metadata={}, may_replace=lambda _existing: True
                 )
+
+    async def _download(self, key: str, path: Path) -> int:
+        """Download the object at the key into `path`. Returns the status of the answer."""
+        try:
+            download = await self._egress.download(
+                self._url(key),
+                path,
+                max_bytes=_MAX_BACKUP_BYTES,
+                timeout=_MAX_SECONDS,
+                headers=await self._authorization(),
+            )
+        except (EgressRefused, EgressFailed) as error:
+            raise _failed(key) from error
+        return download.status
 
     async def restore(self, key: str, backup: str) -> None:
         with _as_bad_gateway(key):
