@@ -134,11 +134,15 @@ def make_app(settings: Settings) -> FastAPI:
 
 
 def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
-    """All routers in order. Raises DeclarationError if a kind of work uses a path of the platform or of
-    another kind.
+    """All routers in order. A process that serves the console alone has those of its pages and of monitoring. Raises
+    DeclarationError if a kind of work uses a path of the platform or of another kind.
     """
+    consoles = [] if settings.console_path is None else [console_router(settings.console_path)]
+    monitoring = [metrics.router] if settings.metrics_public else []
+    if settings.console_only:
+        return [health.router, *monitoring, *consoles]
     shipped_routers = [load(path) for kind in kinds if kind in SHIPPED for path in kind.routers]
-    platform_routers = [*_BUSIEST, *shipped_routers, *_REST, *([metrics.router] if settings.metrics_public else [])]
+    platform_routers = [*_BUSIEST, *shipped_routers, *_REST, *monitoring]
     used_paths = {route.path for router in platform_routers for route in router.routes if isinstance(route, APIRoute)}
     other_routers: list[APIRouter] = []
     for kind in kinds:
@@ -152,7 +156,6 @@ def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
             )
         used_paths |= paths
         other_routers += routers
-    consoles = [] if settings.console_path is None else [console_router(settings.console_path)]
     return platform_routers + other_routers + consoles
 
 

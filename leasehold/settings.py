@@ -161,6 +161,11 @@ class Settings(BaseSettings):
         description="`on`: the API serves the console at /console; `off`: it does not; a path such as /ops: it serves "
         "the console there. People sign in with an API key; the cookie is signed with sealing_keys.",
     )
+    console_only: bool = Field(
+        False,
+        description="The API serves the console, its health and its metrics, and nothing else: no client reaches "
+        "`/v1` here. `leasehold console` turns this on.",
+    )
     console_session_minutes: int = Field(
         60, ge=5, le=1440, description="A person who opens no page of the console for this long must sign in again."
     )
@@ -559,6 +564,12 @@ class Settings(BaseSettings):
             if part.strip():
                 ip_network(part.strip())
         return text
+
+    @model_validator(mode="after")
+    def _serves_something(self) -> Self:
+        if self.console_only and self.console_path is None:
+            raise ValueError("LEASEHOLD_CONSOLE_ONLY is on, but LEASEHOLD_CONSOLE is off: nothing would be served")
+        return self
 
     @model_validator(mode="after")
     def _promotes_elsewhere(self) -> Self:

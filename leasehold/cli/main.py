@@ -79,6 +79,14 @@ def api(source: _AppSource = None) -> None:
     os.execv(sys.executable, [sys.executable, "-P", "-m", "leasehold.api"])  # noqa: S606 - our own module, and no shell
 
 
+@app.command("console")
+def serve_console(source: _AppSource = None) -> None:
+    """Serve the console alone, at the API's address and port. Clients get no endpoint of /v1 here."""
+    use_source(source)
+    os.environ["LEASEHOLD_CONSOLE_ONLY"] = "true"
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "leasehold.api"])  # noqa: S606 - our own module, and no shell
+
+
 @app.command()
 def worker(source: _AppSource = None) -> None:
     """Run one worker. SIGTERM drains it."""
