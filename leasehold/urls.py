@@ -114,7 +114,7 @@ def broker_urls(text: str) -> tuple[BrokerUrl, ...]:
 
     Accepts URLs separated by commas, and one URL with several hosts.
     """
-    return tuple(url for one in _NEXT_URL.split(text.strip()) for url in _nodes_of(one))
+    return tuple(node for url in _NEXT_URL.split(text.strip()) for node in _nodes_of(url))
 
 
 def _nodes_of(text: str) -> Iterator[BrokerUrl]:

@@ -1,4 +1,4 @@
-"""The sizes of the connection pools. A process has at most `database_pool_size` connections to PostgreSQL in all.
+"""Computes the sizes of connection pools. A process has at most `database_pool_size` connections to PostgreSQL in all.
 
 | process | dedicated connections | the pool |
 |---|---|---|

@@ -13,8 +13,8 @@ from uuid import UUID
 
 from leasehold.db.database import Connection, unindexed
 
-# $1 the tenant, $2 the submissions, as JSON records. Until the transaction ends, no other transaction gets past here
-# with one of their keys.
+# $1 the tenant, $2 the submissions, as JSON records. Other transactions that submit one of these keys wait here until
+# this transaction ends.
 _LOCK_KEYS = """
 -- debounce_lock
 SELECT pg_advisory_xact_lock(asked.key) FROM (
@@ -63,7 +63,7 @@ SELECT id, nth FROM jobs WHERE is_postponed
 
 @dataclass(frozen=True, slots=True)
 class Debounced:
-    """A submission: its run starts `delay` seconds after the last one with its key."""
+    """A submission. Its run starts `delay` seconds after the last submission with the same key."""
 
     pipeline: str
     key: str
@@ -72,10 +72,10 @@ class Debounced:
 
 
 async def postpone(connection: Connection, tenant_id: str, submissions: Sequence[Debounced]) -> list[UUID | None]:
-    """waiting -> waiting, due later and with other arguments. Call it in a transaction, in which the caller then writes
-    a run for each submission that none waits for; no other transaction can write one meanwhile.
+    """waiting -> waiting, due later and with other arguments. Call this in a transaction, and write a run in it for
+    each submission that gets None: no other transaction can write a run with its key meanwhile.
 
-    Returns for each submission the run that took its arguments, or None. No two submissions have the same key.
+    Returns for each submission the run that took its arguments, or None. No two submissions may have the same key.
     """
     records = [{**asdict(submission), "nth": nth} for nth, submission in enumerate(submissions, 1)]
     await connection.fetch(_LOCK_KEYS, tenant_id, records)

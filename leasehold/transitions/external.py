@@ -107,7 +107,7 @@ async def end_overdue(connection: Connection, templates: Templates, limit: int =
 
 
 async def needed(connection: Connection, task_ids: Sequence[UUID]) -> dict[UUID, list[Any]]:
-    """By step: the steps that it needs, each with the `value` and the `files` that it produced."""
+    """For each task: the steps that it needs, each with the `value` and the `files` that the step produced."""
     needed_by_task: dict[UUID, list[Any]] = {task_id: [] for task_id in task_ids}
     for row in await connection.fetch(_NEEDED, list(task_ids)) if task_ids else ():
         needed_by_task[row["task_id"]].append(row)

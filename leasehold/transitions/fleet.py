@@ -20,7 +20,7 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 
 async def pause(connection: Connection, queue: str, reason: str) -> None:
-    """No task of the queue is claimed any more."""
+    """Pause the queue: no worker claims its tasks from now on."""
     await connection.execute(
         "INSERT INTO paused_queue (queue, reason) VALUES ($1, $2)"
         " ON CONFLICT (queue) DO UPDATE SET reason = excluded.reason",
@@ -30,7 +30,7 @@ async def pause(connection: Connection, queue: str, reason: str) -> None:
 
 
 async def resume(connection: Connection, queue: str) -> list[Announcement]:
-    """Tasks of the queue are claimed again. Returns hints to be published."""
+    """Resume the queue: workers claim its tasks again. Returns hints to be published."""
     async with connection.transaction():
         if not await connection.fetchval("DELETE FROM paused_queue WHERE queue = $1 RETURNING true", queue):
             return []

@@ -1,5 +1,5 @@
 """`renew`, `to_cancel` and `owned_before`: a worker's heartbeat keeps its leases, learns which attempts must stop, and
-finds what it owns without knowing.
+finds leases that the worker does not know of.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Renewal:
 async def renew(connection: Connection, owner: UUID, leases: Sequence[Lease], ttl: float) -> list[Renewal]:
     """running -> running with a later `lease_until`, for each lease that is still its owner's."""
     rows = await connection.fetch(
-        RENEW, owner, [x.task_id for x in leases], [x.epoch for x in leases], timedelta(seconds=ttl)
+        RENEW, owner, [lease.task_id for lease in leases], [lease.epoch for lease in leases], timedelta(seconds=ttl)
     )
     return [Renewal(row["id"], row["renewed"], row["is_valid"], row["cancel"]) for row in rows]
 
@@ -83,7 +83,7 @@ WHERE t.status = 'running' AND t.lease_owner = $1 AND t.lease_until < $2::timest
 async def owned_before(connection: Connection, owner: UUID, instant: datetime, ttl: float) -> dict[UUID, int]:
     """The running tasks of `owner` whose leases were neither claimed nor renewed since `instant`, with their epochs.
 
-    The query reads all running tasks: ask it after a reconnect only.
+    Call this only after a reconnect: the query reads all running tasks.
     """
     rows = await connection.fetch(_OWNED_BEFORE, owner, instant, timedelta(seconds=ttl))
     return {row["id"]: row["epoch"] for row in rows}

@@ -75,7 +75,9 @@ async def _bounds(
     """The bounds (`at_most`, `per_minute`) that each limit's row gets. A limit that follows a declared one has the
     declared bounds of this moment: the operator may have lifted them since the job was made.
     """
-    followed = sorted({x.limit for name, x in limits.items() if x.limit is not None and x.limit != name})
+    followed = sorted(
+        {limit.limit for name, limit in limits.items() if limit.limit is not None and limit.limit != name}
+    )
     rows = await connection.fetch(_FOLLOWED, *limit_columns(followed)) if followed else ()
     declared = {(row["tenant_id"], row["key"]): (row["at_most"], row["per_minute"]) for row in rows}
     return {

@@ -1,4 +1,6 @@
-"""Runs that workflows start (`ctx.start`): written once, awaited, and cancelled with the workflow unless detached."""
+"""Writes the runs that workflows start (`ctx.start`), wakes workflows whose awaited runs have ended, and cancels the
+runs of a workflow that ended without success, unless they are detached.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,7 @@ LIMIT $1
 """
 
 
-# Rows that nothing waits for any more leave the index of open rows.
+# The rows leave the index of open rows: no workflow waits for their runs any more.
 _CLOSE = """
 -- workflow_children_close
 UPDATE journal e SET state = 'done'
@@ -120,7 +122,7 @@ WHERE e.kind IN ('start', 'result') AND e.state = 'open' AND child.id = e.child_
 
 
 async def close(connection: Connection) -> None:
-    """open -> done, for the calls whose run has ended, or whose workflow needs it no more."""
+    """open -> done, for calls whose run has ended, or whose workflow no longer needs the run."""
     await connection.execute(_CLOSE)
 
 

@@ -1,4 +1,4 @@
-"""`read`: everything that a workflow's worker needs of its journal, in one query."""
+"""`read`: one query reads the parts of the journal that the workflow's worker needs."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ async def read(connection: Connection, lease: Lease, places: Sequence[tuple[str,
         version=row["version"],
         entries=[_entry(values) for values in row["entries"]],
         signals=[
-            StoredSignal(one["id"], one["name"], one["payload"], datetime.fromisoformat(one["at"]))
-            for one in row["signals"]
+            StoredSignal(signal["id"], signal["name"], signal["payload"], datetime.fromisoformat(signal["at"]))
+            for signal in row["signals"]
         ],
     )
 
