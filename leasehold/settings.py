@@ -74,7 +74,8 @@ class Settings(BaseSettings):
     migrate_seconds: float = Field(
         60.0,
         gt=0,
-        description="Seconds after which `leasehold migrate` no longer tries to get a lock, and ends with an error.",
+        description="Seconds after which `leasehold migrate` no longer tries to get the locks of a revision, and ends "
+        "with an error.",
     )
     database_host_timeout: float = Field(
         2.0,

@@ -13,7 +13,7 @@ from sqlalchemy.pool import NullPool
 
 from leasehold.db.servers import open_connection
 from leasehold.db.tables import metadata
-from leasehold.db.upgrading.patience import Patience, run_patiently
+from leasehold.db.upgrading.patience import Patience, Progress, run_patiently
 from leasehold.pipelines import SHIPPED
 from leasehold.settings import Settings
 from leasehold.urls import DatabaseUrl, database_url
@@ -46,13 +46,14 @@ def _is_ours(_object: object, name: str | None, kind: str, _reflected: bool, _ot
     return not (kind == "table" and name is not None and name.startswith("event_"))
 
 
-def _run(connection: Connection) -> None:
+def _run(progress: Progress, connection: Connection) -> None:
     context.configure(
         connection=connection,
         target_metadata=metadata,
         transaction_per_migration=True,
         version_table=context.config.attributes.get("version_table", "alembic_version"),
         include_object=_is_ours,
+        on_version_apply=progress,
     )
     with context.begin_transaction():
         context.run_migrations()
@@ -82,7 +83,9 @@ async def _main() -> None:
             await asyncio.sleep(_LOOK_SECONDS)
         pid: int = await connection.scalar(text("SELECT pg_backend_pid()"))
         await connection.commit()
-        await run_patiently(partial(connection.run_sync, _run), partial(_roll_back, connection), pid, connect, patience)
+        progress = Progress()
+        run = partial(connection.run_sync, partial(_run, progress))
+        await run_patiently(run, progress, partial(_roll_back, connection), pid, connect, patience)
         await connection.commit()
     await engine.dispose()
 

@@ -13,6 +13,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
+from leasehold.db.upgrading.index_builds import end_transaction
+
 revision: str = "0023_workflows"
 down_revision: str | None = "0022_audit"
 branch_labels: str | Sequence[str] | None = None
@@ -22,9 +24,12 @@ _NOW = sa.text("clock_timestamp()")
 
 
 def upgrade() -> None:
-    op.add_column("task", sa.Column("news", sa.Integer(), server_default="0", nullable=False))
-    op.add_column("task", sa.Column("wake_at", sa.Integer(), nullable=True))
-    op.add_column("task", sa.Column("contained", sa.Boolean(), server_default="false", nullable=False))
+    op.add_column("task", sa.Column("news", sa.Integer(), server_default="0", nullable=False), if_not_exists=True)
+    op.add_column("task", sa.Column("wake_at", sa.Integer(), nullable=True), if_not_exists=True)
+    op.add_column(
+        "task", sa.Column("contained", sa.Boolean(), server_default="false", nullable=False), if_not_exists=True
+    )
+    end_transaction()
     op.create_table(
         "journal",
         sa.Column("job_id", sa.Uuid(), nullable=False),

@@ -259,6 +259,7 @@ OPENERS = {
     "leasehold/db/database.py": 4,
     "leasehold/db/poolers.py": 4,  # before a process opens any other, and closed again
     "leasehold/db/servers.py": 2,  # for database.py
+    "leasehold/db/upgrading/patience.py": 1,  # of `leasehold migrate`, which is no part of a process that serves
     "leasehold/pipelines/operations/context.py": 1,
     "worker/attempts/chunk_writer.py": 1,  # for logs and for streams
     "worker/attempts/workflows.py": 1,

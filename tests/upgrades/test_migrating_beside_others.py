@@ -8,16 +8,18 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import asyncpg
 import pytest
+from sqlalchemy.exc import DBAPIError
 from typer.testing import CliRunner
 
 from leasehold.cli.main import app
 from leasehold.cli.running import FAILED
 from leasehold.db.database import migrate
 from leasehold.db.schemas import CORE, state_of
-from leasehold.db.upgrading.patience import Patience
+from leasehold.db.upgrading.patience import Patience, Progress, run_patiently
 from leasehold.db.upgrading.plan import plan_of
 from leasehold.domain.errors import SchemaLocked
 from tests.support.databases import Databases
@@ -25,6 +27,7 @@ from tests.support.databases import Databases
 SECONDS = 30.0
 #: Revisions before those that are tried: one adds a column to `worker`, the next builds an index on `job` and on `run`.
 BEFORE_COLUMN, COLUMN, INDEXES = "0028_callbacks", "0029_incarnation_of_workers", "0030_indexes_of_searches"
+REVISIONS = 5
 _BUILDS = "SELECT relid::regclass::text FROM pg_stat_progress_create_index"
 _VALID = """
 SELECT indexrelid::regclass::text AS name, indexrelid AS oid, indisvalid AS valid FROM pg_index
@@ -82,6 +85,26 @@ async def test_a_lock_that_is_not_free_is_given_up_and_tried_again_and_readers_g
         await transaction.rollback()
         await migrating
     assert await revision(old) == COLUMN
+
+
+async def test_each_revision_has_the_whole_time_for_itself(old: str) -> None:
+    """Under load each of many revisions may have to wait a little."""
+    progress, patience = Progress(), Patience(0.05, 0.6)
+    tries = 0
+
+    async def run() -> None:
+        nonlocal tries
+        tries += 1
+        if tries < REVISIONS:
+            await asyncio.sleep(0.3)
+            progress()
+            raise DBAPIError("ALTER TABLE", None, asyncpg.LockNotAvailableError("canceling statement"))
+
+    async def roll_back() -> None:
+        """Nothing was changed."""
+
+    await run_patiently(run, progress, roll_back, 0, partial(asyncpg.connect, old), patience)
+    assert tries == REVISIONS
 
 
 async def test_a_migration_that_gets_no_lock_names_who_is_in_its_way_and_keeps_what_was_done(old: str) -> None:

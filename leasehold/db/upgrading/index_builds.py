@@ -42,6 +42,16 @@ def build_index(
         op.execute("RESET lock_timeout")
 
 
+def end_transaction() -> None:
+    """Commit the statements before it, which must be safe to repeat (`if_not_exists`).
+
+    Call it between statements that stop writers of two tables. Under load somebody always holds one of the tables and
+    waits for the other, so that a transaction which needs both seldom gets them.
+    """
+    with op.get_context().autocommit_block():
+        """The block commits when it begins, and begins a transaction when it ends."""
+
+
 def _is_valid(name: str) -> bool | None:
     """None: there is no such index."""
     context = op.get_context()

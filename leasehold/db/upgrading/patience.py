@@ -18,7 +18,7 @@ from leasehold.domain.errors import SchemaLocked
 
 _IN_USE = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
 _OF_THE_SERVER = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
-_PAUSE_SECONDS, _LONGEST_PAUSE = 0.2, 3.0
+_PAUSE_SECONDS, _LONGEST_PAUSE = 0.2, 1.0
 _SAMPLES = 5
 #: Query texts may hold what clients sent: they stay out of messages.
 _BLOCKERS = """
@@ -36,8 +36,8 @@ def _nobody(_sentence: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """`lock_seconds`: how long a statement waits for a lock. `seconds`: how long it is tried again. `waiting` gets a
-    sentence when a migration waits for somebody.
+    """`lock_seconds`: how long a statement waits for a lock. `seconds`: how long one revision is tried again. `waiting`
+    gets a sentence when a migration waits for somebody.
     """
 
     lock_seconds: float = 1.0
@@ -56,23 +56,36 @@ class Patience:
         }
 
 
+class Progress:
+    """Counts the revisions that were applied: alembic calls it after each."""
+
+    def __init__(self) -> None:
+        self.applied = 0
+
+    def __call__(self, *_context: object, **_revision: object) -> None:
+        self.applied += 1
+
+
 async def run_patiently(
     run: Callable[[], Awaitable[None]],
+    progress: Progress,
     roll_back: Callable[[], Awaitable[None]],
     pid: int,
     connect: Connect,
     patience: Patience,
 ) -> None:
-    """Run the revisions. While a lock is not free, `roll_back` and run again: revisions that are done stay done.
+    """Run the revisions. While a lock is not free, `roll_back` and run again: revisions that are done stay done, and
+    each has the whole time for itself.
 
     `pid`: the session that runs them. `connect` opens another one. Raises SchemaLocked, or asyncpg's error.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + patience.seconds
-    pause = _PAUSE_SECONDS
+    deadline, pause = loop.time() + patience.seconds, _PAUSE_SECONDS
+    is_watched = False
     async with AsyncExitStack() as watching:
         blockers: list[str] = []
         while True:
+            before = progress.applied
             try:
                 await run()
             except SQLAlchemyError as error:
@@ -82,10 +95,13 @@ async def run_patiently(
             else:
                 return
             await roll_back()
+            if progress.applied > before:
+                deadline, pause = loop.time() + patience.seconds, _PAUSE_SECONDS
             if loop.time() + pause >= deadline:
                 raise SchemaLocked(patience.seconds, blockers)
             patience.waiting("A table is in use. The migration lets others through, and tries again.")
-            if pause == _PAUSE_SECONDS:
+            if not is_watched:
+                is_watched = True
                 await watching.enter_async_context(_watched(pid, connect, patience, blockers))
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
