@@ -118,7 +118,8 @@ async def assert_sums(connection: asyncpg.Connection[asyncpg.Record]) -> None:
     needs.
 
     The first steps of a held job wait for one more: for the job's limits. Exception: a job with a requested cancel ends
-    with its last lease, so its counter of steps that are left is not counted down.
+    with its last open step, so its counter of steps that are left is not counted down, and a workflow that has yet to
+    see the cancel counts as leased.
     """
     wrong = await connection.fetch("""
         SELECT j.id, j.status, j.leased, steps.running, j.steps_left, steps.missing, steps.open,
@@ -130,7 +131,7 @@ async def assert_sums(connection: asyncpg.Connection[asyncpg.Record]) -> None:
                    count(*) FILTER (WHERE t.finished_at IS NULL) AS open
             FROM task t WHERE t.job_id = j.id
         ) AS steps
-        WHERE j.leased <> steps.running
+        WHERE j.leased <> CASE j.status WHEN 'cancel_requested' THEN steps.open ELSE steps.running END
            OR j.finished_at IS NULL AND j.status <> 'cancel_requested' AND j.steps_left <> steps.missing
            OR j.finished_at IS NOT NULL AND steps.open > 0
            OR (j.finished_at IS NOT NULL AND j.keep_seconds IS NOT NULL) <> (j.expires_at IS NOT NULL)

@@ -39,7 +39,7 @@ async def cancel(
         by=by,
         forced=forced,
     )
-    effects = Effects(cancels.states, cancels.ended)
+    effects = Effects(cancels.states, cancels.ended, cancels.hints)
     for target in targets:
         after = target.kind.operations.after_cancel
         if after is not None and target.id in cancels.states:

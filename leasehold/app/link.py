@@ -198,7 +198,8 @@ class DatabaseLink:
         """Request the cancel of the run. Returns its status from now on. Raises NotFound."""
         async with self._pool.acquire() as connection:
             names = await concurrency.limits_of(connection, [run_id])
-            await jobs.request_cancel(connection, [run_id], self._tenant, reason=reason, by="code")
+            cancels = await jobs.request_cancel(connection, [run_id], self._tenant, reason=reason, by="code")
+            self._announcer.announce(cancels.hints)
             if names:
                 self._announcer.announce(await concurrency.admit(connection, names, [run_id]))
         return (await self.outcome(run_id)).status

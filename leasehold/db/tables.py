@@ -215,6 +215,8 @@ task = Table(
     Column("wake_at", Integer),
     # A workflow started the step. If the step gives up, the job goes on: the workflow decides what follows.
     Column("contained", Boolean, nullable=False, server_default="false"),
+    # A workflow whose journal has a call: its code sees a cancel of its job before the job ends.
+    Column("journaled", Boolean, nullable=False, server_default="false"),
     Column("lease_owner", Uuid),
     Column("lease_until", _INSTANT),
     Column("available_at", _INSTANT, nullable=False, server_default=_NOW),

@@ -48,7 +48,7 @@ journal = Table(
         "kind IN ('run', 'sleep', 'signal', 'start', 'result', 'call', 'patch')",
         name="kind_known",
     ),
-    CheckConstraint("state IN ('open', 'done', 'failed', 'timed_out')", name="state_known"),
+    CheckConstraint("state IN ('open', 'done', 'failed', 'timed_out', 'cancelled')", name="state_known"),
     # The runs that unfinished workflows started or await.
     Index("journal_child", "child_id", postgresql_where=text("kind IN ('start', 'result') AND state = 'open'")),
     # A workflow's rows are read together: a run's page, and the wait for a signal.

@@ -23,7 +23,8 @@ class JobState(StrEnum):
     QUEUED = "queued"  # announced
     RUNNING = "running"  # a step was claimed
     WAITING_WORKER = "waiting_worker"  # the next step belongs to an external worker
-    CANCEL_REQUESTED = "cancel_requested"  # a cancel was requested; the running step has not stopped yet
+    # A cancel was requested; a running step has not stopped yet, or a workflow that waited has yet to see it.
+    CANCEL_REQUESTED = "cancel_requested"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -87,6 +88,8 @@ JOB_MOVES: dict[str, tuple[frozenset[JobState], frozenset[JobState]]] = {
         frozenset({JobState.PENDING, JobState.QUEUED, JobState.RUNNING, JobState.WAITING_WORKER}),
         frozenset({JobState.RUNNING, JobState.WAITING_WORKER}),
     ),
+    # A workflow that has called something is claimed to see the cancel of its job.
+    "claim_to_see_cancel": (frozenset({JobState.CANCEL_REQUESTED}), frozenset({JobState.CANCEL_REQUESTED})),
     "complete": (
         frozenset({JobState.RUNNING, JobState.WAITING_WORKER, JobState.CANCEL_REQUESTED}),
         frozenset(

@@ -188,15 +188,45 @@ WHERE j.cancel_by IS NOT NULL AND j.finished_at IS NULL
   AND ($2::uuid IS NULL OR j.id = $2) AND {not_in(CANCELS, "j.id")}
   AND EXISTS (
     SELECT 1 FROM task t
-    WHERE t.job_id = j.id AND {unindexed("t.status = 'running'")}
-      AND ((t.cancelable AND j.cancel_by < clock_timestamp()) OR t.lease_until < clock_timestamp()
-           OR t.lease_owner = ANY($3::uuid[])))
+    WHERE t.job_id = j.id
+      AND CASE WHEN t.status = 'running' THEN (t.cancelable AND j.cancel_by < clock_timestamp())
+                   OR t.lease_until < clock_timestamp() OR t.lease_owner = ANY($3::uuid[])
+               ELSE t.finished_at IS NULL AND j.cancel_by < clock_timestamp() END)
 ORDER BY j.cancel_by LIMIT $1
 FOR UPDATE OF j SKIP LOCKED
 """
 
+# $1 dead owners, $2 the locked jobs, $3 the number of losses at which a task is not run again. A workflow whose worker
+# is lost is due again within the grace: its code has yet to see the cancel, or was about to undo what it did.
+RETURN_WORKFLOWS = f"""
+-- return_workflows
+WITH returned AS (
+    UPDATE task t
+    SET status = 'pending', lease_owner = NULL, lease_until = NULL, losses = t.losses + 1,
+        available_at = clock_timestamp()
+    FROM job j
+    WHERE t.job_id = ANY($2::uuid[]) AND t.journaled AND t.losses < $3 AND {unindexed("t.status = 'running'")}
+      AND (t.lease_until < clock_timestamp() OR {owner_is_dead("$1::uuid[]")})
+      AND j.id = t.job_id AND j.cancel_by >= clock_timestamp()
+    RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority
+), advanced AS (
+    UPDATE job j SET event_seq = j.event_seq + per_job.returned_count
+    FROM (SELECT job_id, count(*)::int AS returned_count FROM returned GROUP BY job_id) AS per_job
+    WHERE j.id = per_job.job_id
+    RETURNING j.id, j.tenant_id, j.trace, j.event_seq - per_job.returned_count AS seq
+), events AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
+    SELECT r.job_id, a.seq + row_number() OVER (PARTITION BY r.job_id ORDER BY r.id), a.tenant_id, 'lost',
+           'cancel_requested', r.id, r.step, 'pending', r.epoch
+    FROM returned r JOIN advanced a ON a.id = r.job_id
+)
+INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp()
+FROM returned r JOIN advanced a ON a.id = r.job_id
+"""
+
 # $1 dead owners, $2 the locked jobs. The statement ends the steps whose worker is lost, and those that did not stop
-# within the grace.
+# within the grace: also a workflow that no worker has claimed.
 END_CANCELS = (
     f"""
 -- end_cancels
@@ -207,8 +237,9 @@ WITH jobs AS MATERIALIZED (
     SET status = 'cancelled', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM jobs
     WHERE t.job_id = jobs.id AND t.job_id = ANY($2::uuid[])
-      AND {unindexed("t.status = 'running'")}
-      AND ((jobs.overdue AND t.cancelable) OR t.lease_until < clock_timestamp() OR {owner_is_dead("$1::uuid[]")})
+      AND CASE WHEN t.status = 'running' THEN (jobs.overdue AND t.cancelable) OR t.lease_until < clock_timestamp()
+                   OR {owner_is_dead("$1::uuid[]")}
+               ELSE jobs.overdue AND t.finished_at IS NULL END
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, jsonb_build_object('forced', true,
               'because', CASE WHEN jobs.overdue THEN 'the grace passed' ELSE 'the worker was lost' END) AS data
 )"""
@@ -219,10 +250,16 @@ SELECT id AS ended_job, pipeline, status AS outcome, seconds FROM advanced WHERE
 )
 
 
-async def end_cancels(connection: Connection, dead_owners: Sequence[UUID], limit: int = 100) -> list[JobEnded]:
-    """cancel_requested -> cancelled where no worker acknowledges: past the grace, or with a lost worker."""
+async def end_cancels(
+    connection: Connection, dead_owners: Sequence[UUID], limit: int = 100, *, max_losses: int = 5
+) -> list[JobEnded]:
+    """cancel_requested -> cancelled where no worker acknowledges: past the grace, or with a lost worker.
+
+    Within the grace a workflow whose worker is lost goes on, running -> pending, unless it was lost `max_losses` times.
+    """
 
     async def end(locked: Sequence[UUID]) -> list[asyncpg.Record]:
+        await connection.execute(RETURN_WORKFLOWS, list(dead_owners), list(locked), max_losses)
         return await connection.fetch(END_CANCELS, list(dead_owners), list(locked))
 
     async def take(only: object | None) -> list[UUID]:

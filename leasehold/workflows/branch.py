@@ -14,16 +14,31 @@ from leasehold.workflows.pending import Pending
 
 class Branch(Pending[Any]):
     """`number`: the number of its last call. `now`: the time of its newest result. `waits_for`: the Pending that
-    its coroutine awaits. The branch is itself a Pending, with what the coroutine returns or raises.
+    its coroutine awaits. `cancelled`: the coroutine has met Cancelled. The branch is itself a Pending, with what the
+    coroutine returns or raises.
     """
 
-    __slots__ = ("coroutine", "gathers", "now", "number", "patches", "path", "randoms", "uuids", "waits_for")
+    __slots__ = (
+        "cancelled",
+        "coroutine",
+        "gathers",
+        "now",
+        "number",
+        "patches",
+        "path",
+        "randoms",
+        "uuids",
+        "waits_for",
+    )
 
-    def __init__(self, path: str, coroutine: Coroutine[Any, Any, Any], now: datetime) -> None:
+    def __init__(
+        self, path: str, coroutine: Coroutine[Any, Any, Any], now: datetime, *, cancelled: bool = False
+    ) -> None:
         super().__init__()
         self.path = path
         self.coroutine = coroutine
         self.now = now
+        self.cancelled = cancelled
         self.number = 0
         self.gathers = 0
         self.uuids = 0

@@ -71,6 +71,8 @@ class Driver:
         self._counts: dict[tuple[str, str], int] = {}
         self._locals: dict[asyncio.Task[Any], LocalCall[Any] | StartCall[Any]] = {}
         self._cancelling = False
+        self._cancelled_at: datetime | None = None  # as the journal says
+        self._has_met_cancel = False  # a branch got Cancelled
 
     # --- for the worker
 
@@ -91,10 +93,11 @@ class Driver:
             for task in self._locals:
                 task.cancel()
         outcome = self._ended(main)
-        if self.calls:  # a signal that was consumed, and nothing was awaited after it
-            if not await port.record(self.calls):
-                raise Cancelled
-            self.committed()
+        # What is left: a signal that was consumed, and nothing was awaited after it. A cancel that comes now comes
+        # after the code has ended: the run ends as the code did.
+        if not await self._commit(port):
+            self._cancelling = True
+            await self._commit(port)
         return outcome
 
     def close(self) -> None:
@@ -106,7 +109,7 @@ class Driver:
 
     async def _go_on(self, port: Port, main: Branch) -> bool:
         """Run what can run. Returns whether the workflow waits then."""
-        if not self._cancelling and port.cancelled():
+        if not self._cancelling and (self._cancelled_at is not None or port.cancelled()):
             self._cancel()
         await self._run_ready(port)
         return not main.is_done
@@ -114,6 +117,14 @@ class Driver:
     def committed(self) -> None:
         """`calls` are in the journal now."""
         self.calls = []
+
+    async def _commit(self, port: Port) -> bool:
+        """Write `calls` to the journal now. False: the run is being cancelled, and the workflow has not seen it."""
+        calls, self.calls = self.calls, []  # what is called meanwhile is written the next time
+        if not calls or await port.record(calls, cancelling=self._cancelling):
+            return True
+        self.calls = [*calls, *self.calls]
+        return False
 
     # --- for the context
 
@@ -168,9 +179,18 @@ class Driver:
     def _take_news(self, journal: Journal) -> None:
         self.news = journal.news
         self._signals = deque(journal.signals)
+        self._cancelled_at = journal.cancelled_at
 
     async def _receive(self, port: Port, call: Journaled[Any], entry: Entry) -> None:
         """Give the call what the journal has for it. Otherwise the call waits."""
+        if entry.state == "cancelled":
+            self._refuse(call)
+        elif self._ended_by_cancel(call, entry):
+            self._wait(call, None)
+        else:
+            await self._receive_result(port, call, entry)
+
+    async def _receive_result(self, port: Port, call: Journaled[Any], entry: Entry) -> None:
         branch = self._branch_of(call)
         if isinstance(call, RunCall) and entry.status == "succeeded":
             self._resolve(call, branch, entry, await self._result(port, call, entry))
@@ -195,6 +215,14 @@ class Driver:
             self._match(call, entry)
         else:
             self._wait(call, entry.seconds)
+
+    def _ended_by_cancel(self, call: Journaled[Any], entry: Entry) -> bool:
+        """Whether the step or run ended because this run is being cancelled. The workflow sees the cancel itself."""
+        if self._cancelled_at is None:
+            return False
+        if isinstance(call, RunCall):
+            return entry.status in ("cancelled", "skipped")
+        return isinstance(call, ResultCall) and entry.status == "cancelled" and entry.at >= self._cancelled_at
 
     async def _result(self, port: Port, call: RunCall[Any] | ResultCall[Any], entry: Entry) -> Any:
         assert entry.child is not None
@@ -277,6 +305,8 @@ class Driver:
 
     async def _step(self, port: Port, branch: Branch) -> None:
         """Run the branch up to what it awaits next. What the journal has for it, it gets at once."""
+        if self._cancelling and branch.waits_for is not None and isinstance(branch.waits_for.error, Cancelled):
+            branch.cancelled = True
         self._active = branch
         try:
             awaited = branch.coroutine.send(None)
@@ -315,12 +345,12 @@ class Driver:
             entry = self._replay.take(pending)
             if entry is not None:
                 await self._receive(port, pending, entry)
-            elif not self._cancelling or isinstance(pending, LocalCall):
+            elif not self._cancelling or _undoes(pending, branch):
                 self._begin(port, pending)
-            elif not isinstance(pending, LocalCall):
-                self._reject(pending, Cancelled())
+            else:
+                self._refuse(pending)
             if self._cancelling and (pending.branch, pending.number) in self._waiting:
-                self._reject(pending, Cancelled())
+                self._stop(pending)
 
     async def _issue_gather(self, port: Port, gather: Gather, branch: Branch) -> None:
         branch.gathers += 1
@@ -330,7 +360,7 @@ class Driver:
                 gather.parts.append(element)
             elif isinstance(element, Coroutine):
                 path = f"{branch.path}{branch.gathers}.{number}/"
-                self._branches[path] = Branch(path, element, branch.now)
+                self._branches[path] = Branch(path, element, branch.now, cancelled=branch.cancelled)
                 gather.parts.append(self._branches[path])
             else:
                 raise _refused(element)
@@ -373,13 +403,16 @@ class Driver:
                 # The run may have ended already: the row is read once more before the workflow waits for it.
                 self._wait(call, 0.0)
             case LocalCall():
-                self._locals[asyncio.ensure_future(port.call(call.function))] = call
+                self._locals[asyncio.ensure_future(self._called(port, call))] = call
+
+    async def _called(self, port: Port, call: LocalCall[Any]) -> Any:
+        if self._cancelling:  # where the code met the cancel: a replay takes the same way to this call
+            await self._commit(port)
+        return await port.call(call.function)
 
     async def _started(self, port: Port, call: StartCall[Any], record: Call) -> UUID | None:
-        if self.calls:  # what the code called before it
-            if not await port.record(self.calls):
-                return None
-            self.committed()
+        if not await self._commit(port):  # what the code called before it
+            return None
         return record.child if await port.start(call, record) else None
 
     async def _finish_locals(self, port: Port) -> None:
@@ -395,14 +428,12 @@ class Driver:
                 self._wake(call)
             else:
                 self._cancel()
-                self._reject(call, Cancelled())
-        if ended and not self._cancelling:
-            for _, record in ended:
-                self._write(record)
-            if await port.record(self.calls):
-                self.committed()
-            else:
-                self._cancel()
+                self._refuse(call)
+        for _, record in ended:
+            self._write(record)
+        if ended and not await self._commit(port):
+            self._cancel()
+            await self._commit(port)
         for call, record in ended:
             if record.state == "failed":
                 self._reject(call, TaskFailed(record.value["code"], record.value["message"]))
@@ -426,15 +457,26 @@ class Driver:
     # --- ending
 
     def _cancel(self) -> None:
-        """Raise Cancelled where each branch waits. What a cleanup may do then is `ctx.call`."""
+        """Raise Cancelled where each branch waits. What may undo the work then: see `_undoes`."""
         self._cancelling = True
-        self.calls = []
+        self.calls = [call for call in self.calls if call.state != "open"]
         for call in list(self._waiting.values()):
-            self._reject(call, Cancelled())
+            self._stop(call)
+
+    def _stop(self, call: Journaled[Any]) -> None:
+        """The call ends by the cancel. The journal has that before the code's next effect: so the call ends in the same
+        way at a replay, whatever has come for it meanwhile.
+        """
+        self.calls.append(Call(call.branch, call.number, call.kind, call.name, "cancelled"))
+        self._refuse(call)
+
+    def _refuse(self, call: Journaled[Any]) -> None:
+        self._has_met_cancel = True
+        self._reject(call, Cancelled())
 
     def _ended(self, main: Branch) -> Outcome:
-        if self._cancelling:
-            raise Cancelled
+        if self._has_met_cancel:
+            raise Cancelled from (None if isinstance(main.error, Cancelled) else main.error)
         if main.error is not None:
             raise _final(main.error)
         self._replay.check_end()
@@ -447,6 +489,13 @@ class Driver:
 
     def _branch_of(self, call: Journaled[Any]) -> Branch:
         return self._branches[call.branch]
+
+
+def _undoes(call: Journaled[Any], branch: Branch) -> bool:
+    """Whether the call may begin while the run is being cancelled: a function here, or a run that outlives this one, in
+    a branch that has met Cancelled.
+    """
+    return branch.cancelled and (isinstance(call, LocalCall) or (isinstance(call, StartCall) and call.detach))
 
 
 def _final(error: BaseException) -> BaseException:

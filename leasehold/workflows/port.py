@@ -17,11 +17,15 @@ class Port(Protocol):
     async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:
         """The journal, or only the rows at these places."""
 
-    async def record(self, calls: Sequence[Call]) -> bool:
-        """Commit the calls now. False: the run is being cancelled, and nothing was written."""
+    async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
+        """Commit the calls now. `cancelling`: the workflow has seen that its run is being cancelled. False: the run is
+        being cancelled, and nothing was written, because the workflow had not seen it.
+        """
 
     async def start(self, call: StartCall[Any], record: Call) -> bool:
-        """Write the run and its row of the journal: both or none. False: the workflow is being cancelled."""
+        """Write the run and its row of the journal: both or none. False: the workflow is being cancelled, and the run
+        is not a detached one.
+        """
 
     async def fetch(self, task_id: UUID, output: str) -> bytes:
         """An output of a step that has succeeded."""

@@ -27,6 +27,7 @@ def task_row(name: str, status: str, **changes: Any) -> dict[str, Any]:
         "queue": "chaos",
         "attempt": 0, "errors": 0, "crashes": 0, "losses": 0, "max_attempts": 5, "lease_owner": None,
         "lease_until": None, "available_at": at(0), "cancelable": True, "contained": False,
+        "journaled": False,
     }  # fmt: skip
     return row | changes
 

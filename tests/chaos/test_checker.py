@@ -656,6 +656,15 @@ def test_a_needless_hint_may_be_acknowledged_at_once() -> None:
     assert found(history) == {}
 
 
+def test_a_workflow_may_be_claimed_to_see_the_cancel_of_its_job() -> None:
+    history = sound()
+    a_step_that_started_after_its_running_job_was_cancelled(history)
+    assert "I15" in found(history)
+    for task in history.tasks:
+        task["journaled"] = True
+    assert "I15" not in found(history)
+
+
 def test_a_cancelled_job_is_judged_once_a_load_cancels() -> None:
     history = sound()
     history.requests.append(Request("cancel", "red", "job", T0 + 2.5, T0 + 2.6, "accepted", "job"))

@@ -35,6 +35,7 @@ def test_every_statement_is_the_one_that_was_reviewed() -> None:
         "acknowledge_cancel",
         "fan_out",
         "record_calls",
+        "record_calls_of_cancelled",
     ],
 )
 def test_the_command_prints_a_settlement_with_its_guard(name: str) -> None:

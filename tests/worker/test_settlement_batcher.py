@@ -16,8 +16,8 @@ from leasehold.db.database import Connection, connect
 from leasehold.domain.lease import Lease
 from leasehold.exporter import jobs as counted
 from leasehold.settings import Settings
-from leasehold.transitions import claims, jobs
-from leasehold.transitions.settlements import Completion, Failure, FanningOut, Part, Snoozing, Verdict
+from leasehold.transitions import claims, jobs, settlements
+from leasehold.transitions.settlements import Completion, Failure, FanningOut, Part, Snoozing, Suspending, Verdict
 from leasehold.worker.leases import settlement_batcher
 from leasehold.worker.leases.settlement_batcher import (
     Answer,
@@ -26,7 +26,7 @@ from leasehold.worker.leases.settlement_batcher import (
     Settlement,
     SettlementBatcher,
 )
-from tests.factories import THREE, Rows, assert_histories, stale
+from tests.factories import ONE, THREE, Rows, assert_histories, stale
 from tests.worker.conftest import SECONDS
 
 Open = Callable[..., AbstractAsyncContextManager[SettlementBatcher]]
@@ -124,6 +124,45 @@ async def test_an_attempt_that_ended_in_a_job_that_is_being_cancelled_stops_it_h
     assert answer.verdict is Verdict.SETTLED
     assert (await rows.job(job))["status"] == "cancelled"
     assert ended == [("three", "cancelled")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "due_in"),
+    [
+        (lambda lease: Suspending(lease, (), 0), "pending", 0),
+        (Release, "pending", 0),
+        (lambda lease: Failure(lease, "error", "e", "m", retryable=True, delay=60.0), "waiting", 60),
+        (lambda lease: Snoozing(lease, 60.0), "waiting", 60),
+        (lambda lease: Failure(lease, "error", "e", "m", retryable=False, delay=0.0), "cancelled", 0),
+    ],
+    ids=["suspends", "is released", "fails", "snoozes", "fails for good"],
+)
+async def test_a_workflow_that_had_not_heard_of_the_cancel_runs_again_to_see_it(
+    opened: Open,
+    rows: Rows,
+    announced: list[Announcement],
+    kind: Callable[[Lease], Settlement],
+    state: str,
+    due_in: int,
+) -> None:
+    claimed = await rows.leased(ONE)
+    await settlements.suspend(rows.connection, [Suspending(claimed.lease, (), 0, delay=0.0)])
+    (again,) = await rows.claim_all()
+    await jobs.request_cancel(rows.connection, [claimed.job_id], "t", reason="r", by="b")
+    await rows.connection.execute("DELETE FROM outbox")
+    async with opened() as batcher:
+        (answer,) = await settled(batcher, kind(again.lease))
+    assert (answer.verdict, answer.state) == (Verdict.SETTLED, state)
+    job = await rows.job(claimed.job_id)
+    assert job["status"] == ("cancelled" if state == "cancelled" else "cancel_requested")
+    if state != "cancelled":
+        seconds = await rows.connection.fetchval(
+            "SELECT extract(epoch FROM available_at - clock_timestamp())::float8 FROM task WHERE id = $1",
+            claimed.lease.task_id,
+        )
+        assert due_in - 30 < seconds <= due_in
+        assert len(announced) == (state == "pending")
+    await assert_histories(rows.connection)
 
 
 async def test_what_was_lost_is_not_acknowledged_as_a_cancel(opened: Open, rows: Rows) -> None:

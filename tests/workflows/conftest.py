@@ -63,8 +63,10 @@ class Runs:
         async with self.connection.transaction():
             await signals.send(self.connection, run_id, "t", name, payload, at_most=1000)
 
-    async def cancel(self, run_id: UUID) -> None:
-        await jobs.request_cancel(self.connection, [run_id], "t", reason="r", by="b")
+    async def cancel(self, run_id: UUID) -> str | None:
+        """The run's new state; None: nothing changed."""
+        cancels = await jobs.request_cancel(self.connection, [run_id], "t", reason="r", by="b")
+        return cancels.states.get(run_id)
 
     async def steps(self, run_id: UUID) -> dict[str, str]:
         rows = await self.connection.fetch(

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from leasehold import App, Cancelled, Context, Permanent, Retry, TaskFailed
+from leasehold import App, Cancelled, Context, Permanent, Retry, TaskFailed, current
 
 app = App("shop")
 #: What ran, in this process: {task: its arguments}.
@@ -52,6 +52,13 @@ async def double(number: int) -> int:
 @app.task
 async def large(size: int) -> str:
     return "x" * size
+
+
+@app.task
+async def stuck() -> None:
+    for _ in range(600):
+        await asyncio.sleep(0.1)
+        current().checkpoint()
 
 
 @app.workflow
@@ -254,3 +261,107 @@ async def everything(ctx: Context) -> list[Any]:
 async def _named(ctx: Context, number: int) -> int:
     await ctx.call(_drawing)
     return await ctx.named("doubling").run(double, number)
+
+
+async def _undo(what: str) -> str:
+    ran.append(("undo", what))
+    return what
+
+
+async def _undoing(ctx: Context, what: str) -> None:
+    try:
+        await ctx.run(double, 5)
+        await ctx.wait_for(what)
+    except Cancelled:
+        await ctx.call(_undo, what)
+        raise
+
+
+@app.workflow
+async def undoes(ctx: Context) -> str:
+    """Waits in each way there is, and undoes its work when it is cancelled."""
+    try:
+        await ctx.call(_drawing)
+        await ctx.sleep(60)
+        child = await ctx.start(checkout, SEVEN)
+        await ctx.gather(ctx.run(double, 1), _named(ctx, 2), ctx.sleep(60))
+        await ctx.wait_for("go", Approval)
+        await child.result()
+    except Cancelled:
+        await ctx.call(_undo, "first")
+        await ctx.call(_undo, "second")
+        raise
+    return "done"
+
+
+@app.workflow
+async def undoes_a_wait(ctx: Context, kind: str) -> None:
+    try:
+        match kind:
+            case "sleep":
+                await ctx.sleep(60)
+            case "signal":
+                await ctx.wait_for("go", Approval, timeout=60)
+            case "run":
+                await ctx.run(stuck)
+            case "result":
+                await (await ctx.start(approved_later)).result()
+            case _:
+                await ctx.gather(ctx.run(stuck), _named(ctx, 2), ctx.sleep(60))
+    except Cancelled:
+        await ctx.call(_undo, "first")
+        await ctx.call(_undo, "second")
+        raise
+
+
+@app.workflow
+async def undoes_branches(ctx: Context) -> None:
+    try:
+        await ctx.gather(_undoing(ctx, "a"), _undoing(ctx, "b"))
+    finally:
+        await ctx.call(_undo, "both")
+
+
+@app.workflow
+async def refunds(ctx: Context) -> None:
+    """Its undoing is a run of its own."""
+    try:
+        await ctx.wait_for("go")
+    except Cancelled:
+        try:
+            await ctx.run(double, 1)
+        except Cancelled:
+            await ctx.detached.start(double, 2)
+        raise
+
+
+@app.workflow
+async def undoes_badly(ctx: Context) -> None:
+    try:
+        await ctx.wait_for("go")
+    except Cancelled:
+        raise ValueError("no refund") from None
+
+
+async def _forever() -> None:
+    ran.append(("forever", None))
+    await asyncio.sleep(60)
+
+
+@app.workflow
+async def undoes_for_ever(ctx: Context) -> None:
+    try:
+        await ctx.wait_for("go")
+    finally:
+        await ctx.call(_forever)
+
+
+@app.workflow
+async def keeps_on(ctx: Context) -> None:
+    """Calls only functions: it meets the cancel at one of them."""
+    try:
+        for _ in range(1000):
+            await ctx.call(_drawn)
+    except Cancelled:
+        await ctx.call(_undo, "loop")
+        raise

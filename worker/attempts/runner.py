@@ -64,6 +64,8 @@ _OUTCOMES = {
     FanningOut: "spread",
     CancelAcknowledged: "cancelled",
 }
+#: Where the task's new state says more than the settlement.
+_OF_STATES = {"retry": "retried", "cancelled": "cancelled", "pending": "released"}
 
 
 class Runner:
@@ -172,6 +174,8 @@ class Runner:
             log.error("unknown pipeline or step", pipeline=claimed.pipeline, step=claimed.step)
             return Snoozing(claimed.lease, _UNKNOWN_SECONDS)
         work = asyncio.ensure_future(self._perform(claimed, *declared, held, log_and_stream, may_continue))
+        if claimed.cancelling:  # a workflow sees the cancel of its job
+            held.cancelled = True
         held.subscribe(on_lost=work.cancel, on_cancel=partial(self._request_stop, claimed, work))
         if self._releasing:
             work.cancel()
@@ -238,6 +242,9 @@ class Runner:
             settlement = self._settlement_of_stop(claimed, step, held, stop)
             if isinstance(settlement, Failure):
                 log_and_stream.recorder.add_final("error", settlement.message, trace=traceback_of(stop))
+            elif isinstance(stop, Cancelled) and stop.__cause__ is not None:  # the cleanup of a workflow failed
+                message = f"the cleanup after the cancel failed: {stop.__cause__}"
+                log_and_stream.recorder.add_final("error", message, trace=traceback_of(stop.__cause__))
             return settlement
         except (LeaseLost, ObjectExists):
             # ObjectExists: another attempt has written different bytes under this attempt's key, so another worker has
@@ -335,6 +342,6 @@ def _time_limit(claimed: Claimed, step: Step) -> float:
 def _outcome(settlement: Settlement, answer: Answer) -> str:
     if answer.verdict is Verdict.LOST:
         return "lost"
-    if answer.state in ("retry", "cancelled"):
-        return "retried" if answer.state == "retry" else "cancelled"
-    return _OUTCOMES[type(settlement)]
+    if answer.state == "waiting" and isinstance(settlement, Failure):  # a workflow that sees a cancel runs again
+        return "parked"
+    return _OF_STATES.get(answer.state or "") or _OUTCOMES[type(settlement)]

@@ -193,10 +193,10 @@ class _Port:
         async with self._workflows.pool.acquire() as connection:
             return await reading.read(connection, self._lease, places)
 
-    async def record(self, calls: Sequence[Call]) -> bool:
+    async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
         self.check()
-        recorded = await self._workflows.recorder.record(Recording(self._lease, tuple(calls)))
-        if not recorded.kept and not recorded.cancelling:
+        recorded = await self._workflows.recorder.record(Recording(self._lease, tuple(calls), cancelling))
+        if not recorded.kept and (cancelling or not recorded.cancelling):
             raise LeaseLost
         return recorded.kept
 

@@ -101,6 +101,7 @@ class SettlementBatcher:
         if repeated:
             completions = [settlement for settlement in batch if isinstance(settlement, Completion)]
             answers |= await self._recover_next(connection, completions, answers)
+        answers |= await self._return_workflows(connection, batch, answers)
         # PostgreSQL refuses the settlement of a job that is being cancelled. Then acknowledge that the attempt stopped.
         refused = [s.lease for s in batch if not _is_settled(answers.get(s.lease.task_id))]
         if refused:
@@ -134,6 +135,20 @@ class SettlementBatcher:
                 self._announce(outcome.announcements)
                 count_ended_jobs(outcome.ended)
         return answers
+
+    async def _return_workflows(
+        self, connection: Connection, batch: Sequence[Settlement], answers: Mapping[UUID, Answer]
+    ) -> dict[UUID, Answer]:
+        """A cancel may have come before a workflow's settlement. Its code has not seen the cancel yet, so it is due
+        again: at once if it was about to wait, and after the pause of the failure if the attempt may be repeated.
+        """
+        refused = [s for s in batch if not _is_settled(answers.get(s.lease.task_id))]
+        waits = [s.lease for s in refused if isinstance(s, Suspending)]
+        fails = [Snoozing(s.lease, s.delay) for s in refused if isinstance(s, Failure) and s.retryable]
+        released = await settlements.release(connection, waits) if waits else Settled({})
+        snoozed = await settlements.wait_until(connection, fails) if fails else Settled({})
+        self._announce(released.announcements)
+        return _answers(released) | _answers(snoozed)
 
     async def _recover_next(
         self, connection: Connection, completions: Sequence[Completion], answers: Mapping[UUID, Answer]

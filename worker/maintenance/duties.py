@@ -139,7 +139,8 @@ class Duties:
 
     async def _end_cancels(self) -> None:
         async with self._frequent() as connection:
-            count_ended_jobs(await sweeps.end_cancels(connection, self._takeover.dead))
+            ended = await sweeps.end_cancels(connection, self._takeover.dead, max_losses=self._settings.max_losses)
+            count_ended_jobs(ended)
 
     async def _end_jobs(self) -> None:
         async with self._frequent() as connection:
@@ -149,7 +150,9 @@ class Duties:
         """Wake the workflows whose awaited runs have ended, and cancel the runs of workflows that did not succeed."""
         async with self._frequent() as connection:
             self._announcer.announce(await children.wake_waiting(connection))
-            count_ended_jobs(await children.cancel_orphans(connection))
+            ended, hints = await children.cancel_orphans(connection)
+            count_ended_jobs(ended)
+            self._announcer.announce(hints)
             await children.close(connection)
 
     async def _end_late_steps(self) -> None:

@@ -18,23 +18,25 @@ CLAIM = f"""
 -- claim
 WITH jobs AS MATERIALIZED (
     -- Waits for each job's lock: the statement that holds it is short, and the worker spends the hint afterwards.
-    SELECT j.id, hinted.tasks, {job_columns("j")}
+    SELECT j.id, hinted.tasks, {job_columns()}
     FROM (
         SELECT t.job_id, array_agg(t.id) AS tasks FROM task t WHERE t.id = ANY($1::uuid[]) GROUP BY t.job_id
     ) AS hinted JOIN job j ON j.id = hinted.job_id
-    WHERE j.status IN ('pending', 'queued', 'running', 'waiting_worker')
+    WHERE j.status IN ('pending', 'queued', 'running', 'waiting_worker', 'cancel_requested')
     ORDER BY j.id
     FOR UPDATE OF j
 ), found AS MATERIALIZED (
-    -- The tasks that may be claimed now, locked: tasks that are due, and running ones whose lease protects nothing.
+    -- The tasks that may be claimed now, locked: tasks that are due, and running ones whose lease protects nothing. In
+    -- a job that is being cancelled only the workflow that sees the cancel is due; `end_cancels` judges lost leases.
     SELECT t.id, t.status AS was, {job_columns("jobs")}
     FROM jobs CROSS JOIN LATERAL unnest(jobs.tasks) AS hinted(id) JOIN task t ON t.id = hinted.id
     WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
       -- The CASE keeps the planner from an index of statuses: it would read a whole backlog to find a few tasks.
       AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at <= clock_timestamp()
                WHEN t.status = 'running' THEN t.losses < $4
-                   AND (t.lease_until < clock_timestamp() OR (t.lease_owner = $2 AND $6) OR
-                   {owner_is_dead("$5::uuid[]")})
+                   AND ((t.lease_owner = $2 AND $6 AND (t.journaled OR NOT jobs.cancelling))
+                        OR (NOT jobs.cancelling
+                            AND (t.lease_until < clock_timestamp() OR {owner_is_dead("$5::uuid[]")})))
                ELSE false END
     ORDER BY t.id
     FOR UPDATE OF t

@@ -100,9 +100,9 @@ WITH RECURSIVE served AS MATERIALIZED (
     LIMIT 8 * $4
 ), due AS MATERIALIZED (
     -- Locks the jobs that nobody else holds.
-    SELECT c.id, c.was, {job_columns("j")}
+    SELECT c.id, c.was, {job_columns()}
     FROM candidates c JOIN job j ON j.id = c.job_id
-    WHERE {unindexed("j.status IN ('pending', 'queued', 'running', 'waiting_worker')")}
+    WHERE {unindexed("j.finished_at IS NULL")}
     ORDER BY c.turn, c.since
     LIMIT $4
     FOR UPDATE OF j SKIP LOCKED

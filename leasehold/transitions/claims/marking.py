@@ -5,13 +5,23 @@ from __future__ import annotations
 # The job's columns that a claim returns. PostgreSQL reads them once, when it locks the job. A second join with the job
 # would compare each task of a batch with each job of the batch: the planner estimates one row for a CTE.
 _JOB_COLUMNS = ("event_seq", "tenant_id", "pipeline", "pipeline_version", "params", "inputs", "output_prefix", "trace",
-                "gated", "grace_seconds")  # fmt: skip
+                "gated", "grace_seconds", "cancelling")  # fmt: skip
+
+#: `cancelling`: the job is being cancelled, and the task is a workflow that sees it. Then `grace_seconds` is what is
+#: left of the grace.
+_OF_JOB = {
+    "cancelling": "j.status = 'cancel_requested'",
+    "grace_seconds": "CASE WHEN j.cancel_by IS NULL THEN j.grace_seconds"
+    " ELSE greatest(ceil(extract(epoch FROM j.cancel_by - clock_timestamp())), 0)::int END",
+}
 
 
-def job_columns(alias: str, **instead: str) -> str:
-    """SQL: a list of the job's columns, read from the table or CTE `alias`. `instead`: an expression by column, which
-    replaces that column.
+def job_columns(alias: str | None = None, **instead: str) -> str:
+    """SQL: a list of the job's columns, read from the CTE `alias`; None: from the table, as `j`. `instead`: an
+    expression by column, which replaces that column.
     """
+    if alias is None:
+        alias, instead = "j", _OF_JOB | instead
     return ", ".join(
         f"{instead[column]} AS {column}" if column in instead else f"{alias}.{column}" for column in _JOB_COLUMNS
     )
@@ -44,10 +54,11 @@ MARK_CLAIMED = f"""
               {job_columns("found", params=_PARAMS, output_prefix=_OUTPUT_PREFIX)}
 ), counted AS MATERIALIZED (
     -- The claimed tasks, numbered within their job for its events: `nth` of `task_count`. `leased`: how many of them
-    -- were not running. `becomes`: the job's status.
+    -- the job did not count as leased. `becomes`: the job's status.
     SELECT c.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth, (count(*) OVER job)::int AS task_count,
-           (count(*) FILTER (WHERE was <> 'running') OVER job)::int AS leased,
-           CASE WHEN bool_and(starts_with(queue, 'ext:')) OVER job THEN 'waiting_worker' ELSE 'running' END AS becomes
+           (count(*) FILTER (WHERE was <> 'running' AND NOT cancelling) OVER job)::int AS leased,
+           CASE WHEN cancelling THEN 'cancel_requested'
+                WHEN bool_and(starts_with(queue, 'ext:')) OVER job THEN 'waiting_worker' ELSE 'running' END AS becomes
     FROM claimed c
     WINDOW job AS (PARTITION BY job_id)
 ), advanced AS (

@@ -33,6 +33,7 @@ class Claimed:
     timeout_seconds: int | None  # of one attempt, where the job's template sets it
     gated: bool  # the job passed concurrency limits: its end may admit other jobs
     grace_seconds: int  # how long a cancelled attempt may take to stop
+    cancelling: bool  # the job is being cancelled: the task is a workflow whose code sees the cancel
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,4 +73,5 @@ def claimed_of(row: Any, terms: LeaseTerms, requested_at: float) -> Claimed:
         timeout_seconds=row["timeout_seconds"],
         gated=row["gated"],
         grace_seconds=row["grace_seconds"],
+        cancelling=row["cancelling"],
     )

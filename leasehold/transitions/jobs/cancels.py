@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain.states import JobState
 from leasehold.transitions.endings import JobEnded, ended_jobs
@@ -21,28 +22,38 @@ ORDER BY j.id
 FOR UPDATE
 """
 
-REQUEST_CANCEL = """
+REQUEST_CANCEL = f"""
 -- cancel
-WITH stopped AS (
-    -- The steps that no worker runs end now.
+WITH resumed AS (
+    -- A workflow that has called something is due now: its code sees the cancel, and may undo what it did. The job
+    -- counts it as leased until it has ended.
+    UPDATE task t
+    SET wake_at = NULL, available_at = clock_timestamp()
+    WHERE t.job_id = ANY($1::uuid[]) AND t.journaled AND {unindexed("t.status IN ('pending', 'retry', 'waiting')")}
+    RETURNING t.id, t.job_id, t.queue, t.priority
+), stopped AS (
+    -- The other steps that no worker runs end now.
     UPDATE task t
     SET status = CASE WHEN t.status = 'blocked' THEN 'skipped' ELSE 'cancelled' END, finished_at = clock_timestamp()
     WHERE t.job_id = ANY($1::uuid[]) AND t.status IN ('blocked', 'pending', 'retry', 'waiting')
+      AND NOT (t.journaled AND t.status <> 'blocked')
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status
 ), counted AS (
-    SELECT j.id, count(s.id)::int AS stopped_count FROM job j LEFT JOIN stopped s ON s.job_id = j.id
+    SELECT j.id, count(s.id)::int AS stopped_count,
+           j.leased + (SELECT count(*)::int FROM resumed r WHERE r.job_id = j.id) AS leased
+    FROM job j LEFT JOIN stopped s ON s.job_id = j.id
     WHERE j.id = ANY($1::uuid[]) GROUP BY j.id
 ), advanced AS (
     -- Without a leased step the job has ended; else its workers have until `cancel_by` to stop.
     UPDATE job j
-    SET status = CASE WHEN j.leased = 0 THEN 'cancelled' ELSE 'cancel_requested' END,
+    SET status = CASE WHEN counted.leased = 0 THEN 'cancelled' ELSE 'cancel_requested' END, leased = counted.leased,
         cancel = $2::jsonb || jsonb_build_object('at', clock_timestamp()),
         cancel_by = clock_timestamp() + make_interval(secs => j.grace_seconds), held = false,
-        finished_at = CASE WHEN j.leased = 0 THEN clock_timestamp() END,
-        expires_at = CASE WHEN j.leased = 0 THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
+        finished_at = CASE WHEN counted.leased = 0 THEN clock_timestamp() END,
+        expires_at = CASE WHEN counted.leased = 0 THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
         event_seq = j.event_seq + counted.stopped_count + 1
     FROM counted WHERE j.id = counted.id
-    RETURNING j.id, j.tenant_id, j.status, j.event_seq - counted.stopped_count - 1 AS seq,
+    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - counted.stopped_count - 1 AS seq,
               counted.stopped_count, j.pipeline,
               extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
 ), cancel_event AS (
@@ -57,18 +68,27 @@ WITH stopped AS (
     FROM (
         SELECT stopped.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM stopped
     ) AS s JOIN advanced a ON a.id = s.job_id
+), hinted AS (
+    INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+    SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp() + interval '1 second'
+    FROM resumed r JOIN advanced a ON a.id = r.job_id
+    RETURNING id, task_id, job_id, queue, priority, headers
 )
-SELECT id, status, CASE WHEN status = 'cancelled' THEN id END AS ended_job, pipeline, status AS outcome, seconds
-FROM advanced
+SELECT a.id, a.status, CASE WHEN a.status = 'cancelled' THEN a.id END AS ended_job, a.pipeline, a.status AS outcome,
+       a.seconds, h.id AS outbox_id, h.task_id, h.queue, h.priority, h.headers
+FROM advanced a LEFT JOIN hinted h ON h.job_id = a.id
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Cancels:
-    """The new states of the cancelled jobs, and those that ended at once."""
+    """The new states of the cancelled jobs, and those that ended at once. `hints`: of the workflows that see the
+    cancel. Publish them after the commit; else the relay does, a second later.
+    """
 
     states: dict[UUID, JobState]
     ended: list[JobEnded]
+    hints: list[Announcement]
 
 
 async def request_cancel(
@@ -82,12 +102,15 @@ async def request_cancel(
 ) -> Cancels:
     """Unfinished -> cancelled when no step of the job is leased, else -> cancel_requested. No step starts any more.
 
+    A workflow that waits is due now, and its job is cancel_requested: its code sees the cancel within the grace.
+
     The answer leaves out a job that has ended, is being cancelled already, is not the tenant's, or is not cancelable
     (unless `forced`).
     """
     async with connection.transaction():
         locked = [row["id"] for row in await connection.fetch(_LOCK_CANCELABLE, list(job_ids), tenant_id, forced)]
         if not locked:
-            return Cancels({}, [])
+            return Cancels({}, [], [])
         rows = await connection.fetch(REQUEST_CANCEL, locked, {"reason": reason, "by": by})
-    return Cancels({row["id"]: JobState(row["status"]) for row in rows}, ended_jobs(rows))
+    hints = [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]
+    return Cancels({row["id"]: JobState(row["status"]) for row in rows}, ended_jobs(rows), hints)

@@ -63,6 +63,9 @@ HELD = _held("")
 #: The same CTEs. `held` leaves out the tasks of jobs that are being cancelled: their attempts end by
 #: `acknowledge_cancel`, and are not retried.
 HELD_IN_LIVE_JOB = _held("\n      AND jobs.status <> 'cancel_requested'")
+#: The same CTEs. In a job that is being cancelled, `held` has only a workflow that has called something: its code has
+#: yet to see the cancel, so its lease may end while the workflow goes on. The job counts it as leased all the while.
+HELD_OR_TO_SEE_CANCEL = _held("\n      AND (jobs.status <> 'cancel_requested' OR t.journaled)")
 #: The same CTEs. `held` has only the tasks of jobs that are being cancelled.
 HELD_IN_CANCELLED_JOB = _held("\n      AND jobs.status = 'cancel_requested'")
 

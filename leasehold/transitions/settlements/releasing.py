@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from leasehold.db.database import Connection
 from leasehold.domain.lease import Lease
-from leasehold.transitions.settlements.guard import HELD_IN_LIVE_JOB, lease_columns, settled_of
+from leasehold.transitions.settlements.guard import HELD_OR_TO_SEE_CANCEL, lease_columns, settled_of
 from leasehold.transitions.settlements.records import Settled
 
 RELEASE = f"""-- release
-WITH {HELD_IN_LIVE_JOB}, released AS (
+WITH {HELD_OR_TO_SEE_CANCEL}, released AS (
     -- The guarded write: the attempt does not count.
     UPDATE task t
     SET status = 'pending', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
@@ -18,7 +18,9 @@ WITH {HELD_IN_LIVE_JOB}, released AS (
     FROM held WHERE t.id = held.id
     RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority
 ), advanced AS (
-    UPDATE job j SET event_seq = j.event_seq + per_job.released_count, leased = j.leased - per_job.released_count
+    UPDATE job j
+    SET event_seq = j.event_seq + per_job.released_count,
+        leased = j.leased - CASE j.status WHEN 'cancel_requested' THEN 0 ELSE per_job.released_count END
     FROM (SELECT job_id, count(*)::int AS released_count FROM released GROUP BY job_id) AS per_job
     WHERE j.id = per_job.job_id
     RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - per_job.released_count AS seq
@@ -44,5 +46,8 @@ SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
 
 
 async def release(connection: Connection, leases: Sequence[Lease]) -> Settled:
-    """running -> pending, for a worker that stops. The attempt does not count; the statement writes a new hint."""
+    """running -> pending, for a worker that stops. The attempt does not count; the statement writes a new hint.
+
+    In a job that is being cancelled: only of a workflow, whose code has yet to see the cancel.
+    """
     return settled_of(await connection.fetch(RELEASE, *lease_columns(leases)), hints=True)

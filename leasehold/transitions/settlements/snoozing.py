@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from leasehold.db.database import Connection
 from leasehold.domain.backoff import capped
-from leasehold.transitions.settlements.guard import HELD_IN_LIVE_JOB, lease_columns, settled_of
+from leasehold.transitions.settlements.guard import HELD_OR_TO_SEE_CANCEL, lease_columns, settled_of
 from leasehold.transitions.settlements.outputs_sql import outputs_column, write_outputs
 from leasehold.transitions.settlements.records import Settled, Snoozing
 
 # $4 delays in seconds, $5 notes ('null' keeps the note that is there), $6 outputs
 WAIT_UNTIL = f"""-- wait_until
-WITH {HELD_IN_LIVE_JOB}, snoozed AS (
+WITH {HELD_OR_TO_SEE_CANCEL}, snoozed AS (
     -- The guarded write: the attempt does not count.
     UPDATE task t
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
@@ -25,7 +25,9 @@ WITH {HELD_IN_LIVE_JOB}, snoozed AS (
     INSERT INTO note (task_id, value) SELECT id, note FROM snoozed WHERE jsonb_typeof(note) = 'object'
     ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
 ), {write_outputs("snoozed", "$6")}, advanced AS (
-    UPDATE job j SET event_seq = j.event_seq + per_job.snoozed_count, leased = j.leased - per_job.snoozed_count
+    UPDATE job j
+    SET event_seq = j.event_seq + per_job.snoozed_count,
+        leased = j.leased - CASE j.status WHEN 'cancel_requested' THEN 0 ELSE per_job.snoozed_count END
     FROM (SELECT job_id, count(*)::int AS snoozed_count FROM snoozed GROUP BY job_id) AS per_job
     WHERE j.id = per_job.job_id
     RETURNING j.id, j.tenant_id, j.status, j.event_seq - per_job.snoozed_count AS seq
@@ -42,7 +44,10 @@ FROM asked a LEFT JOIN snoozed p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
 
 
 async def wait_until(connection: Connection, snoozings: Sequence[Snoozing]) -> Settled:
-    """running -> waiting: the lease ends, the attempt does not count, and the note and the outputs are kept."""
+    """running -> waiting: the lease ends, the attempt does not count, and the note and the outputs are kept.
+
+    In a job that is being cancelled: only of a workflow, whose code has yet to see the cancel.
+    """
     rows = await connection.fetch(
         WAIT_UNTIL,
         *lease_columns([snoozing.lease for snoozing in snoozings]),

@@ -25,6 +25,7 @@ WITH {HELD_IN_LIVE_JOB}{WRITE_CALLS}, suspended AS (
     -- The guarded write: the attempt does not count, and what went wrong before it is forgotten.
     UPDATE task t
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1, losses = 0, errors = 0,
+        journaled = true,
         wake_at = CASE WHEN t.news = p.seen THEN t.news + p.ends END,
         available_at = CASE WHEN t.news <> p.seen THEN clock_timestamp()
                             WHEN p.delay IS NULL THEN 'infinity'

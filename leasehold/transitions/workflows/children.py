@@ -31,18 +31,19 @@ FOR UPDATE OF j
 
 async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -> CreatedRuns | None:
     """- -> pending: writes the run and the call's row of the journal, under the workflow's lease; both or none. Safe to
-    repeat. Call it in a transaction. None: nothing was written, because the workflow is being cancelled.
+    repeat. Call it in a transaction. None: nothing was written, because the workflow is being cancelled; a detached run
+    starts also then.
 
     Raises LeaseLost.
     """
     row = await connection.fetchrow(_LOCK, lease.task_id, lease.owner, lease.epoch, call.branch, call.number)
     if row is None:
         raise LeaseLost
-    if row["cancelling"]:
+    if row["cancelling"] and call.state == "open":
         return None
     if row["started"]:  # by an earlier try, whose answer was lost
         return CreatedRuns([], [])
-    answers, _ = await recording.record(connection, [Recording(lease, (call,))])
+    answers, _ = await recording.record(connection, [Recording(lease, (call,), row["cancelling"])])
     if not answers[lease.task_id].kept:
         raise LeaseLost
     return await runs.create_together(connection, [new])
@@ -126,13 +127,18 @@ async def close(connection: Connection) -> None:
     await connection.execute(_CLOSE)
 
 
-async def cancel_orphans(connection: Connection, limit: int = 100) -> list[JobEnded]:
-    """Request the cancel of the runs whose workflow has ended without success. A detached run's row is `done`."""
+async def cancel_orphans(connection: Connection, limit: int = 100) -> tuple[list[JobEnded], list[Announcement]]:
+    """Request the cancel of the runs whose workflow has ended without success. A detached run's row is `done`.
+
+    Returns the runs that ended at once, and the hints of those that are workflows themselves.
+    """
     ended: list[JobEnded] = []
+    hints: list[Announcement] = []
     for row in await connection.fetch(_ORPHANS, limit):
         reason = f"its workflow, run {row['parent_id']}, is {row['status']}"
         cancels = await jobs.request_cancel(
             connection, [row["id"]], row["tenant_id"], reason=reason, by="its workflow", forced=True
         )
         ended += cancels.ended
-    return ended
+        hints += cancels.hints
+    return ended, hints

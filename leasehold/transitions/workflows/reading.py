@@ -35,6 +35,7 @@ def _read(name: str, rows: str) -> str:
     return f"""
 -- {name}
 SELECT t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipeline_version AS version,
+    CASE WHEN j.status = 'cancel_requested' THEN (j.cancel ->> 'at')::timestamptz END AS cancelled_at,
     (SELECT coalesce(jsonb_agg(jsonb_build_object('id', s.id, 'name', s.name, 'payload', s.payload, 'at', s.at)
                                ORDER BY s.id), '[]')
      FROM signal s WHERE s.job_id = t.job_id) AS signals,
@@ -58,9 +59,9 @@ READ_OPEN = _read(
 class Entry:
     """A row of the journal, with the state of the task or run that it awaits.
 
-    `state`: open | done | failed | timed_out, as the workflow recorded it. `status`: the state of the task or run; None
-    if it awaits neither. `seconds`: after this time the wait ends by itself, 0 if it is over; None: it does not end by
-    itself. `at`: when the result came, or when the call was made.
+    `state`: open | done | failed | timed_out | cancelled, as the workflow recorded it. `status`: the state of the task
+    or run; None if it awaits neither. `seconds`: after this time the wait ends by itself, 0 if it is over; None: it
+    does not end by itself. `at`: when the result came, or when the call was made.
     """
 
     branch: str
@@ -90,7 +91,7 @@ class StoredSignal:
 @dataclass(frozen=True, slots=True)
 class Journal:
     """`news`: how many signals and ends of steps have come for the workflow; `suspend` compares it. `version`: the
-    version of the workflow's code when the run was submitted.
+    version of the workflow's code when the run was submitted. `cancelled_at`: when the cancel of the run was requested.
     """
 
     news: int
@@ -98,6 +99,7 @@ class Journal:
     version: int
     entries: list[Entry]
     signals: list[StoredSignal]
+    cancelled_at: datetime | None = None
 
 
 async def read(connection: Connection, lease: Lease, places: Sequence[tuple[str, int]] | None = None) -> Journal:
@@ -118,6 +120,7 @@ async def read(connection: Connection, lease: Lease, places: Sequence[tuple[str,
             StoredSignal(signal["id"], signal["name"], signal["payload"], datetime.fromisoformat(signal["at"]))
             for signal in row["signals"]
         ],
+        cancelled_at=row["cancelled_at"],
     )
 
 

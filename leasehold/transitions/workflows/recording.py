@@ -7,14 +7,17 @@ from uuid import UUID
 
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
-from leasehold.transitions.settlements.guard import HELD_IN_LIVE_JOB, lease_columns
+from leasehold.transitions.settlements.guard import HELD_IN_CANCELLED_JOB, HELD_IN_LIVE_JOB, lease_columns
 from leasehold.transitions.workflows.journal_sql import WRITE_CALLS
 from leasehold.transitions.workflows.records import Recorded, Recording, calls_column
 
-RECORD = f"""-- record_calls
-WITH {HELD_IN_LIVE_JOB}{WRITE_CALLS}, forgiven AS (
+
+def _record(name: str, held: str) -> str:
+    return f"""-- {name}
+WITH {held}{WRITE_CALLS}, forgiven AS (
     -- The workflow has come further: what its worker lost before does not count against it.
-    UPDATE task t SET losses = 0, errors = 0 FROM held WHERE t.id = held.id AND t.losses + t.errors > 0
+    UPDATE task t SET losses = 0, errors = 0, journaled = true
+    FROM held WHERE t.id = held.id AND (t.losses + t.errors > 0 OR NOT t.journaled)
 ), advanced AS (
     UPDATE job j SET steps_left = j.steps_left + mine.n
     FROM (SELECT job_id, count(*)::int AS n FROM steps GROUP BY job_id) AS mine
@@ -34,22 +37,29 @@ SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
 """
 
 
+RECORD = _record("record_calls", HELD_IN_LIVE_JOB)
+# What a workflow records that sees the cancel of its job: where it met the cancel, and what undid its work.
+RECORD_CANCELLING = _record("record_calls_of_cancelled", HELD_IN_CANCELLED_JOB)
+
+
 async def record(
     connection: Connection, recordings: Sequence[Recording]
 ) -> tuple[dict[UUID, Recorded], list[Announcement]]:
     """running -> running: write the calls of each lease that is valid, with the steps that they start. Safe to repeat.
 
+    In a job that is being cancelled only a workflow that has seen it (`Recording.cancelling`) writes.
+
     Returns what became of each lease's calls, by task, and the hints of the steps: publish them after the commit.
     """
-    rows = await connection.fetch(
-        RECORD,
-        *lease_columns([recording.lease for recording in recordings]),
-        calls_column([recording.calls for recording in recordings]),
-    )
     answers, hints = {}, []
-    for row in rows:
-        if row["outbox_id"] is not None:
-            hints.append(Announcement.from_row(row))
-        else:
-            answers[row["task_id"]] = Recorded(row["kept"], row["cancelling"])
+    for cancelling, statement in ((False, RECORD), (True, RECORD_CANCELLING)):
+        batch = [recording for recording in recordings if recording.cancelling is cancelling]
+        if not batch:
+            continue
+        leases = lease_columns([recording.lease for recording in batch])
+        for row in await connection.fetch(statement, *leases, calls_column([recording.calls for recording in batch])):
+            if row["outbox_id"] is not None:
+                hints.append(Announcement.from_row(row))
+            else:
+                answers[row["task_id"]] = Recorded(row["kept"], row["cancelling"])
     return answers, hints

@@ -13,7 +13,8 @@ from leasehold.domain.lease import Lease
 class Call:
     """One row of the journal, new or with its result. `branch` and `number`: its place.
 
-    `kind`: run | sleep | signal | start | result | call | patch. `state`: open | done | failed | timed_out.
+    `kind`: run | sleep | signal | start | result | call | patch. `state`: open | done | failed | timed_out | cancelled
+    (the workflow waited here when it saw the cancel of its run).
     `delay`: seconds from now until the wait ends by itself. `child`: the task or run that it starts or awaits.
     `signal`: the id of the signal that it consumes. A run also has `step`, `queue`, `max_attempts`, `handler`,
     `timeout_seconds`, `cancelable` and `argument`: those of the task that the statement writes.
@@ -47,7 +48,7 @@ _FIELDS = tuple(Call.__dataclass_fields__)
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """What became of a write. `kept`: the lease was valid, and the calls are committed. `cancelling`: the run is being
-    cancelled; then nothing was written.
+    cancelled; a workflow that had not seen the cancel has written nothing then.
     """
 
     kept: bool
@@ -56,10 +57,11 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Calls to be recorded while the workflow goes on."""
+    """Calls to be recorded while the workflow goes on. `cancelling`: the workflow has seen the cancel of its run."""
 
     lease: Lease
     calls: tuple[Call, ...]
+    cancelling: bool = False
 
 
 def calls_column(calls_of: list[tuple[Call, ...]]) -> list[dict[str, Any]]:

@@ -155,5 +155,6 @@ SELECT ($2::uuid[])[t.place], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NU
     'queue', t.queue, 'priority', t.priority, 'errors', t.errors, 'crashes', t.crashes, 'was', 'blocked', 'waited', 0,
     'handler', t.handler, 'timeout_seconds', t.timeout_seconds, 'pipeline', j.pipeline,
     'pipeline_version', j.pipeline_version, 'params', j.params, 'inputs', j.inputs, 'output_prefix', j.output_prefix,
-    'trace', j.trace, 'gated', j.gated, 'grace_seconds', j.grace_seconds)
+    'trace', j.trace, 'gated', j.gated, 'grace_seconds', j.grace_seconds,
+    'cancelling', false)
 FROM taken t JOIN job j ON j.id = t.job_id

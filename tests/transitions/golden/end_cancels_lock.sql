@@ -4,8 +4,9 @@ WHERE j.cancel_by IS NOT NULL AND j.finished_at IS NULL
   AND ($2::uuid IS NULL OR j.id = $2) AND j.id <> ALL(ARRAY(SELECT q.unit::uuid FROM quarantine q WHERE q.duty = 'cancels' AND q.retry_at > statement_timestamp()))
   AND EXISTS (
     SELECT 1 FROM task t
-    WHERE t.job_id = j.id AND CASE WHEN t.status = 'running' THEN true ELSE false END
-      AND ((t.cancelable AND j.cancel_by < clock_timestamp()) OR t.lease_until < clock_timestamp()
-           OR t.lease_owner = ANY($3::uuid[])))
+    WHERE t.job_id = j.id
+      AND CASE WHEN t.status = 'running' THEN (t.cancelable AND j.cancel_by < clock_timestamp())
+                   OR t.lease_until < clock_timestamp() OR t.lease_owner = ANY($3::uuid[])
+               ELSE t.finished_at IS NULL AND j.cancel_by < clock_timestamp() END)
 ORDER BY j.cancel_by LIMIT $1
 FOR UPDATE OF j SKIP LOCKED

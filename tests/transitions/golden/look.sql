@@ -74,15 +74,15 @@ WITH RECURSIVE served AS MATERIALIZED (
     LIMIT 8 * $4
 ), due AS MATERIALIZED (
     -- Locks the jobs that nobody else holds.
-    SELECT c.id, c.was, j.event_seq, j.tenant_id, j.pipeline, j.pipeline_version, j.params, j.inputs, j.output_prefix, j.trace, j.gated, j.grace_seconds
+    SELECT c.id, c.was, j.event_seq, j.tenant_id, j.pipeline, j.pipeline_version, j.params, j.inputs, j.output_prefix, j.trace, j.gated, CASE WHEN j.cancel_by IS NULL THEN j.grace_seconds ELSE greatest(ceil(extract(epoch FROM j.cancel_by - clock_timestamp())), 0)::int END AS grace_seconds, j.status = 'cancel_requested' AS cancelling
     FROM candidates c JOIN job j ON j.id = c.job_id
-    WHERE CASE WHEN j.status IN ('pending', 'queued', 'running', 'waiting_worker') THEN true ELSE false END
+    WHERE CASE WHEN j.finished_at IS NULL THEN true ELSE false END
     ORDER BY c.turn, c.since
     LIMIT $4
     FOR UPDATE OF j SKIP LOCKED
 ), found AS MATERIALIZED (
     -- Locks the tasks that are still due.
-    SELECT t.id, due.was, due.event_seq, due.tenant_id, due.pipeline, due.pipeline_version, due.params, due.inputs, due.output_prefix, due.trace, due.gated, due.grace_seconds
+    SELECT t.id, due.was, due.event_seq, due.tenant_id, due.pipeline, due.pipeline_version, due.params, due.inputs, due.output_prefix, due.trace, due.gated, due.grace_seconds, due.cancelling
     FROM due JOIN task t ON t.id = due.id
     WHERE CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN true ELSE false END
     ORDER BY t.id
@@ -103,13 +103,14 @@ WITH RECURSIVE served AS MATERIALIZED (
     RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, t.handler,
               t.timeout_seconds, found.was, extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
               found.event_seq, found.tenant_id, found.pipeline, found.pipeline_version, CASE WHEN t.contained THEN (SELECT i.value FROM item i WHERE i.task_id = t.id) ELSE found.params END AS params, found.inputs, CASE WHEN t.contained THEN found.output_prefix || '/' || replace(t.step, '#', '.')
-                   ELSE found.output_prefix END AS output_prefix, found.trace, found.gated, found.grace_seconds
+                   ELSE found.output_prefix END AS output_prefix, found.trace, found.gated, found.grace_seconds, found.cancelling
 ), counted AS MATERIALIZED (
     -- The claimed tasks, numbered within their job for its events: `nth` of `task_count`. `leased`: how many of them
-    -- were not running. `becomes`: the job's status.
+    -- the job did not count as leased. `becomes`: the job's status.
     SELECT c.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth, (count(*) OVER job)::int AS task_count,
-           (count(*) FILTER (WHERE was <> 'running') OVER job)::int AS leased,
-           CASE WHEN bool_and(starts_with(queue, 'ext:')) OVER job THEN 'waiting_worker' ELSE 'running' END AS becomes
+           (count(*) FILTER (WHERE was <> 'running' AND NOT cancelling) OVER job)::int AS leased,
+           CASE WHEN cancelling THEN 'cancel_requested'
+                WHEN bool_and(starts_with(queue, 'ext:')) OVER job THEN 'waiting_worker' ELSE 'running' END AS becomes
     FROM claimed c
     WINDOW job AS (PARTITION BY job_id)
 ), advanced AS (

@@ -1,5 +1,6 @@
 -- read_journal
 SELECT t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipeline_version AS version,
+    CASE WHEN j.status = 'cancel_requested' THEN (j.cancel ->> 'at')::timestamptz END AS cancelled_at,
     (SELECT coalesce(jsonb_agg(jsonb_build_object('id', s.id, 'name', s.name, 'payload', s.payload, 'at', s.at)
                                ORDER BY s.id), '[]')
      FROM signal s WHERE s.job_id = t.job_id) AS signals,

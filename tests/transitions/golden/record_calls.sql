@@ -59,7 +59,8 @@ WITH asked AS MATERIALIZED (
     ON CONFLICT (task_id) DO NOTHING
 ), forgiven AS (
     -- The workflow has come further: what its worker lost before does not count against it.
-    UPDATE task t SET losses = 0, errors = 0 FROM held WHERE t.id = held.id AND t.losses + t.errors > 0
+    UPDATE task t SET losses = 0, errors = 0, journaled = true
+    FROM held WHERE t.id = held.id AND (t.losses + t.errors > 0 OR NOT t.journaled)
 ), advanced AS (
     UPDATE job j SET steps_left = j.steps_left + mine.n
     FROM (SELECT job_id, count(*)::int AS n FROM steps GROUP BY job_id) AS mine

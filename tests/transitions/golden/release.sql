@@ -23,7 +23,7 @@ WITH asked AS MATERIALIZED (
     CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
     JOIN task t ON t.id = a.id
     WHERE CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END
-      AND jobs.status <> 'cancel_requested'
+      AND (jobs.status <> 'cancel_requested' OR t.journaled)
     ORDER BY t.id
     FOR UPDATE OF t
 ), released AS (
@@ -34,7 +34,9 @@ WITH asked AS MATERIALIZED (
     FROM held WHERE t.id = held.id
     RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority
 ), advanced AS (
-    UPDATE job j SET event_seq = j.event_seq + per_job.released_count, leased = j.leased - per_job.released_count
+    UPDATE job j
+    SET event_seq = j.event_seq + per_job.released_count,
+        leased = j.leased - CASE j.status WHEN 'cancel_requested' THEN 0 ELSE per_job.released_count END
     FROM (SELECT job_id, count(*)::int AS released_count FROM released GROUP BY job_id) AS per_job
     WHERE j.id = per_job.job_id
     RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - per_job.released_count AS seq

@@ -23,7 +23,7 @@ WITH asked AS MATERIALIZED (
     CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
     JOIN task t ON t.id = a.id
     WHERE CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END
-      AND jobs.status <> 'cancel_requested'
+      AND (jobs.status <> 'cancel_requested' OR t.journaled)
     ORDER BY t.id
     FOR UPDATE OF t
 ), snoozed AS (
@@ -46,7 +46,9 @@ WITH asked AS MATERIALIZED (
     ON CONFLICT (task_id, name) DO UPDATE
     SET key = excluded.key, size = excluded.size, sha256 = excluded.sha256, content_type = excluded.content_type
 ), advanced AS (
-    UPDATE job j SET event_seq = j.event_seq + per_job.snoozed_count, leased = j.leased - per_job.snoozed_count
+    UPDATE job j
+    SET event_seq = j.event_seq + per_job.snoozed_count,
+        leased = j.leased - CASE j.status WHEN 'cancel_requested' THEN 0 ELSE per_job.snoozed_count END
     FROM (SELECT job_id, count(*)::int AS snoozed_count FROM snoozed GROUP BY job_id) AS per_job
     WHERE j.id = per_job.job_id
     RETURNING j.id, j.tenant_id, j.status, j.event_seq - per_job.snoozed_count AS seq

@@ -1,0 +1,79 @@
+-- record_calls_of_cancelled
+WITH asked AS MATERIALIZED (
+    -- The leases. `nth` is the lease's position in every parameter array, counted from 1.
+    SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
+        WITH ORDINALITY AS a(owner, id, epoch, nth)
+), jobs AS MATERIALIZED (
+    -- Locks each job row and reads its columns once; later CTEs reuse them (see claims.marking). The job's leases
+    -- are arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`).
+    SELECT j.id, j.status, j.steps_left, j.leased, j.external, j.tenant_id, j.trace, j.event_seq, j.pipeline,
+           j.created_at, leases.owners, leases.ids, leases.epochs, leases.places
+    FROM (
+        SELECT t.job_id, array_agg(a.owner) AS owners, array_agg(a.id) AS ids, array_agg(a.epoch) AS epochs,
+               array_agg(a.nth) AS places
+        FROM asked a JOIN task t ON t.id = a.id GROUP BY t.job_id
+    ) AS leases JOIN job j ON j.id = leases.job_id
+    ORDER BY j.id
+    FOR UPDATE OF j
+), held AS MATERIALIZED (
+    -- The tasks that pass the guard, locked.
+    SELECT t.id, a.nth, jobs.status AS job_status, jobs.steps_left, jobs.leased, jobs.external, jobs.tenant_id,
+           jobs.trace, jobs.event_seq, jobs.pipeline, jobs.created_at
+    FROM jobs
+    CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
+    JOIN task t ON t.id = a.id
+    WHERE CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END
+      AND jobs.status = 'cancel_requested'
+    ORDER BY t.id
+    FOR UPDATE OF t
+), written AS MATERIALIZED (
+    -- The calls of the leases that are still valid.
+    SELECT w.*, held.id AS workflow, t.job_id, t.tenant_id, t.epoch, t.position, t.priority
+    FROM held JOIN task t ON t.id = held.id
+    CROSS JOIN LATERAL jsonb_to_recordset(($4::jsonb[])[held.nth] -> 'of') AS w(
+        branch text, number int, kind text, name text, state text, value jsonb, delay float8, child uuid,
+        signal bigint, step text, queue text, max_attempts smallint, handler text, timeout_seconds int,
+        cancelable bool, argument jsonb)
+), entries AS (
+    -- A row that has its result never changes.
+    INSERT INTO journal AS e (job_id, branch, number, kind, name, state, value, child_id, due_at, epoch)
+    SELECT job_id, branch, number, kind, name, state, value, child,
+           statement_timestamp() + make_interval(secs => delay), epoch
+    FROM written
+    ON CONFLICT (job_id, branch, number) DO UPDATE
+    SET state = excluded.state, value = excluded.value, epoch = excluded.epoch
+    WHERE e.state = 'open' AND excluded.state <> 'open'
+), consumed AS (
+    DELETE FROM signal s USING written w WHERE s.id = w.signal AND s.job_id = w.job_id
+), steps AS (
+    INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, unblocks, max_attempts,
+                      handler, timeout_seconds, cancelable, contained)
+    SELECT child, job_id, tenant_id, step, position, queue, priority, 'pending', ARRAY[workflow], max_attempts,
+           handler, timeout_seconds, cancelable, true
+    FROM written WHERE step IS NOT NULL
+    ON CONFLICT (job_id, step) DO NOTHING
+    RETURNING id, job_id, queue, priority
+), arguments AS (
+    INSERT INTO item (task_id, parent_id, number, value)
+    SELECT child, workflow, number, argument FROM written WHERE step IS NOT NULL
+    ON CONFLICT (task_id) DO NOTHING
+), forgiven AS (
+    -- The workflow has come further: what its worker lost before does not count against it.
+    UPDATE task t SET losses = 0, errors = 0, journaled = true
+    FROM held WHERE t.id = held.id AND (t.losses + t.errors > 0 OR NOT t.journaled)
+), advanced AS (
+    UPDATE job j SET steps_left = j.steps_left + mine.n
+    FROM (SELECT job_id, count(*)::int AS n FROM steps GROUP BY job_id) AS mine
+    WHERE j.id = mine.job_id
+    RETURNING j.id, j.trace
+), hinted AS (
+    INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+    SELECT s.id, s.job_id, s.queue, s.priority, a.trace, clock_timestamp() + interval '1 second'
+    FROM steps s JOIN advanced a ON a.id = s.job_id
+    RETURNING id, task_id, queue, priority, headers
+)
+SELECT a.id AS task_id, held.id IS NOT NULL AS kept, coalesce(jobs.status = 'cancel_requested', false) AS cancelling,
+       NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
+FROM asked a LEFT JOIN held ON held.id = a.id LEFT JOIN task t ON t.id = a.id LEFT JOIN jobs ON jobs.id = t.job_id
+UNION ALL
+SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h

@@ -1,0 +1,223 @@
+"""Workers one after the other drive a run, by the very statements of a real worker: each may die at any point, and a
+client may cancel at any point.
+
+A death is a worker that stops answering: its statements before the point are committed, and nothing that follows is
+sent. Its lease is then taken over, as the sweeper does with the leases of workers whose presence has ended.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from leasehold.db.database import Connection
+from leasehold.domain.errors import Cancelled, LeaseLost
+from leasehold.transitions import claims, settlements, sweeps
+from leasehold.transitions.claims import Claimed
+from leasehold.transitions.settlements import Completion, Failure, Suspending, Verdict
+from leasehold.transitions.workflows import children, reading, recording
+from leasehold.transitions.workflows.reading import Journal
+from leasehold.transitions.workflows.records import Call, Recording
+from leasehold.workflows.context import Context
+from leasehold.workflows.driver import Driver
+from tests.factories import Rows, assert_history, terms
+from tests.workflows import shop
+from tests.workflows.conftest import Runs
+
+MAX_CALLS = 1000
+
+
+class Died(BaseException):
+    """The worker is gone."""
+
+
+async def _nobody() -> None: ...
+
+
+@dataclass
+class Deaths:
+    """Counts the points of a worker's life: dies at the `at`-th, and a client cancels at the `cancel_at`-th. A point
+    lies before and after each commit.
+    """
+
+    at: int = 0
+    cancel_at: int = 0
+    reached: int = 0
+    cancel: Callable[[], Awaitable[None]] = _nobody
+
+    async def point(self) -> None:
+        self.reached += 1
+        if self.reached == self.cancel_at:
+            await self.cancel()
+        if self.reached == self.at:
+            raise Died
+
+
+@dataclass
+class Port:
+    """The journal of one attempt, by the very statements of the worker."""
+
+    connection: Connection
+    claimed: Claimed
+    deaths: Deaths
+    made: list[str]
+    hears: Callable[[], bool]
+
+    async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:
+        return await reading.read(self.connection, self.claimed.lease, places)
+
+    async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
+        await self.deaths.point()
+        one = Recording(self.claimed.lease, tuple(calls), cancelling)
+        answers, _ = await recording.record(self.connection, [one])
+        await self.deaths.point()
+        recorded = answers[self.claimed.lease.task_id]
+        if not recorded.kept and (cancelling or not recorded.cancelling):
+            raise LeaseLost
+        return recorded.kept
+
+    async def start(self, call: Any, record: Call) -> bool:
+        await self.deaths.point()
+        new = call.task.new_run(record.child, "t", call.argument, 3600)
+        async with self.connection.transaction():
+            created = await children.start(self.connection, self.claimed.lease, record, new)
+        await self.deaths.point()
+        return created is not None
+
+    async def fetch(self, task_id: UUID, output: str) -> bytes:
+        raise NotImplementedError
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        await self.deaths.point()
+        self.made.append(getattr(function, "func", function).__name__)
+        return await function()
+
+    def cancelled(self) -> bool:
+        return self.hears()
+
+    def check(self) -> None: ...
+
+
+@dataclass
+class Life:
+    """Workers one after the other: the first dies at a point, the second goes on."""
+
+    runs: Runs
+    keeps: bool  # coroutines in memory
+    rng: random.Random
+    deaths: Deaths = field(default_factory=Deaths)
+    made: list[str] = field(default_factory=list)
+    kept: dict[UUID, tuple[int, Driver]] = field(default_factory=dict)
+    terms: Any = field(default_factory=terms)
+    before: int = 0  # jobs
+    asked: str | None = None  # the status of the run after the request of its cancel
+    journal_then: int = 0  # rows
+
+    async def live(self, run: UUID, arguments: tuple[Any, ...], signals: Sequence[str]) -> None:
+        """Claim and run what is due until the run has ended."""
+        waiting = list(signals)
+        for _ in range(500):
+            if await self.runs.connection.fetchval("SELECT finished_at IS NOT NULL FROM job WHERE id = $1", run):
+                return
+            try:
+                due = await self.due()
+                await children.wake_waiting(self.runs.connection)
+                if not due and waiting and self.rng.random() < 0.5:
+                    name = waiting.pop(0)
+                    await self.runs.signal(run, name, {"by": f"{name} {len(waiting)}"})
+                for claimed in due:
+                    await self.deaths.point()
+                    if "#" in claimed.step:
+                        await self._child(claimed)
+                    else:
+                        await self.drive(claimed, arguments if claimed.job_id == run else (shop.SEVEN,))
+                await children.cancel_orphans(self.runs.connection)
+            except Died:
+                await self._take_over(run)
+        pytest.fail(f"the run does not end: {await self.runs.steps(run)} {await self.runs.journal(run)}")
+
+    async def due(self) -> list[Claimed]:
+        await self.runs.connection.execute(  # time passes
+            "UPDATE task t SET available_at = clock_timestamp() WHERE status = 'waiting' AND isfinite(available_at)"
+        )
+        await self.runs.connection.execute("UPDATE journal SET due_at = clock_timestamp() WHERE due_at IS NOT NULL")
+        due = await claims.claim_due(self.runs.connection, self.terms, ["default"], 3)
+        self.rng.shuffle(due)
+        return due
+
+    async def _child(self, claimed: Claimed) -> None:
+        task = next(task for task in shop.app.tasks.values() if task.runnable.handler == claimed.handler)
+        await self.deaths.point()
+        params = task.arguments.model.model_validate(claimed.params)
+        if task is shop.refuse:
+            failure = Failure(claimed.lease, "error", "refused", "no such card", False, 0.0)
+            await settlements.fail(self.runs.connection, [failure])
+        else:
+            positional, named = task.arguments.decoded(params)
+            result = task.function(*positional, **named)
+            value = await result if isinstance(result, Coroutine) else result
+            done = Completion(claimed.lease, value={"value": value})
+            await settlements.complete(self.runs.connection, [done])
+        await self.deaths.point()
+
+    async def drive(self, claimed: Claimed, arguments: tuple[Any, ...]) -> None:
+        epoch, driver = self.kept.pop(claimed.job_id, (0, None))
+        if driver is None or epoch + 1 != claimed.lease.epoch:
+            workflow = shop.app.tasks[claimed.pipeline]
+            driver = Driver(claimed.job_id, lambda it: workflow.function(Context(it), *arguments), MAX_CALLS)
+        port = Port(self.runs.connection, claimed, self.deaths, self.made, self._hears)
+        try:
+            outcome = await driver.advance(port)
+        except Cancelled:
+            await self.deaths.point()
+            await settlements.acknowledge_cancel(self.runs.connection, [claimed.lease])
+            await self.deaths.point()
+            return
+        await self.deaths.point()
+        if outcome.ended:
+            done = Completion(claimed.lease, value={"value": outcome.result})
+            settled = await settlements.complete(self.runs.connection, [done])
+        else:
+            suspending = Suspending(claimed.lease, tuple(driver.calls), driver.news, outcome.ends, outcome.delay)
+            settled = await settlements.suspend(self.runs.connection, [suspending])
+        await self.deaths.point()
+        if settled.verdicts[claimed.lease.task_id] is not Verdict.SETTLED:
+            await self._refused(claimed)
+            return
+        driver.committed()
+        if self.keeps and not outcome.ended:
+            self.kept[claimed.job_id] = claimed.lease.epoch, driver
+
+    async def _refused(self, claimed: Claimed) -> None:
+        """As worker.leases.settlement_batcher: the cancel came before the suspension."""
+        assert self.asked == "cancel_requested"
+        released = await settlements.release(self.runs.connection, [claimed.lease])
+        if released.verdicts[claimed.lease.task_id] is not Verdict.SETTLED:
+            acknowledged = await settlements.acknowledge_cancel(self.runs.connection, [claimed.lease])
+            assert acknowledged.verdicts[claimed.lease.task_id] is Verdict.SETTLED
+
+    def _hears(self) -> bool:
+        """The heartbeat may hear of the cancel at any time, or not before the worker's next write."""
+        return self.asked == "cancel_requested" and self.rng.random() < 0.5
+
+    async def cancel(self, run: UUID) -> None:
+        """Twice: the second request changes nothing."""
+        self.journal_then = len(await self.runs.journal(run))
+        self.asked = await self.runs.cancel(run) or "ended"
+        assert await self.runs.cancel(run) is None
+
+    async def _take_over(self, run: UUID) -> None:
+        """The worker is gone, with what it had in memory; its leases are free."""
+        self.kept.clear()
+        self.terms = terms()
+        await self.runs.connection.execute(
+            "UPDATE task SET lease_until = clock_timestamp() - interval '1 s' WHERE status = 'running'"
+        )
+        await sweeps.expire_leases(self.runs.connection, [], 5)
+        await sweeps.end_cancels(self.runs.connection, [])
+        await assert_history(Rows(self.runs.connection, self.terms), run)
