@@ -59,7 +59,9 @@ class Run(Generic[R]):
         return self._decoded(self._connections.call(self._ended(timeout)))
 
     def cancel(self, reason: str = "") -> str:
-        """Request the cancel. Returns the status from now on: cancel_requested while a worker still runs it."""
+        """Request the cancel. Returns the status from now on: cancel_requested while a worker still runs it, or
+        while its workflow has yet to see the cancel.
+        """
         return self._connections.call(self._cancel(reason))
 
     def signal(self, name: str, payload: Any = None) -> None:

@@ -76,6 +76,14 @@ async def test_no_other_step_of_a_cancelled_job_is_claimed_again(rows: Rows) -> 
     assert taken == []
 
 
+@pytest.mark.parametrize("by_hint", [True, False])
+async def test_only_the_workflow_is_due_in_a_job_that_is_being_cancelled(rows: Rows, by_hint: bool) -> None:
+    workflow = await cancelled(rows, wait(1))
+    await rows.connection.execute("UPDATE task SET journaled = false")
+    task = workflow.lease.task_id
+    assert await (claims.claim(rows.connection, rows.terms, [task]) if by_hint else rows.claim_all()) == []
+
+
 async def test_the_answer_of_the_claim_may_be_lost(rows: Rows) -> None:
     workflow = await cancelled(rows, wait(1))
     (claimed,) = await rows.claim_all()

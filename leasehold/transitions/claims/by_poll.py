@@ -110,7 +110,7 @@ WITH RECURSIVE served AS MATERIALIZED (
     -- Locks the tasks that are still due.
     SELECT t.id, due.was, {job_columns("due")}
     FROM due JOIN task t ON t.id = due.id
-    WHERE {unindexed("t.status IN ('pending', 'retry', 'waiting')")}
+    WHERE {unindexed("t.status IN ('pending', 'retry', 'waiting')")} AND (t.journaled OR NOT due.cancelling)
     ORDER BY t.id
     FOR UPDATE OF t
 ){MARK_CLAIMED}

@@ -16,6 +16,7 @@ WITH jobs AS MATERIALIZED (
     WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
       -- The CASE keeps the planner from an index of statuses: it would read a whole backlog to find a few tasks.
       AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at <= clock_timestamp()
+                   AND (t.journaled OR NOT jobs.cancelling)
                WHEN t.status = 'running' THEN t.losses < $4
                    AND ((t.lease_owner = $2 AND $6 AND (t.journaled OR NOT jobs.cancelling))
                         OR (NOT jobs.cancelling

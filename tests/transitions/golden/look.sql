@@ -84,7 +84,7 @@ WITH RECURSIVE served AS MATERIALIZED (
     -- Locks the tasks that are still due.
     SELECT t.id, due.was, due.event_seq, due.tenant_id, due.pipeline, due.pipeline_version, due.params, due.inputs, due.output_prefix, due.trace, due.gated, due.grace_seconds, due.cancelling
     FROM due JOIN task t ON t.id = due.id
-    WHERE CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN true ELSE false END
+    WHERE CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN true ELSE false END AND (t.journaled OR NOT due.cancelling)
     ORDER BY t.id
     FOR UPDATE OF t
 )
