@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -197,17 +198,23 @@ def settings(database_url: str, shared_vhost: str, s3: Bucket, monkeypatch: pyte
     for name in list(os.environ):
         if name.startswith("LEASEHOLD_") and not name.startswith("LEASEHOLD_TEST_"):
             monkeypatch.delenv(name)  # settings of the person who runs the tests must not change a test
-    return Settings(
-        _env_file=None,
-        database_url=SecretStr(database_url),
-        amqp_url=SecretStr(shared_vhost),
-        amqp_queue_prefix=f"test-{secrets.token_hex(6)}",
-        s3_endpoint=s3.endpoint,
-        s3_bucket=s3.bucket,
-        s3_access_key=SecretStr(s3.access_key),
-        s3_secret_key=SecretStr(s3.secret_key),
-        isolation=decided(),  # the tests run on any kernel; tests of isolation choose it themselves
-    )
+    chosen = {
+        "database_url": SecretStr(database_url),
+        "amqp_url": SecretStr(shared_vhost),
+        "amqp_queue_prefix": f"test-{secrets.token_hex(6)}",
+        "s3_endpoint": s3.endpoint,
+        "s3_bucket": s3.bucket,
+        "s3_access_key": SecretStr(s3.access_key),
+        "s3_secret_key": SecretStr(s3.secret_key),
+    }
+    return _defaults().model_copy(update=chosen)
+
+
+@cache
+def _defaults() -> Settings:
+    """Made once: reading all sources of settings takes 4 ms."""
+    # The tests run on any kernel; tests of isolation choose it themselves.
+    return Settings(_env_file=None, isolation=decided())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

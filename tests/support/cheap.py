@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from functools import cache
-from typing import TYPE_CHECKING
+from importlib.metadata import EntryPoints, entry_points
+from typing import TYPE_CHECKING, Any
 
 import httpcore2
 import structlog
+
+from leasehold.domain import registry
 
 if TYPE_CHECKING:
     import ssl
@@ -18,8 +22,11 @@ _OBJECTS_BEFORE_COLLECTION = 20_000
 
 
 def make_repetitions_cheap() -> None:
-    """Share the certificate authorities, log tracebacks plainly, and collect garbage less often."""
+    """Share the certificate authorities and the list of installed packages, log tracebacks plainly, and collect garbage
+    less often.
+    """
     httpcore2.default_ssl_context = _authorities
+    registry.entry_points = _installed
     structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback  # Rich's takes 0.1 s
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION, *gc.get_threshold()[1:])
 
@@ -36,3 +43,13 @@ def _authorities(*, _trust_env: bool = True) -> ssl.SSLContext:
 @cache
 def _made(chosen: tuple[str | None, ...] | None) -> ssl.SSLContext:
     return _make_context(_trust_env=chosen is not None)
+
+
+def _installed(**wanted: Any) -> EntryPoints:
+    """The entry points of each API and worker in this process: to read those of 220 packages takes 6 ms."""
+    return _read(tuple(sys.path), **wanted)
+
+
+@cache
+def _read(_path: tuple[str, ...], **wanted: Any) -> EntryPoints:
+    return entry_points(**wanted)
