@@ -1,0 +1,114 @@
+"""A RabbitMQ cluster of three nodes on this machine: loopback, ports of their own, one epmd, one cookie."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+from leasehold.embedded.ports import free_port
+from leasehold.embedded.process import Server, unprivileged
+from leasehold.embedded.rabbitmq import RabbitMQ
+from leasehold.embedded.rabbitmq_install import RabbitServer
+
+NODES = 3
+#: Seconds after which nodes count a silent one as down; RabbitMQ's default is a minute.
+TICK_SECONDS = 8
+VHOST = "cluster"
+
+
+class Cluster:
+    """`nodes`: by their AMQP ports."""
+
+    def __init__(self, nodes: list[RabbitMQ]) -> None:
+        self.nodes = {node.port: node for node in nodes}
+
+    @property
+    def url(self) -> str:
+        """All nodes, as LEASEHOLD_AMQP_URL names them."""
+        return ",".join(f"{node.url}{VHOST}" for node in self.nodes.values())
+
+    async def running(self) -> int:
+        """How many nodes the cluster counts as running. A node that woke up alone pauses, and answers later."""
+        counts: list[int] = []
+        for node in self.nodes.values():
+            with suppress(OSError):
+                counts.append(sum(one["running"] for one in await node.management.call("GET", "/api/nodes")))
+        return min(counts) if len(counts) == len(self.nodes) else 0
+
+    async def leader_of(self, queue: str) -> RabbitMQ:
+        node = next(node for node in self.nodes.values() if node.running)
+        found = await node.management.call("GET", f"/api/queues/{VHOST}/{queue}")
+        return next(node for node in self.nodes.values() if node.name == found["leader"])
+
+    @contextmanager
+    def frozen(self, node: RabbitMQ) -> Iterator[None]:
+        """SIGSTOP to the node: its sockets stay open, and nothing answers."""
+        pids = _processes_of(node.directory)
+        assert pids
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
+
+def _processes_of(directory: Path) -> list[int]:
+    """The node's Erlang machine: it has its directory in its command line, as its guard has."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes()
+        except OSError:
+            continue
+        if os.fsencode(directory) in line and b"beam" in line and b"guard.py" not in line:
+            found.append(int(path.parent.name))
+    return found
+
+
+@asynccontextmanager
+async def cluster_in(directory: Path, program: RabbitServer) -> AsyncIterator[Cluster]:
+    run_as, port, cookie = unprivileged(), free_port(), secrets.token_hex(16)
+    run_as.directory(directory)
+    names = [f"leasehold-{secrets.token_hex(4)}" for _ in range(NODES)]
+    settings = (
+        "cluster_formation.peer_discovery_backend = classic_config",
+        *(f"cluster_formation.classic_config.nodes.{place} = {name}@localhost" for place, name in enumerate(names, 1)),
+        "cluster_partition_handling = pause_minority",
+    )
+    password = secrets.token_urlsafe(24)
+    nodes = []
+    for name in names:
+        folder = run_as.directory(directory / name)
+        run_as.file(folder / "node-name", name)
+        run_as.file(folder / "password", password)
+        run_as.file(run_as.directory(folder / "home") / ".erlang.cookie", cookie)
+        erlang = f"-kernel net_ticktime {TICK_SECONDS}"
+        nodes.append(RabbitMQ(folder, program, settings=settings, epmd_port=port, erlang=erlang))
+    epmd = await Server.start(
+        "epmd",
+        [shutil.which("epmd", path=program.search_path) or "epmd", "-address", "127.0.0.1", "-port", str(port)],
+        log=directory / "epmd.log",
+        env={"PATH": program.search_path, "LD_LIBRARY_PATH": program.library_path},
+        cwd=directory,
+        run_as=run_as,
+    )
+    cluster = Cluster(nodes)
+    try:
+        await nodes[0].start()
+        await asyncio.gather(*(node.start() for node in nodes[1:]))
+        await nodes[0].add_vhost(VHOST)
+        while await cluster.running() < NODES:
+            await asyncio.sleep(0.1)
+        yield cluster
+    finally:
+        await asyncio.gather(*(node.kill() for node in nodes))
+        await epmd.kill()
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,168 @@
+"""Three RabbitMQ nodes, quorum queues, and a stream of hints while nodes die, freeze and come back.
+
+It takes about a minute and a half: `FAILOVER_RABBITMQ=cluster scripts/test failover -k rabbit` runs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from pydantic import SecretStr
+
+from leasehold.broker import Delivery, Hint, make_broker
+from leasehold.broker.amqp.broker import AmqpBroker
+from leasehold.embedded.rabbitmq import RabbitMQ
+from leasehold.embedded.rabbitmq_install import install_rabbitmq
+from leasehold.settings import Settings
+from tests.broker.conftest import hints, until
+from tests.failover.rabbit_cluster import Cluster, cluster_in
+from tests.support.not_here import only_where
+
+pytestmark = [
+    only_where(
+        os.environ.get("FAILOVER_RABBITMQ") == "cluster",
+        "a cluster of three RabbitMQ nodes takes a minute and a half; FAILOVER_RABBITMQ=cluster runs it",
+    ),
+    pytest.mark.timeout(400),
+]
+QUEUE = "leasehold.media.normal"
+PAUSE = 0.02
+#: Seconds: consumers are back after a node died; a frozen node is left (LEASEHOLD_AMQP_SILENCE_SECONDS is 5), and its
+#: queues have another leader.
+DIED, FROZEN = 3.0, 10.0
+#: A fault is felt within these seconds; only then may the stream count as whole again.
+SETTLED = 3.0
+SECONDS = 60.0
+
+
+class Stream:
+    """Publishes hints one after another until each is confirmed, and remembers when each was confirmed and arrived."""
+
+    def __init__(self, publisher: AmqpBroker, consumer: AmqpBroker) -> None:
+        self.publisher, self.consumer = publisher, consumer
+        self.confirmed: dict[UUID, float] = {}
+        self.arrived: dict[UUID, float] = {}
+        self.twice = 0
+        self.sending = asyncio.create_task(self._send())
+
+    async def _send(self) -> None:
+        while True:
+            (hint,) = hints(1)
+            while not all(await self.publisher.publish([hint])):
+                await asyncio.sleep(PAUSE)
+            self.confirmed[hint.task_id] = time.monotonic()
+            await asyncio.sleep(PAUSE)
+
+    def take(self, delivery: Delivery) -> None:
+        self.twice += delivery.hint.task_id in self.arrived
+        self.arrived[delivery.hint.task_id] = time.monotonic()
+        task = asyncio.ensure_future(delivery.ack())
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    @property
+    def flows(self) -> bool:
+        """Whether a hint was both confirmed and delivered just now, by brokers that are connected."""
+        if not self.arrived or not (self.publisher.connected and self.consumer.connected):
+            return False
+        recently = time.monotonic() - 10 * PAUSE
+        return min(max(self.confirmed.values()), max(self.arrived.values())) > recently
+
+    async def flowing(self) -> None:
+        async with asyncio.timeout(SECONDS):
+            await until(lambda: self.flows or self.sending.done())
+        assert not self.sending.done(), self.sending
+
+    async def gap(self, since: float) -> float:
+        """The longest time since then in which no hint arrived, once hints arrive steadily again."""
+        await asyncio.sleep(SETTLED)
+        await self.flowing()
+        return max(later - earlier for earlier, later in pairwise([since, *self._times_after(since), time.monotonic()]))
+
+    def _times_after(self, since: float) -> list[float]:
+        return sorted(at for at in self.arrived.values() if at > since)
+
+
+@pytest.fixture(scope="module")
+async def cluster(run_directory: Path) -> AsyncIterator[Cluster]:
+    async with cluster_in(run_directory / "rabbitmq-cluster", await install_rabbitmq()) as cluster:
+        yield cluster
+
+
+@asynccontextmanager
+async def stream_over(cluster: Cluster) -> AsyncIterator[Stream]:
+    """What was confirmed has arrived when the block ends."""
+    brokers = [
+        make_broker(Settings(_env_file=None, amqp_url=SecretStr(cluster.url), amqp_queue_type="quorum"))
+        for _ in range(2)
+    ]
+    publisher, consumer = brokers
+    assert isinstance(publisher, AmqpBroker)
+    assert isinstance(consumer, AmqpBroker)
+    stream = Stream(publisher, consumer)
+    for broker in brokers:
+        await broker.open()
+    await consumer.consume({"media": 30}, stream.take)
+    try:
+        await stream.flowing()
+        yield stream
+        stream.sending.cancel()
+        async with asyncio.timeout(SECONDS):
+            await until(lambda: stream.confirmed.keys() <= stream.arrived.keys())
+            await until(lambda: all(consumer.describe()["consuming"].values()))
+    finally:
+        stream.sending.cancel()
+        for broker in brokers:
+            await broker.close()
+
+
+def node_of(cluster: Cluster, broker: AmqpBroker) -> RabbitMQ:
+    """The node that delivers to this consumer."""
+    port = broker._consumer.link._nodes.current.url.rpartition(":")[2].partition("/")[0]
+    return cluster.nodes[int(port)]
+
+
+async def chosen(cluster: Cluster, stream: Stream, role: str) -> RabbitMQ:
+    return node_of(cluster, stream.consumer) if role == "of the consumer" else await cluster.leader_of(QUEUE)
+
+
+@pytest.mark.parametrize("role", ["of the consumer", "that leads the queue"])
+async def test_a_node_is_killed_and_comes_back(cluster: Cluster, role: str) -> None:
+    async with stream_over(cluster) as stream:
+        node = await chosen(cluster, stream, role)
+        since = time.monotonic()
+        await node.kill()
+        gap = await stream.gap(since)
+        print(f"\nthe node {role} is killed: no hint for {gap:.2f} s; {stream.twice} hints twice")  # noqa: T201
+        assert gap < DIED
+        await node.start()
+        while await cluster.running() < len(cluster.nodes):
+            await asyncio.sleep(0.1)
+        await stream.flowing()
+
+
+@pytest.mark.parametrize("role", ["of the consumer", "that leads the queue"])
+async def test_a_node_is_frozen_and_wakes(cluster: Cluster, role: str) -> None:
+    async with stream_over(cluster) as stream:
+        node = await chosen(cluster, stream, role)
+        since = time.monotonic()
+        with cluster.frozen(node):
+            gap = await stream.gap(since)
+        print(f"\nthe node {role} is frozen: no hint for {gap:.2f} s; {stream.twice} hints twice")  # noqa: T201
+        assert gap < FROZEN
+        while await cluster.running() < len(cluster.nodes):
+            await asyncio.sleep(0.1)
+        await stream.flowing()
+
+
+def test_hints_of_the_stream_are_of_the_queue_that_is_watched() -> None:
+    (hint,) = hints(1)
+    assert isinstance(hint, Hint)
+    assert f"leasehold.{hint.queue}.normal" == QUEUE
