@@ -15,6 +15,7 @@ from leasehold.api.console.rendering import content_of, go_to, page
 from leasehold.api.console.routes import Fields, form_error, whole_number
 from leasehold.api.console.session import SignedIn
 from leasehold.api.fleet import keys as endpoints
+from leasehold.api.http.cursors import IdCursor
 from leasehold.api.process.keyring import Caller
 from leasehold.security.roles import NAMES
 
@@ -32,15 +33,15 @@ async def show_keys(
     caller: Reader,
     tenant: Annotated[str, Query(max_length=100)] = "",
     ended: Annotated[bool, Query()] = False,  # noqa: FBT002 - a query parameter
-    after: Annotated[int, Query(ge=0, le=500)] = 0,
+    cursor: IdCursor = None,
 ) -> Response:
-    answer = content_of(await endpoints.list_all_keys(request, caller, tenant or None, ended))
+    answer = content_of(await endpoints.list_all_keys(request, caller, tenant or None, ended, cursor, _SHOWN))
     return page(
         request,
         "keys.html",
-        keys=answer["keys"][after : after + _SHOWN],
-        after=after,
-        following=after + _SHOWN if len(answer["keys"]) > after + _SHOWN else None,
+        keys=answer["keys"],
+        cursor=cursor,
+        next_cursor=answer["next_cursor"],
         tenant=tenant if OPERATE in caller.scopes else "",
         ended=ended,
         roles=NAMES,

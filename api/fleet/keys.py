@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from leasehold.api.auth.security import JOBS_READ, KEYS_WRITE, OPERATE, Require, tenant_of, tenant_wanted
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
+from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response
 from leasehold.api.process.keyring import Caller
@@ -85,23 +86,33 @@ def refuse_more(services: Services, caller: Caller, scopes: Iterable[str]) -> No
         raise Forbidden("scope_not_held", f"You can only give scopes that you have. You lack {named}.")
 
 
-@router.get("/keys", operation_id="listKeys", summary="List keys, without their secrets", responses=problems({}))
+@router.get(
+    "/keys",
+    operation_id="listKeys",
+    summary="List keys, without their secrets",
+    responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
+)
 async def list_all_keys(
     request: Request,
     caller: Admin,
     tenant: Annotated[str | None, Query(max_length=100, description="For operators: this tenant's.")] = None,
     ended: Annotated[bool, Query(description="Also keys that were revoked or have expired.")] = False,  # noqa: FBT002 - a query parameter
+    cursor: IdCursor = None,
+    limit: Annotated[int, Query(ge=1, le=_MAX_LISTED)] = _MAX_LISTED,
 ) -> Response:
-    """List at most 500 keys, by tenant, client and age."""
-    tenant_id = tenant_wanted(caller, tenant)
+    """List keys by tenant, client and age."""
+    tenant_id, after = tenant_wanted(caller, tenant), id_at(cursor)
     async with services_of(request).pool.acquire() as connection:
-        rows = await list_keys(connection, tenant_id, ended=ended, at_most=_MAX_LISTED)
-    return json_response({"keys": [_shown(row) for row in rows]})
+        rows = await list_keys(connection, tenant_id, ended=ended, at_most=limit + 1, after=after)
+    next_cursor = cursor_of(rows[limit - 1]["id"]) if len(rows) > limit else None
+    return json_response({"keys": [_key_answer(row) for row in rows[:limit]], "next_cursor": next_cursor})
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
+def _key_answer(row: dict[str, Any]) -> dict[str, Any]:
     role, scopes = role_and_scopes(row["scopes"])
-    return row | {"role": role, "scopes": scopes}
+    answer = row | {"role": role, "scopes": scopes}
+    del answer["id"]  # clients know a key by its prefix
+    return answer
 
 
 @router.post(

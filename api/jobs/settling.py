@@ -34,16 +34,14 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
     async with services.pool.acquire() as connection, connection.transaction():
         step = await _write_settlement(services, connection, access, settling, body)
         details: dict[str, Any] = {"settlement": body.action, "ref": body.ref, "reason": body.reason or None}
-        if body.action == "give_up":
-            await record(connection, access, "job.settled", **details)
-        else:
+        if body.action != "give_up":
             # The limits may hold the job. Then no task of it waits in the queue yet, so the depth is read now.
             queues = {row["queue"]: 1 for row in access.row["steps"] if row["id"] == settling.step}
             async with services.admission.submitting(connection, access.caller.payer, queues) as charge:
                 effects = await _adopt_or_repeat(services, connection, access, settling, step, body)
                 charge.queues |= await queues_waited_in(connection, access.id)
             fields = charge.fields
-            await record(connection, access, "job.settled", **details)
+        await record(connection, access, "job.settled", **details)
     if effects is not None:
         await publish_and_admit_run(services, effects)
     return fields
@@ -61,7 +59,7 @@ async def _write_settlement(
     if step is not None:
         system = None
         if body.action == "adopt":
-            # Only now: a job that has no order, such as a withdrawal, has no parameters of one.
+            # Checked after the lock: a job without an order, such as a withdrawal, has no parameters of an order.
             if not settling.adoptable(services.opened.get(access.kind.name), access.row["params"]):
                 raise Invalid("order_not_adoptable", "The provider cannot be asked for an order by its id.")
             system = settling.sent(access.row["params"], step.note, access.id).system

@@ -123,15 +123,17 @@ WHERE prefix = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at >
 RETURNING expires_at
 """
 
+# $4: the last key of the page before. No key is ever deleted.
 LIST = """
 SELECT * FROM (
-    SELECT prefix, tenant_id, client_id, scopes, created_at, expires_at, revoked_at, last_used_at,
+    SELECT id, prefix, tenant_id, client_id, scopes, created_at, expires_at, revoked_at, last_used_at,
            CASE WHEN revoked_at IS NOT NULL THEN 'revoked' WHEN expires_at <= clock_timestamp() THEN 'expired'
                 ELSE 'active' END AS state
     FROM api_key WHERE $1::text IS NULL OR tenant_id = $1
 ) AS keys
-WHERE state = 'active' OR $2
-ORDER BY tenant_id, client_id, created_at LIMIT $3
+WHERE (state = 'active' OR $2) AND ($4::uuid IS NULL OR (tenant_id, client_id, created_at, id)
+      > (SELECT tenant_id, client_id, created_at, id FROM api_key WHERE id = $4))
+ORDER BY tenant_id, client_id, created_at, id LIMIT $3
 """
 
 REVOKE = """
@@ -217,13 +219,19 @@ async def expire_key(connection: Connection, prefix: str, lives: timedelta) -> d
 
 
 async def list_keys(
-    connection: Connection, tenant_id: str | None = None, *, ended: bool = False, at_most: int | None = None
+    connection: Connection,
+    tenant_id: str | None = None,
+    *,
+    ended: bool = False,
+    at_most: int | None = None,
+    after: UUID | None = None,
 ) -> list[dict[str, Any]]:
     """The tenant's keys (None: all tenants') without their secrets. `state`: active, expired or revoked.
 
-    `ended`: whether to list expired and revoked keys, too. `at_most`: how many; None: all.
+    `ended`: whether to list expired and revoked keys, too. `at_most`: how many; None: all. `after`: the id of the last
+    key of the page before.
     """
-    return [dict(row) for row in await connection.fetch(LIST, tenant_id, ended, at_most)]
+    return [dict(row) for row in await connection.fetch(LIST, tenant_id, ended, at_most, after)]
 
 
 async def revoke_key(connection: Connection, prefix: str) -> None:

@@ -92,6 +92,25 @@ async def test_a_schedule_in_an_unknown_time_zone_hides_no_other(
     assert ("Europe/Berlin" in page, "Nowhere/Gone" in page) == (True, True)
 
 
+async def test_a_list_of_keys_continues_until_every_key_was_listed_once(maker: Maker, rows: Connection) -> None:
+    for number in range(7):
+        await create_key(rows, tenant_id="acme", client_id=f"client {number % 3}", scopes=["jobs:read"])
+    await create_key(rows, tenant_id="other", client_id="client 1", scopes=["jobs:read"])
+    expected = [key["prefix"] for key in (await maker.client.get("/v1/keys")).json()["keys"]]
+    assert len(expected) == 8
+    for limit in (1, 3, 8):
+        listed: list[str] = []
+        query: dict[str, object] = {"limit": limit}
+        while True:
+            page = (await maker.client.get("/v1/keys", params=query)).json()
+            assert 0 < len(page["keys"]) <= limit
+            listed += [key["prefix"] for key in page["keys"]]
+            if page["next_cursor"] is None:
+                break
+            query["cursor"] = page["next_cursor"]
+        assert listed == expected
+
+
 async def test_a_key_with_several_roles_shows_the_strongest(maker: Maker, rows: Connection) -> None:
     scopes = ["role:viewer", "role:admin", "role:of-a-later-release", "jobs:read"]
     key = await create_key(rows, tenant_id="acme", client_id="several", scopes=scopes)
