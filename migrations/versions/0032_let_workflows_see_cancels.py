@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from alembic import op
 
+from leasehold.db.upgrading.index_builds import end_transaction
+
 revision: str = "0032_cancels_of_workflows"
 down_revision: str | None = "0031_people"
 branch_labels: str | Sequence[str] | None = None
@@ -22,16 +24,20 @@ _STATES = "'open', 'done', 'failed', 'timed_out'"
 
 
 def _allow(states: str) -> None:
-    """A check that is validated later does not hold the journal while PostgreSQL reads all of its rows."""
+    """A check that is validated in a later transaction does not hold the journal while PostgreSQL reads all of its rows."""
     op.execute(
         "ALTER TABLE journal DROP CONSTRAINT journal_state_known,"
         f" ADD CONSTRAINT journal_state_known CHECK (state IN ({states})) NOT VALID"
     )
+    end_transaction()
     op.execute("ALTER TABLE journal VALIDATE CONSTRAINT journal_state_known")
 
 
 def upgrade() -> None:
-    op.add_column("task", sa.Column("journaled", sa.Boolean(), server_default="false", nullable=False))
+    op.add_column(
+        "task", sa.Column("journaled", sa.Boolean(), server_default="false", nullable=False), if_not_exists=True
+    )
+    end_transaction()
     _allow(f"{_STATES}, 'cancelled'")
 
 

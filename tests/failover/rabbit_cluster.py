@@ -76,7 +76,7 @@ def _processes_of(directory: Path) -> list[int]:
 @asynccontextmanager
 async def cluster_in(directory: Path, program: RabbitServer) -> AsyncIterator[Cluster]:
     run_as, port, cookie = unprivileged(), free_port(), secrets.token_hex(16)
-    run_as.directory(directory)
+    run_as.make_directory(directory)
     names = [f"leasehold-{secrets.token_hex(4)}" for _ in range(NODES)]
     settings = (
         "cluster_formation.peer_discovery_backend = classic_config",
@@ -86,10 +86,10 @@ async def cluster_in(directory: Path, program: RabbitServer) -> AsyncIterator[Cl
     password = secrets.token_urlsafe(24)
     nodes = []
     for name in names:
-        folder = run_as.directory(directory / name)
-        run_as.file(folder / "node-name", name)
-        run_as.file(folder / "password", password)
-        run_as.file(run_as.directory(folder / "home") / ".erlang.cookie", cookie)
+        folder = run_as.make_directory(directory / name)
+        run_as.write_file(folder / "node-name", name)
+        run_as.write_file(folder / "password", password)
+        run_as.write_file(run_as.make_directory(folder / "home") / ".erlang.cookie", cookie)
         erlang = f"-kernel net_ticktime {TICK_SECONDS}"
         nodes.append(RabbitMQ(folder, program, settings=settings, epmd_port=port, erlang=erlang))
     epmd = await Server.start(

@@ -175,6 +175,12 @@ FORMS = {
         Lock("owner", "SHARE ROW EXCLUSIVE"),
     },
     "ALTER TABLE work ADD CONSTRAINT once UNIQUE (name)": {Lock("work", "ACCESS EXCLUSIVE", "scan")},
+    "ALTER TABLE work DROP CONSTRAINT later, ADD CONSTRAINT later CHECK (id > 0) NOT VALID": {
+        Lock("work", "ACCESS EXCLUSIVE")
+    },
+    "ALTER TABLE work ADD COLUMN a int, ADD CONSTRAINT positive CHECK (id > 0)": {
+        Lock("work", "ACCESS EXCLUSIVE", "scan")
+    },
     "ALTER TABLE work VALIDATE CONSTRAINT later": {Lock("work", "SHARE UPDATE EXCLUSIVE", "scan")},
     "ALTER TABLE work ALTER COLUMN name SET NOT NULL": {Lock("work", "ACCESS EXCLUSIVE", "scan")},
     "ALTER TABLE work ALTER COLUMN name TYPE int USING 1": {Lock("work", "ACCESS EXCLUSIVE", "rewrite")},

@@ -21,6 +21,7 @@ MODES = (
     "EXCLUSIVE",
     "ACCESS EXCLUSIVE",
 )
+_WORK = ("", "scan", "rewrite")
 _READS, _WRITES, _BESIDE, _SHARE, _REFERENCE, _ALONE = (MODES[place] for place in (0, 2, 3, 4, 5, 7))
 #: Functions whose value differs from row to row: a column with such a default makes PostgreSQL rewrite the table.
 _VOLATILE = ("clock_timestamp", "gen_random_uuid", "random", "timeofday", "nextval", "txid_current", "uuid_generate")
@@ -84,7 +85,9 @@ class Schema:
         for lock in self._with_partitions(effect.locks) if effect.recurses else effect.locks:
             before = strongest.get(lock.table)
             if before is None or MODES.index(lock.mode) > MODES.index(before.mode):
-                strongest[lock.table] = lock
+                strongest[lock.table] = replace(lock, work=lock.work or (before.work if before else ""))
+            elif _WORK.index(lock.work) > _WORK.index(before.work):
+                strongest[lock.table] = replace(before, work=lock.work)
         locks = tuple(lock for lock in strongest.values() if lock.table not in self.fresh)
         return replace(effect, locks=locks)
 
@@ -97,6 +100,8 @@ class Schema:
 
 _Rule = Callable[[Schema, "re.Match[str]", str], Effect]
 _NAME = r'(?:"?\w+"?\.)?"?(\w+)"?'
+_NEXT_ACTION = re.compile(r", (?=(?:ADD|ALTER|DROP|VALIDATE|RENAME) )")
+_DROPPED, _ADDED = re.compile(rf"DROP CONSTRAINT (?:IF EXISTS )?{_NAME}"), re.compile(rf"ADD CONSTRAINT {_NAME}")
 _REFERENCES = re.compile(rf"\bREFERENCES {_NAME}", re.IGNORECASE)
 
 
@@ -133,7 +138,17 @@ def _drop_index(schema: Schema, found: re.Match[str], _text: str) -> Effect:
 
 
 def _alter_table(schema: Schema, found: re.Match[str], _text: str) -> Effect:
-    table, action = found.groups()
+    """A statement may have several actions: their locks and their work add up."""
+    table, actions = found.groups()
+    effects = [_action(schema, table, action) for action in _NEXT_ACTION.split(actions)]
+    replaced = set(_DROPPED.findall(actions)) & set(_ADDED.findall(actions))
+    # No rule can tell whether a check that replaces one of the same name is wider: the revision's head says it.
+    narrows = "; ".join(effect.narrows for effect in effects if effect.narrows and not replaced)
+    locks = tuple(lock for effect in effects for lock in effect.locks)
+    return Effect(locks, narrows, known=all(effect.known for effect in effects))
+
+
+def _action(schema: Schema, table: str, action: str) -> Effect:
     for pattern, rule in _ACTIONS:
         if matched := pattern.match(action):
             return rule(schema, table, matched, action)
