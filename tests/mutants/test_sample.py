@@ -60,7 +60,13 @@ FENCED = (
         ("leasehold/domain/backoff.py", '"""', '"""', BACKOFF, "survived"),
         ("leasehold/domain/backoff.py", "import random", "import random\nassert False", BACKOFF, "killed"),
         ("leasehold/domain/backoff.py", "import random", "import random\nimport", BACKOFF, "invalid"),
-        ("leasehold/domain/backoff.py", "    return ", "    while True: pass\n    return ", BACKOFF, "timed out"),
+        (
+            "leasehold/domain/backoff.py",
+            "    return longest",
+            "    while True: pass\n    return longest",
+            BACKOFF,
+            "timed out",
+        ),
         ("leasehold/transitions/settlements/guard.py", "t.lease_owner = a.owner AND ", "", FENCED, "killed"),
         (
             "leasehold/transitions/settlements/guard.py",

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import pytest
 
+from leasehold.db.database import make_pool
 from leasehold.domain.errors import DeclarationError
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
@@ -103,6 +104,23 @@ async def test_isolated_queues_whose_handlers_load_while_the_worker_registers_ar
     async with starting(settings, tmp_path, "late") as worker:
         assert (await end_of(rows, job.id))["status"] == "succeeded"
         assert worker.queues == {"late-inline", "late-isolated", "operations"}
+
+
+async def test_queues_that_come_later_are_recorded_once_the_table_is_there_again(
+    settings: Settings, rows: Rows
+) -> None:
+    """A migration may be under way. The worker would end otherwise, with all that it runs."""
+    worker = rows.terms.owner
+    async with make_pool(settings, "test", 2) as pool:
+        registration = Registration(worker, ["early"])
+        await registration.write(rows.connection)
+        await rows.connection.execute("ALTER TABLE worker RENAME TO worker_of_tomorrow")
+        changing = asyncio.create_task(registration.change_queues(pool, ["early", "late"]))
+        done, _ = await asyncio.wait([changing], timeout=0.5)
+        assert done == set()
+        await rows.connection.execute("ALTER TABLE worker_of_tomorrow RENAME TO worker")
+        await asyncio.wait_for(changing, 10)
+    assert await registered(rows, worker) == {"early", "late"}
 
 
 async def test_handlers_that_do_not_load_end_the_worker_but_not_what_it_runs(

@@ -45,10 +45,19 @@ class Registration:
         self._queues = sorted(queues)
 
         async def change() -> None:
-            async with pool.acquire() as connection:
+            async with pool.acquire() as connection, _schema_awaited():
                 await workers.serves(connection, self.worker, self._queues)
 
         await until_answered(change, within=_PATIENCE_SECONDS)
+
+
+@asynccontextmanager
+async def _schema_awaited() -> AsyncIterator[None]:
+    """A missing table is an outage: `until_answered` repeats the block until the migration that makes it is done."""
+    try:
+        yield
+    except asyncpg.UndefinedTableError as error:
+        raise ConnectionError("the database is not migrated yet") from error
 
 
 @asynccontextmanager
@@ -57,11 +66,8 @@ async def registered(pool: Pool, worker: UUID, queues: Iterable[str]) -> AsyncIt
     registration = Registration(worker, queues)
 
     async def register() -> None:
-        async with pool.acquire() as connection:
-            try:
-                await registration.write(connection)
-            except asyncpg.UndefinedTableError as error:
-                raise ConnectionError("the database is not migrated yet") from error
+        async with pool.acquire() as connection, _schema_awaited():
+            await registration.write(connection)
 
     await until_answered(register, within=_PATIENCE_SECONDS)
     try:
