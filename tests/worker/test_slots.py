@@ -99,8 +99,9 @@ async def test_a_task_that_the_sweeper_freed_during_the_first_claim_is_claimed_b
 def claimed(step: str) -> Claimed:
     lease = Lease(new_id(), new_id(), 1, 1, monotonic() + 60.0)
     return Claimed(
-        lease, new_id(), "t", "p", 1, step, "q", 1, 0, 0, "pending", 0.0, {}, {}, "jobs/x", None, None, None, False, 30
-    )
+        lease, new_id(), "t", "p", 1, step, "q", 1, 0, 0, "pending", 0.0, {}, {}, "jobs/x", None, None, None, False, 30,
+        cancelling=False,
+    )  # fmt: skip
 
 
 async def test_a_job_of_many_steps_gives_its_slot_up_between_two_when_others_wait() -> None:

@@ -233,7 +233,7 @@ async def test_it_serves_only_an_attempt_that_would_do_the_very_same() -> None:
     claimed = Claimed(
         Lease(uuid4(), uuid4(), 1, 1, 0.0), uuid4(), "t", "halves", 1, "second", "default", 1, 0, 0, "blocked", 0.0,
         params={"n": 1}, inputs={}, output_prefix="", trace=None, handler=None, timeout_seconds=None, gated=False,
-        grace_seconds=30,
+        grace_seconds=30, cancelling=False,
     )  # fmt: skip
     sources = [Source("first", "a.txt", "key", "abc")]
     ahead = Speculation(uuid4(), {"n": 1}, Path("/nowhere"), {"a.txt": Path("/nowhere/in/0")}, {"a.txt": "abc"})
