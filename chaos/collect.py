@@ -19,7 +19,7 @@ from aiobotocore.session import get_session
 from chaos import audit, journal
 from chaos.history import History, Order, Row, StoredObject, Terms
 from chaos.load import PICTURE_TYPE, WORDS, Load, picture
-from chaos.pipelines import KINDS, tried
+from chaos.pipelines import KINDS, declared
 from chaos.settings import LEASE_SECONDS, MAX_LOSSES, SUBSCRIBER, SWEEP_SECONDS, TRUST_MARGIN_SECONDS
 from chaos.stack import CLIENT, Installation
 from chaos.steps import text_of
@@ -44,7 +44,7 @@ _TABLES = {
 
 
 def terms() -> Terms:
-    steps = [(pipeline.name, step) for pipeline in tried() for step in pipeline.steps]
+    steps = [(pipeline.name, step) for pipeline in declared() for step in pipeline.steps]
     return Terms(
         LEASE_SECONDS, SWEEP_SECONDS, MAX_LOSSES, MAX_CRASHES,
         {(name, step.name): step.max_attempts for name, step in steps},
@@ -160,15 +160,15 @@ async def queued(installation: Installation) -> dict[str, int]:
     """How many messages each queue of the platform has ready."""
     counts = {}
     async with await aio_pika.connect(installation.amqp_url) as broker:
-        for queue in sorted({step.queue for pipeline in tried() for step in pipeline.steps if not step.external}):
+        for queue in sorted({step.queue for pipeline in declared() for step in pipeline.steps if not step.external}):
             for band in BANDS:
                 name = f"leasehold.{queue}.{band}"
                 channel = await broker.channel()
                 try:
-                    declared = await channel.declare_queue(name, passive=True)
+                    answer = await channel.declare_queue(name, passive=True)
                 except aio_pika.exceptions.ChannelClosed:
                     continue  # deleted by a fault, and nothing needed it since
-                counts[name] = declared.declaration_result.message_count or 0
+                counts[name] = answer.declaration_result.message_count or 0
                 await channel.close()
     return counts
 

@@ -15,7 +15,7 @@ from chaos.load.client import Client
 from chaos.load.diary import Ask, Diary
 from chaos.load.orders import model
 from chaos.load.runs import start, starter
-from chaos.pipelines import KINDS, LARGE_BYTES, gated, paced, short, tried, wrong
+from chaos.pipelines import KINDS, LARGE_BYTES, declared, gated, paced, short, wrong
 from chaos.stack import Installation
 from leasehold.domain.pipeline import Pipeline
 from leasehold.storage.store import SINGLE_PUT_BYTES
@@ -139,7 +139,7 @@ def test_every_kind_of_work_is_asked_for() -> None:
     assert load.asks.keys() == PAUSES.keys()
     retried = {"mendable"}  # asked for as `mend`
     assert {kind.name for kind in KINDS} - retried <= PAUSES.keys()
-    assert {pipeline.name for pipeline in tried()} >= {kind.name for kind in KINDS}
+    assert {pipeline.name for pipeline in declared()} >= {kind.name for kind in KINDS}
 
 
 async def test_what_a_request_is_depends_on_the_seed_and_its_number_alone() -> None:
