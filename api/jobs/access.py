@@ -5,19 +5,22 @@ A caller with `fleet:operate` may name jobs of all tenants. The caller then acts
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 from uuid import UUID
 
 import structlog
 
 from leasehold.actions.context import Target
-from leasehold.api.auth.security import tenant_of
+from leasehold.api.auth.security import OPERATE, tenant_of
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services
 from leasehold.db import job_reads
 from leasehold.db.job_reads import Row
 from leasehold.domain.errors import Forbidden, Gone, NotFound
 from leasehold.kinds.operations import JobKind, Sight
+from leasehold.pipelines.operations.pipeline import bulk_operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +44,26 @@ class JobAccess:
 
 
 def access_of(services: Services, caller: Caller, row: Row) -> JobAccess:
-    """The caller's access to a job. `row`: the job, which a query with `tenant_of(caller)` has read."""
+    """The caller's access to a job. `row`: the job, which a query with `tenant_of(caller)` has read. Raises as
+    `check_targets`.
+    """
+    if row["pipeline"] == bulk_operation.name:
+        check_targets(caller, row["tenant_id"], row["params"])
     kind = services.job_kinds.of(row["pipeline"], is_run=row["is_run"])
     return JobAccess(
         row, kind, replace(caller, tenant_id=row["tenant_id"], own_tenant=caller.own_tenant or caller.tenant_id)
     )
+
+
+def check_targets(caller: Caller, tenant_id: str, params: Mapping[str, Any]) -> None:
+    """Raises Forbidden if the bulk operation with these parameters acts on jobs of other tenants, and the caller is no
+    operator. Its counts, logs and refusals are about those jobs, and a retry would act on them. `tenant_id`: the tenant
+    that submitted it.
+    """
+    if OPERATE not in caller.scopes and params.get("of_tenant") != tenant_id:
+        raise Forbidden(
+            "insufficient_scope", f"This operation acts on jobs of other tenants: it needs the scope {OPERATE}."
+        )
 
 
 def sight_of(services: Services, caller: Caller, *, write: bool = False, kind: str | None = None) -> Sight:
@@ -56,7 +74,8 @@ async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool 
     """Read the job. `write`: the caller will change it.
 
     Raises NotFound `job_not_found`, also for a job of another tenant or of a kind that the caller has no scope for;
-    Gone `job_deleted`, `job_expired`; Forbidden if the caller may only read the job, and `write` is set.
+    Gone `job_deleted`, `job_expired`; Forbidden if the caller may only read the job, and `write` is set, and for
+    an operation on other tenants' jobs.
     """
     tenant_id = tenant_of(caller)
     async with services.pool.acquire() as connection:

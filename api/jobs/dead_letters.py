@@ -28,7 +28,7 @@ from leasehold.api.process.services import Services, services_of
 from leasehold.db import job_reads
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import DeadLetterFilter, Row
-from leasehold.domain.errors import Conflict, Invalid, NotFound, TooMany
+from leasehold.domain.errors import Conflict, Forbidden, Invalid, NotFound, TooMany
 from leasehold.kinds.operations import RUN
 from leasehold.limits.admission import queues_waited_in
 from leasehold.transitions.runs import CreatedRun
@@ -154,7 +154,7 @@ async def replay_many(request: Request, body: BulkReplayRequest, caller: Writer)
             for job_id in job_ids:
                 try:
                     effects = await _replay(services, connection, caller, job_id)
-                except (Conflict, Invalid, NotFound) as error:  # this job cannot be replayed; the others can
+                except (Conflict, Forbidden, Invalid, NotFound) as error:  # this job cannot be replayed; the others can
                     refused.append({"job_id": job_id, "run_id": job_id, "code": error.code, "detail": error.message})
                     continue
                 if effects is not None:
@@ -173,7 +173,7 @@ async def replay_many(request: Request, body: BulkReplayRequest, caller: Writer)
 async def _replay(services: Services, connection: Connection, caller: Caller, job_id: UUID) -> CreatedRun | None:
     """Revive one job of a request that was charged as a whole. None: the job is not failed any more.
 
-    Raises Conflict, Invalid and NotFound for this job, TooMany for the tenant.
+    Raises Conflict, Forbidden, Invalid and NotFound for this job, TooMany for the tenant.
     """
     row = await job_reads.find_job(connection, caller.tenant_id, job_id)
     if row is None:

@@ -8,13 +8,14 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, Require, tenant_of
+from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, OPERATE, Require, tenant_of
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import IdempotencyKey
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import json_response
+from leasehold.api.jobs.access import check_targets
 from leasehold.api.jobs.operating import preview, submit, view
 from leasehold.api.jobs.schemas import NewOperation, OperationAnswer, OperationList, OperationPreview, RefusalList
 from leasehold.api.process.keyring import Caller
@@ -36,8 +37,8 @@ _MISSING = {HTTPStatus.NOT_FOUND: "`operation_not_found`"}
     description="The answer is 202 with the operation, a job of the kind `operation`: workers do it, in small "
     "batches. `POST /v1/jobs/{id}/cancel` aborts it. It acts on jobs that exist now, and never on one that is created "
     "later; a retry acts on jobs that have failed by now, a cancel on unfinished jobs. `dry_run` changes nothing: the "
-    "answer is 200 with a count and examples. A delete needs `jobs:delete`, the others `jobs:operate`; all need the "
-    "scopes of the kinds, and act on no other kinds.",
+    "answer is 200 with a count and examples. A delete needs `jobs:delete`, the others `jobs:operate`. It acts only on "
+    "jobs of kinds for which the key has the write scope.",
     status_code=202,
     response_model=OperationAnswer,
     responses=problems({
@@ -60,6 +61,7 @@ async def create_operation(
     "",
     operation_id="listOperations",
     summary="List bulk operations, newest first",
+    description="Operations on jobs of other tenants are listed only for a key with `fleet:operate`.",
     response_model=OperationList,
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`"}),
 )
@@ -67,7 +69,9 @@ async def list_operations(
     request: Request, caller: Reader, cursor: IdCursor = None, limit: Annotated[int, Query(ge=1, le=100)] = 50
 ) -> Response:
     async with services_of(request).pool.acquire() as connection:
-        rows = await operation_reads.newest(connection, caller.tenant_id, id_at(cursor), limit + 1)
+        rows = await operation_reads.newest(
+            connection, caller.tenant_id, id_at(cursor), limit + 1, beyond_tenant=OPERATE in caller.scopes
+        )
     next_cursor = cursor_of(rows[limit - 1]["id"]) if len(rows) > limit else None
     return json_response({"operations": [view(row) for row in rows[:limit]], "next_cursor": next_cursor})
 
@@ -113,4 +117,5 @@ async def _find(services: Services, caller: Caller, operation_id: UUID) -> Row:
         row = await operation_reads.find(connection, tenant_of(caller), operation_id)
     if row is None:
         raise NotFound("operation_not_found", "There is no such operation.")
+    check_targets(caller, row["tenant_id"], row["params"])
     return row

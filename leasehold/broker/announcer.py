@@ -17,7 +17,7 @@ from leasehold.broker.base import Broker
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, ConnectionSource
 from leasehold.runtime import failpoints
-from leasehold.runtime.gather import cancel_and_wait
+from leasehold.runtime.gather import cancel_and_wait, check_not_cancelled
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry import outages, traces
 
@@ -137,6 +137,7 @@ class Announcer:
             try:
                 await self.publish(batch)
             except Exception:  # of any kind: the rows are still in the outbox, and the relay publishes them
+                check_not_cancelled()
                 log.exception("hints are left to the relay")
             if not self._waiting:
                 self._is_idle.set()

@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from leasehold.broker.amqp.connection import Ladder
 from leasehold.broker.base import Delivery, Hint
 from leasehold.db.servers import open_connection
-from leasehold.runtime.gather import cancel_and_wait
+from leasehold.runtime.gather import cancel_and_wait, check_not_cancelled
 from leasehold.settings import Settings
 from leasehold.telemetry.outages import DATABASE
 from leasehold.urls import database_url
@@ -181,15 +181,15 @@ class _Session:
     async def _run(self) -> None:
         ladder = Ladder()
         while True:
-            ladder.begin()
             try:
-                await self._connect_and_serve()
+                await self._connect_and_serve(ladder)
             # Every error of a connection has the same remedy: record it, and reconnect.
             except Exception as error:  # noqa: BLE001
+                check_not_cancelled()
                 DATABASE.met(error, f"hints: {self._role}")
             await ladder.wait()
 
-    async def _connect_and_serve(self) -> None:
+    async def _connect_and_serve(self, ladder: Ladder) -> None:
         connection = await open_connection(
             database_url(self._url.get_secret_value()),
             timeout=CONNECT_SECONDS,
@@ -202,6 +202,7 @@ class _Session:
             connection.add_termination_listener(lambda _: self._lost.set())
             self.server_version = ".".join(str(part) for part in connection.get_server_version()[:2])
             self.ready = True
+            ladder.opened()
             DATABASE.answered()
             self.connects += 1
             await self._serve_until_lost(connection)

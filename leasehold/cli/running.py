@@ -53,7 +53,7 @@ def use_source(source: str | None) -> None:
     from leasehold.domain.registry import Pipelines  # noqa: PLC0415 - each command loads only what it needs
 
     module, _, name = source.partition(":")
-    module = module.removesuffix(".py")
+    module = module.removeprefix("./").removesuffix(".py")
     os.environ["LEASEHOLD_PIPELINES"] = f"{module.replace('/', '.')}:{name or 'app'}"
     try:
         Pipelines.from_source(os.environ["LEASEHOLD_PIPELINES"])

@@ -19,22 +19,33 @@ class ApiError(ClientError):
 
     def __init__(self, status: int, problem: Mapping[str, Any], key: str | None = None) -> None:
         self.status = status
-        self.code = str(problem.get("code", f"http_{status}"))
+        self.code = str(problem.get("code") or f"http_{status}")
         self.message = str(problem.get("detail") or problem.get("title") or "The API gave no reason.")
-        self.errors: list[Any] = list(problem.get("errors") or ())
+        errors = problem.get("errors")
+        self.errors: list[Any] = list(errors) if isinstance(errors, (list, tuple)) else []
         self.request_id = problem.get("request_id")
         self.key = key
         super().__init__(f"{self.code}: {self.message}")
 
 
 class Unavailable(ClientError):
-    """No answer within the client's `timeout`. `key`: the idempotency key of the request. Send the request again with
-    it: what an earlier try has done is not done twice. None: the request has no key; look at what it has done first.
+    """No answer within the client's `timeout`, or an answer was lost of a request that may not be repeated.
+
+    `key`: sent again with this key, the request is not done twice. `key` None: a request that only reads may be
+    repeated; of any other request, check first whether it was done.
     """
 
-    def __init__(self, url: str, seconds: float, reason: str, key: str | None) -> None:
+    def __init__(
+        self, url: str, seconds: float | None, reason: str, key: str | None, *, may_be_done: bool = False
+    ) -> None:
+        """`seconds`: for so long the request was tried; None: once. `may_be_done`: the API may have done it, and may do
+        it twice if it is repeated.
+        """
+        tried = "did not answer" if seconds is None else f"does not answer for {seconds:g} s"
         hint = "" if key is None else f" Try again with key={key!r}."
-        super().__init__(f"{url} does not answer for {seconds:g} s: {reason}.{hint}")
+        if may_be_done:
+            hint = " The request may have been done: check before you send it again."
+        super().__init__(f"{url} {tried}: {reason}.{hint}")
         self.key = key
 
 

@@ -35,7 +35,8 @@ class Tries:
     def after_error(self, error: httpx2.TransportError) -> float:
         """Seconds until the next try. Raises Unavailable."""
         if not (self._call.repeatable or isinstance(error, _NOT_SENT)):
-            raise self._unavailable(str(error) or type(error).__name__) from error
+            reason = str(error) or type(error).__name__
+            raise Unavailable(self._url, None, reason, self._call.key, may_be_done=True) from error
         pause = self._pause(None)
         if pause is None:
             raise self._unavailable(str(error) or type(error).__name__) from error

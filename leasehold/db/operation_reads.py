@@ -25,6 +25,7 @@ LIST = f"""
 -- operation_list
 SELECT {_COLUMNS} FROM job j
 WHERE j.tenant_id = $1 AND j.pipeline = 'bulk_operation' AND ($2::uuid IS NULL OR j.id < $2) AND {LIVES}
+  AND ($4 OR j.params ->> 'of_tenant' = j.tenant_id)
 ORDER BY j.id DESC LIMIT $3
 """
 
@@ -41,8 +42,13 @@ async def find(connection: Connection, tenant_id: str | None, operation_id: UUID
     return await connection.fetchrow(FIND, operation_id, tenant_id)
 
 
-async def newest(connection: Connection, tenant_id: str, before: UUID | None, limit: int) -> Sequence[Row]:
-    return await connection.fetch(LIST, tenant_id, before, limit)
+async def newest(
+    connection: Connection, tenant_id: str, before: UUID | None, limit: int, *, beyond_tenant: bool
+) -> Sequence[Row]:
+    """At most `limit` operations that the tenant submitted, by descending id. `beyond_tenant`: also those on jobs of
+    other tenants.
+    """
+    return await connection.fetch(LIST, tenant_id, before, limit, beyond_tenant)
 
 
 async def refusals(

@@ -47,11 +47,22 @@ import errno
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from math import ceil
+from typing import Any
 from uuid import UUID
 
 
 class LeaseholdError(Exception):
     """The root: catch it to catch everything the platform raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without `__init__`, which gets other arguments than `args`: a process pool returns its errors so."""
+        return _restored, (type(self), self.args, vars(self))
+
+
+def _restored(kind: type[LeaseholdError], args: tuple[Any, ...], attributes: dict[str, Any]) -> LeaseholdError:
+    error = kind.__new__(kind, *args)
+    vars(error).update(attributes)
+    return error
 
 
 class BadSetting(LeaseholdError):

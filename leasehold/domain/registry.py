@@ -6,8 +6,9 @@ A registry refuses two pipelines of one name. A worker also loads the handlers, 
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -38,27 +39,31 @@ class DeclaredSchedule:
 
 
 class Pipelines:
-    """Pipelines by name. A wrong or missing one raises DeclarationError."""
+    """Pipelines by name. `pipelines[name]` raises DeclarationError for an unknown name; `find` returns None."""
 
     def __init__(self, *declared: Pipeline | Kind) -> None:
         self._by_name: dict[str, Pipeline] = {}
         self._kinds: dict[str, Kind] = {}
-        #: The schedules of each app, by its name. A worker that starts makes the database match. An app without
-        #: schedules has an empty entry, so that the worker pauses those that it had.
+        #: The schedules of each app, by its name. At start a worker writes these to the database and pauses the app's
+        #: other schedules. An app without schedules has an empty tuple, so that its old ones are paused.
         self.schedules: dict[str, tuple[DeclaredSchedule, ...]] = {}
         for pipeline_or_kind in declared:
             self.add(pipeline_or_kind)
 
     def add(self, declared: Pipeline | Kind) -> None:
-        """Add a pipeline, or a kind with all of its pipelines."""
-        if isinstance(declared, Kind):
-            if declared.name in self._kinds:
-                raise DeclarationError(f"two kinds of work are named {declared.name!r}")
-            self._kinds[declared.name] = declared
+        """Add a pipeline, or a kind with all of its pipelines. Raises DeclarationError and adds nothing when one of the
+        names is taken.
+        """
+        if isinstance(declared, Kind) and declared.name in self._kinds:
+            raise DeclarationError(f"two kinds of work are named {declared.name!r}")
+        added: dict[str, Pipeline] = {}
         for pipeline in declared.pipelines if isinstance(declared, Kind) else (declared,):
-            if pipeline.name in self._by_name:
+            if pipeline.name in self._by_name or pipeline.name in added:
                 raise DeclarationError(f"two pipelines are named {pipeline.name!r}")
-            self._by_name[pipeline.name] = pipeline
+            added[pipeline.name] = pipeline
+        if isinstance(declared, Kind):
+            self._kinds[declared.name] = declared
+        self._by_name |= added
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -98,8 +103,8 @@ class Pipelines:
                 f"pipeline {pipeline} needs {error.name}, which is not installed: pip install 'leasehold[{extra}]', "
                 "or leave the pipeline out (LEASEHOLD_PIPELINES)"
             ) from error
-        with_handler = [step.name for step in declared.steps if not step.external]
-        if missing := [name for name in with_handler if name not in declared.handlers]:
+        need_handler = [step.name for step in declared.steps if not step.external]
+        if missing := [name for name in need_handler if name not in declared.handlers]:
             raise DeclarationError(f"pipeline {pipeline}: no handler in {declared.module} for {missing}")
         return declared
 
@@ -108,24 +113,27 @@ class Pipelines:
         """The registry that `source` ("module:name") names: an App, a registry, or a callable that returns the
         registry. Without `:name` it is `app`. The module may lie in the current folder.
 
-        Raises DeclarationError when there is none.
+        Raises DeclarationError when there is none, and what the callable raises.
         """
         module, _, name = source.partition(":")
-        if not module:
-            raise DeclarationError(f"{source!r} names no module: write MODULE:NAME")
+        if "/" in module or not all(module.split(".")):
+            raise DeclarationError(f"{source!r} names no module: write MODULE:NAME, as in shop.tasks:app")
         import_from_current_folder()
         try:
             found = getattr(importlib.import_module(module), name or "app")
         except (ImportError, AttributeError) as error:
             hint = f"; {Path.cwd()} is searched, too" if isinstance(error, ModuleNotFoundError) else ""
             raise DeclarationError(f"cannot load pipelines from {source!r}: {error}{hint}") from error
-        registry = found
-        if hasattr(found, "pipelines"):
-            registry = found.pipelines()
-        elif callable(found):
-            registry = found()
+        is_app = not isinstance(found, type) and callable(getattr(found, "pipelines", None))
+        make = found.pipelines if is_app else found
+        if isinstance(make, cls) or not callable(make):
+            registry = make
+        elif _needs_arguments(make):
+            raise DeclarationError(f"{source!r} needs arguments: name an App, Pipelines, or a function without any")
+        else:
+            registry = make()
         if not isinstance(registry, cls):
-            raise DeclarationError(f"{source!r} returned a {type(registry).__name__}, not Pipelines")
+            raise DeclarationError(f"{source!r} gives a {type(registry).__name__}, not Pipelines")
         return registry
 
     def add_installed(self) -> None:
@@ -136,6 +144,16 @@ class Pipelines:
                 type_name = type(offered).__name__
                 raise DeclarationError(f"entry point {entry.name} is a {type_name}, neither a Pipeline nor a Kind")
             self.add(offered)
+
+
+def _needs_arguments(make: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(make).bind()
+    except TypeError:
+        return True
+    except ValueError:  # a builtin that does not tell its parameters
+        return False
+    return False
 
 
 def import_from_current_folder() -> None:

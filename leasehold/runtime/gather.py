@@ -1,4 +1,4 @@
-"""Runs several coroutines at once, cancels tasks, and decides whether a CancelledError is the current task's own."""
+"""Runs several coroutines at once, cancels tasks, and decides whether the current task is being cancelled."""
 
 from __future__ import annotations
 
@@ -35,3 +35,13 @@ def being_cancelled() -> bool:
     """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
+
+
+def check_not_cancelled() -> None:
+    """Raises CancelledError while a cancel of the current task is under way.
+
+    A loop that goes on after every error calls it after each: a library may have turned the cancel into an error, and
+    the loop would never end.
+    """
+    if being_cancelled():
+        raise asyncio.CancelledError

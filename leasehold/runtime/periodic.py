@@ -16,7 +16,7 @@ from traceback import extract_tb
 import structlog
 
 from leasehold.domain.errors import BrokerUnavailable, StoreError
-from leasehold.runtime.gather import being_cancelled
+from leasehold.runtime.gather import being_cancelled, check_not_cancelled
 from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.telemetry.duties import ERRORS, STUCK
 from leasehold.telemetry.outages import BROKER, DATABASE, STORE, Outage
@@ -57,6 +57,7 @@ class Periodic:
         """Run turns until the task is cancelled."""
         while True:
             pause = await self.once()
+            check_not_cancelled()
             await asyncio.sleep(pause)
 
     async def once(self) -> float:

@@ -137,7 +137,7 @@ def test_an_export_that_fails_leaves_the_file_of_an_earlier_one(tmp_path: Path) 
     assert (code, "cannot be written: No such file" in err) == (running.FAILED, True)
 
 
-@pytest.mark.parametrize("source", ["cli_shop.py:app", "cli_shop:app", "cli_shop.py"])
+@pytest.mark.parametrize("source", ["cli_shop.py:app", "./cli_shop.py:app", "cli_shop:app", "cli_shop.py"])
 def test_an_app_may_be_named_by_its_file(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cli_shop.py").write_text("from leasehold import App\napp = App('cli_shop')\n")
     monkeypatch.chdir(tmp_path)

@@ -353,6 +353,45 @@ async def test_an_operator_of_the_fleet_acts_on_all_tenants(
     assert await statuses(rows, broken) == ["pending"] * 5 + ["succeeded"] * 4
 
 
+async def test_only_an_operator_may_name_an_operation_on_other_tenants_jobs(
+    maker: Maker, client_with: MakeClient, running: Running, rows: Connection
+) -> None:
+    """The operator's tenant has other keys, too: they must not read or act through the operator's operation."""
+    blocked = await failed(maker, "conversion", user_id="me")
+    await maker.make("conversion", user_id="me")
+    operator = await client_with(*TENANT_SCOPES, security.OPERATE, tenant="operators")
+    plain = await client_with(*TENANT_SCOPES, tenant="operators")
+    far = await submit(operator, "retry", "kind:conversion")
+    near = await submit(plain, "retry", "kind:conversion")
+    elsewhere = await submit(operator, "cancel", "kind:run tenant:acme")
+    async with operating(running.services.settings):
+        assert (await ended(operator, far))["refused"] == 1
+        await ended(plain, near)
+        await ended(operator, elsewhere)
+    refusals = (await operator.get(f"/v1/operations/{far}/refusals")).json()["refusals"]
+    assert [refusal["job_id"] for refusal in refusals] == [str(job_id) for job_id in blocked]
+    for operation in (far, elsewhere):
+        for path in (
+            f"/v1/operations/{operation}",
+            f"/v1/operations/{operation}/refusals",
+            *(f"/v1/jobs/{operation}{part}" for part in ("", "/events", "/logs", "/explain")),
+        ):
+            problem(await plain.get(path), 403, "insufficient_scope")
+        for act in ("cancel", "retry"):
+            problem(await plain.post(f"/v1/jobs/{operation}/{act}"), 403, "insufficient_scope")
+        problem(await plain.delete(f"/v1/jobs/{operation}"), 403, "insufficient_scope")
+    task = await rows.fetchval("UPDATE task SET status = 'failed' WHERE job_id = $1 RETURNING id", UUID(far))
+    await rows.execute("UPDATE job SET status = 'failed' WHERE id = $1", UUID(far))
+    problem(await plain.post(f"/v1/dead-letters/{task}/replay"), 403, "insufficient_scope")
+
+    async def listed(client: httpx2.AsyncClient) -> list[str]:
+        return [operation["id"] for operation in (await client.get("/v1/operations")).json()["operations"]]
+
+    assert await listed(operator) == [elsewhere, near, far]
+    assert await listed(plain) == [near]
+    assert (await plain.get(f"/v1/operations/{near}/refusals")).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("wish", "position"),
     [

@@ -66,7 +66,51 @@ def test_a_handler_for_an_unknown_step_is_refused() -> None:
         Pipeline("p", module="m", steps=[Step("a")]).handles("b")
 
 
-@pytest.mark.parametrize("source", ["nowhere:x", "leasehold.domain.registry:nothing", "leasehold.domain.ids:new_id"])
-def test_a_source_that_is_no_registry_is_refused(source: str) -> None:
-    with pytest.raises(DeclarationError):
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("nowhere:x", "cannot load"),
+        ("leasehold.domain.registry:nothing", "cannot load"),
+        ("leasehold.domain.ids:new_id", "gives a UUID, not"),
+        ("", "names no module"),
+        (":app", "names no module"),
+        ("./shop.py:app", "names no module"),
+        ("/srv/shop.py:app", "names no module"),
+        (".shop:app", "names no module"),
+        ("shop..tasks:app", "names no module"),
+        ("leasehold.pipelines.media.pipeline:MEDIA", "gives a Kind, not"),
+        ("leasehold.app.app:App", "needs arguments"),
+        ("json:__name__", "gives a str, not"),
+        ("json:dumps", "needs arguments"),
+    ],
+)
+def test_a_source_that_is_no_registry_is_refused(source: str, reason: str) -> None:
+    with pytest.raises(DeclarationError, match=reason):
         Pipelines.from_source(source)
+
+
+def test_an_error_of_a_factory_is_not_taken_for_a_wrong_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Pipelines:
+        raise TypeError("a bug of the app")
+
+    monkeypatch.setattr("tests.unit.test_pipeline.FACTORY", broken)
+    with pytest.raises(TypeError, match="a bug of the app"):
+        Pipelines.from_source("tests.unit.test_pipeline:FACTORY")
+
+
+def FACTORY() -> Pipelines:  # noqa: N802 - a test replaces it
+    return Pipelines()
+
+
+@pytest.mark.parametrize("names", [("b", "a"), ("b", "b")])
+def test_a_kind_that_is_refused_adds_nothing(names: tuple[str, ...]) -> None:
+    def pipeline(name: str) -> Pipeline:
+        return Pipeline(name, module="m", steps=[Step("a")])
+
+    registry = Pipelines(pipeline("a"))
+    with pytest.raises(DeclarationError, match="two pipelines are named"):
+        registry.add(Kind("k", pipelines=tuple(pipeline(name) for name in names)))
+    assert [found.name for found in registry] == ["a"]
+    assert registry.kinds == ()
+    registry.add(Kind("k", pipelines=(pipeline("b"),)))
+    assert "b" in registry

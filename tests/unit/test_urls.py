@@ -111,7 +111,7 @@ def test_a_round_tries_every_node_at_once_and_a_later_round_gives_each_more_time
     tried, may_go_on, seconds = [], [], []
     for _ in range(15):
         tried.append(nodes.current.url)
-        seconds.append(nodes.seconds)
+        seconds.append(nodes.connect_seconds)
         may_go_on.append(nodes.advance())
     assert {*tried[:3]} == {"amqp://a/", "amqp://b/", "amqp://c/"}
     assert tried[:3] * 5 == tried
@@ -126,12 +126,12 @@ def test_a_node_that_accepts_and_closes_is_left_after_a_pause() -> None:
         nodes.accepted()
         tried.append(nodes.current.url)
         assert nodes.advance() is False
-        assert nodes.seconds == 1.0
+        assert nodes.connect_seconds == 1.0
     assert all(one != other for one, other in pairwise(tried))
 
 
 def test_a_single_node_has_all_the_time() -> None:
-    assert _nodes("a").seconds == CONNECT_SECONDS
+    assert _nodes("a").connect_seconds == CONNECT_SECONDS
     assert _nodes("a").advance() is False
 
 

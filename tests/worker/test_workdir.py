@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import shutil
 import threading
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -46,3 +48,63 @@ def test_the_directory_of_a_killed_worker_is_removed_by_the_next_and_nothing_els
     with WorkDir(tmp_path, uuid4()):
         assert (killed.exists(), other.exists()) == (False, True)
     assert list(tmp_path.iterdir()) == [other]
+
+
+@pytest.mark.parametrize("killed_in", ["making", "removing", "sweeping"])
+def test_a_worker_that_is_killed_while_a_directory_is_made_or_removed_leaves_nothing_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_in: str
+) -> None:
+    def die(*_arguments: object, **_named: object) -> None:
+        raise _Killed
+
+    dead = WorkDir(tmp_path, UUID(int=1))
+    if killed_in == "making":
+        (tmp_path / str(UUID(int=1))).mkdir()
+    else:
+        attempts = dead.__enter__()
+        (attempts / "big").write_bytes(b"x")
+        if killed_in == "sweeping":
+            assert dead._lock is not None
+            os.close(dead._lock)
+        # The kill comes before the last removal: that of the directory itself.
+        monkeypatch.setattr(Path, "rmdir", die)
+        sweeper = WorkDir(tmp_path, UUID(int=2))
+        with pytest.raises(_Killed):
+            sweeper.__enter__() if killed_in == "sweeping" else dead.__exit__(None, None, None)
+        monkeypatch.undo()
+        if dead._lock is not None and killed_in == "removing":
+            os.close(dead._lock)
+    with WorkDir(tmp_path, uuid4()):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("swept", [True, False])
+def test_what_cannot_be_removed_now_is_removed_by_a_later_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, swept: bool
+) -> None:
+    first = WorkDir(tmp_path, UUID(int=1))
+    attempts = first.__enter__()
+    (attempts / "kept").write_bytes(b"x")
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", lambda *_arguments, **_named: None)
+        first.__exit__(None, None, None)
+        if swept:
+            WorkDir(tmp_path, UUID(int=2)).__enter__()
+    assert (tmp_path / str(UUID(int=1)) / "owner.lock").exists(), "a worker of an earlier release needs it to sweep"
+    with WorkDir(tmp_path, uuid4()):
+        assert not attempts.exists()
+
+
+def test_only_directories_with_a_workers_name_are_swept(tmp_path: Path) -> None:
+    mine = [tmp_path / name for name in ("mine", "1" * 32, "a" * 36)]
+    for directory in mine:
+        directory.mkdir()
+        (directory / "owner.lock").touch()
+    with WorkDir(tmp_path, uuid4()):
+        pass
+    assert sorted(tmp_path.iterdir()) == sorted(mine)
+
+
+class _Killed(BaseException):
+    """Stands for SIGKILL: nothing catches it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from uuid import UUID
@@ -26,13 +27,13 @@ class WorkDir:
             raise PermissionError(f"{self._root} belongs to another user; set LEASEHOLD_WORK_DIR")
         # Lock the root while this worker starts: else another worker's sweep could remove the new directory before its
         # lock is taken.
-        starting = _locked(self._root, os.O_DIRECTORY)
+        root_lock = _locked(self._root, os.O_DIRECTORY)
         try:
             self._sweep()
             self._path.mkdir(mode=0o700)
             self._lock = _locked(self._path / _LOCK, os.O_CREAT | os.O_RDWR)
         finally:
-            os.close(starting)
+            os.close(root_lock)
         attempts = self._path / "attempts"
         attempts.mkdir(mode=0o700)
         return attempts
@@ -40,15 +41,22 @@ class WorkDir:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        shutil.rmtree(self._path, ignore_errors=True)
+        _remove(self._path)
         if self._lock is not None:
             os.close(self._lock)
 
     def _sweep(self) -> None:
-        """Remove the directories of killed workers. A directory without a lock file stays."""
+        """Remove the directories of killed workers. A worker that starts holds the lock of the root, as the caller
+        does: so a worker's directory without a lock file is of a worker that was killed while it made or removed it.
+        """
         for directory in self._root.iterdir():
+            if not _is_of_worker(directory):
+                continue
             try:
                 lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                _remove(directory)
+                continue
             except OSError:
                 continue
             try:
@@ -56,9 +64,29 @@ class WorkDir:
             except OSError:
                 continue  # its worker lives
             else:
-                shutil.rmtree(directory, ignore_errors=True)
+                _remove(directory)
             finally:
                 os.close(lock)
+
+
+def _is_of_worker(directory: Path) -> bool:
+    try:
+        return str(UUID(directory.name)) == directory.name
+    except ValueError:
+        return False
+
+
+def _remove(directory: Path) -> None:
+    """Remove what can be removed, the lock file last. While something remains, the next worker to start tries again."""
+    with suppress(OSError):
+        for path in directory.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != _LOCK:
+                path.unlink(missing_ok=True)
+        if {path.name for path in directory.iterdir()} <= {_LOCK}:
+            (directory / _LOCK).unlink(missing_ok=True)
+            directory.rmdir()
 
 
 def _locked(path: Path, flags: int) -> int:

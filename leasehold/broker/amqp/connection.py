@@ -23,7 +23,7 @@ from leasehold.broker.amqp.watchdog import watch
 from leasehold.broker.amqp.wire import Wire
 from leasehold.domain.backoff import delay_after
 from leasehold.domain.errors import BrokerUnavailable
-from leasehold.runtime.gather import cancel_and_wait
+from leasehold.runtime.gather import cancel_and_wait, check_not_cancelled
 from leasehold.settings import Settings
 from leasehold.telemetry.outages import BROKER
 from leasehold.urls import BrokerUrl, broker_urls
@@ -32,7 +32,7 @@ from leasehold.urls import BrokerUrl, broker_urls
 RECONNECT_LADDER = tuple(timedelta(seconds=seconds) for seconds in (0.2, 0.5, 1, 2, 5))
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 3.0
-#: After a connection that lasted this long, the waits begin with the first again.
+#: After what an attempt opened has worked this long, the waits begin with the first again.
 SETTLED_SECONDS = 5.0
 
 
@@ -42,9 +42,10 @@ async def guarded(seconds: float) -> AsyncIterator[None]:
     connection ends.
 
     It corrects two faults of the client. When the connection dies, the client ends a wait with a bare CancelledError,
-    which no `except Exception` catches: `guarded` raises BrokerUnavailable instead. When this task is cancelled at the
-    moment of the broker's answer, the client loses the cancellation (`asyncio.wait_for` before Python 3.12 swallows
-    it): `guarded` raises CancelledError.
+    which no `except Exception` catches: `guarded` raises BrokerUnavailable instead. When this task is cancelled, the
+    client may lose the cancellation: `asyncio.wait_for` before Python 3.12 swallows one that comes with the broker's
+    answer, and one that comes while the connection breaks ends as an ordinary error. `guarded` raises CancelledError in
+    both cases. The cancellation may be that of `asyncio.timeout`, which then raises TimeoutError.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -56,6 +57,10 @@ async def guarded(seconds: float) -> AsyncIterator[None]:
             if task.cancelling() > cancellations_before:
                 raise
             raise BrokerUnavailable("the connection closed") from cancelled
+        except Exception as error:
+            if task.cancelling() > cancellations_before:
+                raise asyncio.CancelledError from error
+            raise
     if task.cancelling() > cancellations_before:
         raise asyncio.CancelledError
 
@@ -72,21 +77,24 @@ def _reason(connection: AbstractConnection) -> str:
 
 
 class Ladder:
-    """The growing waits between the attempts of one loop."""
+    """The growing waits between the attempts of one loop. An attempt that only waits for an answer, however long, does
+    not make them short again.
+    """
 
     def __init__(self) -> None:
         self._failures = 0
-        self._began = time.monotonic()
+        self._opened_at: float | None = None
 
-    def begin(self) -> None:
-        self._began = time.monotonic()
+    def opened(self) -> None:
+        """Record that the attempt has opened what it tries to open: its connection, channel or consumer."""
+        self._opened_at = time.monotonic()
 
     async def wait(self) -> None:
-        if time.monotonic() - self._began > SETTLED_SECONDS:
+        if self._opened_at is not None and time.monotonic() - self._opened_at > SETTLED_SECONDS:
             self._failures = 0
+        self._opened_at = None
         self._failures += 1
         await asyncio.sleep(delay_after(self._failures, RECONNECT_LADDER).total_seconds())
-        self.begin()
 
 
 class Nodes:
@@ -97,7 +105,7 @@ class Nodes:
     def __init__(self, settings: Settings) -> None:
         nodes = broker_urls(settings.amqp_url.get_secret_value())
         self._order = random.sample(nodes, len(nodes))
-        self._limit = settings.amqp_host_timeout
+        self._host_seconds = settings.amqp_host_timeout
         self._failed = 0  # how many nodes in a row did not accept a connection
         self._has_accepted = False  # whether the current node accepted a connection
 
@@ -106,20 +114,22 @@ class Nodes:
         return self._order[0]
 
     @property
-    def seconds(self) -> float:
-        """The time in which the current node must accept a connection. A single node has no other to wait for."""
+    def connect_seconds(self) -> float:
+        """The time in which the current node must accept a connection. With a single node there is no other to try, so
+        it gets all of CONNECT_SECONDS.
+        """
         if len(self._order) == 1:
             return CONNECT_SECONDS
         rounds = min(self._failed // len(self._order), 10)
-        return min(CONNECT_SECONDS, self._limit * float(2**rounds))
+        return min(CONNECT_SECONDS, self._host_seconds * float(2**rounds))
 
     def accepted(self) -> None:
         self._failed = 0
         self._has_accepted = True
 
     def advance(self) -> bool:
-        """Make the next node the current one. Returns whether to try it at once: the node before did not accept a
-        connection, and this round has not tried the next node yet.
+        """Make the next node the current one. True: try it at once. False: wait first, because the last node had
+        accepted, or all nodes have failed in this round.
         """
         self._order.append(self._order.pop(0))
         if self._has_accepted:
@@ -132,7 +142,8 @@ class Nodes:
 class Link:
     """Connects, runs `serve` with the connection, and starts over when the connection or `serve` ends.
 
-    When the connection is lost, the link cancels `serve`.
+    When the connection is lost, the link cancels `serve`. `role`: a part of the connection's name at RabbitMQ, and the
+    part that notices an outage in the log.
     """
 
     def __init__(
@@ -168,16 +179,16 @@ class Link:
     async def _run(self) -> None:
         ladder = Ladder()
         while True:
-            ladder.begin()
             try:
-                await self._connect_and_serve()
+                await self._connect_and_serve(ladder)
             # Every error of a connection has the same remedy: record it, and reconnect.
             except Exception as error:  # noqa: BLE001
+                check_not_cancelled()
                 BROKER.met(error, self._role, detail=str(error))
             if not self._nodes.advance():
                 await ladder.wait()
 
-    async def _connect_and_serve(self) -> None:
+    async def _connect_and_serve(self, ladder: Ladder) -> None:
         name = f"leasehold {self._role} {socket.gethostname()} {os.getpid()}"
         broker = self._nodes.current
         url = make_url(broker.url, heartbeat=self._heartbeat)
@@ -187,16 +198,17 @@ class Link:
             url, context=broker.tls, client_properties={"connection_name": name}, transport_factory=wire
         )
         try:
-            async with guarded(self._nodes.seconds):
+            async with guarded(self._nodes.connect_seconds):
                 await connection.connect()
             self._nodes.accepted()
+            ladder.opened()
             self.connection = connection
             self.connects += 1
             BROKER.answered()
             await self._serve_until_lost(connection, wire)
         finally:
             self.connection = None
-            # Drop the connection if the broker does not answer the close.
+            # Close politely, for at most CLOSE_SECONDS; cancelling the close drops the socket.
             with suppress(Exception):
                 async with guarded(CLOSE_SECONDS):
                     await connection.close()

@@ -141,9 +141,9 @@ class Publisher:
     async def _serve(self, connection: AbstractConnection, wire: Wire) -> None:
         ladder = Ladder()
         while True:
-            ladder.begin()
             async with guarded(RPC_SECONDS):
                 channel: AbstractChannel = await connection.channel(publisher_confirms=True)
+            ladder.opened()
             confirms = Confirms(self._on_return)
             self._session = _Session(connection, channel, wire, confirms)
             wire.sieve.attach(channel.number, confirms)

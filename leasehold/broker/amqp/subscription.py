@@ -16,7 +16,7 @@ from leasehold.broker.amqp.connection import CLOSE_SECONDS, Ladder, guarded, unt
 from leasehold.broker.amqp.deliveries import Deliveries, Message
 from leasehold.broker.amqp.topology import RPC_SECONDS, Topology
 from leasehold.broker.amqp.wire import Wire
-from leasehold.runtime.gather import cancel_and_wait
+from leasehold.runtime.gather import cancel_and_wait, check_not_cancelled
 
 #: Called in the event loop with each message.
 Receive = Callable[["Subscription", Message, Acks], None]
@@ -56,12 +56,12 @@ class Subscription:
         """Consume until cancelled. `on_resumed`: called each time that consuming starts again."""
         ladder = Ladder()
         while not self._stopped:
-            ladder.begin()
             reason: Exception | None = None
             try:
-                await self._consume(connection, wire, receive, on_resumed)
+                await self._consume(connection, wire, receive, on_resumed, ladder)
             # Every error of a subscription has the same remedy: log it, and try again.
             except Exception as error:  # noqa: BLE001
+                check_not_cancelled()
                 reason = error
             if not connection.is_opened:
                 return await until_closed(connection)  # the link logs why, and serves the next connection
@@ -90,6 +90,7 @@ class Subscription:
         wire: Wire,
         receive: Receive,
         on_resumed: Callable[[Subscription], None],
+        ladder: Ladder,
     ) -> None:
         await self._topology.declare(connection, self.name)
         async with guarded(RPC_SECONDS):
@@ -108,6 +109,7 @@ class Subscription:
                 await channel.basic_qos(prefetch_count=self._prefetch)
                 consumer = await channel.basic_consume(self.name, _never)
             self._consumer_tag = consumer.consumer_tag
+            ladder.opened()
             if self._stopped:
                 await self.stop()
             self._reported = None
