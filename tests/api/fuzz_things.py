@@ -54,7 +54,7 @@ class Things:
         return str(self._post("/v1/runs", {"template": TEMPLATE})["id"])
 
     def operation(self) -> str:
-        return str(self._post("/v1/operations", {"action": "cancel", "filter": NOTHING})["id"])
+        return str(self._post("/v1/operations", {"action": "cancel", "filter": f"{NOTHING} tenant:acme"})["id"])
 
     def leased(self) -> dict[str, Any]:
         run = self.run()
