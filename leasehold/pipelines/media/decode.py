@@ -99,7 +99,8 @@ class Picture:
     def __init__(self, data: bytes, content_type: str, header: Header | None = None) -> None:
         """Open the file without decoding it.
 
-        `header`: the result of the header check. If the decoder disagrees with it, the picture is refused.
+        `header`: the result of the header check. If the decoder disagrees with it, here or at a later frame, the
+        picture is refused.
         Raises Permanent: corrupt_image or too_many_pixels.
         """
         with damage_is_permanent():
@@ -111,7 +112,9 @@ class Picture:
             self._skipped_frames = int(bool(getattr(self._image, "default_image", False)))
             self.frames = self._count_frames(content_type, header)
         self._animated_gif = content_type == "image/gif"
-        if header is not None and not self._agrees(header):
+        self._header = header
+        self._check_size()
+        if header is not None and not 0 < self.frames <= header.frames:
             raise corrupt_image("its header and its content disagree")
 
     def _count_frames(self, content_type: str, header: Header | None) -> int:
@@ -121,9 +124,12 @@ class Picture:
             return header.frames
         return int(getattr(self._image, "n_frames", 1)) - self._skipped_frames
 
-    def _agrees(self, header: Header) -> bool:
-        width, height = self.size
-        return 0 < width <= header.width and 0 < height <= header.height and 0 < self.frames <= header.frames
+    def _check_size(self) -> None:
+        """Raises Permanent `corrupt_image` if the decoder has a larger picture than the header check let through."""
+        width, height = self._image.size
+        header = self._header
+        if header is not None and not (0 < width <= header.width and 0 < height <= header.height):
+            raise corrupt_image("its header and its content disagree")
 
     @property
     def icc(self) -> bytes | None:
@@ -168,6 +174,7 @@ class Picture:
         with damage_is_permanent():
             if self.frames > 1 or self._skipped_frames:
                 self._image.seek(index + self._skipped_frames)
+                self._check_size()  # a decoder may learn the size of a frame only when it gets there
             self._image.load()
             image = plain(self._image)
             if self.frames > 1 and image.size != self.size:  # a frame may reach beyond the canvas

@@ -7,23 +7,26 @@ import struct
 from leasehold.pipelines.media.headers.header import Header
 from leasehold.pipelines.media.refusals import corrupt_image
 
-FEW_BLOCKS = 100_000  # a file may always have so many blocks
-MIN_BLOCK_BYTES = 64  # the smallest average size of a block if there are more blocks; encoders write 255
+#: So many blocks are accepted in any file; with more, blocks must average MIN_BLOCK_BYTES.
+BLOCKS_ALWAYS_ALLOWED = 100_000
+MIN_BLOCK_BYTES = 64  # encoders write blocks of 255 bytes
 
 _EXTENSION, _IMAGE, _TRAILER = 0x21, 0x2C, 0x3B
+_COMMENT, _APPLICATION = 0xFE, 0xFF
+_LOOP = b"NETSCAPE2.0"
 
 
 def read(data: bytes) -> Header:
     """Read the header. Raises Permanent `corrupt_image`; struct.error or IndexError if the file ends too early."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     position = 13 + _table_bytes(flags)
-    frames, blocks, max_blocks = 0, 0, max(FEW_BLOCKS, len(data) // MIN_BLOCK_BYTES)
+    frames, blocks, max_blocks = 0, 0, max(BLOCKS_ALWAYS_ALLOWED, len(data) // MIN_BLOCK_BYTES)
     while position < len(data):
         kind = data[position]
         if kind == _TRAILER:
             break
         if kind == _EXTENSION:
-            position, skipped = _skip_blocks(data, position + 2, max_blocks)
+            position, skipped = _skip_extension(data, position + 1, max_blocks, is_first_frame=not frames)
         elif kind == _IMAGE:
             left, top, frame_width, frame_height, flags = struct.unpack_from("<HHHHB", data, position + 1)
             # If a frame reaches beyond the canvas, the decoder enlarges the canvas.
@@ -42,6 +45,25 @@ def read(data: bytes) -> Header:
 
 def _table_bytes(flags: int) -> int:
     return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
+
+
+def _skip_extension(data: bytes, position: int, max_blocks: int, *, is_first_frame: bool) -> tuple[int, int]:
+    """Skip an extension as the decoder (Pillow) skips it: else frames could be hidden from this reader.
+
+    The decoder reads the first block, then a chain of blocks. So behind an empty first block it reads one more chain,
+    where the standard ends the extension. Two exceptions: a comment ends at its first empty block, and the loop count
+    of the first frame is read as a block of its own.
+    """
+    label, start = data[position], position + 1
+    position, skipped = start, 0
+    if label != _COMMENT:
+        position += data[start] + 1
+        is_loop = label == _APPLICATION and is_first_frame and data[start + 1 : position].startswith(_LOOP)
+        if is_loop:
+            position += data[position] + 1
+        skipped = 1 + is_loop
+    end, others = _skip_blocks(data, position, max_blocks)
+    return end, skipped + others
 
 
 def _skip_blocks(data: bytes, position: int, max_blocks: int) -> tuple[int, int]:

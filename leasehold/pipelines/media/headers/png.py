@@ -9,13 +9,15 @@ from leasehold.pipelines.media.refusals import corrupt_image
 
 MAX_CHUNKS = 100_000  # encoders write chunks of 8 KiB, so a file of 32 MiB has 4096
 
+_FIRST_CHUNK = 8  # its position: behind the signature
+
 
 def read(data: bytes) -> Header:
     """Read the header. Raises Permanent `corrupt_image`; struct.error or IndexError if the file ends too early."""
     if data[8:16] != b"\x00\x00\x00\x0dIHDR":
         raise corrupt_image("the file does not start with its header")
     width, height = struct.unpack_from(">II", data, 16)
-    position, declared_frames, frame_chunks, chunks = 8, 1, 0, 0
+    position, declared_frames, frame_chunks, chunks = _FIRST_CHUNK, 1, 0, 0
     while position < len(data):
         length, kind = struct.unpack_from(">I4s", data, position)
         end = position + 12 + length
@@ -26,6 +28,8 @@ def read(data: bytes) -> Header:
             raise corrupt_image("the file has too many chunks")
         if kind == b"IEND":
             break
+        if kind == b"IHDR" and position > _FIRST_CHUNK:
+            raise corrupt_image("the file has two headers")  # the decoder would use the last one
         if kind == b"acTL":
             declared_frames = max(declared_frames, *struct.unpack_from(">I", data, position + 8))
         elif kind == b"fcTL":
