@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from leasehold.domain.errors import ChildCrashed, Permanent
 from leasehold.pipelines.conversion.limits import ModelLimits
 from leasehold.pipelines.conversion.toolchain.loading import load
+from leasehold.pipelines.conversion.toolchain.shapes import infer_shapes
 from tests.conversion.conftest import Bench
 from tests.conversion.models import archive, model_of, network, pictures, saved
 
@@ -137,6 +138,18 @@ def test_the_bytes_of_a_weight_follow_from_its_type(tmp_path: Path, data_type: i
         load(path, ModelLimits(max_tensor_bytes=100 * width - 1))
     assert refused.value.code == "tensor_too_large"
     assert f"{100 * width} bytes; at most {100 * width - 1}" in refused.value.message
+
+
+@pytest.mark.parametrize("sides", [[-(1 << 50)], [1 << 50, -(1 << 10)], [-(1 << 25), -(1 << 25)]])
+def test_a_negative_size_leaves_no_more_room_for_other_tensors(sides: list[int]) -> None:
+    """The limit of all tensors together holds, whatever the file says of a tensor that no node uses."""
+    model = model_of([relu()])
+    model.graph.value_info.append(helper.make_tensor_value_info("unused", TensorProto.FLOAT, sides))
+    infer_shapes(model, ModelLimits(max_activation_bytes=32))
+    with pytest.raises(Permanent) as refused:
+        infer_shapes(model, ModelLimits(max_activation_bytes=31))
+    assert refused.value.code == "activations_too_large"
+    assert "have 32 bytes" in refused.value.message
 
 
 async def test_a_file_of_2_gb_is_refused_before_it_is_read(bench: Bench) -> None:

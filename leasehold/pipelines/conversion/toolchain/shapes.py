@@ -26,12 +26,12 @@ def fix_inputs(model: onnx.ModelProto) -> list[str]:
             continue
         if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
             raise refusals.missing_shapes(value.name, "has no shape; export the model with fixed shapes")
-        for place, side in enumerate(value.type.tensor_type.shape.dim):
-            if side.HasField("dim_value") and side.dim_value > 0:
+        for place, dimension in enumerate(value.type.tensor_type.shape.dim):
+            if dimension.HasField("dim_value") and dimension.dim_value > 0:
                 continue
             if place > 0:
                 raise refusals.missing_shapes(value.name, f"has no size in dimension {place}; export it fixed")
-            side.dim_value = 1
+            dimension.dim_value = 1
             changed.append(f"the batch of {value.name[:100]} is 1")
     return changed
 
@@ -54,12 +54,14 @@ def infer_shapes(model: onnx.ModelProto, limits: ModelLimits) -> onnx.ModelProto
 
 
 def shape_of(value: onnx.ValueInfoProto) -> Shape:
-    """The sizes of the dimensions. An unknown size is 0."""
-    return tuple(side.dim_value for side in value.type.tensor_type.shape.dim)
+    """The sizes of the dimensions. An unknown size is 0, and so is a negative one: exporters write -1 for a free
+    dimension, and a sum over sizes must not shrink.
+    """
+    return tuple(max(dimension.dim_value, 0) for dimension in value.type.tensor_type.shape.dim)
 
 
 def bytes_of_element(data_type: int) -> int:
-    """The bytes of one element of a TensorProto.DataType. A damaged model may name no known type: then, the widest."""
+    """The bytes of one element of a TensorProto.DataType. An unknown type counts as the widest."""
     try:
         return int(helper.tensor_dtype_to_np_dtype(data_type).itemsize)
     except KeyError:
