@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
 
 from leasehold.domain.lease import Lease
 from leasehold.domain.pipeline import Pipeline
+from leasehold.domain.verdicts import Done
 from leasehold.pipelines.conversion.pipeline import conversion
 from leasehold.pipelines.media.pipeline import media
 from leasehold.settings import Settings
@@ -229,12 +231,16 @@ def test_it_is_begun_only_where_nothing_else_stands_before_it() -> None:
             assert set(after.reads) <= {step.name, *step.reads}
 
 
-async def test_it_serves_only_an_attempt_that_would_do_the_very_same() -> None:
-    claimed = Claimed(
+def second_of_halves() -> Claimed:
+    return Claimed(
         Lease(uuid4(), uuid4(), 1, 1, 0.0), uuid4(), "t", "halves", 1, "second", "default", 1, 0, 0, "blocked", 0.0,
         params={"n": 1}, inputs={}, output_prefix="", trace=None, handler=None, timeout_seconds=None, gated=False,
         grace_seconds=30, cancelling=False,
     )  # fmt: skip
+
+
+async def test_it_serves_only_an_attempt_that_would_do_the_very_same() -> None:
+    claimed = second_of_halves()
     sources = [Source("first", "a.txt", "key", "abc")]
     ahead = Speculation(uuid4(), {"n": 1}, Path("/nowhere"), {"a.txt": Path("/nowhere/in/0")}, {"a.txt": "abc"})
     assert ahead.fits(claimed, sources)
@@ -248,3 +254,29 @@ async def test_it_serves_only_an_attempt_that_would_do_the_very_same() -> None:
         (claimed, []),
     ]
     assert not any(ahead.fits(*other) for other in others)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_an_attempt_that_ends_leaves_alone_what_another_attempt_has_taken(goes_on: bool) -> None:
+    """A hint may bring the next step to another slot before the attempt at the first step has ended."""
+    second = second_of_halves()
+    first = replace(second, step="first", lease=replace(second.lease, task_id=uuid4()))
+    third = replace(second, step="third", lease=replace(second.lease, task_id=uuid4()))
+    kept = Speculation(first.lease.task_id, {"n": 1}, Path("/nowhere"), {}, {})
+    beside = Speculation(first.lease.task_id, {"n": 1}, Path("/nowhere"), {}, {})
+    directories = SimpleNamespace(adopt=lambda *_: None)
+    attempts = IsolatedAttempts(
+        store=Any, pool=Any, children=Any, reporter=Any, directories=cast("Any", directories), settings=Any
+    )  # fmt: skip
+    attempts._speculations = {(second.job_id, "second"): kept, (second.job_id, "third"): beside}
+    for speculation in (kept, beside):
+        speculation.running = asyncio.create_task(asyncio.sleep(SECONDS, Done({})))
+    assert attempts._take_speculation(second, [], lambda *_: None) is kept
+    attempts.discard_speculations(first, third if goes_on else None)
+    await asyncio.sleep(0)
+    assert kept.running.cancelling() == 0
+    assert beside.running.cancelling() == (0 if goes_on else 1)
+    attempts.discard_speculations(third, None)
+    assert (kept.running.cancelling(), beside.running.cancelling()) == (0, 1)
+    attempts.discard_speculations(second, None)
+    assert (kept.running.cancelling(), attempts._speculations) == (1, {})

@@ -71,8 +71,8 @@ class IsolatedAttempts:
         timeout: float,
         may_continue: Callable[[], bool],
     ) -> Completion:
-        """Run the attempt. While `may_continue` returns True, it may start later steps speculatively: they run until
-        `discard_speculations`. Raises what the handler, the child and the store raise.
+        """Run the attempt. While `may_continue` returns True, it may start later steps speculatively: they run until an
+        attempt takes them or `discard_speculations` ends them. Raises what the handler, the child and the store raise.
         """
         sources = await sources_of(self._pool, pipeline, step, claimed)
         on_progress = partial(self._reporter.report, claimed.lease)
@@ -108,20 +108,22 @@ class IsolatedAttempts:
             await self._directories.remove(claimed.lease)
 
     def discard_speculations(self, claimed: Claimed, next_step: Claimed | None) -> None:
-        """The attempt has ended: discard the speculation that it used, and those that it started.
+        """The attempt has ended: discard the speculation that it used, and those that it started and no other attempt
+        has taken.
 
         Exception: this worker goes on with `next_step` of the job. Then the attempt at `next_step` owns the
         speculations of later steps.
         """
-        for (job_id, step), speculation in list(self._speculations.items()):
-            is_own = (job_id, step) == (claimed.job_id, claimed.step)
-            if not is_own and speculation.started_by != claimed.lease.task_id:
-                continue
-            if next_step is not None and job_id == next_step.job_id and step != claimed.step:
-                speculation.started_by = next_step.lease.task_id
+        used = (claimed.job_id, claimed.step)
+        started = [
+            key for key, it in self._speculations.items() if it.bound_to == claimed.lease.task_id and key != used
+        ]
+        for key in started:
+            if next_step is None:
+                self._discard(key)
             else:
-                del self._speculations[job_id, step]
-                speculation.discard()
+                self._speculations[key].bound_to = next_step.lease.task_id
+        self._discard(used)
 
     # --- the steps of `perform`
 
@@ -177,41 +179,42 @@ class IsolatedAttempts:
         self, claimed: Claimed, sources: list[Source], on_progress: Callable[[float, str], None]
     ) -> Speculation | None:
         """The speculative execution of this very step with these very inputs, if there is one."""
-        speculation = self._speculations.get((claimed.job_id, claimed.step))
+        key = (claimed.job_id, claimed.step)
+        speculation = self._speculations.get(key)
         if speculation is None:
             return None
         if not speculation.fits(claimed, sources):
-            del self._speculations[claimed.job_id, claimed.step]
-            speculation.discard()
+            self._discard(key)
             return None
         speculation.take(claimed, on_progress)
         self._directories.adopt(claimed.lease, speculation.directory)
         return speculation
+
+    def _discard(self, key: tuple[UUID, str]) -> None:
+        """Discard the speculation of this job and step, if there is one."""
+        speculation = self._speculations.pop(key, None)
+        if speculation is not None:
+            speculation.discard()
 
     def _speculate(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, sources: list[Source], fetched: Fetched, done: Done
     ) -> list[Speculation]:
         """Start the next step, and one later step for each further idle child.
 
-        The last step starts first, because the job ends with it. The start that finds no idle child waits until the
-        child of this attempt has ended and its memory is free.
+        The last step starts first, because the job ends with it. If no child is idle, the speculation waits for this
+        attempt's child to end, which also frees its memory.
         """
-        following = [] if claimed.handler is not None else steps_after(pipeline, step)
+        if claimed.handler is not None:  # a template: the pipeline does not know which handler runs the next step
+            return []
         started: list[Speculation] = []
-        for next_step in reversed(following[: max(1, self._children.idle)]):
+        for next_step in reversed(steps_after(pipeline, step)[: max(1, self._children.idle)]):
             if (claimed.job_id, next_step.name) in self._speculations:
                 continue
-            next_inputs = {source.name: fetched[source.name] for source in sources if source.read in next_step.reads}
-            paths = {name: path for name, (path, _) in next_inputs.items()}
-            if step.name in next_step.reads:
-                paths |= {name: file.path for name, file in done.files.items()}
             try:
-                directory, files = self._directories.make_linked(claimed.lease, next_step.name, paths)
+                speculation = self._link_inputs(claimed, step, next_step, sources, fetched, done)
             except OSError as error:  # a speculation only saves time
                 log.warning("a step cannot start speculatively", reason=str(error))
                 continue
-            sha256 = {name: digest for name, (_, digest) in next_inputs.items()}
-            speculation = Speculation(claimed.lease.task_id, claimed.params, directory, files, sha256)
             recorder = current()
             speculation.recorder = None if recorder is None else recorder.for_later()
             speculation.start(self._run_speculatively(claimed, pipeline, next_step, speculation))
@@ -219,10 +222,22 @@ class IsolatedAttempts:
             started.append(speculation)
         return started
 
+    def _link_inputs(
+        self, claimed: Claimed, step: Step, next_step: Step, sources: list[Source], fetched: Fetched, done: Done
+    ) -> Speculation:
+        """A speculation of `next_step`, whose directory has links to the inputs. Raises OSError."""
+        earlier = {source.name: fetched[source.name] for source in sources if source.read in next_step.reads}
+        paths = {name: path for name, (path, _) in earlier.items()}
+        if step.name in next_step.reads:
+            paths |= {name: file.path for name, file in done.files.items()}
+        directory, files = self._directories.make_linked(claimed.lease, next_step.name, paths)
+        sha256 = {name: digest for name, (_, digest) in earlier.items()}
+        return Speculation(claimed.lease.task_id, claimed.params, directory, files, sha256)
+
     async def _run_speculatively(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, speculation: Speculation
     ) -> Done:
-        add_to_every_line({"job_id": claimed.job_id, "step": step.name, "ahead": True})
+        add_to_every_line({"job_id": claimed.job_id, "step": step.name, "speculative": True})
         record_in(speculation.recorder)
         timeout = step.timeout.total_seconds()
         files, directory = speculation.files, speculation.directory

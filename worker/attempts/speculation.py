@@ -47,12 +47,13 @@ def _only_next(pipeline: Pipeline, step: Step) -> Step | None:
 
 @dataclass(slots=True)
 class Speculation:
-    """One speculative execution. `started_by`: the task of the attempt that started it; when this worker goes on with
-    the job's next step, the task of that step. `files`: the inputs, in its own `directory`. `sha256`: the digests of
-    the inputs; they are complete once the attempt that writes the last input has published it.
+    """One speculative execution. `bound_to`: the task whose attempt discards the speculation when it ends. At first it
+    is the attempt that started the speculation, then that of the next step, if this worker goes on with it, and last
+    the attempt that takes the speculation. `files`: the inputs, in its own `directory`. `sha256`: the digests of the
+    inputs; they are complete once the attempt that writes the last input has published it.
     """
 
-    started_by: UUID
+    bound_to: UUID
     params: Mapping[str, Any]
     directory: Path
     files: Mapping[str, Path]
@@ -83,7 +84,7 @@ class Speculation:
         recorder = current()
         if self.recorder is not None and recorder is not None:
             self.recorder.hand_over(recorder)
-        self.owner_task = claimed.lease.task_id
+        self.owner_task = self.bound_to = claimed.lease.task_id
         self._on_progress = on_progress
 
     def progress(self, percent: float, summary: str) -> None:
