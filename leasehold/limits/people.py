@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 from uuid import UUID
 
+import structlog
+
 from leasehold.db import audit
 from leasehold.db.audit import Target
 from leasehold.db.database import Connection, lock_name
@@ -22,11 +24,14 @@ from leasehold.limits.bounds import make_room
 from leasehold.security.openid import Identity
 from leasehold.security.roles import PREFIX
 
+log = structlog.get_logger(__name__)
+
 Role: TypeAlias = Literal["viewer", "operator", "admin"]
 #: The scopes of the person in row `p`. A role that an admin set replaces the scopes of the groups.
 _SCOPES = f"CASE WHEN p.set_role IS NULL OR p.scopes = '{{}}' THEN p.scopes ELSE ARRAY['{PREFIX}' || p.set_role] END"
+# `generation`: of the sessions; a session of a lower generation has ended.
 _COLUMNS = f"""p.id, p.tenant_id, p.issuer, p.subject, p.login, p.name, {_SCOPES} AS scopes,
-       p.scopes AS given, p.set_role, p.generation, p.created_at, p.seen_at, p.disabled_at"""
+       p.set_role, p.generation, p.created_at, p.seen_at, p.disabled_at"""
 
 _OF_SESSION = f"""
 -- person_of_session
@@ -53,7 +58,7 @@ SELECT {_COLUMNS} FROM person p WHERE p.issuer = $1 AND p.subject = $2 ORDER BY 
 """
 
 # Another person of the tenant may have the same login: a provider may give the address of somebody who left to somebody
-# else. Then the later login gets a suffix.
+# else. Then the later login gets a suffix. In the update, `excluded.login = $5` means that nobody else has the login.
 _ENTER = f"""
 -- person_enter
 INSERT INTO person AS p (id, tenant_id, issuer, subject, login, name, scopes)
@@ -84,11 +89,13 @@ _END_SESSIONS = """
 UPDATE person SET generation = generation + 1 WHERE id = $1
 """
 
-# Rows of disabled people stay: after a deletion, the next sign-in would write an enabled row.
+# Rows with a decision of an admin stay. After a deletion, the next sign-in would write an enabled row, and the groups
+# would give back the role that an admin replaced by another.
 _FORGET = """
 -- person_forget
 DELETE FROM person WHERE id IN (
-    SELECT id FROM person WHERE seen_at < clock_timestamp() - make_interval(days => $1) AND disabled_at IS NULL
+    SELECT id FROM person WHERE seen_at < clock_timestamp() - make_interval(days => $1)
+      AND disabled_at IS NULL AND set_role IS NULL
     ORDER BY seen_at LIMIT 1000 FOR UPDATE SKIP LOCKED)
 """
 
@@ -104,7 +111,7 @@ class Change:
 
 
 async def of_session(connection: Connection, person_id: UUID) -> Row | None:
-    """The person's row, or None. `scopes`: the scopes that count now. `given`: the scopes of the groups."""
+    """The person's row, or None. `scopes`: the scopes that count now."""
     return await connection.fetchrow(_OF_SESSION, person_id)
 
 
@@ -119,10 +126,12 @@ async def enter(
     """Write the rows of a person who has signed in. `scopes`: tenant -> the scopes that the groups give now. In all
     other tenants the person loses the scopes, and the sessions end. `at_most`: the most people of a tenant.
 
-    Raises Conflict `too_many_people`.
+    A tenant without room admits no new person, but the person enters the other tenants. Raises Conflict
+    `too_many_people`, after the commit, if there is no other tenant.
     """
     issuer, subject = identity.issuer, identity.subject
     entered: list[Row] = []
+    refusal: Conflict | None = None
     async with connection.transaction():
         for tenant_id in sorted(scopes):  # all sign-ins take these locks in one order: no deadlock
             await lock_name(connection, f"person of {tenant_id}")
@@ -131,13 +140,20 @@ async def enter(
                 issuer, subject, tenant_id,
             )  # fmt: skip
             if not known:
-                await make_room(connection, "person", tenant_id, at_most)
+                try:
+                    await make_room(connection, "person", tenant_id, at_most)
+                except Conflict as error:
+                    refusal = error
+                    log.warning("a tenant has no room for a person who signs in", tenant_id=tenant_id, code=error.code)
+                    continue
             row = await connection.fetchrow(
                 _ENTER, new_id(), tenant_id, issuer, subject, identity.login, identity.name, sorted(scopes[tenant_id])
             )
             assert row is not None
             entered.append(row)
         await connection.execute(_LEAVE, issuer, subject, sorted(scopes))
+    if refusal is not None and not entered:
+        raise refusal
     return entered
 
 
@@ -158,7 +174,9 @@ async def find(connection: Connection, person_id: UUID, tenant_id: str | None) -
 
 async def change(connection: Connection, actor: Actor, row: Row, wanted: Change) -> None:
     """Change a person whose row the caller's transaction has locked by `find`. Disabling a person ends all sessions."""
-    role = row["set_role"] if wanted.role is None else None if wanted.role == "provider" else wanted.role
+    role = row["set_role"] if wanted.role is None else wanted.role
+    if role == "provider":
+        role = None
     was_disabled = row["disabled_at"] is not None
     is_disabled = was_disabled if wanted.disabled is None else wanted.disabled
     if (role, is_disabled) == (row["set_role"], was_disabled):

@@ -294,19 +294,33 @@ async def test_somebody_else_with_the_same_address_is_told_apart(rows: Connectio
 
 
 async def test_people_of_a_tenant_are_bounded_and_those_who_stay_away_are_forgotten(rows: Connection) -> None:
-    """Whoever is disabled stays: forgotten, they would come again and be let in."""
+    """Whoever is disabled or has a role of an admin stays: forgotten, they would come again with the groups' role."""
     given = {"acme": ["role:viewer"]}
-    for number in range(3):
-        await people.enter(rows, Identity("https://i", str(number), f"p{number}", "P", frozenset()), given, 3)
-    more = Identity("https://i", "3", "p3", "P", frozenset())
-    with pytest.raises(Conflict, match="at most 3 people"):
-        await people.enter(rows, more, given, 3)
-    assert len(await people.enter(rows, Identity("https://i", "0", "p0", "P", frozenset()), given, 3)) == 1
+    for number in range(4):
+        await people.enter(rows, Identity("https://i", str(number), f"p{number}", "P", frozenset()), given, 4)
+    more = Identity("https://i", "4", "p4", "P", frozenset())
+    with pytest.raises(Conflict, match="at most 4 people"):
+        await people.enter(rows, more, given, 4)
+    assert len(await people.enter(rows, Identity("https://i", "0", "p0", "P", frozenset()), given, 4)) == 1
     await rows.execute("UPDATE person SET seen_at = now() - interval '31 days' WHERE subject <> '0'")
     await rows.execute("UPDATE person SET disabled_at = now() WHERE subject = '1'")
+    await rows.execute("UPDATE person SET set_role = 'viewer' WHERE subject = '2'")
     await people.forget(rows, 30)
     left = await rows.fetch("SELECT subject FROM person ORDER BY subject")
-    assert [row["subject"] for row in left] == ["0", "1"]
+    assert [row["subject"] for row in left] == ["0", "1", "2"]
+
+
+async def test_a_full_tenant_does_not_keep_a_person_out_of_the_others(rows: Connection) -> None:
+    """And what the groups no longer give is taken away, whether or not any tenant has room."""
+    await people.enter(rows, Identity("https://i", "0", "p0", "P", frozenset()), {"full": ["role:viewer"]}, 1)
+    new = Identity("https://i", "1", "p1", "P", frozenset())
+    await people.enter(rows, new, {"old": ["role:admin"]}, 1)
+    entered = await people.enter(rows, new, {"acme": ["role:viewer"], "full": ["role:viewer"]}, 1)
+    assert [row["tenant_id"] for row in entered] == ["acme"]
+    with pytest.raises(Conflict, match="at most 1 people"):
+        await people.enter(rows, new, {"full": ["role:viewer"]}, 1)
+    left = await rows.fetch("SELECT tenant_id, scopes, generation FROM person WHERE subject = '1' ORDER BY tenant_id")
+    assert [tuple(row) for row in left] == [("acme", [], 1), ("old", [], 1)]
 
 
 async def test_a_flood_of_sign_ins_waits_and_is_refused_then(
