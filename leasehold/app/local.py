@@ -15,6 +15,7 @@ class LocalAttempt:
     """What `current()` needs of an attempt. `reports`: the calls of `progress`. `chunks`: what the function emitted."""
 
     number = 1
+    errors = 0
     opened = None
 
     def __init__(self, tenant: str) -> None:

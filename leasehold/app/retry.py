@@ -19,7 +19,8 @@ class Retry:
 
     The first delay is `delay`; each further one is `factor` times as long, and none is longer than `longest`. The
     worker shortens each delay by a random part, up to half, so that tasks which failed together do not come back
-    together. `never`: exceptions after which no attempt follows.
+    together. `never`: exceptions after which no attempt follows. With `StepTimeout`, none follows an attempt that
+    exceeded its time limit.
     """
 
     times: int = 4

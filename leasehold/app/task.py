@@ -27,7 +27,7 @@ from leasehold.app.retry import Retry
 from leasehold.app.run import Run
 from leasehold.app.run_limits import Batch, Limit, Unique
 from leasehold.app.started import StartedTask
-from leasehold.domain.errors import DeclarationError
+from leasehold.domain.errors import DeclarationError, StepTimeout
 from leasehold.domain.pipeline import NAME, Pipeline, PipelineLimit, RunTerms, Step
 
 P = ParamSpec("P")
@@ -402,6 +402,7 @@ def pipeline_of(app: str, function: Callable[..., Any], terms: TaskTerms, argume
             max_attempts=terms.retry.times + 1,
             timeout=terms.timeout,
             retry_ladder=terms.retry.ladder,
+            timeout_is_final=any(issubclass(StepTimeout, kind) for kind in terms.retry.never),
         )
         return Pipeline(
             f"{app}.{name}",

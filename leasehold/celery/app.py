@@ -79,7 +79,7 @@ class Celery:
         declared = self.app.task(
             name=_name(short),
             queue=task.options.queue,
-            retry=task.rule,
+            retry=task.retry_rule,
             timeout=task.options.time_limit,
             limit=task.options.limit,
         )(work)

@@ -70,14 +70,14 @@ def check_setting(name: str, value: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CeleryOptions:
-    """The options of one task. `longest`: of a backoff, in seconds."""
+    """The options of one task. `longest_backoff`: in seconds."""
 
     bind: bool
     max_retries: int | None
     delay: float
     autoretry_for: tuple[type[Exception], ...]
     backoff: float
-    longest: float
+    longest_backoff: float
     jitter: bool
     queue: str
     time_limit: timedelta
@@ -99,7 +99,7 @@ def options_of(given: Mapping[str, Any], default_queue: str) -> CeleryOptions:
         delay=float(left.pop("default_retry_delay", 180)),
         autoretry_for=tuple(left.pop("autoretry_for", ())),
         backoff=float(backoff),
-        longest=float(left.pop("retry_backoff_max", 600)),
+        longest_backoff=float(left.pop("retry_backoff_max", 600)),
         jitter=left.pop("retry_jitter", True),
         queue=left.pop("queue", None) or default_queue,
         time_limit=timedelta(seconds=left.pop("time_limit", None) or 86_400),

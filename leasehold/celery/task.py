@@ -9,32 +9,37 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
-from leasehold.app.current import current
+from leasehold.app.current import Current, current
 from leasehold.app.retry import Retry as RetryRule
 from leasehold.celery.canvas import Signature
 from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, Retry
 from leasehold.celery.options import IGNORED, CeleryOptions, refused
 from leasehold.celery.result import EXPIRED, AsyncResult
-from leasehold.domain.errors import Permanent, StepError
+from leasehold.domain.errors import Permanent, StepError, StepTimeout
 from leasehold.runtime.foreign_errors import text_of
 
 if TYPE_CHECKING:
     from leasehold.app.task import Task
     from leasehold.celery.app import Celery
 
-_HIGH, _LOW = 7, 3
+_HIGH_FROM, _LOW_BELOW = 7, 3
 
 
 class Request:
-    """`self.request` of a task that is bound."""
+    """`self.request` of a task that is bound. `attempt`: the attempt that calls the function; None: the program calls
+    it directly, and then the request has no id.
+    """
 
-    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any], queue: str) -> None:
-        attempt = current()
-        self.id = str(attempt.run_id)
-        self.retries = attempt.number - 1
+    def __init__(
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, attempt: Current | None = None
+    ) -> None:
+        self.id = None if attempt is None else str(attempt.run_id)
+        # Attempts whose worker was lost are no retries: they must not use up `max_retries`.
+        self.retries: int = 0 if attempt is None else attempt.attempt.errors
+        self.called_directly = attempt is None
         self.args = list(args)
-        self.kwargs = dict(kwargs)
-        self.delivery_info = {"routing_key": queue}
+        self.kwargs = dict(kwargs or {})
+        self.delivery_info: dict[str, str] = {}
         self.is_eager = False
 
 
@@ -50,7 +55,7 @@ class CeleryTask:
         self.__doc__ = function.__doc__
         self.__module__ = function.__module__
         self.__wrapped__ = function
-        self.request: Any = None
+        self.request = Request()
         signature = inspect.signature(function)
         if options.bind:
             signature = signature.replace(parameters=list(signature.parameters.values())[1:])
@@ -61,7 +66,9 @@ class CeleryTask:
         return f"<@task: {self.name} of {self.app.main}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.run(self, *args, **kwargs) if self.options.bind else self.run(*args, **kwargs)
+        if not self.options.bind:
+            return self.run(*args, **kwargs)
+        return self.run(_Bound(self, Request(args, kwargs)), *args, **kwargs)
 
     # --- submitting
 
@@ -126,7 +133,9 @@ class CeleryTask:
         """The attempt: what the function returns. Raises StepError."""
         if expires is not None and datetime.now(UTC) > datetime.fromisoformat(expires):
             raise Permanent(EXPIRED, f"the run came after its time, {expires}")
-        bound = _Bound(self, Request(args, kwargs, self.options.queue))
+        request = Request(args, kwargs, current())
+        request.delivery_info["routing_key"] = self.options.queue
+        bound = _Bound(self, request)
         try:
             return self.run(bound, *args, **kwargs) if self.options.bind else self.run(*args, **kwargs)
         except StepError:
@@ -139,13 +148,16 @@ class CeleryTask:
     def _countdown(self, retries: int) -> float:
         if not self.options.backoff:
             return self.options.delay
-        seconds = min(self.options.backoff * 2**retries, self.options.longest)
+        seconds = min(self.options.backoff * 2**retries, self.options.longest_backoff)
         return random.uniform(0, seconds) if self.options.jitter else seconds  # noqa: S311 - no secret
 
     @property
-    def rule(self) -> RetryRule:
-        """As many attempts as a run may have; each retry brings its own delay."""
-        return RetryRule(times=self.options.times, delay=timedelta(seconds=self.options.delay), factor=1)
+    def retry_rule(self) -> RetryRule:
+        """The platform's rule: it bounds the retries. `Retry.after` sets the delay of each. As in Celery, a run that
+        exceeds its time limit is not tried again.
+        """
+        delay = timedelta(seconds=self.options.delay)
+        return RetryRule(times=self.options.times, delay=delay, factor=1, never=(StepTimeout,))
 
 
 class _Bound:
@@ -174,12 +186,15 @@ class _Bound:
         throw: bool = True,
         **others: Any,
     ) -> NoReturn:
-        """Raises Retry: the run is tried again. After the last retry raises `exc`, or MaxRetriesExceededError.
+        """Raises Retry: the run is tried again. After the last retry raises `exc`, or MaxRetriesExceededError. A direct
+        call cannot be tried again: it raises `exc`, or Retry.
 
         Raises NotSupported for other arguments than the run's own.
         """
         if args is not None or kwargs is not None or not throw or others:
             raise NotSupported("leasehold.celery retries a run with its own arguments: submit a new run for others")
+        if self.request.called_directly and exc is not None:
+            raise exc
         limit = self._task.options.times if max_retries is None else min(max_retries, self._task.options.times)
         if self.request.retries >= limit:
             sentence = f"{self._task.name} was tried again {limit} times"
@@ -203,4 +218,4 @@ def _in_utc(time: datetime) -> datetime:
 def _priority(priority: int | None) -> Any:
     if priority is None:
         return "normal"
-    return "high" if priority >= _HIGH else "low" if priority < _LOW else "normal"
+    return "high" if priority >= _HIGH_FROM else "low" if priority < _LOW_BELOW else "normal"

@@ -34,6 +34,12 @@ class AttemptIdentity(Protocol):
         """1 for the first attempt."""
 
     @property
+    def errors(self) -> int:
+        """How many attempts have ended with an error or a timeout. Attempts whose worker was lost do not count, and a
+        replay counts from 0.
+        """
+
+    @property
     def params(self) -> Any:
         """An instance of the pipeline's params model."""
 

@@ -94,6 +94,7 @@ class Step:
     `version`: raise it when the same input would give other output bytes.
     `part`: this step never runs by itself. Another step fans out into it (verdicts.FanOut). A part may read any step.
     `cancelable`: False: a cancel lets a running attempt end, and the job stops after it.
+    `timeout_is_final`: an attempt that runs longer than `timeout` is the last.
     `external`: external workers do it over HTTP. They claim it by `queue`.
     `handler`: `pipeline.step` of the code that does the step. Templates written over HTTP use it.
     """
@@ -106,6 +107,7 @@ class Step:
     max_attempts: int = 5
     timeout: timedelta = timedelta(minutes=5)
     retry_ladder: tuple[timedelta, ...] = DEFAULT_LADDER
+    timeout_is_final: bool = False
     isolated: bool = False
     limits: Limits = field(default_factory=Limits)
     version: int = 1

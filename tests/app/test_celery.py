@@ -24,12 +24,13 @@ from leasehold.celery import AsyncResult, Celery, Signature, chain, chord, group
 from leasehold.celery import app as facade
 from leasehold.celery.exceptions import NotSupported, Retry
 from leasehold.celery.task import Request, _Bound
+from leasehold.domain.errors import Permanent
 from tests.app.conftest import Serve
 
 SECONDS = 30.0
 app = Celery("proj")
 app.conf.update(task_serializer="json", accept_content=["json"], timezone="Europe/Oslo", enable_utc=True)
-seen: list[tuple[str, int]] = []
+seen: list[tuple[str | None, int]] = []
 
 
 @app.task
@@ -48,6 +49,12 @@ def flaky(self, until):
     if self.request.retries < until:
         raise self.retry(exc=ConnectionError("away"), countdown=0)
     return self.request.retries
+
+
+@app.task(time_limit=0.2, max_retries=3, default_retry_delay=0)
+def slow():
+    seen.append(("slow", 0))
+    time.sleep(1)
 
 
 @app.task(autoretry_for=(ConnectionError,), retry_backoff=0.001, max_retries=1)
@@ -134,9 +141,10 @@ def test_a_time_without_a_zone_is_of_utc_and_a_past_one_is_now(monkeypatch: pyte
     """On a machine of another zone, too."""
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
-    token = enter(Current("t", LocalAttempt("acme")))
+    current = Current("t", LocalAttempt("acme"))
+    token = enter(current)
     try:
-        bound: Any = _Bound(flaky, Request((), {}, "default"))
+        bound: Any = _Bound(flaky, Request(attempt=current))
         for eta, seconds in ((datetime.now(UTC) + timedelta(hours=1), 3600), (datetime.now(UTC) - timedelta(1), 0)):
             with pytest.raises(Retry) as retry:
                 bound.retry(eta=eta.replace(tzinfo=None))
@@ -149,6 +157,40 @@ def test_a_time_without_a_zone_is_of_utc_and_a_past_one_is_now(monkeypatch: pyte
         leave(token)
         monkeypatch.undo()
         time.tzset()
+
+
+def test_a_bound_task_may_be_called_directly() -> None:
+    """It has a request without an id. Nothing can try it again: `retry` raises what went wrong."""
+    assert flaky(0) == 0
+    with pytest.raises(ConnectionError, match="away"):
+        flaky(1)
+    assert seen == [(None, 0), (None, 0)]
+    assert (flaky.request.id, flaky.request.retries) == (None, 0)
+
+
+def test_only_errors_count_as_retries() -> None:
+    """The third attempt of a run whose worker was lost twice has all its retries left."""
+    attempt = LocalAttempt("acme")
+    attempt.number = 3
+    token = enter(Current("t", attempt))
+    try:
+        with pytest.raises(Retry, match="away"):
+            flaky.work([1], {}, None)
+        attempt.errors = 2
+        with pytest.raises(Permanent, match="ConnectionError: away"):
+            flaky.work([9], {}, None)
+    finally:
+        leave(token)
+    assert [retries for _, retries in seen] == [0, 2]
+
+
+async def test_a_run_beyond_its_time_limit_is_not_tried_again(serve: Serve) -> None:
+    def program() -> None:
+        with pytest.raises(TaskFailed, match="ran longer than"):
+            slow.delay().get()
+        assert [name for name, _ in seen] == ["slow"]
+
+    await session(serve, program)
 
 
 async def test_a_countdown_that_has_passed_starts_at_once(serve: Serve) -> None:

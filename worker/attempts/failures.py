@@ -97,7 +97,8 @@ def failure_of(claimed: Claimed, step: Step, error: StepError) -> Failure:
         delay = delay_after(1, _AFTER_UNFORESEEN)
     elif isinstance(error, Retryable) and error.after is not None:
         delay = error.after
-    retryable = error.retryable and not isinstance(error, Permanent)
+    is_final = isinstance(error, Permanent) or (cause == "timeout" and step.timeout_is_final)
+    retryable = error.retryable and not is_final
     return Failure(
         claimed.lease, cause, _storable(error.code), _storable(error.message), retryable, delay.total_seconds()
     )

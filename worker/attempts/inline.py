@@ -110,6 +110,10 @@ class InlineAttempt:
         return self._claimed.lease.attempt
 
     @property
+    def errors(self) -> int:
+        return self._claimed.errors
+
+    @property
     def directory(self) -> Path:
         self.used_directory = True
         directory = self._directories.of(self.lease)
