@@ -16,13 +16,20 @@ from rich.table import Table
 from rich.text import Text
 
 console = Console()
-#: All control characters but tab and line feed.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+#: All control characters but tab and line feed; marks that change the direction of text, so that it is shown in another
+#: order; other ends of lines; and halves of surrogate pairs, which cannot be written.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+#: The width of a column, with its border, that the first column leaves to each other column.
+_OTHER_COLUMN = 10
 
 
 def harmless(text: str) -> str:
     """The text with its control characters in hexadecimal. Tabs and line feeds stay."""
-    return _CONTROL.sub(lambda character: f"\\x{ord(character[0]):02x}", text.replace("\r\n", "\n"))
+    return _CONTROL.sub(lambda character: _in_hexadecimal(ord(character[0])), text.replace("\r\n", "\n"))
+
+
+def _in_hexadecimal(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"  # noqa: PLR2004 - two digits of hexadecimal
 
 
 def print_line(text: str, style: str = "", *, to: Console = console) -> None:
@@ -31,12 +38,15 @@ def print_line(text: str, style: str = "", *, to: Console = console) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table of these values: lists and objects as text, and None as an empty cell."""
+    """Print a table of these values: an error as its code, lists and objects as text, and None as an empty cell."""
+    cells = [[Text(harmless(_cell(value))) for value in row] for row in rows]
     table = Table(*columns)
-    if rows := list(rows):
-        table.columns[0].min_width = max(len(_cell(row[0])) for row in rows)  # commands take the first column's values
-    for row in rows:
-        table.add_row(*(Text(harmless(_cell(value))) for value in row))
+    first = table.columns[0]
+    first.overflow = "fold"  # people copy the first column into commands: it must not be cut
+    widest = max((row[0].cell_len for row in cells), default=0)
+    first.min_width = min(widest, max(console.width // 2, console.width - _OTHER_COLUMN * (len(columns) - 1)))
+    for row in cells:
+        table.add_row(*row)
     console.print(table)
 
 
@@ -44,5 +54,5 @@ def _cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, dict):
-        return str(value.get("code") or json.dumps(value))
+        return str(value["code"]) if value.keys() >= {"code", "message"} else json.dumps(value, ensure_ascii=False)
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

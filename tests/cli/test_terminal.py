@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import ClassVar
+from uuid import uuid4
 
 import pytest
 from rich.console import Console
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 from leasehold.cli import running
 from leasehold.cli.main import app
 from leasehold.cli.running import WRONG_USE, run_or_exit
+from leasehold.cli.terminal import harmless, print_table
 from leasehold.client import AsyncClient, Client, ClientError
 
 #: Markup that rich refuses, markup that it would drop, and a sequence that writes to the clipboard of the terminal.
@@ -32,7 +34,14 @@ class Answering(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.paths.append(self.path)
-        job = {"id": "1", "kind": HOSTILE, "tags": {}, "steps": [], "outputs": [], "error": {"code": HOSTILE}}
+        job = {
+            "id": "1",
+            "kind": HOSTILE,
+            "tags": {},
+            "steps": [],
+            "outputs": [],
+            "error": {"code": HOSTILE, "message": ""},
+        }
         body = {"jobs": [job], "next_cursor": None, "steps": [], "outputs": [], "parameters": HOSTILE}
         line = {"at": "2026-11-23T00:00:00.000Z", "step": "a", "attempt": 1, "level": "info", "logger": "x"}
         body |= {"lines": [line | {"n": 1, "message": HOSTILE, "traceback": HOSTILE}], "next_after": None}
@@ -85,6 +94,45 @@ def test_a_text_of_a_job_is_printed_as_it_is_and_does_nothing_to_the_terminal(
     assert (code, err) == (0, "")
     assert SHOWN in out.getvalue()
     assert not [sign for sign in ("\x1b]52", "\x07", "\x9b") if sign in out.getvalue()]
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What is printed on a terminal of 80 columns."""
+    out = io.StringIO()
+    monkeypatch.setattr("leasehold.cli.terminal.console", Console(file=out, width=80, color_system=None))
+    return out
+
+
+@pytest.mark.parametrize("first", ["x" * 200, "\x1b" * 50, "é" * 36, "漢" * 100, "0" * 8])
+@pytest.mark.parametrize("others", [1, 5])
+def test_a_table_shows_all_of_its_first_column_and_something_of_each_other(
+    narrow: io.StringIO, first: str, others: int
+) -> None:
+    print_table(["name", *("abcde"[:others])], [[first, *(f"v{number}" for number in range(others))]])
+    lines = narrow.getvalue().splitlines()
+    parts = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
+    assert "".join(parts) == harmless(first)
+    assert all(f"v{number}" in narrow.getvalue() for number in range(others))
+
+
+def test_an_id_is_on_one_line_however_many_columns_there_are(narrow: io.StringIO) -> None:
+    identity = str(uuid4())
+    print_table(["id", *"abcdefgh"], [[identity, *["value value"] * 8]])
+    assert identity in narrow.getvalue()
+
+
+@pytest.mark.parametrize("character", ["\u061c", "\u200f", "\u2028", "\u202e", "\u2066", "\u2069", "\ud800"])
+def test_marks_that_reorder_text_are_shown(character: str) -> None:
+    assert harmless(f"a{character}b") == f"a\\u{ord(character):04x}b"
+
+
+def test_an_object_with_a_code_of_its_own_is_shown_whole(narrow: io.StringIO) -> None:
+    """Tags are objects, too: only an error is shown as its code."""
+    print_table(["tags", "error"], [[{"code": "x", "ü": "y"}, {"code": "gone", "message": "It is gone."}]])
+    assert '{"code": "x", "ü": "y"}' in narrow.getvalue()
+    assert " gone " in narrow.getvalue()
+    assert "message" not in narrow.getvalue()
 
 
 def test_a_refusal_does_nothing_to_the_terminal(url: str) -> None:
