@@ -1,7 +1,7 @@
 """The metrics of a worker. Labels are bounded: pipelines, steps, queues and outcomes, never ids.
 
-Metrics of the hot path (every attempt) are tallies, which only the event loop may change. The others are the client
-library's.
+Metrics of the hot path (every attempt) are tallies, which are not locked: each is used by one thread, the event
+loop's or the heartbeat's. The others are the client library's.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ BLOCKED = histogram(
 )
 LOST_ITEMS = counter(
     "attempt_items_lost_total",
-    "Items of attempts that PostgreSQL refused to store. kind: logs (lines), streams (chunks)",
+    "Items of attempts that are not stored, because PostgreSQL refused them or the worker ended. kind: logs (lines), "
+    "streams (chunks)",
     ["kind"],
 )
 DRAINING = gauge("worker_draining", "1 while this worker takes nothing new because it is stopping")

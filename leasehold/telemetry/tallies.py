@@ -1,7 +1,9 @@
-"""Counters and histograms for the hot path. Only the event loop's thread counts; a scrape adds the counts up.
+"""Counters and histograms for the hot path. Each child is used by one thread; a scrape adds the counts up.
 
 The client library locks every value and walks a histogram's buckets. Here a count is an addition, and an observation a
-search and two additions. The scrape runs in another thread: its numbers may be from slightly different moments.
+search and two additions, without a lock. So two threads must not count into one child: the event loop's thread uses all
+of them but `renew`, which the heartbeat's thread observes. The scrape runs in another thread: its numbers may be from
+slightly different moments.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ _Child = TypeVar("_Child", Tally, Spread)
 
 
 class _Family(Collector, Generic[_Child]):
-    """Values by labels. Tenants name templates and queues, so after `at_most` of them all further ones are `other`."""
+    """Values by labels. `at_most` combinations of labels are kept; further ones count as `other`, because tenants
+    choose the names of templates and queues.
+    """
 
     at_most = 300
 

@@ -71,11 +71,6 @@ async def ask_to_drain(connection: Connection, worker: UUID) -> bool:
     return bool(await connection.fetchval("UPDATE worker SET draining = true WHERE id = $1 RETURNING true", worker))
 
 
-async def hide(connection: Connection, worker: UUID) -> None:
-    """Mark a worker that lost its session as not present: from now on only its leases show whether the worker lives."""
-    await connection.execute("UPDATE worker SET present = false WHERE id = $1", worker)
-
-
 async def unregister(connection: Connection, worker: UUID) -> None:
     await connection.execute("DELETE FROM worker WHERE id = $1", worker)
 

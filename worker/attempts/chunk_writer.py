@@ -2,8 +2,8 @@
 rest before their settlements.
 
 An attempt that produces nothing costs no statement. The settlement of an attempt waits until the attempt's last chunk
-is written: so an attempt that fails, or is killed later, loses nothing. All attempts share one connection, which the
-first chunk opens.
+is written: a settled attempt has all its lines; one killed before loses at most what came since the last write. All
+attempts share one connection for each of the two sorts of items, which the first chunk opens.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _B = TypeVar("_B", bound=Buffer)
 _C = TypeVar("_C")
 
 
-class Written(Generic[_B]):
-    """The buffer of one attempt. `writing`: the write of this buffer that began last."""
+class AttemptBuffer(Generic[_B]):
+    """The buffer of one attempt, with what is not written yet. `writing`: the write of this buffer that began last."""
 
     __slots__ = ("buffer", "claimed", "writing")
 
@@ -75,7 +75,7 @@ class ChunkWriter(Generic[_B, _C]):
         self.name = name
         self._chunk_of = chunk_of
         self._loop = asyncio.get_running_loop()
-        self._unwritten: deque[Written[_B]] = deque()
+        self._unwritten: deque[AttemptBuffer[_B]] = deque()
         self._wake = asyncio.Event()
         self._writes: set[asyncio.Task[None]] = set()
 
@@ -92,14 +92,18 @@ class ChunkWriter(Generic[_B, _C]):
         )
         self.start = self._batcher.start
 
-    def open(self, claimed: Claimed, buffer: _B) -> Written[_B]:
+    def open(self, claimed: Claimed, buffer: _B) -> AttemptBuffer[_B]:
         """From now on, write the items that the attempt puts into `buffer`."""
-        written = Written(claimed, buffer)
+        written = AttemptBuffer(claimed, buffer)
         buffer.on_first = partial(self._note, written)
         return written
 
-    def _note(self, written: Written[_B]) -> None:
-        """Remember a buffer that has unwritten items. Any thread may call this."""
+    def _note(self, written: AttemptBuffer[_B]) -> None:
+        """Remember a buffer that has unwritten items. Any thread may call this.
+
+        This appends before it checks the event, and `turn` clears the event before it empties the queue: so no buffer
+        waits for a wake that has passed.
+        """
         self._unwritten.append(written)
         if not self._wake.is_set():
             self._loop.call_soon_threadsafe(self._wake.set)
@@ -111,7 +115,7 @@ class ChunkWriter(Generic[_B, _C]):
         while self._unwritten:
             self._write(self._unwritten.popleft())
 
-    async def finish(self, written: Written[_B]) -> None:
+    async def finish(self, written: AttemptBuffer[_B]) -> None:
         """End the writing for an attempt that has ended. Returns once all its items are written."""
         written.buffer.close()
         self._write(written)
@@ -119,10 +123,13 @@ class ChunkWriter(Generic[_B, _C]):
             await asyncio.shield(written.writing)
 
     async def close(self) -> None:
+        """End the writing. Items that are not written now are lost, and are counted."""
         await self._batcher.close()
+        while self._unwritten:
+            self._write(self._unwritten.popleft())  # its chunk is refused at once, and so counted
         await asyncio.gather(*self._writes, return_exceptions=True)
 
-    def _write(self, written: Written[_B]) -> None:
+    def _write(self, written: AttemptBuffer[_B]) -> None:
         first_number, items = written.buffer.take()
         if not items:
             return
@@ -138,11 +145,12 @@ class ChunkWriter(Generic[_B, _C]):
         """
         try:
             await self._batcher.ask(chunk)
+        except asyncio.CancelledError:  # the writer was closed: nobody else cancels a write
+            self._lost(items, "the worker ended before PostgreSQL had them")
+            raise
         except Exception as error:  # noqa: BLE001 - of any kind: the chunk is at fault, not the attempt
-            metrics.LOST_ITEMS.labels(self.name).inc(items)
-            log.warning(
-                "items of an attempt are lost: PostgreSQL refused them",
-                kind=self.name,
-                items=items,
-                error=type(error).__name__,
-            )
+            self._lost(items, "PostgreSQL refused them", error=type(error).__name__)
+
+    def _lost(self, items: int, reason: str, **fields: str) -> None:
+        metrics.LOST_ITEMS.labels(self.name).inc(items)
+        log.warning("items of an attempt are lost", reason=reason, kind=self.name, items=items, **fields)

@@ -14,7 +14,7 @@ from leasehold.transitions import logs, streams
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.logs import LogChunk
 from leasehold.transitions.streams import StreamChunk
-from leasehold.worker.attempts.chunk_writer import ChunkWriter, Written
+from leasehold.worker.attempts.chunk_writer import AttemptBuffer, ChunkWriter
 
 
 class LogAndStream:
@@ -28,8 +28,8 @@ class LogAndStream:
         self._writers = writers
         self._claimed = claimed
         self._closed = False
-        self.log: Written[Recorder] | None = None
-        self.stream: Written[Emissions] | None = None
+        self.log: AttemptBuffer[Recorder] | None = None
+        self.stream: AttemptBuffer[Emissions] | None = None
 
     @property
     def recorder(self) -> Recorder:
@@ -65,7 +65,7 @@ class LogAndStreamWriters:
     def open(self, claimed: Claimed) -> LogAndStream:
         return LogAndStream(self, claimed)
 
-    def make(self, claimed: Claimed) -> tuple[Written[Emissions], Written[Recorder]]:
+    def make(self, claimed: Claimed) -> tuple[AttemptBuffer[Emissions], AttemptBuffer[Recorder]]:
         settings, lock = self._settings, self._buffer_lock
         emissions = Emissions(settings.stream_chunks, settings.stream_bytes, lock)
         recorder = Recorder(settings.job_log_lines, settings.job_log_bytes, lock, stream=emissions)
