@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.pipeline import Pipeline
 
-#: A part of a table's name, and of a setting's.
+#: The name of a kind. Tables (`alembic_version_{name}`) and settings (`LEASEHOLD_{NAME}_`) contain it.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
@@ -43,8 +43,7 @@ class Kind:
     `scopes`: the scopes that a key needs to see and to change the kind's jobs at /v1/jobs; None: no key sees them
     there.
     `redacted`: the names of parameters that /v1/jobs never shows.
-    `parents`: for each pipeline whose jobs are caused by other jobs, a JSON pointer into the parameters of its jobs.
-    The pointer leads to the id of the job that caused them.
+    `parents`: pipeline -> JSON pointer to the id of the causing job, in the parameters of that pipeline's jobs.
     `signed_links`: whether /v1/jobs links to outputs. False: only the kind's own endpoints do, because they count it.
     `operations`: a callable that returns the kind's part in cancels and retries (leasehold.kinds.operations).
     `questions`: a callable that returns the kind's queries for the exporter (leasehold.kinds.metrics).

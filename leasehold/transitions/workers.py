@@ -12,16 +12,19 @@ from leasehold.db.database import Connection
 PRESENCE = 7_305
 
 
-# SQL: the incarnation of the server. It is the time at which the server started, or at which it last ended all sessions
-# because one of them crashed, which resets its statistics. Sessions, and so presence locks, belong to one incarnation.
-# After a failover the incarnation is another: the standby started at another time than the primary.
+# SQL: the incarnation of the server: the time of its last start. A crash of one session ends all sessions and resets
+# the statistics: then it is the time of that reset. Sessions, and so presence locks, belong to one incarnation. After
+# a failover the incarnation is another: the standby started at another time than the primary.
 _INCARNATION = "greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter))"
 
 
 async def register(
     connection: Connection, worker: UUID, *, host: str, pid: int, version: str, queues: Sequence[str]
 ) -> int:
-    """Register a worker, if it is not registered. A new row is not present yet. Returns its presence key."""
+    """Register a worker, if it is not registered. Returns its presence key.
+
+    A worker with a new row does not count as present before `appear`.
+    """
     key: int = await connection.fetchval(
         "INSERT INTO worker (id, present, host, pid, version, queues) VALUES ($1, false, $2, $3, $4, $5)"
         " ON CONFLICT (id) DO UPDATE SET seen_at = clock_timestamp()"
@@ -84,7 +87,8 @@ _IS_PRESENT = f"""EXISTS (
 
 # The dead workers: present on this incarnation of the server, but without a session. A worker that was present on
 # another incarnation has not come back yet: only its leases show whether it lives. A worker of an older release
-# names no incarnation: the query finds it dead only ten seconds after the server's start, when it has reconnected.
+# names no incarnation: the query finds it dead only once the server has run for ten seconds. By then a living worker
+# has reconnected.
 DEAD = f"""
 -- gone
 SELECT w.id FROM worker w
@@ -93,8 +97,8 @@ WHERE w.present AND NOT {_IS_PRESENT}
        OR (w.incarnation IS NULL AND {_INCARNATION} < clock_timestamp() - interval '10 seconds'))
 """
 
-#: SQL: the lease of task `t` has passed. If its owner has not come back since a failover or a restart of the server, it
-#: has ten seconds more, to renew the lease or to give it back: no task is charged for a failover.
+#: SQL: the lease of task `t` has passed. If its owner has not come back since a failover or a restart of the server,
+#: the owner gets ten more seconds to renew or release it: no task is charged for a failover.
 LEASE_HAS_PASSED = f"""t.lease_until < clock_timestamp()
     AND (t.lease_until < clock_timestamp() - interval '10 seconds' OR NOT EXISTS (
         SELECT 1 FROM worker w WHERE w.id = t.lease_owner AND w.incarnation <> {_INCARNATION}))"""

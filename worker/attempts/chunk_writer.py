@@ -94,17 +94,17 @@ class ChunkWriter(Generic[_B, _C]):
 
     def open(self, claimed: Claimed, buffer: _B) -> AttemptBuffer[_B]:
         """From now on, write the items that the attempt puts into `buffer`."""
-        written = AttemptBuffer(claimed, buffer)
-        buffer.on_first = partial(self._note, written)
-        return written
+        attempt = AttemptBuffer(claimed, buffer)
+        buffer.on_first = partial(self._note, attempt)
+        return attempt
 
-    def _note(self, written: AttemptBuffer[_B]) -> None:
+    def _note(self, attempt: AttemptBuffer[_B]) -> None:
         """Remember a buffer that has unwritten items. Any thread may call this.
 
         This appends before it checks the event, and `turn` clears the event before it empties the queue: so no buffer
         waits for a wake that has passed.
         """
-        self._unwritten.append(written)
+        self._unwritten.append(attempt)
         if not self._wake.is_set():
             self._loop.call_soon_threadsafe(self._wake.set)
 
@@ -115,12 +115,12 @@ class ChunkWriter(Generic[_B, _C]):
         while self._unwritten:
             self._write(self._unwritten.popleft())
 
-    async def finish(self, written: AttemptBuffer[_B]) -> None:
+    async def finish(self, attempt: AttemptBuffer[_B]) -> None:
         """End the writing for an attempt that has ended. Returns once all its items are written."""
-        written.buffer.close()
-        self._write(written)
-        if written.writing is not None:
-            await asyncio.shield(written.writing)
+        attempt.buffer.close()
+        self._write(attempt)
+        if attempt.writing is not None:
+            await asyncio.shield(attempt.writing)
 
     async def close(self) -> None:
         """End the writing. Items that are not written now are lost, and are counted."""
@@ -129,15 +129,15 @@ class ChunkWriter(Generic[_B, _C]):
             self._write(self._unwritten.popleft())  # its chunk is refused at once, and so counted
         await asyncio.gather(*self._writes, return_exceptions=True)
 
-    def _write(self, written: AttemptBuffer[_B]) -> None:
-        first_number, items = written.buffer.take()
+    def _write(self, attempt: AttemptBuffer[_B]) -> None:
+        first_number, items = attempt.buffer.take()
         if not items:
             return
-        chunk = self._chunk_of(written.claimed, first_number, items)
+        chunk = self._chunk_of(attempt.claimed, first_number, items)
         # The batcher writes chunks in the order in which they are added: so the last chunk is written after all others.
-        written.writing = asyncio.create_task(self._write_chunk(chunk, len(items)))
-        self._writes.add(written.writing)
-        written.writing.add_done_callback(self._writes.discard)
+        attempt.writing = asyncio.create_task(self._write_chunk(chunk, len(items)))
+        self._writes.add(attempt.writing)
+        attempt.writing.add_done_callback(self._writes.discard)
 
     async def _write_chunk(self, chunk: _C, items: int) -> None:
         """Write the chunk. A chunk that PostgreSQL refuses is dropped: a line that cannot be stored must not fail an

@@ -204,7 +204,7 @@ class IsolatedAttempts:
         The last step starts first, because the job ends with it. If no child is idle, the speculation waits for this
         attempt's child to end, which also frees its memory.
         """
-        if claimed.handler is not None:  # a template: the pipeline does not know which handler runs the next step
+        if claimed.handler is not None:  # `pipeline` is the handler's: the template has other next steps
             return []
         started: list[Speculation] = []
         for next_step in reversed(steps_after(pipeline, step)[: max(1, self._children.idle)]):

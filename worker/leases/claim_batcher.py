@@ -50,21 +50,25 @@ class ClaimBatcher:
         self.start, self.close = self._batcher.start, self._batcher.close
 
     async def claim(self, task_id: UUID, dead: tuple[UUID, ...] = ()) -> Claimed | None:
-        """Claim the task. None: the task is finished, not due, unknown, leased by a living worker, or held by this
-        worker; then the caller acknowledges the hint.
+        """Claim the task. None: the task is finished, not due, unknown, of a paused queue, leased by a living worker,
+        held by this worker, or was lost by too many workers. In all these cases the caller acknowledges the hint.
 
-        Waits while this worker seems to hold the task and its ownership is unconfirmed. The worker may have lost the
-        lease, or may have just settled the task, which is due again. Then acknowledging the hint would drop the only
-        notice that the task is due.
+        Waits while this worker seems to hold the task and its ownership is unconfirmed. Until then None would be
+        unsafe: the lease may be lost, or the task just settled and due again, and this hint may be the only notice.
         """
-        while True:
-            while self._heartbeat.holds(task_id):
-                if self._heartbeat.ownership_confirmed(task_id):
-                    return None
-                await asyncio.sleep(_UNCONFIRMED_SECONDS)
+        while not await self._holds_for_certain(task_id):
             answer = await self._batcher.ask(_Request(task_id, dead))
             if answer is not _Held.HELD:
                 return answer
+        return None
+
+    async def _holds_for_certain(self, task_id: UUID) -> bool:
+        """Whether this worker holds the task. Waits until that is certain."""
+        while self._heartbeat.holds(task_id):
+            if self._heartbeat.ownership_confirmed(task_id):
+                return True
+            await asyncio.sleep(_UNCONFIRMED_SECONDS)
+        return False
 
     async def _claim(
         self,
@@ -73,8 +77,8 @@ class ClaimBatcher:
         repeated: bool,  # noqa: FBT001 - the Batcher's signature
     ) -> list[Claimed | _Held | None]:
         dead = {owner for request in requests for owner in request.dead}
-        # Leave out tasks that this worker holds. `reclaim`: a repetition may take leases that the try before it took
-        # and whose answer was lost.
+        # Leave out tasks that this worker holds. `reclaim`: a repetition may take leases again that the earlier
+        # try committed without an answer.
         held_ids = {request.task_id for request in requests if self._heartbeat.holds(request.task_id)}
         free = {request.task_id for request in requests} - held_ids
         by_task: dict[UUID, Claimed] = {}
