@@ -58,16 +58,16 @@ bearer = HTTPBearer(
 class Require:
     """A dependency that returns the caller. The caller's key is valid and has the scope.
 
-    `or_else`: another scope that admits the caller. The endpoint allows less to a key that has only this scope. Raises
+    `or_scope`: another scope that admits the caller. The endpoint allows less to a key that has only this scope. Raises
     Unauthenticated without a valid key, Forbidden without either scope.
     """
 
     #: Whether the audit counts requests without a valid key.
     counts_strangers = True
 
-    def __init__(self, scope: str, *, or_else: str | None = None) -> None:
+    def __init__(self, scope: str, *, or_scope: str | None = None) -> None:
         self.scope = scope
-        self._enough = {scope, or_else}
+        self._enough = {scope, or_scope}
 
     async def __call__(
         self,

@@ -20,8 +20,8 @@ from leasehold.api.process.services import services_of
 from leasehold.domain.errors import Invalid
 
 router = APIRouter()
-Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ, or_else=RUNS_READ))]
-Writer = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE, or_else=RUNS_WRITE))]
+Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ, or_scope=RUNS_READ))]
+Writer = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE, or_scope=RUNS_WRITE))]
 Kind = Annotated[str, Query(max_length=63)]
 #: Groups on a page, and the latest dead letters that are grouped. Both are small, because an open page is refreshed.
 _GROUPS, _GROUPED = 50, 1000

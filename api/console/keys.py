@@ -20,7 +20,7 @@ from leasehold.api.process.keyring import Caller
 from leasehold.security.roles import NAMES
 
 router = APIRouter()
-Reader = Annotated[Caller, Depends(SignedIn(KEYS_WRITE, or_else=OPERATE))]
+Reader = Annotated[Caller, Depends(SignedIn(KEYS_WRITE, or_scope=OPERATE))]
 Admin = Annotated[Caller, Depends(SignedIn(KEYS_WRITE))]
 _DAY = 86_400
 #: Keys on a page. The number is small, because each row has several forms.

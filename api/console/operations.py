@@ -25,7 +25,7 @@ from leasehold.domain.states import JOB_TERMINAL
 
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
-Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE, or_else=JOBS_DELETE))]
+Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE, or_scope=JOBS_DELETE))]
 _PAGE = 50
 
 

@@ -71,8 +71,8 @@ class SignedIn(Require):
 
     counts_strangers = False  # a browser without a session gets the sign-in page
 
-    def __init__(self, scope: str = "", *, or_else: str | None = None) -> None:
-        super().__init__(scope, or_else=or_else)
+    def __init__(self, scope: str = "", *, or_scope: str | None = None) -> None:
+        super().__init__(scope, or_scope=or_scope)
 
     def refuse(self, caller: Caller) -> None:
         if self.scope:

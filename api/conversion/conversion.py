@@ -146,7 +146,7 @@ async def _announce_upload(services: Services, caller: Caller, job_id: UUID, for
             services.settings,
             caller.tenant_id,
             prefix_of(job_id),
-            counted=form_bytes,
+            counted_bytes=form_bytes,
             at_most=MAX_BYTES,
             seconds=MAX_SECONDS,
         )

@@ -34,8 +34,8 @@ from leasehold.limits.admission import queues_waited_in
 from leasehold.transitions.runs import CreatedRun
 
 router = APIRouter(tags=["dead letters"], prefix="/v1/dead-letters", route_class=AuthenticatedFirst)
-Writer = Annotated[Caller, Depends(Require(JOBS_OPERATE, or_else=RUNS_WRITE))]
-Reader = Annotated[Caller, Depends(Require(JOBS_READ, or_else=RUNS_READ))]
+Writer = Annotated[Caller, Depends(Require(JOBS_OPERATE, or_scope=RUNS_WRITE))]
+Reader = Annotated[Caller, Depends(Require(JOBS_READ, or_scope=RUNS_READ))]
 
 
 @router.get(

@@ -69,8 +69,8 @@ async def get_job(
 
 
 def _etag(services: Services, access: JobAccess, body: dict[str, Any]) -> str:
-    """The weak ETag of the answer without its links. It changes twice in a link's life, so that a 304 never leaves a
-    client with an expired link.
+    """The weak ETag of the answer without its links. For linked outputs it changes every half lifetime of a link: a
+    link that a 304 confirms has at least half its life left.
     """
     linked = access.kind.signed_links and bool(body["outputs"])
     period = int(time() // (services.settings.download_url_seconds / 2)) if linked else 0
@@ -95,8 +95,8 @@ async def explain_job(request: Request, job_id: UUID, caller: Reader) -> Respons
     summary="Read or follow the events of a job",
     description="JSON, a page at a time: `after` is the `next_after` of the page before. With `Accept: "
     "text/event-stream` server-sent events, one for each change: the stream ends after the last event, and a client "
-    "that reconnects with `Last-Event-ID` misses no event and gets none twice. If no event can follow, its answer is "
-    "204.",
+    "that reconnects with `Last-Event-ID` misses no event and gets none twice. The stream of an ended job whose last "
+    "event the client has had is answered 204.",
     response_model=EventPage,
     responses=problems(MISSING | {HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`, `invalid_request`"})
     | {

@@ -26,7 +26,7 @@ from leasehold.domain.errors import NotFound
 
 router = APIRouter(tags=["operations"], prefix="/v1/operations", route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(Require(JOBS_READ))]
-Operator = Annotated[Caller, Depends(Require(JOBS_OPERATE, or_else=JOBS_DELETE))]
+Operator = Annotated[Caller, Depends(Require(JOBS_OPERATE, or_scope=JOBS_DELETE))]
 _MISSING = {HTTPStatus.NOT_FOUND: "`operation_not_found`"}
 
 

@@ -63,22 +63,23 @@ async def create_upload_url(
     services = services_of(request)
     services.store.require()
     _check_requested(upload, services.settings)
-    limit_fields: dict[str, str] = {}
+    rate_limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
-        limit_fields.update(await services.admission.uploading(connection, caller.payer))
+        rate_limit_headers.update(await services.admission.uploading(connection, caller.payer))
         return await _register(services, connection, caller, upload)
 
     request_hash = fingerprint(b"POST /upload-url", upload.model_dump_json().encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     ticket = UploadTicket.model_validate_json(answer.body)
-    body = answer.body
-    if answer.age.total_seconds() >= services.settings.upload_url_seconds and await _extended(services, caller, ticket):
-        # The URL of the first answer has expired: the same media gets a new URL.
+    age = answer.age.total_seconds()
+    if age > ticket.expires_in / 2 and await _extended(services, caller, ticket):
+        # The URL of the first answer is half spent: the same media gets a new URL.
         ticket = await _ticket(services, ticket.media_id, ticket.original_key, upload)
-        body = ticket.model_dump_json().encode()
-    headers = limit_fields | {"Location": f"/media/{ticket.media_id}"}
-    return Response(body, answer.status_code, headers, media_type="application/json")
+    else:
+        ticket.expires_in = max(0, ticket.expires_in - int(age))
+    headers = rate_limit_headers | {"Location": f"/media/{ticket.media_id}"}
+    return Response(ticket.model_dump_json(), answer.status_code, headers, media_type="application/json")
 
 
 async def _extended(services: Services, caller: Caller, ticket: UploadTicket) -> bool:
@@ -108,7 +109,7 @@ async def _register(services: Services, connection: Connection, caller: Caller, 
         services.settings,
         caller.tenant_id,
         key,
-        counted=upload.content_length or at_most,
+        counted_bytes=upload.content_length or at_most,
         at_most=at_most,
         seconds=services.settings.upload_url_seconds,
         exact=upload.content_length is not None,
@@ -159,11 +160,11 @@ async def complete_upload(request: Request, response: Response, body: CompleteRe
     picture = await _find(services, caller, body.media_id)
     if body.original_key != picture.original_key:
         raise Invalid("wrong_key", "The original_key is not the key of this media.")
-    limit_fields: dict[str, str] = {}
+    rate_limit_headers: dict[str, str] = {}
     job_id = _job_id_of(picture) or await _check_and_submit(
-        services, caller, picture, body, identity_of(request).trace, limit_fields
+        services, caller, picture, body, identity_of(request).trace, rate_limit_headers
     )
-    response.headers.update(limit_fields)
+    response.headers.update(rate_limit_headers)
     response.headers["Location"] = f"/media/{picture.id}"
     response.headers["Retry-After"] = "1"
     return Accepted(media_id=picture.id, job_id=job_id)
@@ -190,9 +191,9 @@ async def _check_and_submit(
     picture: MediaView,
     body: CompleteRequest,
     trace: dict[str, str],
-    limit_fields: dict[str, str],
+    rate_limit_headers: dict[str, str],
 ) -> UUID:
-    """Check the object and write the job; return its id. The RateLimit fields are added to `limit_fields`."""
+    """Check the object and write the job; return its id. The RateLimit fields are added to `rate_limit_headers`."""
     check_callback_url(services.settings, body.callback_url)
     queues = queues_of(caller.tenant_id, media)
     await refuse_early(services, caller, queues)
@@ -232,7 +233,7 @@ async def _check_and_submit(
             await uploads.close(connection, caller.tenant_id, picture.original_key, keep=limits.max_bytes)
     if submitted is None:
         return await _outcome_of_other_request(services, caller, picture.id)
-    limit_fields.update(charge.fields)
+    rate_limit_headers.update(charge.fields)
     await publish_and_admit(services, submitted.hints, submitted.limits)
     SUBMITTED.labels(media.name).inc()
     log.info("job submitted", job_id=str(job.id), bytes=inspected)
@@ -256,7 +257,7 @@ async def _refuse(services: Services, caller: Caller, picture: MediaView, refusa
         return await _outcome_of_other_request(services, caller, picture.id)
     try:
         await services.store.delete(picture.original_key)
-    except StoreError as error:  # the sweeper deletes it within a minute
+    except StoreError as error:  # housekeeping deletes it within a minute
         log.warning("a refused object is left for the housekeeping", error=type(error).__name__)
     REFUSED.labels(refusal.code).inc()
     log.info("upload refused", code=refusal.code, bytes=refusal.size)

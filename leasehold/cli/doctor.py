@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from leasehold.broker import make_broker
+from leasehold.broker import open_broker
 from leasehold.cli.terminal import harmless
 from leasehold.db.database import connected
 from leasehold.domain.registry import Pipelines
@@ -27,19 +27,16 @@ _PATIENCE_SECONDS = 10.0
 async def examine(settings: Settings) -> list[Finding]:
     """Run all checks. Wait some seconds for the broker to connect."""
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
-    broker, store = make_broker(settings), ObjectStore.from_settings(settings)
-    await broker.open()
-    await store.open()
-    try:
-        with contextlib.suppress(TimeoutError):
+    store = ObjectStore.from_settings(settings)
+    async with open_broker(settings) as broker, AsyncExitStack() as stack:
+        stack.push_async_callback(store.close)
+        await store.open()
+        with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 while not broker.connected:  # noqa: ASYNC110 - a broker offers no event to wait for
                     await asyncio.sleep(0.05)
         findings = await check_all(partial(connected, settings, "doctor"), broker, store, settings, schemas)
         return [*findings, isolation.check(settings)]
-    finally:
-        await store.close()
-        await broker.close()
 
 
 def show(console: Console, findings: list[Finding]) -> bool:

@@ -113,7 +113,7 @@ async def announce(
             settings,
             tenant_id,
             key,
-            counted=file.size,
+            counted_bytes=file.size,
             at_most=file.size,
             seconds=settings.upload_url_seconds,
             exact=True,
@@ -201,7 +201,7 @@ async def complete(connection: Connection, tenant_id: str, done: Completion) -> 
 
 
 async def give_up(connection: Connection, limit: int = 1000) -> None:
-    """Abandon at most `limit` uploads of attempts that ended without naming them. The sweeper then deletes their
+    """Abandon at most `limit` uploads of attempts that ended without naming them. Housekeeping then deletes their
     objects, also those that arrive later.
     """
     await connection.execute(_GIVE_UP, limit)

@@ -1,7 +1,7 @@
 """Limits the bytes of a tenant's unfinished uploads, and removes uploads that no client completes.
 
 A client sends straight to the object store, so the API must inspect the store to learn what arrived. Each key that a
-client may write to has a row before it has an object. The sweeper inspects the keys (`inspect`), and keeps a row until
+client may write to has a row before it has an object. Housekeeping inspects the keys (`inspect`), and keeps a row until
 no transfer that began in time can still arrive.
 """
 
@@ -48,7 +48,7 @@ VALUES ($1, $2, true, $8, $3, $4, clock_timestamp() + make_interval(secs => $5),
         clock_timestamp() + make_interval(secs => $6), clock_timestamp() + make_interval(secs => $5) + $7::interval,
         $9, $10)
 """
-# $1 key, $2 tenant, $3 the largest object that may stay, $4 the grace after the end of the URL. `most` -1: the sweeper
+# $1 key, $2 tenant, $3 the largest object that may stay, $4 the grace after the end of the URL. `most` -1: housekeeping
 # deletes any object at the key, at once and again after the last possible transfer.
 _CLOSE = """
 -- upload_close
@@ -56,7 +56,7 @@ UPDATE upload SET open = false, bytes = 0, most = least(most, $3),
     look_at = CASE WHEN $3 < 0 THEN clock_timestamp() ELSE greatest(look_at, writable_until + $4::interval) END
 WHERE key = $1 AND tenant_id = $2
 """
-# For an upload with a signed size, the store accepts only objects of that size: the sweeper need not inspect the key.
+# For an upload with a signed size, the store accepts only objects of that size: housekeeping need not inspect the key.
 _FORGET_EXACT = "DELETE FROM upload WHERE key = $1 AND tenant_id = $2 AND exact AND bytes <= $3"
 _DUE = f"""
 -- uploads_due
@@ -95,7 +95,7 @@ async def open_upload(
     tenant_id: str,
     key: str,
     *,
-    counted: int,
+    counted_bytes: int,
     at_most: int,
     seconds: float,
     exact: bool = False,
@@ -104,18 +104,18 @@ async def open_upload(
 ) -> None:
     """Write the row of an upload to `key`, before the client gets a URL. A `/` at the end makes `key` a prefix.
 
-    Call this in a transaction. `counted`: the bytes that count for the upload until the first inspection. `at_most`:
-    the sweeper deletes a larger object. `seconds`: how long the client may begin to send. `exact`: the store accepts
-    exactly `counted` bytes. `attempt`: the task and epoch with which the upload ends (external_files.py). `room`: the
+    Call this in a transaction. `counted_bytes`: how many count for the upload until the first inspection. `at_most`:
+    housekeeping deletes a larger object. `seconds`: how long the client may begin to send. `exact`: the store accepts
+    exactly `counted_bytes`. `attempt`: the task and epoch with which the upload ends (external_files.py). `room`: the
     counts of this process. With them, a tenant that is far from its bound needs no lock. Raises TooMany
     `upload_quota_exceeded`.
     """
-    size = max(counted, LEAST_COUNTED)
+    size = max(counted_bytes, LEAST_COUNTED)
     if room is None or not await room.reserve(connection, tenant_id, size):
         await _check_room(connection, tenant_id, size, settings.upload_unfinished_bytes)
     first_inspection = seconds + _GRACE_SECONDS if exact or key.endswith("/") else INSPECTION_SECONDS
     await connection.execute(
-        _OPEN, key, tenant_id, counted, at_most, seconds, first_inspection, SLOWEST, exact, *attempt
+        _OPEN, key, tenant_id, counted_bytes, at_most, seconds, first_inspection, SLOWEST, exact, *attempt
     )
 
 
@@ -134,7 +134,7 @@ async def _check_room(connection: Connection, tenant_id: str, size: int, bound: 
 
 
 async def close(connection: Connection, tenant_id: str, key: str, *, keep: int | None) -> None:
-    """Finish the upload. The sweeper deletes a later object of more than `keep` bytes; None: any object."""
+    """Finish the upload. Housekeeping deletes a later object of more than `keep` bytes; None: any object."""
     if keep is not None:
         await connection.execute(_FORGET_EXACT, key, tenant_id, keep)
     await connection.execute(_CLOSE, key, tenant_id, -1 if keep is None else keep, timedelta(seconds=_GRACE_SECONDS))

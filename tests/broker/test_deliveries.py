@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,10 +15,11 @@ from pamqp.body import ContentBody
 from pamqp.frame import marshal, unmarshal
 from pamqp.header import ContentHeader
 from pamqp.heartbeat import Heartbeat
+from yarl import URL
 
 from leasehold.broker.amqp.acks import ack
 from leasehold.broker.amqp.deliveries import Deliveries, Message
-from leasehold.broker.amqp.wire import CONTENT, HEADER, Sieve, _Reader, frame
+from leasehold.broker.amqp.wire import CONTENT, HEADER, METHOD, Sieve, Wire, _Reader, frame
 
 TAKEN, OTHER = 3, 4
 PROPERTIES = [
@@ -150,9 +153,47 @@ async def test_the_client_hears_that_a_connection_lives_on_which_only_deliveries
     sieve = Sieve()
     sieve.attach(TAKEN, Deliveries(lambda _message: None))
     reader = _Reader(sieve, asyncio.get_running_loop())
-    reader._clock, reader._fed_at = lambda: now, 0.0
+    reader._clock, reader._client_fed_at = lambda: now, 0.0
     frames = b"".join(frames_of(TAKEN, 1, b"body", PROPERTIES[0]))
     for now in (0.5, 0.9, 1.5, 1.9, 2.6):  # noqa: B007 - the clock reads it
         reader.feed_data(frames)
     reader.feed_eof()
     assert await reader.read() == marshal(Heartbeat(), 0) * 2
+
+
+async def test_the_client_gets_no_made_up_heartbeat_before_a_handler_gets_frames() -> None:
+    """Half of the broker's first frame came late: the client expects that frame first, and refuses any other."""
+    now = 0.0
+    reader = _Reader(Sieve(), asyncio.get_running_loop())
+    reader._clock, reader._client_fed_at = lambda: now, 0.0
+    start = frame(METHOD, 0, b"start")
+    now = 30.0
+    reader.feed_data(start[:5])
+    reader.feed_data(start[5:])
+    reader.feed_eof()
+    assert await reader.read() == start
+
+
+class _Closed(asyncio.Transport):
+    def is_closing(self) -> bool:
+        return True
+
+
+async def test_the_silence_of_a_connection_counts_from_its_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A TLS handshake may take seconds: they are no silence of the broker."""
+    loop, now, while_connecting = asyncio.get_running_loop(), 100.0, []
+    wire = Wire()
+    monkeypatch.setattr(loop, "time", lambda: now)
+
+    async def connect(make_protocol: Any, *_arguments: object, **_named: object) -> Any:
+        nonlocal now
+        now += 9.0
+        while_connecting.append(wire.silence)
+        return _Closed(), make_protocol()
+
+    contexts = SimpleNamespace(get_context=None)
+    monkeypatch.setattr(loop, "create_connection", connect)
+    await wire.create(URL("amqp://127.0.0.1:5672/"), ssl_context_provider=contexts)
+    assert (while_connecting, wire.silence) == ([0.0], 0.0)
+    now += 3.0
+    assert wire.silence == 3.0

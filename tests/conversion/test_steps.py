@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,15 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from leasehold.domain.errors import Permanent
+from leasehold.domain.errors import Permanent, Retryable
+from leasehold.domain.work import Work
 from leasehold.pipelines.conversion import nef
-from leasehold.pipelines.conversion.toolchain import optimise, tflite
+from leasehold.pipelines.conversion.pipeline import ConversionParams
+from leasehold.pipelines.conversion.toolchain import open_toolchain, optimise, refusals, tflite
 from leasehold.pipelines.conversion.toolchain.comparison import compare
 from leasehold.pipelines.conversion.toolchain.optimise import largest_difference, trial_answers
 from leasehold.pipelines.conversion.toolchain.running import Runnable
-from tests.conversion.conftest import Bench
+from tests.conversion.conftest import PARAMS, Bench
 from tests.conversion.models import model_of, network, pictures, saved
 
 
@@ -243,3 +246,58 @@ def test_a_lack_of_memory_is_not_called_a_fault_of_the_model(
     file.touch()
     with pytest.raises(MemoryError):
         run(file)
+
+
+def test_a_worker_without_the_tflite_extra_leaves_the_model_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tflite, "convert", None)
+    file = tmp_path / "model"
+    file.touch()
+    with pytest.raises(Retryable) as left:
+        tflite.to_onnx(file, file, 100)
+    assert left.value.code == "toolchain_missing"
+
+
+@pytest.mark.parametrize("reason", ["", " . ", "\n\x00"])
+def test_a_refusal_without_a_reason_is_a_whole_sentence(reason: str) -> None:
+    assert refusals.invalid_model(reason).message == "The model breaks the ONNX standard: the tool gave no reason."
+
+
+async def test_packaging_holds_one_model_at_a_time_and_reads_it_from_its_file(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = bench.directory()
+    made = await bench.convert(saved(network(opset=17), directory / "model"), pictures(directory / "references", 2))
+    parsed: list[weakref.ref[Any]] = []
+    ran: list[bytes | Path] = []
+    load, compile_graph = onnx.load_model, open_toolchain.compile_graph
+
+    class Parsed:
+        """A ModelProto, which has no weak references."""
+
+        def __init__(self, model: onnx.ModelProto) -> None:
+            self.graph = model.graph
+
+    def note_load(*arguments: Any, **named: Any) -> Parsed:
+        model = Parsed(load(*arguments, **named))
+        parsed.append(weakref.ref(model))
+        return model
+
+    def check_none_is_open(source: Path, target: Path) -> None:
+        assert [model() for model in parsed] == [None] * len(parsed)
+        compile_graph(source, target)
+
+    class Noting(Runnable):
+        def __init__(self, model: bytes | Path) -> None:
+            assert [parsed_model() for parsed_model in parsed] == [None]
+            ran.append(model)
+            super().__init__(model)
+
+    monkeypatch.setattr(open_toolchain.onnx, "load_model", note_load)
+    monkeypatch.setattr(open_toolchain, "compile_graph", check_none_is_open)
+    monkeypatch.setattr(open_toolchain, "Runnable", Noting)
+    (out := directory / "packed").mkdir()
+    work = Work("conversion", "nef", ConversionParams(**PARAMS), made, out)
+    open_toolchain.package(work)
+    assert [type(model) for model in ran] == [type(work.directory)]

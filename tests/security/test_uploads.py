@@ -240,7 +240,13 @@ async def test_a_conversion_whose_api_died_while_it_received_leaves_nothing(
     job_id = UUID(int=1)
     async with api.services.pool.acquire() as connection, connection.transaction():
         await uploads.open_upload(
-            connection, api.services.settings, "acme", f"jobs/{job_id}/input/", counted=MIB, at_most=MIB, seconds=3000
+            connection,
+            api.services.settings,
+            "acme",
+            f"jobs/{job_id}/input/",
+            counted_bytes=MIB,
+            at_most=MIB,
+            seconds=3000,
         )
     await api.services.store.put(f"jobs/{job_id}/input/model", b"x", content_type="a/b", metadata={})
     async with s3.client() as raw:

@@ -59,6 +59,11 @@ class Sieve:
         if self._handlers.get(channel) is handler:
             del self._handlers[channel]
 
+    @property
+    def has_handlers(self) -> bool:
+        """Whether frames may go to a handler instead of the client."""
+        return bool(self._handlers)
+
     def sift(self, data: bytes) -> bytes:
         """The part of `data` that is for the client: whole frames, in order. Half a frame waits for its other half."""
         if not self._is_amqp:
@@ -66,6 +71,7 @@ class Sieve:
         if self._rest:
             data, self._rest = self._rest + data, b""
         passed_on: list[bytes] = []
+        # Frames for the client are copied in runs: each run goes from `copied_until` to the next frame of a handler.
         copied_until, position, size = 0, 0, len(data)
         while size - position >= _FRAME.size:
             kind, channel, length = _FRAME.unpack_from(data, position)
@@ -95,8 +101,8 @@ class Wire(TransportFactory):
 
     @property
     def silence(self) -> float:
-        """Seconds since the last byte from the broker; 0.0 before the connection is open."""
-        return 0.0 if self._reader is None else self._reader.silence
+        """Seconds since the last byte from the broker, or since the connection opened; 0.0 before that."""
+        return 0.0 if self._reader is None or self._writer is None else self._reader.silence
 
     def write(self, frames: bytes) -> None:
         """Send whole frames of an open channel; returns at once. Raises BrokerUnavailable."""
@@ -122,6 +128,7 @@ class Wire(TransportFactory):
             )
         except OSError as error:
             raise AMQPConnectionError(*error.args) from error
+        reader.restart_clocks()
         self._writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         return reader, self._writer
 
@@ -133,17 +140,21 @@ class _Reader(asyncio.StreamReader):
         super().__init__(loop=loop)
         self._sieve = sieve
         self._clock = loop.time
-        self._fed_at = self._arrived_at = loop.time()
+        self._client_fed_at = self._last_byte_at = loop.time()
 
     @property
     def silence(self) -> float:
-        return self._clock() - self._arrived_at
+        return self._clock() - self._last_byte_at
+
+    def restart_clocks(self) -> None:
+        """The connection is open now: count from here, not from the begin of TCP and TLS."""
+        self._client_fed_at = self._last_byte_at = self._clock()
 
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:
         passed_on = self._sieve.sift(bytes(data))
-        now = self._arrived_at = self._clock()
-        if not passed_on and now - self._fed_at > _ALIVE_SECONDS:
+        now = self._last_byte_at = self._clock()
+        if not passed_on and self._sieve.has_handlers and now - self._client_fed_at > _ALIVE_SECONDS:
             passed_on = _HEARTBEAT
         if passed_on:
-            self._fed_at = now
+            self._client_fed_at = now
             super().feed_data(passed_on)

@@ -54,7 +54,7 @@ async def abandoned_uploads(connection: Connection, limit: int = 100) -> list[tu
 
 
 async def forget_uploads(connection: Connection, media_ids: Sequence[UUID]) -> None:
-    """Delete the rows of abandoned uploads. The sweeper also deletes objects that may still arrive at their keys."""
+    """Delete the rows of abandoned uploads. Housekeeping also deletes objects that may still arrive at their keys."""
     await connection.execute(
         """
         -- forget_uploads

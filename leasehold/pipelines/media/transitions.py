@@ -35,7 +35,7 @@ WHERE key = $1 AND tenant_id = $2 AND open
 RETURNING key
 """
 
-# An expired row cannot be completed: the sweeper may delete its object at any moment.
+# An expired row cannot be completed: housekeeping may delete its object at any moment.
 COMPLETE_UPLOAD = """
 -- upload_complete
 UPDATE media

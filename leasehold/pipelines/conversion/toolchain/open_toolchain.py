@@ -1,7 +1,10 @@
 """The steps of the open toolchain, with onnx, onnxslim and onnxruntime. They run on any machine.
 
-Every step is deterministic in its input bytes, parameters and version: measured times go to the step's value, never to
-a file. A model may have 500 MB, so the steps hold few copies in memory: sessions read files, one file at a time.
+BIE is the int8 model and NEF is the package: the vendor's names.
+
+Every step is deterministic in its input bytes, parameters and version. Measured times go into `Done.value`, never into
+a file. A model may have 500 MB, so the steps hold few copies in memory: onnxruntime loads a model from its path, and
+only one model is open at a time.
 """
 
 from __future__ import annotations
@@ -94,7 +97,9 @@ def optimise(work: Work) -> Done:
 
 
 def quantise(work: Work) -> Done:
-    """Quantise to int8. The report compares it with the float model as far as the parameters ask for."""
+    """Quantise to int8. The report compares it with the float model. The `enable_*` parameters add timings, worst
+    layers and output statistics.
+    """
     params: ConversionParams = work.params
     source, target = work.files[ONNX], work.directory / "out.bie"
     report_progress(work, 0, "reading the reference images")
@@ -121,6 +126,7 @@ def quantise(work: Work) -> Done:
     if params.enable_evaluate or agreement < _GOOD_AGREEMENT:
         report_progress(work, 85, "finding the worst layers")
         report["worst_layers"] = worst_layers(source, target, inputs_to_run, work.directory)
+    # The vendor's names: simulate the floating-point model, and the fixed-point one.
     if params.enable_sim_fp:
         report["sim_fp"] = comparison.describe(float_answers)
     if params.enable_sim_fixed:
@@ -137,17 +143,18 @@ def package(work: Work) -> Done:
     """
     params: ConversionParams = work.params
     report_progress(work, 0, "compiling")
-    model = onnx.load_model(work.files[BIE], load_external_data=False)
     graph, path = work.directory / "graph.onnx", work.directory / "out.nef"
     compile_graph(work.files[BIE], graph)
-    manifest = TOOLCHAIN | {
-        "platform": params.platform,
-        "model_id": params.model_id,
-        "version": params.version,
-        "runtime": "onnxruntime",
-        "inputs": specification(model.graph.input),
-        "outputs": specification(model.graph.output),
-    }
+    manifest = (
+        TOOLCHAIN
+        | {
+            "platform": params.platform,
+            "model_id": params.model_id,
+            "version": params.version,
+            "runtime": "onnxruntime",
+        }
+        | _inputs_and_outputs(work.files[BIE])
+    )
     report_progress(work, 30, "packaging")
     files = json_file(work, REPORT, earlier_reports(work.files[BIE_REPORT]) | {"nef": manifest})
     try:
@@ -155,10 +162,16 @@ def package(work: Work) -> Done:
     except nef.BadContainer as error:  # thousands of inputs or outputs
         raise refusals.not_packageable(str(error)) from error
     report_progress(work, 60, "running the package")
-    packed = Runnable(nef.read(path).part("model.onnx"))
+    graph.write_bytes(nef.read(path).part("model.onnx"))
+    packed = Runnable(graph)
     packed.run(packed.random_input(np.random.default_rng(params.seed)))
     graph.unlink()
     return Done(files | {NEF: File(path, BINARY)}, {"bytes": path.stat().st_size, "toolchain": "open"})
+
+
+def _inputs_and_outputs(path: Path) -> dict[str, Any]:
+    model = onnx.load_model(path, load_external_data=False)
+    return {"inputs": specification(model.graph.input), "outputs": specification(model.graph.output)}
 
 
 def _run(path: Path, inputs: list[Tensors], *, timed: bool) -> tuple[list[Tensors], float | None]:

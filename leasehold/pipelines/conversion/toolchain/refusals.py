@@ -1,20 +1,20 @@
 """Every reason for which a model or its reference images are refused: a stable code and a sentence for the owner.
 
-All are `Permanent`, because another attempt would fail in the same way. The message of a parser is cut short, because
-it may quote the file.
+Nearly all are `Permanent`, because another attempt would fail in the same way. The message of a parser is cut short,
+because it may quote the file.
 """
 
 from __future__ import annotations
 
-from leasehold.domain.errors import Permanent
+from leasehold.domain.errors import Permanent, Retryable
 
 _MAX_CHARACTERS = 300
 
 
 def _one_line(reason: str) -> str:
-    """The reason as one printable line without a full stop at its end."""
+    """The reason as one printable line without a full stop at its end; never empty."""
     line = " ".join("".join(c if c.isprintable() else " " for c in reason).split())
-    return line[:_MAX_CHARACTERS].rstrip(". ")
+    return line[:_MAX_CHARACTERS].rstrip(". ") or "the tool gave no reason"
 
 
 def not_onnx(reason: str) -> Permanent:
@@ -65,16 +65,17 @@ def not_serialisable() -> Permanent:
     )
 
 
-def missing_shapes(name: str, reason: str) -> Permanent:
-    return Permanent("missing_shapes", f"The input {name[:100]!r} {reason}.")
+def missing_shapes(name: str, what_is_missing: str) -> Permanent:
+    """`what_is_missing`: a predicate of the input, as "has no shape"."""
+    return Permanent("missing_shapes", f"The input {name[:100]!r} {what_is_missing}.")
 
 
 def not_runnable(reason: str) -> Permanent:
     return Permanent("not_runnable", f"The model does not run: {_one_line(reason)}.")
 
 
-def not_equivalent(error: float) -> Permanent:
-    return Permanent("not_equivalent", f"The optimised model's answers differ from the original's by {error:g}.")
+def not_equivalent(difference: float) -> Permanent:
+    return Permanent("not_equivalent", f"The optimised model's answers differ from the original's by {difference:g}.")
 
 
 def not_quantisable(reason: str) -> Permanent:
@@ -93,8 +94,11 @@ def toolchain_failed(tool: str, reason: str) -> Permanent:
     return Permanent("toolchain_failed", f"The vendor's {tool[:60]} refused the model: {_one_line(reason)}.")
 
 
-def tflite_missing() -> Permanent:
-    return Permanent("toolchain_missing", "This worker cannot read .tflite: the extra `tflite` is not installed.")
+def tflite_missing() -> Retryable:
+    return Retryable(
+        "This worker cannot read .tflite: the extra `tflite` is not installed. Another worker may have it.",
+        code="toolchain_missing",
+    )
 
 
 def tflite_not_convertible(reason: str) -> Permanent:

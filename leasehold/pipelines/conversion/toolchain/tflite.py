@@ -21,7 +21,9 @@ def is_tflite(path: Path) -> bool:
 
 
 def to_onnx(source: Path, out: Path, max_bytes: int) -> Path:
-    """Convert `source` into `out`. Raises Permanent: model_too_large, toolchain_missing or tflite_not_convertible."""
+    """Convert `source` into `out`. Raises Permanent: model_too_large or tflite_not_convertible; and Retryable
+    toolchain_missing.
+    """
     size = source.stat().st_size
     if size > max_bytes:
         raise refusals.model_too_large(size, max_bytes)
