@@ -11,6 +11,7 @@ import pytest
 
 from leasehold.api.console import assets, overview
 from leasehold.api.console.signal_form import Input, inputs_of, payload_of
+from leasehold.db import overview_reads
 from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
 from tests.api.conftest import Running, client_of
@@ -92,6 +93,11 @@ async def test_overview_names_what_waits_for_a_person_and_leads_to_it(
     assert "No external worker works on one step that is due." in page
     assert "/console/to-settle?what=external" in page
     assert "to-settle?what=" not in await stranger.see("/")
+    monkeypatch.setattr(overview_reads, "MAX_LIVE", 1)
+    page = await viewer.see("/")
+    assert ("what=external" in page, "what=orders" in page) == (False, True), (
+        "the live jobs are too many to look through"
+    )
 
 
 async def waits(maker: Maker, rows: Connection, schema: dict[str, Any] | None = None) -> UUID:
