@@ -461,7 +461,10 @@ async def test_an_accepted_request_that_is_repeated_is_answered_again_and_not_ch
             assert first.is_success, first.text
             await acme.spend()
             again = await ask({"Idempotency-Key": name})
-            assert (again.status_code, again.content) == (first.status_code, first.content) or name == "named", name
+            if name == "upload":  # a second may have passed of the URL's life
+                assert again.json()["upload_url"] == first.json()["upload_url"]
+            elif name != "named":
+                assert (again.status_code, again.content) == (first.status_code, first.content), name
             assert again.is_success, (name, again.text)
 
 
