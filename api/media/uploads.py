@@ -72,12 +72,10 @@ async def create_upload_url(
     request_hash = fingerprint(b"POST /upload-url", upload.model_dump_json().encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     ticket = UploadTicket.model_validate_json(answer.body)
-    age = answer.age.total_seconds()
-    if age > ticket.expires_in / 2 and await _extended(services, caller, ticket):
-        # The URL of the first answer is half spent: the same media gets a new URL.
+    if answer.age.total_seconds() > ticket.expires_in / 2 and await _extended(services, caller, ticket):
+        # The URL of the first answer is half spent: the same media gets a new URL. Else the first answer is repeated as
+        # it was, with the seconds that the URL had then.
         ticket = await _ticket(services, ticket.media_id, ticket.original_key, upload)
-    else:
-        ticket.expires_in = max(0, ticket.expires_in - int(age))
     headers = rate_limit_headers | {"Location": f"/media/{ticket.media_id}"}
     return Response(ticket.model_dump_json(), answer.status_code, headers, media_type="application/json")
 
