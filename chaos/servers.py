@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -177,11 +177,13 @@ class Servers:
         return {pid for pid in self.processes(name) if _state(pid) == "D"}
 
     def signal(self, name: str, number: signal.Signals) -> int:
-        """Send a signal to every process of a server; returns to how many."""
-        pids = self.processes(name)
-        for pid in pids:
-            os.kill(pid, number)
-        return len(pids)
+        """Send a signal to every process of a server; returns to how many. One that has just ended is left out."""
+        reached = 0
+        for pid in self.processes(name):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+                reached += 1
+        return reached
 
     def processes(self, name: str) -> list[int]:
         """The server `postgres` or `rabbitmq` without its guard: what has its directory in its command line."""

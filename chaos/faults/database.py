@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 
 import asyncpg
 
@@ -53,8 +54,9 @@ class DatabaseFaults:
         async with self._broken, self._installation.connection() as connection:
             pid = await connection.fetchval(f"SELECT pid {_OTHERS} LIMIT 1")
             if pid in self._installation.servers.processes("postgres"):
-                os.kill(pid, signal.SIGKILL)
-                return 1
+                with suppress(ProcessLookupError):  # its session has just ended
+                    os.kill(pid, signal.SIGKILL)
+                    return 1
         return 0
 
     async def _kill(self, fault: Fault) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 
 from chaos import journal
 from chaos.faults.effects import Deal, becomes
@@ -39,10 +40,13 @@ class ProcessFaults:
     async def _kill_child(self, fault: Fault) -> int:
         pid = self._installation.slots[fault.target].pid
         children = descendants(pid) if pid is not None else []
+        killed = 0
         for child in children[:1]:
-            os.kill(child, signal.SIGKILL)
-        self.children_killed += len(children[:1])
-        return len(children[:1])
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(child, signal.SIGKILL)
+                killed += 1
+        self.children_killed += killed
+        return killed
 
     async def _drain(self, fault: Fault) -> int:
         slot = self._installation.slots[fault.target]

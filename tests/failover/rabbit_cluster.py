@@ -57,7 +57,8 @@ class Cluster:
             yield
         finally:
             for pid in pids:
-                os.kill(pid, signal.SIGCONT)
+                with suppress(ProcessLookupError):  # a port program of the node may have ended
+                    os.kill(pid, signal.SIGCONT)
 
 
 def _processes_of(directory: Path) -> list[int]:

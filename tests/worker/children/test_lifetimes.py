@@ -33,7 +33,7 @@ SECONDS = 20.0
         ("nameless", SOURCE, "no pipeline is named 'nameless'"),
         ("scripted", "tests.no_such_source:pipelines", "No module named 'tests.no_such_source'"),
         ("scripted", "tests.scripted:no_such_name", "no_such_name"),
-        ("scripted", "tests.worker.children.broken_sources:nothing", "returned a NoneType, not Pipelines"),
+        ("scripted", "tests.worker.children.broken_sources:nothing", "gives a NoneType, not Pipelines"),
         ("scripted", "tests.worker.children.broken_sources:dies", "exit status 9"),
     ],
 )
