@@ -135,9 +135,10 @@ class Worker:
             raise
         if queues != self.queues and not self._draining:
             await self.parts.registration.change_queues(self.parts.pool, queues)
-            self.parts.slot_pools.start_isolated(self._chosen.isolated)
-            self.queues = queues
-            self._log_serving(later=frozenset())
+            if not self._draining:  # a drain that began meanwhile would wait for the new pool's polls without end
+                self.parts.slot_pools.start_isolated(self._chosen.isolated)
+                self.queues = queues
+                self._log_serving(later=frozenset())
         self.complete.set()
 
     def _log_serving(self, later: frozenset[str]) -> None:

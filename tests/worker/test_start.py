@@ -106,6 +106,28 @@ async def test_isolated_queues_whose_handlers_load_while_the_worker_registers_ar
         assert worker.queues == {"late-inline", "late-isolated", "operations"}
 
 
+async def test_a_drain_that_begins_while_later_queues_are_recorded_ends(
+    settings: Settings, tmp_path: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording, go_on = asyncio.Event(), asyncio.Event()
+    change_queues = Registration.change_queues
+
+    async def change_late(*arguments: Any) -> None:
+        recording.set()
+        await go_on.wait()
+        await change_queues(*arguments)
+
+    monkeypatch.setattr(Registration, "change_queues", change_late)
+    async with starting(settings, tmp_path, "late") as worker:
+        await asyncio.wait_for(recording.wait(), 20)
+        draining = asyncio.create_task(worker.drain())
+        await asyncio.sleep(0.1)
+        go_on.set()
+        await asyncio.wait_for(draining, 5)
+        await worker.complete.wait()
+        assert "late-isolated" not in worker.queues
+
+
 async def test_queues_that_come_later_are_recorded_once_the_table_is_there_again(
     settings: Settings, rows: Rows
 ) -> None:
