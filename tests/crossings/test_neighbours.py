@@ -18,6 +18,7 @@ from leasehold.transitions import concurrency, limits, sweeps
 from tests.crossings.expectations import ARRIVALS, FIRINGS, LIMITED, table
 from tests.crossings.pair import Two, surprises
 from tests.crossings.world import VERBS, Case, known, make, put_into, retry
+from tests.factories import SELDOM
 
 RULES, LIMIT, OVERLAPS = table(ARRIVALS), table(LIMITED), table(FIRINGS)
 ENDED = ("succeeded", "failed", "cancelled", "expired")
@@ -143,8 +144,8 @@ async def fire(c: Connection, other: Case, overlap: str, *, of_schedule: bool) -
     await c.execute(
         "INSERT INTO schedule (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id,"
         " priority, overlap, catch_up, catch_up_seconds)"
-        " VALUES ($1, $2, $3, '* * * * *', 'UTC', '{}', 'tenant', '', 1, $4, 'skip', 3600)",
-        schedule, other.tenant, other.template.template.type, overlap,
+        " VALUES ($1, $2, $3, $5, 'UTC', '{}', 'tenant', '', 1, $4, 'skip', 3600)",
+        schedule, other.tenant, other.template.template.type, overlap, SELDOM,
     )  # fmt: skip
     if of_schedule:
         await c.execute("UPDATE run SET schedule_id = $2 WHERE job_id = $1", other.run, schedule)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from time import thread_time
+from types import FrameType
 
 import asyncpg
 import httpx2
@@ -143,22 +144,31 @@ async def test_more_bulk_writes_of_a_tenant_than_may_wait_are_told_to_come_again
 # --- the event loop
 
 
-async def longest_turn(work: Callable[[], Awaitable[object]]) -> float:
-    """The most CPU time that anything took in the event loop without letting others in, while `work` was done."""
-    longest, before = 0.0, thread_time()
+async def longest_turn(work: Callable[[], Awaitable[object]]) -> int:
+    """The most functions that anything called in the event loop without letting others in, while `work` was done.
+
+    They are counted, for the time of a turn is that of the garbage collector too.
+    """
+    longest = calls = 0
+
+    def count(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
 
     async def watch() -> None:
-        nonlocal longest, before
+        nonlocal longest, calls
         while True:
-            before = thread_time()
+            calls = 0
             await asyncio.sleep(0)
-            longest = max(longest, thread_time() - before)
+            longest = max(longest, calls)
 
     watching = asyncio.create_task(watch())
     await asyncio.sleep(0)
+    sys.setprofile(count)
     try:
         await work()
     finally:
+        sys.setprofile(None)
         watching.cancel()
     return longest
 
@@ -176,8 +186,8 @@ async def test_a_thousand_tasks_keep_the_event_loop_no_longer_than_a_hundred(
             assert answer.status_code == 202, answer.text
 
         await start(100)
-        few = min([await longest_turn(partial(start, 100)) for _ in range(5)])
-        many = min([await longest_turn(partial(start, 1000)) for _ in range(5)])
+        few = await longest_turn(partial(start, 100))
+        many = await longest_turn(partial(start, 1000))
     assert many < 4 * few
 
 

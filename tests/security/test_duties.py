@@ -40,7 +40,7 @@ from leasehold.worker.maintenance.relay import Relay
 from leasehold.worker.worker import Worker
 from tests.api.conftest import Running, client_of
 from tests.api.media_api import problem
-from tests.factories import ONE, Rows
+from tests.factories import ONE, SELDOM, Rows
 from tests.runs.conftest import SCOPES
 from tests.runs.work import pipelines
 from tests.security.poison import heal, poison, set_aside, until
@@ -83,9 +83,9 @@ async def worker(quick: Settings) -> AsyncIterator[Worker]:
 
 
 async def schedule(rows: Connection, **columns: Any) -> UUID:
-    """A schedule that is due, as no door would write it."""
+    """A schedule that is due, as no door would write it. No further tick of its comes due while a test runs."""
     row = {
-        "id": new_id(), "tenant_id": "acme", "template": "scripted", "cron": "* * * * *", "timezone": "UTC",
+        "id": new_id(), "tenant_id": "acme", "template": "scripted", "cron": SELDOM, "timezone": "UTC",
         "payload_template": {}, "scope": "tenant", "scope_id": "", "priority": 1, "overlap": "allow_all",
         "catch_up": "one", "catch_up_seconds": 3600, "next_run_at": datetime.now(UTC) - timedelta(seconds=1),
     } | columns  # fmt: skip
@@ -184,7 +184,7 @@ async def test_a_buffered_start_that_cannot_be_made_fails_alone(rows: Connection
 
 
 async def test_nothing_of_a_firing_that_failed_midway_is_left(rows: Connection) -> None:
-    bad = await schedule(rows, catch_up="all", next_run_at=datetime.now(UTC) - timedelta(minutes=30))
+    bad = await schedule(rows, cron="* * * * *", catch_up="all", next_run_at=datetime.now(UTC) - timedelta(minutes=30))
     await poison(rows, "schedule", "{row}.next_run_at < NEW.next_run_at", on="UPDATE")  # its last statement
     assert await schedules.fire_due(rows, TEMPLATES, KEEP) == []
     assert await runs_of(rows, bad) == 0

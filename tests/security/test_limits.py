@@ -32,6 +32,7 @@ from leasehold.transitions.settlements import Failure
 from tests.api.conftest import Running, client_of, serving
 from tests.api.driver import TERMS
 from tests.api.media_api import JPEG, MediaApi, Ticket, problem
+from tests.factories import SELDOM
 
 SCOPES = tuple(value for name, value in vars(security).items() if name.isupper() and isinstance(value, str))
 TENANT = "acme"
@@ -659,7 +660,7 @@ async def test_a_schedules_tick_over_a_bound_stays_due_and_says_why(
     known: Settings, rows: Connection, bound: str, code: str
 ) -> None:
     async with world(known, rows) as acme:
-        schedule = UUID(await acme.schedule("* * * * *"))
+        schedule = UUID(await acme.schedule(SELDOM))
         tick = await rows.fetchval(
             "UPDATE schedule SET next_run_at = date_trunc('minute', clock_timestamp()), overlap = 'allow_all'"
             " WHERE id = $1 RETURNING next_run_at",

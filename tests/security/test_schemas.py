@@ -24,6 +24,7 @@ from leasehold.schedules import firing as schedules
 from leasehold.settings import Settings
 from tests.api.conftest import Running
 from tests.api.media_api import problem
+from tests.factories import SELDOM
 from tests.runs.conftest import Client, client, running, runs_settings, stranger
 from tests.runs.work import pipelines
 
@@ -251,8 +252,8 @@ async def test_a_schedule_whose_template_turned_malicious_fails_alone(
     client: Client, stranger: Client, rows: Connection, evaluator: Evaluator, loop: Loop
 ) -> None:
     assert (await write(client, {"type": "object"})).status_code == 201
-    evil = await client.post("/v1/schedules", template="evil", cron="* * * * *", payload_template={"list": MANY})
-    honest = await stranger.post("/v1/schedules", template="scripted", cron="* * * * *")
+    evil = await client.post("/v1/schedules", template="evil", cron=SELDOM, payload_template={"list": MANY})
+    honest = await stranger.post("/v1/schedules", template="scripted", cron=SELDOM)
     assert (evil.status_code, honest.status_code) == (201, 201)
     assert (await write(client, costly(), version=2)).status_code == 201
     await rows.execute("UPDATE schedule SET next_run_at = clock_timestamp() - interval '1 second'")
@@ -266,7 +267,7 @@ async def test_a_schedule_whose_template_turned_malicious_fails_alone(
     problem(changed, 422, "payload_too_complex")
     disabled = await client.http.patch(f"/v1/schedules/{said['id']}", json={"enabled": False})
     assert disabled.status_code == 200  # which nothing may stand in the way of
-    new = await client.post("/v1/schedules", template="evil", cron="* * * * *", payload_template={"list": MANY})
+    new = await client.post("/v1/schedules", template="evil", cron=SELDOM, payload_template={"list": MANY})
     problem(new, 422, "payload_too_complex")
     assert loop.worst < LONGEST
 

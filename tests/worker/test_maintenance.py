@@ -25,7 +25,7 @@ from leasehold.worker.maintenance.admitter import Admitter
 from leasehold.worker.maintenance.duties import Duties
 from leasehold.worker.maintenance.relay import Relay
 from leasehold.worker.maintenance.takeover import Leadership, Takeover
-from tests.factories import ONE, Rows
+from tests.factories import ONE, SELDOM, Rows
 from tests.runs.work import pipelines as of_runs
 
 
@@ -236,7 +236,7 @@ async def test_what_nobody_let_in_is_let_in_and_announced(duties: Duties, heard:
 
 async def test_every_worker_fires_schedules_and_announces_their_runs(duties: Duties, heard: Heard, rows: Rows) -> None:
     row = {
-        "id": new_id(), "tenant_id": "acme", "template": "scripted", "cron": "* * * * *", "timezone": "UTC",
+        "id": new_id(), "tenant_id": "acme", "template": "scripted", "cron": SELDOM, "timezone": "UTC",
         "payload_template": {}, "scope": "tenant", "scope_id": "", "priority": 1, "overlap": "allow_all",
         "catch_up": "one", "catch_up_seconds": 3600, "next_run_at": datetime.now(UTC) - timedelta(seconds=1),
     }  # fmt: skip
