@@ -120,6 +120,11 @@ async def _of_fleet(connection: Connection, numbers: Numbers) -> list[Finding]:
     return findings
 
 
+def _count(n: int, at_most: int) -> str:
+    """`n` for a sentence, where nothing beyond `at_most` was counted."""
+    return f"at least {n:,}" if n >= at_most else f"{n:,}"
+
+
 def _of_queue(row: Row, *, any_worker: bool) -> list[Finding]:
     queue, n = row["queue"], row["runnable"]
     link = ("/queues", "Queues")
@@ -127,7 +132,7 @@ def _of_queue(row: Row, *, any_worker: bool) -> list[Finding]:
         return [Finding("warn", f"The queue {queue} is paused: {row['paused_because']}", *link)]
     if not n or queue.startswith(EXTERNAL):
         return []
-    count = f"at least {n:,}" if n >= MAX_TASKS else f"{n:,}"
+    count = _count(n, MAX_TASKS)
     if not row["workers"]:
         sentence = f"No worker serves the queue {queue}, in which {count} tasks wait."
         return [Finding("bad", sentence, *link)] if any_worker else []
@@ -147,7 +152,7 @@ async def _of_dead_letters(services: Services, connection: Connection, caller: C
     lately = [row for row in letters if row["at"] > since]
     if not lately:
         return []
-    count = f"At least {len(lately)}" if len(lately) == _MAX_LETTERS else str(len(lately))
+    count = _capitalized(_count(len(lately), _MAX_LETTERS))
     codes = [row["code"] for row in lately]
     code = max(codes, key=codes.count)
     noun = "step has" if count == "1" else "steps have"
@@ -166,7 +171,7 @@ async def _of_unsettled(services: Services, connection: Connection, caller: Call
             continue
         items, _ = await read_unsettled(connection, services, caller, what, caller.tenant_id, None, _MAX_UNSETTLED)
         if items:
-            count = f"At least {len(items)}" if len(items) == _MAX_UNSETTLED else str(len(items))
+            count = _capitalized(_count(len(items), _MAX_UNSETTLED))
             sentence = one if len(items) == 1 else f"{count} {many}"
             findings.append(Finding("warn", sentence, f"/to-settle?what={what}", "To settle"))
     return findings

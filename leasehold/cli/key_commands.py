@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
-from typing import Annotated, Any
+from datetime import timedelta
+from typing import Annotated
 
-import orjson
 import typer
 
 from leasehold.cli.answers import AsJson
 from leasehold.cli.running import environment, run_or_exit
-from leasehold.cli.terminal import print_line, print_table
+from leasehold.cli.terminal import minute, print_answer, print_json, print_table
 from leasehold.security.roles import NAMES
 
 keys = typer.Typer(no_args_is_help=True, help="Create, list, rotate, expire and revoke API keys.")
@@ -26,11 +25,6 @@ def _duration(text: str) -> timedelta:
     if length is None or length > _LONGEST:
         raise typer.BadParameter("write a number and s, m, h or d, such as 90d; at most 36500d")
     return length
-
-
-def print_json(value: Any) -> None:
-    """Print the value as JSON, with times in UTC."""
-    typer.echo(orjson.dumps(value, option=orjson.OPT_UTC_Z, default=str).decode())
 
 
 @keys.command("create")
@@ -61,10 +55,9 @@ def create(
     from leasehold.cli.keys import create_one  # noqa: PLC0415 - each command loads only what it needs
 
     key = run_or_exit(create_one(environment(), tenant, client, scopes, expires_in))
-    if as_json:
-        print_json({"key": key.text, "prefix": key.prefix, "tenant": tenant, "client": client, "scopes": scopes})
-    else:
-        print_line(key.text)
+    print_answer(
+        {"key": key.text, "prefix": key.prefix, "tenant": tenant, "client": client, "scopes": scopes}, key.text, as_json
+    )
 
 
 @keys.command("list")
@@ -93,11 +86,6 @@ def list_all(
     )
 
 
-def minute(instant: datetime | None) -> str:
-    """The instant for a table, to the minute."""
-    return "-" if instant is None else f"{instant:%Y-%m-%d %H:%M}"
-
-
 @keys.command("rotate")
 def rotate(
     prefix: _Prefix,
@@ -110,10 +98,7 @@ def rotate(
     from leasehold.cli.keys import rotate_one  # noqa: PLC0415 - each command loads only what it needs
 
     key = run_or_exit(rotate_one(environment(), prefix, overlap))
-    if as_json:
-        print_json({"key": key.text, "prefix": key.prefix})
-    else:
-        print_line(key.text)
+    print_answer({"key": key.text, "prefix": key.prefix}, key.text, as_json)
 
 
 @keys.command("expire")
@@ -129,10 +114,7 @@ def expire(
     from leasehold.cli.keys import expire_one  # noqa: PLC0415 - each command loads only what it needs
 
     ends = run_or_exit(expire_one(environment(), prefix, after))
-    if as_json:
-        print_json({"prefix": prefix, "expires_at": ends})
-    else:
-        print_line(f"{prefix} ends at {ends:%Y-%m-%d %H:%M:%S} UTC.")
+    print_answer({"prefix": prefix, "expires_at": ends}, f"{prefix} ends at {ends:%Y-%m-%d %H:%M:%S} UTC.", as_json)
 
 
 @keys.command("revoke")
@@ -141,7 +123,4 @@ def revoke(prefix: _Prefix, as_json: AsJson = False) -> None:
     from leasehold.cli.keys import revoke_one  # noqa: PLC0415 - each command loads only what it needs
 
     run_or_exit(revoke_one(environment(), prefix))
-    if as_json:
-        print_json({"prefix": prefix, "revoked": True})
-    else:
-        print_line(f"Revoked {prefix}.")
+    print_answer({"prefix": prefix, "revoked": True}, f"Revoked {prefix}.", as_json)

@@ -76,7 +76,7 @@ def migrate(
 def api(source: _AppSource = None) -> None:
     """Serve the HTTP API."""
     use_source(source)
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "leasehold.api"])  # noqa: S606 - our own module, and no shell
+    _become("leasehold.api")
 
 
 @app.command("console")
@@ -84,14 +84,19 @@ def serve_console(source: _AppSource = None) -> None:
     """Serve the console alone, at the API's address and port. Clients get no endpoint of /v1 here."""
     use_source(source)
     os.environ["LEASEHOLD_CONSOLE_ONLY"] = "true"
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "leasehold.api"])  # noqa: S606 - our own module, and no shell
+    _become("leasehold.api")
 
 
 @app.command()
 def worker(source: _AppSource = None) -> None:
     """Run one worker. SIGTERM drains it."""
     use_source(source)
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "leasehold.worker"])  # noqa: S606 - our own module, and no shell
+    _become("leasehold.worker")
+
+
+def _become(module: str) -> None:
+    """Run the module in place of this process."""
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module])  # noqa: S606 - our own module, and no shell
 
 
 @app.command()

@@ -10,9 +10,8 @@ from uuid import UUID
 import typer
 
 from leasehold.cli.answers import AsJson
-from leasehold.cli.key_commands import minute, print_json
 from leasehold.cli.running import environment, run_or_exit
-from leasehold.cli.terminal import print_line, print_table
+from leasehold.cli.terminal import minute, print_answer, print_json, print_table
 
 people = typer.Typer(no_args_is_help=True, help="List, disable and enable people, set their roles, end their sessions.")
 PersonId = Annotated[UUID, typer.Argument(help="The id of the person, as `people list` shows it.")]
@@ -48,14 +47,14 @@ def list_people(
 def disable(person: PersonId, as_json: AsJson = False) -> None:
     """Disable a person, and end all sessions of the person. It holds from the person's next request on."""
     _change(person, disabled=True)
-    _show({"id": str(person), "disabled": True}, f"{person} is disabled.", as_json)
+    print_answer({"id": str(person), "disabled": True}, f"{person} is disabled.", as_json)
 
 
 @people.command("enable")
 def enable(person: PersonId, as_json: AsJson = False) -> None:
     """Enable a disabled person, who may then sign in again."""
     _change(person, disabled=False)
-    _show({"id": str(person), "disabled": False}, f"{person} is enabled.", as_json)
+    print_answer({"id": str(person), "disabled": False}, f"{person} is enabled.", as_json)
 
 
 @people.command("set-role")
@@ -69,7 +68,7 @@ def set_role(
 ) -> None:
     """Set the role of a person in place of the role that the provider's groups give."""
     _change(person, role=role)
-    _show({"id": str(person), "set_role": None if role == "provider" else role}, f"{person}: {role}", as_json)
+    print_answer({"id": str(person), "set_role": None if role == "provider" else role}, f"{person}: {role}", as_json)
 
 
 @people.command("end-sessions")
@@ -78,7 +77,7 @@ def end_sessions(person: PersonId, as_json: AsJson = False) -> None:
     from leasehold.cli.people import end_sessions_of  # noqa: PLC0415 - each command loads only what it needs
 
     run_or_exit(end_sessions_of(environment(), person))
-    _show({"id": str(person), "sessions_ended": True}, f"All sessions of {person} have ended.", as_json)
+    print_answer({"id": str(person), "sessions_ended": True}, f"All sessions of {person} have ended.", as_json)
 
 
 def _change(
@@ -91,10 +90,3 @@ def _change(
     from leasehold.limits.people import Change  # noqa: PLC0415 - as above
 
     run_or_exit(change_one(environment(), person, Change(role, disabled)))
-
-
-def _show(answer: dict[str, object], sentence: str, as_json: bool) -> None:
-    if as_json:
-        print_json(answer)
-    else:
-        print_line(sentence)

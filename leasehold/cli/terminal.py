@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
+import orjson
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -56,3 +59,21 @@ def _cell(value: Any) -> str:
     if isinstance(value, dict):
         return str(value["code"]) if value.keys() >= {"code", "message"} else json.dumps(value, ensure_ascii=False)
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def print_json(value: Any) -> None:
+    """Print the value as JSON, with times in UTC."""
+    typer.echo(orjson.dumps(value, option=orjson.OPT_UTC_Z, default=str).decode())
+
+
+def print_answer(answer: Mapping[str, Any], sentence: str, as_json: bool) -> None:
+    """Print what a command has done: as JSON, or as a sentence."""
+    if as_json:
+        print_json(answer)
+    else:
+        print_line(sentence)
+
+
+def minute(instant: datetime | None) -> str:
+    """The instant for a table, to the minute."""
+    return "-" if instant is None else f"{instant:%Y-%m-%d %H:%M}"

@@ -217,8 +217,11 @@ async def in_order(connection: Connection) -> AsyncIterator[None]:
     """Let PostgreSQL read the index that drives in the index's order, and end where the page is full.
 
     Where an index finds a few thousand jobs, the planner would rather read all of them and sort: it does not know that
-    the first fifty are enough.
+    the first fifty are enough. Statements of an outer transaction that follow the block are planned as before it.
     """
+    is_nested = connection.is_in_transaction()
     async with connection.transaction():
         await connection.execute("SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off")
         yield
+        if is_nested:  # the end of a savepoint that is kept keeps its settings
+            await connection.execute("SET LOCAL enable_bitmapscan = DEFAULT; SET LOCAL enable_sort = DEFAULT")

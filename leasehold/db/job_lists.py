@@ -156,20 +156,17 @@ class Listing:
         """At most `limit` + 1 jobs. The row with `walked` = max_walked + 1 is the job at which the walk ended,
         unchecked.
         """
-        return Statement(
-            f"-- job_list\nSELECT f.*, w.walked FROM {self._walk()} CROSS JOIN LATERAL ("
-            f"SELECT {COLUMNS} FROM job j LEFT JOIN run r ON r.job_id = j.id WHERE j.id = w.id"
-            f" AND ({self._conditions} OR w.walked > {self.max_walked}) LIMIT 1) AS f"
-            f" ORDER BY w.id DESC LIMIT {limit + 1}",
-            self._parameters.values,
-        )
+        return self._select("job_list", COLUMNS, limit)
 
     def columns(self, statement: str, limit: int, *names: str) -> Statement:
         """As `page`, with these columns of the job and `walked` alone. `statement`: its name."""
+        return self._select(statement, ", ".join(f"j.{name}" for name in names), limit)
+
+    def _select(self, statement: str, columns: str, limit: int) -> Statement:
         return Statement(
             f"-- {statement}\nSELECT f.*, w.walked FROM {self._walk()} CROSS JOIN LATERAL ("
-            f"SELECT {', '.join(f'j.{name}' for name in names)} FROM job j LEFT JOIN run r ON r.job_id = j.id"
-            f" WHERE j.id = w.id AND ({self._conditions} OR w.walked > {self.max_walked}) LIMIT 1) AS f"
+            f"SELECT {columns} FROM job j LEFT JOIN run r ON r.job_id = j.id WHERE j.id = w.id"
+            f" AND ({self._conditions} OR w.walked > {self.max_walked}) LIMIT 1) AS f"
             f" ORDER BY w.id DESC LIMIT {limit + 1}",
             self._parameters.values,
         )

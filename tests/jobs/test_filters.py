@@ -12,7 +12,7 @@ import pytest
 
 from bench.surface import rows_read
 from leasehold.db import job_lists, job_reads
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, in_order
 from leasehold.db.job_lists import Listing, Scope
 from leasehold.db.job_reads import DeadLetterFilter
 from leasehold.domain.ids import new_id
@@ -287,3 +287,11 @@ async def fetched(rows: Connection) -> int:
         "SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)) FROM pg_stat_user_tables"
     )
     return int(found)
+
+
+async def test_a_statement_after_a_page_of_the_same_transaction_is_planned_as_before_it(rows: Connection) -> None:
+    async with rows.transaction():
+        async with in_order(rows):
+            assert await rows.fetchval("SHOW enable_sort") == "off"
+        assert await rows.fetchval("SHOW enable_sort") == "on"
+        assert await rows.fetchval("SHOW enable_bitmapscan") == "on"
