@@ -41,6 +41,7 @@ from bench import (
     throughput,
     waiting,
     workflows,
+    writes,
 )
 from bench.figure import Figure
 from bench.hostile import measure as hostile
@@ -54,6 +55,7 @@ from leasehold.runtime.garbage import freeze_loaded
 
 FIGURES: Mapping[str, Callable[[Testbed, Scale], Awaitable[list[Figure]]]] = {
     "throughput": throughput.measure,
+    "writes": writes.measure,
     "fleet": fleet.measure,
     "workflows": workflows.measure,
     "latency": latency.measure,

@@ -32,6 +32,7 @@ MEASURED = {
     "latency": _CORE,
     "snapshot": _CORE,
     "steady": _CORE,
+    "writes": ("leasehold/broker", "leasehold/db", "leasehold/transitions", "migrations"),
     "tables": ("leasehold/db", "leasehold/transitions", "migrations"),
     "growth": ("leasehold/db", "leasehold/transitions", "migrations"),
     "surface": ("leasehold/db", "migrations"),

@@ -3,10 +3,14 @@
 One job is a committed claim and a committed completion with their events; the queue is classic and durable, and its
 messages are persistent and were confirmed. With a broker, workers also look into the database for what is overdue,
 which a backlog is; a goal for the way over AMQP is measured with that turned off, and the default beside it.
+
+Each case also gives the CPU seconds of a thousand jobs, and what a drain writes (writes.py): claims, settlements, and
+whatever else the workers and PostgreSQL do meanwhile, with the whole pages that follow a checkpoint.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +21,16 @@ from bench.metrics import claims_by
 from bench.processes import Meter, main_processes_of, paused
 from bench.scale import Scale
 from bench.submitter import submitter
-from bench.testbed import Testbed
+from bench.testbed import Installation, Testbed
+from bench.writes import Writes
 from leasehold.embedded.ports import free_port
 from leasehold.pipelines.demo.pipeline import noop
 
 _GOAL, _GOAL_OF_TWO = Goal(6000, at_least=True), Goal(8000, at_least=True)  # by the number of workers, over AMQP
 _NEVER_LOOK = {"broker": "amqp", "poll_seconds": 3600}
+#: A busy session publishes its counts with the first statement after this many seconds: so a few jobs more follow.
+_PUBLISHED_SECONDS = 1.1
+_ENDED_SECONDS = 0.3  # until a session that was closed has published its counts
 _PATIENT_HEARTBEAT = 60  # RabbitMQ keeps the connection of a worker that stands still while the queue is filled
 
 
@@ -32,6 +40,11 @@ class Run:
     load: float
     meter: Meter
     claims: dict[str, int]
+    writes: Writes  # of the drain, a job
+
+    def cpu_of_a_thousand(self, jobs: int, role: str) -> float:
+        """CPU seconds of the processes with this role (processes.py), for a thousand jobs."""
+        return 1000 * self.meter.by_role.get(role, 0.0) / jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +66,40 @@ CASES = (
 
 
 async def measure(testbed: Testbed, scale: Scale, cases: Sequence[Case] = CASES) -> list[Figure]:
-    return [await _figure(testbed, scale, case) for case in cases]
+    return [figure for case in cases for figure in await _figures(testbed, scale, case)]
 
 
-async def _figure(testbed: Testbed, scale: Scale, case: Case) -> Figure:
+async def _figures(testbed: Testbed, scale: Scale, case: Case) -> list[Figure]:
     runs = [await drain(testbed, scale, case) for _ in range(scale.runs)]
-    return Figure(
-        f"throughput, {case.name}, {case.workers} worker{'s' if case.workers > 1 else ''}",
+    load = tuple(run.load for run in runs)
+    name = f"{case.name}, {case.workers} worker{'s' if case.workers > 1 else ''}"
+    rate = Figure(
+        f"throughput, {name}",
         "jobs/s",
         tuple(run.rate for run in runs),
-        tuple(run.load for run in runs),
+        load,
         case.goal,
         {
             "jobs": scale.jobs,
             "cpu_seconds": [run.meter.by_role for run in runs],
             "cores_busy_by_others": [run.meter.others_cores for run in runs],
             "claims": [run.claims for run in runs],
+            "drain_of_a_job": [run.writes.as_details() for run in runs],
         },
     )
+    return [
+        rate,
+        *(
+            Figure(
+                f"CPU of a thousand jobs, {name}: {role}",
+                "s",
+                tuple(run.cpu_of_a_thousand(scale.jobs, role) for run in runs),
+                load,
+            )
+            for role in ("worker", "postgres")
+        ),
+        Figure(f"WAL of a job in a drain, {name}", "bytes", tuple(run.writes.wal_bytes for run in runs), load),
+    ]
 
 
 async def drain(testbed: Testbed, scale: Scale, case: Case) -> Run:
@@ -78,16 +107,32 @@ async def drain(testbed: Testbed, scale: Scale, case: Case) -> Run:
     async with testbed.installation(amqp_heartbeat=_PATIENT_HEARTBEAT, **case.settings) as installation:
         ports = [free_port() for _ in range(case.workers)]
         servers = [await installation.start_worker(metrics_port=port) for port in ports]
-        async with submitter(installation) as submitting:
-            await submitting.fill(noop, scale.warm_up_jobs)
-            await until_finished(installation, *servers)
-            claimed_before = await claims_by(ports)
-            since = await now(installation)
-            with paused(main_processes_of("worker")):
-                await submitting.fill(noop, scale.jobs)
-                await testbed.checkpoint()
-                load = os.getloadavg()[0]
+        await _fill(installation, scale.warm_up_jobs)
+        await until_finished(installation, *servers)
+        claimed_before = await claims_by(ports)
+        since = await now(installation)
+        with paused(main_processes_of("worker")):
+            await _fill(installation, scale.jobs)
+            await testbed.checkpoint()
+            load = os.getloadavg()[0]
+            before = await _written(installation)
         with Meter() as meter:
             await until_finished(installation, *servers)
         claimed = {how: n - claimed_before.get(how, 0) for how, n in (await claims_by(ports)).items()}
-        return Run(scale.jobs / await seconds_of(installation, since), load, meter, claimed)
+        rate = scale.jobs / await seconds_of(installation, since)
+        await asyncio.sleep(_PUBLISHED_SECONDS)
+        await _fill(installation, case.workers)
+        await until_finished(installation, *servers)
+        return Run(rate, load, meter, claimed, (await _written(installation)).since(before, scale.jobs))
+
+
+async def _fill(installation: Installation, jobs: int) -> None:
+    """Submit the jobs. Afterwards the counts of the submitter's sessions, which have ended, are published."""
+    async with submitter(installation) as submitting:
+        await submitting.fill(noop, jobs)
+    await asyncio.sleep(_ENDED_SECONDS)
+
+
+async def _written(installation: Installation) -> Writes:
+    async with installation.connection() as connection:
+        return await Writes.so_far(connection)
