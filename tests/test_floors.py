@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,12 @@ def modules() -> frozenset[str]:
     return frozenset(name_of(path) for folder in FOLDERS for path in files(folder))
 
 
-def imports_of(path: Path) -> Iterator[str]:
+@cache
+def imports_of(path: Path) -> tuple[str, ...]:
+    return tuple(_imports_of(path))
+
+
+def _imports_of(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
@@ -126,6 +132,17 @@ def goes_up(module: str, imported: str) -> bool:
     return apart or ROOMS.index(there) > ROOMS.index(here)
 
 
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Neither for types only nor inside of functions."""
+    uses = {
+        name_of(path): {imported for imported in imports_of(path) if imported in modules()} - {name_of(path)}
+        for folder in FOLDERS
+        for path in files(folder)
+        if path.name != "__init__.py"
+    }
+    TopologicalSorter(uses).prepare()  # its CycleError names the modules of a circle
+
+
 def test_every_room_says_what_it_is() -> None:
     """A folder's `__init__` says in a few lines what belongs there."""
     folders = {path.parent for folder in FOLDERS for path in files(folder)} - {ROOT / "migrations/versions"}
@@ -133,8 +150,8 @@ def test_every_room_says_what_it_is() -> None:
     assert sorted(silent) == []
 
 
-def says_something(media_api: Path) -> bool:
-    return media_api.exists() and ast.get_docstring(ast.parse(media_api.read_text())) is not None
+def says_something(init: Path) -> bool:
+    return init.exists() and ast.get_docstring(ast.parse(init.read_text())) is not None
 
 
 def test_a_kind_of_work_imports_no_other_kind() -> None:

@@ -17,7 +17,8 @@ from leasehold.app.middleware import Middleware, around
 from leasehold.app.place import declaration_error
 from leasehold.app.processes import Processes
 from leasehold.app.run_limits import Batch
-from leasehold.app.task import KeywordTask, PositionalTask, Task, TaskOptions, TaskTerms
+from leasehold.app.task import KeywordTask, PositionalTask, Task
+from leasehold.app.terms import TaskOptions, TaskTerms
 from leasehold.app.workflow import KeywordWorkflow, PositionalWorkflow, Workflow, WorkflowTerms, workflow_of
 from leasehold.domain.errors import DeclarationError, Invalid, InvalidArguments
 from leasehold.domain.kind import Kind

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar
 from uuid import UUID
 
 from leasehold.app.run_limits import Unique
+from leasehold.app.terms import TaskTerms
 from leasehold.domain.errors import Invalid
 from leasehold.domain.ids import new_id
+from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.tags import check_tags
-
-if TYPE_CHECKING:
-    from leasehold.app.task import Task
 
 R = TypeVar("R")
 Priority = Literal["high", "normal", "low"]
@@ -65,11 +64,19 @@ class Options:
             check_tags(self.tags)
 
 
+class Callee(Protocol):
+    """The task that a call names."""
+
+    name: str
+    terms: TaskTerms
+    pipeline: Pipeline
+
+
 @dataclass(frozen=True, slots=True)
 class Call(Generic[R]):
     """`task.call(...)`: arguments that fit the task, for `submit_many` and for a workflow."""
 
-    task: Task[..., R]
+    task: Callee
     params: Mapping[str, Any]
     options: Options = field(default_factory=Options)
     id: UUID = field(default_factory=new_id)

@@ -14,6 +14,7 @@ from leasehold.app.current import Current, enter, leave
 from leasehold.app.limits import ResultLimits
 from leasehold.app.process_frames import CallOfProcess
 from leasehold.app.results import Results
+from leasehold.app.terms import TaskTerms
 from leasehold.domain.errors import Permanent
 from leasehold.domain.verdicts import Done, File
 from leasehold.domain.work import Work
@@ -21,7 +22,6 @@ from leasehold.runtime.foreign_errors import text_of
 
 if TYPE_CHECKING:
     from leasehold.app.processes import Processes
-    from leasehold.app.task import TaskTerms
 
 
 class Handling:

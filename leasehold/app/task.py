@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 from uuid import UUID
 
 from leasehold.app.arguments import Arguments, hints_of
@@ -23,10 +22,9 @@ from leasehold.app.handling import Handling
 from leasehold.app.local import LocalAttempt
 from leasehold.app.place import declaration_error, place_of
 from leasehold.app.results import Results
-from leasehold.app.retry import Retry
 from leasehold.app.run import Run
-from leasehold.app.run_limits import Batch, Limit, Unique
 from leasehold.app.started import StartedTask
+from leasehold.app.terms import TaskTerms
 from leasehold.domain.errors import DeclarationError, StepTimeout
 from leasehold.domain.pipeline import NAME, Pipeline, PipelineLimit, RunTerms, Step
 
@@ -40,38 +38,6 @@ C = TypeVar("C")
 ISOLATED_QUEUE = "isolated"
 #: The one step of a task's pipeline.
 STEP = "run"
-
-
-class TaskOptions(TypedDict, total=False):
-    """What `@app.task(...)` takes; `App.task` says what each means."""
-
-    name: str | None
-    queue: str | None
-    retry: Retry
-    timeout: timedelta
-    process: bool
-    isolated: bool
-    limit: Limit | None
-    unique: Unique | None
-    debounce: timedelta | None
-    on_failure: Task[[Failed], Any] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskTerms:
-    """TaskOptions, with the defaults of those that are left out."""
-
-    name: str | None = None
-    queue: str | None = None
-    retry: Retry = field(default_factory=Retry)
-    timeout: timedelta = timedelta(minutes=5)
-    process: bool = False
-    isolated: bool = False
-    limit: Limit | None = None
-    unique: Unique | None = None
-    debounce: timedelta | None = None
-    batch: Batch | None = None
-    on_failure: Task[[Failed], Any] | None = None
 
 
 class Task(Generic[P, R]):

@@ -14,7 +14,8 @@ from leasehold.app.connection import Connections
 from leasehold.app.limits import ResultLimits
 from leasehold.app.place import declaration_error
 from leasehold.app.results import Results
-from leasehold.app.task import KeywordTask, PositionalTask, Task, TaskTerms
+from leasehold.app.task import KeywordTask, PositionalTask, Task
+from leasehold.app.terms import TaskTerms
 from leasehold.domain.verdicts import Done
 
 A = TypeVar("A")

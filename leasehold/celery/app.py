@@ -16,8 +16,8 @@ from leasehold.celery import result
 from leasehold.celery.canvas import run_plan
 from leasehold.celery.exceptions import NotSupported
 from leasehold.celery.options import check_setting, options_of, refused
+from leasehold.celery.programs import Program, current_program, programs
 from leasehold.celery.task import CeleryTask
-from leasehold.domain.errors import DeclarationError
 from leasehold.domain.registry import Pipelines
 from leasehold.workflows.context import Context
 
@@ -54,7 +54,7 @@ class Celery:
         self.conf = Conf()
         self.tasks: dict[str, CeleryTask] = {}
         self._canvas = self._declare_canvas()
-        _apps.append(self)
+        programs.append(self)
         for declare in _shared:
             declare(self)
 
@@ -137,15 +137,14 @@ class Celery:
         return self.app.workflow(name=_CANVAS)(run_canvas)
 
 
-_apps: list[Celery] = []
-_shared: list[Callable[[Celery], CeleryTask]] = []
+_shared: list[Callable[[Program], CeleryTask]] = []
 
 
 def current_app() -> Celery:
     """The app that was made last. Raises DeclarationError before the first one."""
-    if not _apps:
-        raise DeclarationError("there is no app yet: app = Celery('name')")
-    return _apps[-1]
+    program = current_program()
+    assert isinstance(program, Celery)
+    return program
 
 
 class SharedTask:
@@ -159,10 +158,10 @@ class SharedTask:
         self.__wrapped__ = function
         options_of({name: value for name, value in options.items() if name != "name"}, "default")
         _shared.append(self._declare)
-        for app in _apps:
+        for app in programs:
             self._declare(app)
 
-    def _declare(self, app: Celery) -> CeleryTask:
+    def _declare(self, app: Program) -> CeleryTask:
         task: CeleryTask = app.task(**self._options)(self._function)
         self._tasks[id(app)] = task
         return task

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from leasehold.celery.exceptions import NotSupported
+from leasehold.celery.programs import Program
+from leasehold.celery.result import AsyncResult
 
 if TYPE_CHECKING:
-    from leasehold.celery.app import Celery
-    from leasehold.celery.result import AsyncResult
-    from leasehold.celery.task import CeleryTask
     from leasehold.workflows.context import Context
 
 #: JSON that says what to run: {"task", "args", "kwargs", "immutable"}, {"chain": [...]}, {"group": [...]} or
@@ -22,16 +21,16 @@ _NOTHING = object()
 class Signature:
     """A call, or several calls with their order. It can be submitted, and combined with others."""
 
-    def __init__(self, app: Celery, plan: Plan) -> None:
+    def __init__(self, app: Program, plan: Plan) -> None:
         self.app = app
         self.plan = plan
 
     @classmethod
     def of(
-        cls, task: CeleryTask, args: Sequence[Any], kwargs: Mapping[str, Any], *, immutable: bool = False
+        cls, app: Program, task: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, immutable: bool = False
     ) -> Signature:
-        plan = {"task": task.name, "args": list(args), "kwargs": dict(kwargs), "immutable": immutable}
-        return cls(task.app, plan)
+        """A single call. `task`: the name of the task."""
+        return cls(app, {"task": task, "args": list(args), "kwargs": dict(kwargs), "immutable": immutable})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function of a single call here. Submit several calls."""
@@ -93,8 +92,8 @@ def _flat(signatures: Sequence[Any]) -> list[Signature]:
     return list(signatures)
 
 
-async def run_plan(ctx: Context, tasks: Mapping[str, CeleryTask], plan: Plan, before: Any = _NOTHING) -> Any:
-    """Run the plan in a workflow. `before`: the result that its first call takes."""
+async def run_plan(ctx: Context, tasks: Mapping[str, Any], plan: Plan, before: Any = _NOTHING) -> Any:
+    """Run the plan in a workflow. `tasks`: CeleryTasks by name. `before`: the result that the first call takes."""
     if "chain" in plan:
         for step in plan["chain"]:
             before = await run_plan(ctx, tasks, step, before)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from leasehold.celery.programs import Program, current_program
 from leasehold.domain.errors import NotFound, TaskFailed
 
 if TYPE_CHECKING:
     from leasehold.app.run import Run
-    from leasehold.celery.app import Celery
 
 #: A run's status -> Celery's state.
 _STATES = {"succeeded": "SUCCESS", "failed": "FAILURE", "cancelled": "REVOKED", "expired": "REVOKED"}
@@ -21,11 +21,9 @@ EXPIRED = "task_expired"
 class AsyncResult:
     """The handle of a run. An id that no run has is PENDING, as in Celery."""
 
-    def __init__(self, id: str | UUID, app: Celery | None = None) -> None:  # noqa: A002 - Celery's name
-        from leasehold.celery.app import current_app  # noqa: PLC0415 - it makes results
-
+    def __init__(self, id: str | UUID, app: Program | None = None) -> None:  # noqa: A002 - Celery's name
         self.id = str(id)
-        self._run: Run[Any] = (app or current_app()).find(UUID(self.id))
+        self._run: Run[Any] = (app or current_program()).find(UUID(self.id))
 
     def __repr__(self) -> str:
         return f"<AsyncResult: {self.id}>"

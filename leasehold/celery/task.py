@@ -14,13 +14,13 @@ from leasehold.app.retry import Retry as RetryRule
 from leasehold.celery.canvas import Signature
 from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, Retry
 from leasehold.celery.options import IGNORED, CeleryOptions, refused
+from leasehold.celery.programs import Program
 from leasehold.celery.result import EXPIRED, AsyncResult
 from leasehold.domain.errors import Permanent, StepError, StepTimeout
 from leasehold.runtime.foreign_errors import text_of
 
 if TYPE_CHECKING:
     from leasehold.app.task import Task
-    from leasehold.celery.app import Celery
 
 _HIGH_FROM, _LOW_BELOW = 7, 3
 
@@ -46,7 +46,7 @@ class Request:
 class CeleryTask:
     """Calling it runs the function. `name`: the task's name in Celery. `task`: the task in Leasehold."""
 
-    def __init__(self, app: Celery, function: Callable[..., Any], name: str, options: CeleryOptions) -> None:
+    def __init__(self, app: Program, function: Callable[..., Any], name: str, options: CeleryOptions) -> None:
         self.app = app
         self.name = name
         self.run = function
@@ -116,11 +116,11 @@ class CeleryTask:
 
     def s(self, *args: Any, **kwargs: Any) -> Signature:
         """The call, for chain, group and chord."""
-        return Signature.of(self, args, kwargs)
+        return Signature.of(self.app, self.name, args, kwargs)
 
     def si(self, *args: Any, **kwargs: Any) -> Signature:
         """The call, which takes no result of the call before it."""
-        return Signature.of(self, args, kwargs, immutable=True)
+        return Signature.of(self.app, self.name, args, kwargs, immutable=True)
 
     signature = s
 

@@ -85,7 +85,7 @@ def verify(
     if file is None:
         from leasehold.cli.audit_database import verified  # noqa: PLC0415 - each command loads only what it needs
 
-        chains = run_or_exit(verified(environment(), tenant))
+        chains = [_finding(*chain) for chain in run_or_exit(verified(environment(), tenant))]
     else:
         chains = [chain for chain in _chains_of(file) if tenant in (None, chain["tenant_id"])]
 
@@ -98,7 +98,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def finding(head: dict[str, Any], broken: Broken | None) -> dict[str, Any]:
+def _finding(head: dict[str, Any], broken: Broken | None) -> dict[str, Any]:
     """A chain as the command prints it."""
     sentence = None if broken is None else f"row {broken.seq}: {broken.why}"
     return {"tenant_id": head["tenant_id"], "seq": head["seq"], "hash": head["hash"], "broken": sentence}
@@ -111,7 +111,7 @@ def _chains_of(file: Path) -> Iterator[dict[str, Any]]:
     for line in _lines(file):
         if "head" in line:
             if head is not None:
-                yield finding(head, broken or chain.end(head))
+                yield _finding(head, broken or chain.end(head))
             head, broken = line["head"], None
             chain = Chain.after(line["head"])
         elif head is None:
@@ -119,7 +119,7 @@ def _chains_of(file: Path) -> Iterator[dict[str, Any]]:
         elif broken is None:
             broken = chain.check(_row(line))
     if head is not None:
-        yield finding(head, broken or chain.end(head))
+        yield _finding(head, broken or chain.end(head))
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from leasehold.cli.audit import finding
 from leasehold.db import audit
 from leasehold.db.database import connected
+from leasehold.domain.audit import Broken
 from leasehold.settings import Settings
 
 
-async def verified(settings: Settings, tenant_id: str | None) -> list[dict[str, Any]]:
-    """Each chain, or the tenant's alone, with its first broken row."""
+async def verified(settings: Settings, tenant_id: str | None) -> list[tuple[dict[str, Any], Broken | None]]:
+    """The head of each chain, or of the tenant's alone, with the chain's first broken row."""
     async with connected(settings, "audit") as connection:
         heads = await audit.heads(connection, tenant_id)
-        return [finding(head, await audit.verify(connection, head)) for head in heads]
+        return [(head, await audit.verify(connection, head)) for head in heads]

@@ -21,8 +21,8 @@ from leasehold import App, TaskFailed
 from leasehold.app.current import Current, enter, leave
 from leasehold.app.local import LocalAttempt
 from leasehold.celery import AsyncResult, Celery, Signature, chain, chord, group, shared_task
-from leasehold.celery import app as facade
 from leasehold.celery.exceptions import NotSupported, Retry
+from leasehold.celery.programs import programs
 from leasehold.celery.task import Request, _Bound
 from leasehold.domain.errors import Permanent
 from tests.app.conftest import Serve
@@ -72,9 +72,9 @@ def shared(word="x"):
 def _use(using: Callable[..., App]) -> Iterator[None]:
     using(app.app)
     seen.clear()
-    facade._apps.append(app)  # the app that was made last
+    programs.append(app)  # the app that was made last
     yield
-    facade._apps.remove(app)
+    programs.remove(app)
 
 
 async def session(serve: Serve, program: Callable[[], Any], served: Any = None) -> Any:
@@ -105,7 +105,7 @@ async def test_the_first_steps_of_celerys_documentation_run_as_they_stand_there(
     try:
         await session(serve, program, tasks.app)
     finally:
-        facade._apps.remove(tasks.app)
+        programs.remove(tasks.app)
 
 
 async def test_a_call_has_its_options(serve: Serve) -> None:
@@ -205,7 +205,7 @@ def test_settings_may_come_from_a_module_that_imports_others() -> None:
         own.config_from_object(module)
         assert own.conf.task_default_queue == "mine"
     finally:
-        facade._apps.remove(own)
+        programs.remove(own)
 
 
 def test_the_header_of_a_chord_may_be_a_single_call() -> None:
@@ -267,7 +267,7 @@ def test_what_the_facade_lacks_is_refused_where_the_task_is_declared(options: di
     for declare in (Celery("refusing").task, shared_task):
         with pytest.raises(NotSupported, match=words):
             declare(**options)(task)
-    facade._apps.pop()
+    programs.pop()
 
 
 @pytest.mark.parametrize(

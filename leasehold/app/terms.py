@@ -1,0 +1,52 @@
+"""What `@app.task(...)` is declared with, beside the function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Protocol, TypedDict
+
+from leasehold.app.arguments import Arguments
+from leasehold.app.retry import Retry
+from leasehold.app.run_limits import Batch, Limit, Unique
+from leasehold.domain.pipeline import Pipeline
+
+
+class Follower(Protocol):
+    """The task that runs after a failure of another: a Task[[leasehold.Failed], Any]."""
+
+    name: str
+    arguments: Arguments
+    pipeline: Pipeline
+
+
+class TaskOptions(TypedDict, total=False):
+    """What `@app.task(...)` takes; `App.task` says what each means."""
+
+    name: str | None
+    queue: str | None
+    retry: Retry
+    timeout: timedelta
+    process: bool
+    isolated: bool
+    limit: Limit | None
+    unique: Unique | None
+    debounce: timedelta | None
+    on_failure: Follower | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTerms:
+    """TaskOptions, with the defaults of those that are left out."""
+
+    name: str | None = None
+    queue: str | None = None
+    retry: Retry = field(default_factory=Retry)
+    timeout: timedelta = timedelta(minutes=5)
+    process: bool = False
+    isolated: bool = False
+    limit: Limit | None = None
+    unique: Unique | None = None
+    debounce: timedelta | None = None
+    batch: Batch | None = None
+    on_failure: Follower | None = None

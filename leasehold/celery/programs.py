@@ -1,0 +1,36 @@
+"""The Celery apps of this program, as their tasks, signatures and results see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+from uuid import UUID
+
+from leasehold.domain.errors import DeclarationError
+
+if TYPE_CHECKING:
+    from leasehold.app.run import Run
+
+
+class Program(Protocol):
+    """A leasehold.celery.Celery. `tasks`: its CeleryTasks by their names."""
+
+    main: str
+
+    @property
+    def tasks(self) -> Mapping[str, Any]: ...
+    def find(self, run_id: UUID) -> Run[Any]: ...
+    def task(self, *function: Callable[..., Any], **options: Any) -> Any: ...
+    def declare(self, task: Any) -> Any: ...
+    def submit_canvas(self, plan: dict[str, Any], args: list[Any]) -> Any: ...
+
+
+#: In the order in which they were made.
+programs: list[Program] = []
+
+
+def current_program() -> Program:
+    """The app that was made last. Raises DeclarationError before the first one."""
+    if not programs:
+        raise DeclarationError("there is no app yet: app = Celery('name')")
+    return programs[-1]
