@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Protocol, TypedDict
 
 from leasehold.app.arguments import Arguments
+from leasehold.app.failed import Failed
 from leasehold.app.retry import Retry
 from leasehold.app.run_limits import Batch, Limit, Unique
 from leasehold.domain.pipeline import Pipeline
@@ -18,6 +19,8 @@ class Follower(Protocol):
     name: str
     arguments: Arguments
     pipeline: Pipeline
+
+    def call(self, failed: Failed, /) -> object: ...
 
 
 class TaskOptions(TypedDict, total=False):

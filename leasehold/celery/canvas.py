@@ -53,10 +53,12 @@ class Signature:
         if "task" in self.plan:
             task = self.app.tasks[self.plan["task"]]
             both = {**self.plan["kwargs"], **(kwargs or {})}
-            return task.apply_async([*(args or ()), *self.plan["args"]], both, **options)
+            result: AsyncResult = task.apply_async([*(args or ()), *self.plan["args"]], both, **options)
+            return result
         if options or kwargs:
             raise NotSupported("leasehold.celery submits a chain, group or chord without options")
-        return self.app.submit_canvas(self.plan, list(args or ()))
+        submitted: AsyncResult = self.app.submit_canvas(self.plan, list(args or ()))
+        return submitted
 
 
 def chain(*signatures: Signature) -> Signature:
