@@ -227,6 +227,33 @@ def larger_inside() -> heif.Still:
     return heif.Still(96, 64, heif.CORNERS.parameters, pixels)
 
 
+def transparent_tiles() -> bytes:
+    """Small tiles, each with a large transparency: the decoder decodes it for each tile."""
+    made = tiled()
+    large = heif.with_size(heif.Still(6000, 6000, heif.OPACITY.parameters, heif.OPACITY.pixels), 6000, 6000)
+    for tile in range(1, 5):
+        made.names.append((b"auxl", made.still(large, heif.ALPHA), [tile]))
+    return made.build()
+
+
+def transparent_many_times() -> bytes:
+    made = Heif()
+    made.still(heif.CORNERS)
+    for _ in range(40):
+        made.names.append((b"auxl", made.still(heif.OPACITY, heif.ALPHA), [1]))
+    return made.build()
+
+
+def endless_pieces() -> bytes:
+    """Pieces without a byte, in a table without a byte for each: 65,535 of the same item, 2,000 times."""
+    data = heif.of(heif.CORNERS)
+    place, meta = data.index(b"iloc") - 4, data.index(b"meta") - 4
+    (place_size,), (meta_size,) = struct.unpack_from(">I", data, place), struct.unpack_from(">I", data, meta)
+    table = struct.pack(">HHHH", 1, 1, 0, 0xFFFF) * 2000
+    changed = heif.full(b"iloc", b"\0\0", struct.pack(">H", 2000), table, version=1) + heif.box(b"idat")
+    return data[:meta] + heif.box(b"meta", data[meta + 8 : place], changed, data[place + place_size : meta + meta_size])
+
+
 def bombs() -> dict[str, tuple[bytes, str]]:
     again = heif.CORNERS
     twice = heif.Still(96, 64, again.parameters, again.pixels * 2)
@@ -248,6 +275,9 @@ def bombs() -> dict[str, tuple[bytes, str]]:
         "a profile for each": (copied(), "corrupt_image"),
         "metadata for each": (described(), "corrupt_image"),
         "alpha of its alpha": (circle(), "corrupt_image"),
+        "transparency of tiles": (transparent_tiles(), "corrupt_image"),
+        "transparency again and again": (transparent_many_times(), "corrupt_image"),
+        "an endless list of pieces": (endless_pieces(), "corrupt_image"),
         "two pictures in one": (heif.of(twice), "corrupt_image"),
         "crumbs": (heif.of(crumbs), "corrupt_image"),
         "sequence": (heif.of(again) + sequence, "unsupported_format"),

@@ -1,57 +1,93 @@
-"""Reads the header of an AVIF file: the size of its largest item or track, and the number of samples of a sequence."""
+"""Reads the header of an AVIF file: the size of its largest item or track, and the number of samples of a sequence.
+
+The file declares sizes, and the AV1 streams in it have sizes of their own, which the decoder allocates. A stream that
+has larger frames than its item or track declares is refused. Only an item with several layers may declare the size of a
+small one: there the largest frame counts.
+"""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 
-from leasehold.pipelines.media.headers.boxes import Box, boxes
+from leasehold.pipelines.media.headers import av1, heif_checks
+from leasehold.pipelines.media.headers.avif_tracks import read_tracks
 from leasehold.pipelines.media.headers.header import Header
+from leasehold.pipelines.media.headers.heif_items import Item, read_items, top_boxes
 from leasehold.pipelines.media.refusals import corrupt_image
 
-MAX_BOXES = 20_000
-MAX_DEPTH = 8
-
-#: Boxes that contain boxes, and how many bytes of their own come before those.
-_CONTAINERS = {
-    b"meta": 4,
-    b"iprp": 0,
-    b"ipco": 0,
-    b"moov": 0,
-    b"trak": 0,
-    b"mdia": 0,
-    b"minf": 0,
-    b"stbl": 0,
-    b"stsd": 8,
-}
+_LAYERS = (b"a1lx", b"a1op", b"lsel")  # properties of an item with layers
+_Pieces = tuple[tuple[int, int], ...]
 
 
 def read(data: bytes) -> Header:
-    """Read the header. Raises Permanent `corrupt_image`; struct.error or IndexError if the file ends too early."""
-    width, height, frames = 0, 0, 1
-    for number, (kind, start, end) in enumerate(_boxes(data, 0, len(data), 0)):
-        if number > MAX_BOXES:
-            raise corrupt_image("the file has too many boxes")
-        if kind == b"ispe":
-            box_width, box_height = struct.unpack_from(">II", data, start + 4)
-        elif kind == b"av01":
-            box_width, box_height = struct.unpack_from(">HH", data, start + 24)
-        elif kind == b"stsz":
-            frames = max(frames, *struct.unpack_from(">I", data, start + 8))
-            continue
-        else:
-            continue
-        if start >= end:
-            raise corrupt_image("a size in the file is empty")
-        width, height = max(width, box_width), max(height, box_height)
-    return Header(width, height, frames)
+    """Read the header. Raises Permanent `corrupt_image` or `unsupported_format`; struct.error or IndexError if the file
+    ends too early.
+    """
+    top = top_boxes(data)
+    by_kind = {kind: [box for box in top if box[0] == kind] for kind in (b"meta", b"moov")}
+    movies = by_kind[b"moov"]
+    if len(movies) > 1:
+        raise corrupt_image("the file has several moov boxes")
+    tracks = [track for movie in movies for track in read_tracks(data, movie)]
+    streams = _Streams(data)
+    sizes = [_checked(streams.read_track(track.samples), (track.width, track.height)) for track in tracks]
+    if by_kind[b"meta"] or not movies:
+        items = read_items(data, top, may_share=True)
+        heif_checks.check_copies(items)
+        stills = {
+            number: _still_size(item, data, streams)
+            for number, item in items.all.items()
+            if item.kind == b"av01" and item.parts
+        }
+        grids = {
+            number: heif_checks.check_grid(item, data, stills)
+            for number, item in items.all.items()
+            if item.kind == b"grid" and item.parts
+        }
+        heif_checks.check_auxiliaries(items, stills | grids)
+        sizes += [*stills.values(), *grids.values()]
+    if not sizes:
+        raise corrupt_image("the file has no picture")
+    width, height = (max(sides) for sides in zip(*sizes, strict=True))
+    return Header(width, height, max((len(track.samples) for track in tracks), default=1))
 
 
-def _boxes(data: bytes, start: int, end: int, depth: int) -> Iterator[Box]:
-    """Every box in the range, and every box inside those: kind, start and end of its content."""
-    if depth > MAX_DEPTH:
-        raise corrupt_image("the boxes of the file are nested too deeply")
-    for kind, body, stop in boxes(data, start, end):
-        yield kind, body, stop
-        if kind in _CONTAINERS:
-            yield from _boxes(data, body + _CONTAINERS[kind], stop, depth + 1)
+def _still_size(item: Item, data: bytes, streams: _Streams) -> av1.Size:
+    declared, coded = heif_checks.declared_size(item, data), streams.read_item(item)
+    if any(item.property(kind) is not None for kind in _LAYERS):
+        return max(declared[0], coded[0]), max(declared[1], coded[1])
+    return _checked(coded, declared)
+
+
+def _checked(coded: av1.Size, declared: av1.Size) -> av1.Size:
+    if coded[0] > declared[0] or coded[1] > declared[1]:
+        raise corrupt_image("its header and its content disagree")
+    return declared
+
+
+class _Streams:
+    """Reads the AV1 streams of a file. All together may have `av1.MAX_UNITS` units."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._units = 0
+        self._by_pieces: dict[_Pieces, av1.Size] = {}
+
+    def read_item(self, item: Item) -> av1.Size:
+        """The largest frame of an item. Encoders store equal tiles once, so each is read once."""
+        pieces = tuple(item.parts)
+        if pieces not in self._by_pieces:
+            self._by_pieces[pieces] = self._read(iter([item.bytes_of(self._data)]))
+        return self._by_pieces[pieces]
+
+    def read_track(self, samples: list[tuple[int, int]]) -> av1.Size:
+        return self._read(self._data[start:end] for start, end in samples)
+
+    def _read(self, samples: Iterator[bytes]) -> av1.Size:
+        stream = av1.Stream(av1.MAX_UNITS - self._units)
+        for sample in samples:
+            stream.read(sample)
+        self._units += stream.units
+        if not stream.frames:
+            raise corrupt_image("an item has no coded picture")
+        return stream.width, stream.height

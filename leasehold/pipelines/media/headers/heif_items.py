@@ -11,8 +11,8 @@ from leasehold.pipelines.media.refusals import corrupt_image, unsupported_format
 
 MAX_ITEMS = 1000
 MAX_BOXES = 5000
+MAX_PIECES = 20_000  # of all items; a piece may take no byte of the header, so the file's size does not bound them
 _FULL = 4  # bytes of version and flags at the start of a full box
-_SEQUENCES = {b"moov", b"moof"}
 _IN_FILE, _IN_DATA = 0, 1
 
 
@@ -41,15 +41,22 @@ class Items:
     primary: Item
 
 
-def read_items(data: bytes) -> Items:
-    """Read the items. Raises Permanent `corrupt_image` or `unsupported_format`; struct.error or IndexError if the file
-    ends too early.
+def top_boxes(data: bytes) -> list[Box]:
+    """The boxes of the file that are in no other box."""
+    return _bounded(boxes(data, 0, len(data)))
+
+
+def read_items(data: bytes, top: list[Box], *, may_share: bool = False) -> Items:
+    """Read the items. `top`: the boxes of the file. `may_share`: several items may have the very same bytes.
+
+    Raises Permanent `corrupt_image` or `unsupported_format`; struct.error or IndexError if the file ends too early.
     """
-    meta = _meta(data)
+    meta = _meta(data, top)
     items = _list_items(data, meta[b"iinf"])
     data_box = meta.get(b"idat", (b"", 0, 0))
     for number, parts in _locations(data, meta[b"iloc"], data_box) if b"iloc" in meta else ():
-        _item(items, number).parts = parts
+        _item(items, number).parts += parts
+    _check_bytes(data, items, may_share=may_share)
     for number, properties in _properties(data, meta[b"iprp"]):
         _item(items, number).properties += properties
     for kind, source, targets in _references(data, meta[b"iref"]) if b"iref" in meta else ():
@@ -75,11 +82,8 @@ def _bounded(sequence: Iterator[Box]) -> list[Box]:
     return bounded
 
 
-def _meta(data: bytes) -> dict[bytes, Box]:
+def _meta(data: bytes, top: list[Box]) -> dict[bytes, Box]:
     """The boxes in the file's only `meta` box, by kind. Each kind occurs once."""
-    top = _bounded(boxes(data, 0, len(data)))
-    if any(kind in _SEQUENCES for kind, _, _ in top):
-        raise unsupported_format("HEIC sequences are not accepted")
     metas = [box for box in top if box[0] == b"meta"]
     if len(metas) != 1:
         raise corrupt_image("the file has no meta box, or several")
@@ -109,35 +113,44 @@ def _list_items(data: bytes, box: Box) -> dict[int, Item]:
 
 
 def _locations(data: bytes, box: Box, data_box: Box) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """Start and end of the pieces of each item. All pieces together may not have more bytes than the file: so no bytes
-    are read again and again.
-    """
+    """Start and end of the pieces of each item."""
     _, start, _ = box
     version = data[start]
     sizes = data[start + 4], data[start + 5]
     offset_size, length_size, base_size = sizes[0] >> 4, sizes[0] & 15, sizes[1] >> 4
     index_size = sizes[1] & 15 if version else 0
     reader = _Reader(data, start + 6)
-    total_bytes = 0
+    pieces = 0
     for _ in range(reader.unsigned(4 if version > 1 else 2)):
         number = reader.unsigned(4 if version > 1 else 2)
         construction = reader.unsigned(2) & 15 if version else _IN_FILE
         reader.unsigned(2)
         base = reader.unsigned(base_size)
         if construction not in (_IN_FILE, _IN_DATA):
-            raise unsupported_format("HEIC whose items are made of other items is not accepted")
+            raise unsupported_format("items that are made of other items are not accepted")
         origin, limit = (0, len(data)) if construction == _IN_FILE else data_box[1:]
         parts = []
-        for _ in range(reader.unsigned(2)):
+        count = reader.unsigned(2)
+        pieces += count
+        if pieces > MAX_PIECES:
+            raise corrupt_image("the items have too many pieces")
+        for _ in range(count):
             reader.unsigned(index_size)
             piece_start = origin + base + reader.unsigned(offset_size)
             length = reader.unsigned(length_size)
             piece_end = piece_start + length if length else limit
-            total_bytes += piece_end - piece_start
-            if not origin <= piece_start <= piece_end <= limit or total_bytes > len(data):
+            if not origin <= piece_start <= piece_end <= limit:
                 raise corrupt_image("the items name more bytes than the file has")
             parts.append((piece_start, piece_end))
         yield number, parts
+
+
+def _check_bytes(data: bytes, items: dict[int, Item], *, may_share: bool) -> None:
+    """All pieces together may not have more bytes than the file: so no bytes are read again and again."""
+    pieces = [tuple(item.parts) for item in items.values()]
+    counted = set(pieces) if may_share else pieces
+    if sum(end - start for parts in counted for start, end in parts) > len(data):
+        raise corrupt_image("the items name more bytes than the file has")
 
 
 class _Reader:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+from leasehold.pipelines.media.headers.bits import Bits
 from leasehold.pipelines.media.refusals import corrupt_image
 
 Size = tuple[int, int]
@@ -18,7 +19,6 @@ _SEQUENCE_PARAMETERS = 33
 _FIRST_NON_SLICE = 32  # units whose kind is a lower number are slices
 _PROFILE_BITS, _LEVEL_BITS = 88, 8
 _CHROMA_444 = 3  # the format 4:4:4 has a further bit: whether its planes are coded separately
-_MAX_NUMBER_BITS = 32
 _MAX_HEAD_BYTES = 512  # the picture's size is within these bytes: the sub-layers before it take at most 80
 
 
@@ -80,7 +80,7 @@ def _sizes(unit: bytes) -> list[Size]:
     if len(unit) < 3 or _kind(unit) != _SEQUENCE_PARAMETERS or not _is_base_layer(unit):  # noqa: PLR2004 - see _units
         return []
     # Emulation prevention: a byte 3 after two zeroes is no content.
-    bits = _Bits(unit[2:_MAX_HEAD_BYTES].replace(b"\0\0\3", b"\0\0"))
+    bits = Bits(unit[2:_MAX_HEAD_BYTES].replace(b"\0\0\3", b"\0\0"))
     bits.unsigned(4)
     sub_layers = bits.unsigned(3)
     bits.unsigned(1 + _PROFILE_BITS + _LEVEL_BITS)
@@ -93,26 +93,3 @@ def _sizes(unit: bytes) -> list[Size]:
     if bits.exp_golomb() == _CHROMA_444:
         bits.unsigned(1)
     return [(bits.exp_golomb(), bits.exp_golomb())]
-
-
-class _Bits:
-    """Reads numbers from a sequence of bits, one after the other."""
-
-    def __init__(self, data: bytes) -> None:
-        self._bits = f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}"
-        self._position = 0
-
-    def unsigned(self, count: int) -> int:
-        chunk = self._bits[self._position : self._position + count]
-        if len(chunk) < count:
-            raise corrupt_image("the file ends in the middle of its parameters")
-        self._position += count
-        return int(chunk, 2) if chunk else 0
-
-    def exp_golomb(self) -> int:
-        """Read an Exp-Golomb code."""
-        zeroes = self._bits.find("1", self._position) - self._position
-        if not 0 <= zeroes <= _MAX_NUMBER_BITS:
-            raise corrupt_image("a parameter of the picture is invalid")
-        self._position += zeroes
-        return self.unsigned(zeroes + 1) - 1

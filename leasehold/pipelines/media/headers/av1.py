@@ -1,0 +1,284 @@
+"""Reads the sizes of the frames of an AV1 stream, for the AVIF reader. A decoder allocates these sizes, whatever the
+container says.
+
+The sequence header has the size of most frames. A frame header may have another one: the standard forbids it to be
+larger, and decoders accept it. So both are read, each frame header up to its size. The names of the fields are those of
+the AV1 Bitstream Specification, 5.5 and 5.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from leasehold.pipelines.media.headers.bits import Bits
+from leasehold.pipelines.media.refusals import corrupt_image
+
+Size = tuple[int, int]
+
+MAX_UNITS = 100_000  # units (headers, tiles, metadata) of a file
+#: A frame may be shown again later, and a picture may have four layers. Each has few bytes, but costs its area.
+MAX_FRAMES_PER_SAMPLE = 4
+
+_SEQUENCE_HEADER, _FRAME_HEADERS = 1, {3, 6, 7}  # 3: alone, 6: with its tiles, 7: a copy
+_KEY, _INTRA_ONLY, _SWITCH = 0, 2, 3  # types of frames
+_CHOOSE = 2  # each frame header says by itself
+_REFERENCES, _SLOTS = 7, 8
+_ALL_SLOTS = 0xFF
+_MAX_PROFILE = 2
+_FIRST_LEVEL_WITH_TIERS = 8
+_MAX_HEAD_BYTES = 512  # every field that is read is within these bytes: 32 operating points take at most 356
+_MAX_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _OperatingPoint:
+    """Which layers a decoder may choose. `has_model`: frame headers have a time for it."""
+
+    layers: int
+    has_model: bool
+
+    def has(self, temporal: int, spatial: int) -> bool:
+        return not self.layers or bool(self.layers >> temporal & 1 and self.layers >> (spatial + 8) & 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Timing:
+    """How many bits the times in frame headers have. None of them concerns the picture."""
+
+    presentation_bits: int = 0
+    removal_bits: int = 0
+    buffer_delay_bits: int = 0
+    has_model: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """What a frame header cannot be read without."""
+
+    is_reduced: bool
+    timing: _Timing
+    points: list[_OperatingPoint]
+    width_bits: int
+    height_bits: int
+    size: Size
+    id_bits: int
+    id_delta_bits: int
+    screen_content: int
+    integer_vectors: int
+    order_bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    kind: int
+    is_shown: bool
+    is_resilient: bool
+
+    @property
+    def is_shown_key(self) -> bool:
+        return self.kind == _KEY and self.is_shown
+
+    @property
+    def is_intra(self) -> bool:
+        return self.kind in (_KEY, _INTRA_ONLY)
+
+
+class Stream:
+    """The samples of one item or one track, in the order in which a decoder reads them.
+
+    `frames`: so many frames are decoded or shown again. `width`, `height`: the largest of each. `units`: all units.
+    """
+
+    def __init__(self, max_units: int = MAX_UNITS) -> None:
+        self.units = 0
+        self.frames = 0
+        self.width = 0
+        self.height = 0
+        self._samples = 0
+        self._max_units = max_units
+        self._sequence: _Sequence | None = None
+
+    def read(self, sample: bytes) -> None:
+        """Read the next sample. Raises Permanent `corrupt_image`; IndexError if the sample ends too early."""
+        self._samples += 1
+        for kind, layers, head in _units(sample):
+            self.units += 1
+            if self.units > self._max_units:
+                raise corrupt_image("an item has too many units")
+            if kind == _SEQUENCE_HEADER:
+                self._sequence = _read_sequence(Bits(head))
+            elif kind in _FRAME_HEADERS:
+                self._read_frame(Bits(head), layers)
+        if self.frames > MAX_FRAMES_PER_SAMPLE * self._samples:
+            raise corrupt_image("an item has too many coded pictures")
+
+    def _read_frame(self, bits: Bits, layers: int) -> None:
+        if self._sequence is None:
+            raise corrupt_image("a coded picture has no parameters")
+        size = _frame_size(bits, self._sequence, layers, is_first=not self.frames)
+        self.frames += 1
+        if size is not None:
+            self.width, self.height = max(self.width, size[0]), max(self.height, size[1])
+
+
+def _units(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """The units: kind, the byte with the layers, and the first bytes of the content."""
+    position = 0
+    while position < len(data):
+        head, layers = data[position], 0
+        position += 1
+        if head & 4:
+            layers = data[position]
+            position += 1
+        length = len(data) - position
+        if head & 2:
+            length, position = _leb128(data, position)
+        end = position + length
+        if end > len(data):
+            raise corrupt_image("the file ends in the middle of its pixels")
+        yield head >> 3 & 15, layers, data[position : min(end, position + _MAX_HEAD_BYTES)]
+        position = end
+
+
+def _leb128(data: bytes, position: int) -> tuple[int, int]:
+    """A number with seven bits a byte, and the position behind it."""
+    value = 0
+    for index in range(_MAX_LENGTH_BYTES):
+        byte = data[position + index]
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:  # noqa: PLR2004 - the highest bit: another byte follows
+            return value, position + index + 1
+    raise corrupt_image("a length in the file is invalid")
+
+
+def _read_sequence(bits: Bits) -> _Sequence:
+    """sequence_header_obu(), up to the last field that frame headers depend on."""
+    if bits.unsigned(3) > _MAX_PROFILE:
+        raise corrupt_image("a parameter of the picture is invalid")
+    bits.flag()  # still_picture
+    is_reduced = bits.flag()
+    timing, points = _Timing(), [_OperatingPoint(0, has_model=False)]
+    if is_reduced:
+        bits.unsigned(5)  # seq_level_idx
+    else:
+        timing = _read_timing(bits) if bits.flag() else timing
+        has_display_delay = bits.flag()
+        points = [_read_point(bits, timing, has_display_delay) for _ in range(bits.unsigned(5) + 1)]
+    width_bits, height_bits = bits.unsigned(4) + 1, bits.unsigned(4) + 1
+    size = bits.unsigned(width_bits) + 1, bits.unsigned(height_bits) + 1
+    id_bits = id_delta_bits = 0
+    if not is_reduced and bits.flag():
+        id_delta_bits = bits.unsigned(4) + 2
+        id_bits = bits.unsigned(3) + id_delta_bits + 1
+    bits.unsigned(3)  # use_128x128_superblock, enable_filter_intra, enable_intra_edge_filter
+    screen_content, integer_vectors, order_bits = _CHOOSE, _CHOOSE, 0
+    if not is_reduced:
+        bits.unsigned(4)  # enable_interintra_compound, _masked_compound, _warped_motion, _dual_filter
+        has_order = bits.flag()
+        if has_order:
+            bits.unsigned(2)  # enable_jnt_comp, enable_ref_frame_mvs
+        screen_content = _CHOOSE if bits.flag() else bits.unsigned(1)
+        if screen_content:
+            integer_vectors = _CHOOSE if bits.flag() else bits.unsigned(1)
+        order_bits = bits.unsigned(3) + 1 if has_order else 0
+    return _Sequence(
+        is_reduced, timing, points, width_bits, height_bits, size, id_bits, id_delta_bits, screen_content,
+        integer_vectors, order_bits,
+    )  # fmt: skip
+
+
+def _read_timing(bits: Bits) -> _Timing:
+    """timing_info() and decoder_model_info()."""
+    bits.unsigned(64)  # num_units_in_display_tick, time_scale
+    has_equal_intervals = bits.flag()
+    if has_equal_intervals:
+        bits.exp_golomb()
+    if not bits.flag():
+        return _Timing()
+    buffer_delay_bits = bits.unsigned(5) + 1
+    bits.unsigned(32)  # num_units_in_decoding_tick
+    removal_bits, presentation_bits = bits.unsigned(5) + 1, bits.unsigned(5) + 1
+    return _Timing(0 if has_equal_intervals else presentation_bits, removal_bits, buffer_delay_bits, has_model=True)
+
+
+def _read_point(bits: Bits, timing: _Timing, has_display_delay: bool) -> _OperatingPoint:  # noqa: FBT001 - read above
+    layers = bits.unsigned(12)
+    if bits.unsigned(5) >= _FIRST_LEVEL_WITH_TIERS:
+        bits.flag()
+    has_model = timing.has_model and bits.flag()
+    if has_model:
+        bits.unsigned(2 * timing.buffer_delay_bits + 1)
+    if has_display_delay and bits.flag():
+        bits.unsigned(4)
+    return _OperatingPoint(layers, has_model)
+
+
+def _frame_size(bits: Bits, sequence: _Sequence, layers: int, *, is_first: bool) -> Size | None:
+    """uncompressed_header(), up to the size. None: the frame has the size of an earlier one.
+
+    The first frame must be a key frame that is shown, as the standards of AVIF demand. Decoders read the tiles of a
+    grid as one stream: so no frame of a tile can refer to a frame of another tile.
+    """
+    is_repeated = not sequence.is_reduced and bits.flag()
+    frame = _Frame(_SWITCH, is_shown=False, is_resilient=True) if is_repeated else _read_kind(bits, sequence)
+    if is_first and not frame.is_shown_key:
+        raise corrupt_image("its first coded picture depends on others")
+    if is_repeated:
+        return None
+    has_own_size = _read_tools(bits, sequence, frame)
+    _skip_order(bits, sequence, frame, layers)
+    _skip_slots(bits, sequence, frame)
+    if not frame.is_intra:
+        _skip_references(bits, sequence)
+        if has_own_size and not frame.is_resilient and any(bits.flag() for _ in range(_REFERENCES)):  # found_ref
+            return None
+    if has_own_size:
+        return bits.unsigned(sequence.width_bits) + 1, bits.unsigned(sequence.height_bits) + 1
+    return sequence.size
+
+
+def _read_kind(bits: Bits, sequence: _Sequence) -> _Frame:
+    if sequence.is_reduced:
+        return _Frame(_KEY, is_shown=True, is_resilient=True)
+    kind, is_shown = bits.unsigned(2), bits.flag()
+    if is_shown:
+        bits.unsigned(sequence.timing.presentation_bits)
+    else:
+        bits.flag()  # showable_frame
+    is_resilient = kind == _SWITCH or (kind == _KEY and is_shown) or bits.flag()
+    return _Frame(kind, is_shown, is_resilient)
+
+
+def _read_tools(bits: Bits, sequence: _Sequence, frame: _Frame) -> bool:
+    """The fields up to frame_size_override_flag, which is returned."""
+    bits.flag()  # disable_cdf_update
+    allows_screen_content = bits.unsigned(1) if sequence.screen_content == _CHOOSE else sequence.screen_content
+    if allows_screen_content and sequence.integer_vectors == _CHOOSE:
+        bits.flag()  # force_integer_mv
+    bits.unsigned(sequence.id_bits)
+    return frame.kind == _SWITCH or (not sequence.is_reduced and bits.flag())
+
+
+def _skip_order(bits: Bits, sequence: _Sequence, frame: _Frame, layers: int) -> None:
+    bits.unsigned(sequence.order_bits)
+    if not frame.is_intra and not frame.is_resilient:
+        bits.unsigned(3)  # primary_ref_frame
+    if sequence.timing.has_model and bits.flag():  # buffer_removal_time_present_flag
+        for point in sequence.points:
+            if point.has_model and point.has(layers >> 5, layers >> 3 & 3):
+                bits.unsigned(sequence.timing.removal_bits)
+
+
+def _skip_slots(bits: Bits, sequence: _Sequence, frame: _Frame) -> None:
+    """refresh_frame_flags, and the orders of the frames in the slots."""
+    refreshed = _ALL_SLOTS if frame.kind == _SWITCH or frame.is_shown_key else bits.unsigned(_SLOTS)
+    if (refreshed != _ALL_SLOTS or not frame.is_intra) and frame.is_resilient:
+        bits.unsigned(_SLOTS * sequence.order_bits)
+
+
+def _skip_references(bits: Bits, sequence: _Sequence) -> None:
+    is_short = sequence.order_bits > 0 and bits.flag()  # frame_refs_short_signaling
+    if is_short:
+        bits.unsigned(6)  # last_frame_idx, gold_frame_idx
+    bits.unsigned(_REFERENCES * ((0 if is_short else 3) + sequence.id_delta_bits))

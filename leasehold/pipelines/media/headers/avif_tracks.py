@@ -1,0 +1,124 @@
+"""Reads the tracks of an AVIF sequence: their declared sizes, and where their samples lie."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise, repeat
+
+from leasehold.pipelines.media.headers.boxes import Box, boxes
+from leasehold.pipelines.media.refusals import corrupt_image
+
+MAX_SAMPLES = 20_000  # of one track
+MAX_BOXES = 1000  # in one other box
+
+_FULL = 4  # bytes of version and flags at the start of a full box
+_FIXED_POINT_BITS = 16
+_SIZE_AT = {0: 76, 1: 88}  # where a `tkhd` box has its width and height, by its version
+_ENTRY_SIZE_AT = 24  # where an `av01` box has them
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """`samples`: start and end of each in the file."""
+
+    width: int
+    height: int
+    samples: list[tuple[int, int]]
+
+
+def read_tracks(data: bytes, movie: Box) -> list[Track]:
+    """The AV1 tracks in a `moov` box.
+
+    Raises Permanent `corrupt_image`; struct.error or IndexError if the file ends too early.
+    """
+    tracks = [track for box in _children(data, movie, b"trak") if (track := _read_track(data, box)) is not None]
+    if sum(end - start for track in tracks for start, end in track.samples) > len(data):
+        raise corrupt_image("the tracks name more bytes than the file has")
+    return tracks
+
+
+def _read_track(data: bytes, box: Box) -> Track | None:
+    """The track. None: it is no picture, or of a codec that the decoder does not know, and it skips it."""
+    table = box
+    for kind in (b"mdia", b"minf", b"stbl"):
+        inner = _children(data, table, kind)
+        if len(inner) > 1:
+            raise corrupt_image("a track has a box twice")
+        if not inner:
+            return None
+        table = inner[0]
+    entries = [
+        entry
+        for kind, start, end in _children(data, table, b"stsd")
+        for entry in _children(data, (kind, start + _FULL + 4, end), b"av01")
+    ]
+    if not entries:
+        return None
+    _, head, _ = _only(data, box, b"tkhd")
+    if data[head] not in _SIZE_AT:
+        raise corrupt_image("a track has a header of an unknown version")
+    track_size = struct.unpack_from(">II", data, head + _SIZE_AT[data[head]])
+    sizes = [struct.unpack_from(">HH", data, start + _ENTRY_SIZE_AT) for _, start, _ in entries]
+    sizes.append((track_size[0] >> _FIXED_POINT_BITS, track_size[1] >> _FIXED_POINT_BITS))
+    width, height = (max(sides) for sides in zip(*sizes, strict=True))
+    return Track(width, height, list(_samples(data, table)))
+
+
+def _samples(data: bytes, table: Box) -> Iterator[tuple[int, int]]:
+    """Start and end of each sample: `stco` says where a chunk begins, `stsc` how many samples it has, and `stsz` how
+    many bytes each sample has.
+    """
+    is_long = not _children(data, table, b"stco")
+    offsets = _numbers(data, _only(data, table, b"co64" if is_long else b"stco"), "Q" if is_long else "I")
+    chunks = _numbers(data, _only(data, table, b"stsc"), "III")
+    _, start, _ = sizes_box = _only(data, table, b"stsz")
+    (same_size,) = struct.unpack_from(">I", data, start + _FULL)
+    sizes = repeat(same_size) if same_size else iter(_numbers(data, sizes_box, "I", skipped=4))
+    rules = [*zip(chunks[::3], chunks[1::3], strict=True)]
+    if not rules or rules[0][0] != 1 or any(later[0] <= rule[0] for rule, later in pairwise(rules)):
+        raise corrupt_image("the samples of a track contradict themselves")
+    count, found = 0, 0
+    rules.reverse()
+    for chunk, offset in enumerate(offsets, 1):
+        if rules and rules[-1][0] == chunk:
+            _, count = rules.pop()
+        found += count
+        if not 0 < count <= found <= MAX_SAMPLES:
+            raise corrupt_image("a track has too many samples, or a chunk without one")
+        position = offset
+        for _ in range(count):
+            size = next(sizes, 0)
+            if not 0 < size <= len(data) - position:
+                raise corrupt_image("a sample has no bytes, or more bytes than the file")
+            yield position, position + size
+            position += size
+
+
+def _numbers(data: bytes, box: Box, row: str, *, skipped: int = 0) -> tuple[int, ...]:
+    """The numbers in a table: each row has the format `row`. `skipped`: bytes before the number of rows."""
+    _, start, _ = box
+    (count,) = struct.unpack_from(">I", data, start + _FULL + skipped)
+    if count > MAX_SAMPLES:
+        raise corrupt_image("a track has too many samples")
+    return struct.unpack_from(f">{row * count}", data, start + _FULL + skipped + 4)
+
+
+def _only(data: bytes, parent: Box, kind: bytes) -> Box:
+    found = _children(data, parent, kind)
+    if len(found) != 1:
+        raise corrupt_image("a track has a box twice, or has it not")
+    return found[0]
+
+
+def _children(data: bytes, parent: Box, kind: bytes) -> list[Box]:
+    """The boxes of that kind in another box."""
+    _, start, end = parent
+    found: list[Box] = []
+    for number, box in enumerate(boxes(data, start, end)):
+        if number >= MAX_BOXES:
+            raise corrupt_image("the file has too many boxes")
+        if box[0] == kind:
+            found.append(box)
+    return found
