@@ -1,4 +1,5 @@
 """Every setting of the platform. A process reads them once, from `LEASEHOLD_*` environment variables or a `.env` file.
+Secrets may lie in files, which are read again when they change (file_secrets.py).
 
 Times are in seconds and sizes in bytes, unless the name has another unit.
 """
@@ -11,7 +12,9 @@ from typing import Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
+
+from leasehold.file_secrets import SettingsWithFiles
 
 MIB = 1024 * 1024
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -27,7 +30,7 @@ class Membership(BaseModel):
     scopes: tuple[Literal["fleet:operate"], ...] = ()
 
 
-class Settings(BaseSettings):
+class Settings(SettingsWithFiles):
     """The settings of a process, frozen. Code takes the object as a parameter and never reads the environment."""
 
     model_config = SettingsConfigDict(

@@ -18,6 +18,10 @@ Each process reads its settings once, when it starts, from environment variables
 folder. Times are seconds and sizes are bytes, unless the name says otherwise. A process that meets a value that is not
 allowed ends with a sentence that names the variable.
 
+A secret may lie in a file: `LEASEHOLD_DATABASE_URL_FILE=/run/secrets/url` in place of `LEASEHOLD_DATABASE_URL`, and so
+for each setting of the type secret, and `GENERATION_CREDENTIALS`.
+[Secrets in files](../operations/index.md#secrets-in-files) are read again when they change.
+
 `leasehold settings` prints the same list. Default values of secrets are for a machine of your own:
 [`scripts/secrets`](../operations/index.md) makes real ones.
 """

@@ -130,7 +130,6 @@ def make_pool(settings: Settings, name: str, size: int) -> Pool:
     Opening the pool makes no connection, so it works while PostgreSQL is down. If the server only reads, the pool opens
     new connections within two seconds, perhaps to another server. Meanwhile the old ones serve reads.
     """
-    url = database_url(settings.database_url.get_secret_value())
     leaving = Leaving()
 
     async def lend(connection: PoolConnectionProxy[asyncpg.Record]) -> None:
@@ -138,10 +137,10 @@ def make_pool(settings: Settings, name: str, size: int) -> Pool:
         await leaving(pool, connection)
 
     async def connect(*_dsn: Any, **options: Any) -> asyncpg.Connection[asyncpg.Record]:
+        url = database_url(settings.database_url.get_secret_value())  # its file may hold another password by now
         return await open_connection(url, host_timeout=settings.database_host_timeout, **options)
 
     pool: Pool = asyncpg.create_pool(
-        url.dsn,
         connect=connect,
         min_size=0,
         max_size=size,

@@ -23,14 +23,16 @@ class Sealing:
     """The installation's sealing keys."""
 
     def __init__(self, settings: Settings) -> None:
-        keys = [key.strip() for key in settings.sealing_keys.get_secret_value().split(",") if key.strip()]
-        self._fernet = MultiFernet([Fernet(key) for key in keys]) if keys else None
-        self._signing = [key.encode() for key in keys]
+        self._setting = settings.sealing_keys
+        self._read = ""
+        self._fernet: MultiFernet | None = None
+        self._signing: list[bytes] = []
+        self._keys_now()
 
     @property
     def possible(self) -> bool:
         """Whether the installation has a key."""
-        return self._fernet is not None
+        return self._keys_now() is not None
 
     def sign(self, purpose: str, text: bytes) -> str:
         """A signature of `text` that is valid for `purpose` only. It is deterministic and fits into a URL.
@@ -64,8 +66,18 @@ class Sealing:
             raise Unsealable("no key of this installation opens this secret") from None
 
     def _keys(self) -> MultiFernet:
-        if self._fernet is None:
+        if (fernet := self._keys_now()) is None:
             raise Unavailable("sealing_not_configured", "This installation has no LEASEHOLD_SEALING_KEYS.")
+        return fernet
+
+    def _keys_now(self) -> MultiFernet | None:
+        """The keys of the setting, which may lie in a file that has changed."""
+        text = self._setting.get_secret_value()
+        if text != self._read:
+            keys = [key.strip() for key in text.split(",") if key.strip()]
+            self._fernet = MultiFernet([Fernet(key) for key in keys]) if keys else None
+            self._signing = [key.encode() for key in keys]
+            self._read = text
         return self._fernet
 
 

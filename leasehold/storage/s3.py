@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 import aioboto3
 import aiohttp
 from aiobotocore.config import AioConfig
+from aiobotocore.credentials import AioCredentials
+from aiobotocore.session import get_session
+from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError, ClientError
 
 from leasehold.domain.errors import ObjectMissing, StoreError, StoreUnavailable
@@ -52,10 +55,41 @@ def _config(settings: Settings) -> AioConfig:
     )
 
 
+class _Credentials(AioCredentials):
+    """The keys of the settings, read for each signature: their files may hold other keys by now."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        super().__init__("", "")
+
+    async def get_frozen_credentials(self) -> ReadOnlyCredentials:  # type: ignore[override]  # as aiobotocore has it: a coroutine
+        settings = self._settings
+        return ReadOnlyCredentials(
+            settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value(), None
+        )
+
+
+class _Provider:
+    """What a session asks for credentials."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._credentials = _Credentials(settings)
+
+    async def load_credentials(self) -> _Credentials:
+        return self._credentials
+
+
 @cache
-def _session() -> aioboto3.Session:
-    """The process's only session: each session reads botocore's descriptions of S3, which takes 0.1 s."""
-    return aioboto3.Session()
+def _descriptions() -> Any:
+    """The loader that all sessions of the process share: botocore's descriptions of S3 take 0.1 s to read."""
+    return get_session().get_component("data_loader")
+
+
+def _session(settings: Settings) -> aioboto3.Session:
+    session = get_session()
+    session.register_component("data_loader", _descriptions())
+    session.register_component("credential_provider", _Provider(settings))
+    return aioboto3.Session(botocore_session=session)
 
 
 def _verified_by(settings: Settings, endpoint: str | None) -> str | bool | None:
@@ -68,12 +102,10 @@ def _verified_by(settings: Settings, endpoint: str | None) -> str | bool | None:
 
 @asynccontextmanager
 async def open_client(settings: Settings, endpoint: str | None) -> AsyncIterator[S3Client]:
-    async with _session().client(
+    async with _session(settings).client(
         "s3",
         endpoint_url=endpoint,
         region_name=settings.s3_region,
-        aws_access_key_id=settings.s3_access_key.get_secret_value(),
-        aws_secret_access_key=settings.s3_secret_key.get_secret_value(),
         verify=_verified_by(settings, endpoint),
         config=_config(settings),
     ) as client:

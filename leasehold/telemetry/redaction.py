@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote, unquote_plus, urlsplit
 
 from pydantic import SecretStr
 
+from leasehold.file_secrets import FileSecret
 from leasehold.settings import Settings
 
 REDACTED = "[redacted]"
@@ -33,7 +34,14 @@ _NEXT_URL = re.compile(r",\s*(?=[a-z]+://)")
 
 
 def learn(settings: Settings) -> None:
-    """From now on `redact` knows the secrets of these settings."""
+    """From now on `redact` knows the secrets of these settings, and those that their files will hold."""
+    for name in Settings.model_fields:
+        if isinstance(value := getattr(settings, name), FileSecret):
+            value.on_change(lambda: _learn(settings))
+    _learn(settings)
+
+
+def _learn(settings: Settings) -> None:
     defaults = _secrets_of(Settings.model_construct())
     words = {form for secret in _secrets_of(settings) - defaults for form in _forms_of(secret)}
     global _secrets  # noqa: PLW0603 - one process, one set of secrets

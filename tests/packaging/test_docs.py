@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from leasehold.file_secrets import holds_secrets
 from leasehold.pipelines.media import refusals
 from leasehold.pipelines.media.variants import VARIANTS
 from leasehold.settings import Settings
@@ -16,6 +17,7 @@ ERRORS = (ROOT / "docs/reference/errors.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OF_THE_COMMAND_LINE = {"LEASEHOLD_URL", "LEASEHOLD_API_KEY", "LEASEHOLD_TEST_DATABASE_URL"}
 KNOWN = {f"LEASEHOLD_{name.upper()}" for name in Settings.model_fields} | OF_THE_COMMAND_LINE
+KNOWN |= {f"LEASEHOLD_{n.upper()}_FILE" for n, at in Settings.model_fields.items() if holds_secrets(at.annotation)}
 
 #: What a stranger reads: neither the changelog, which tells of what was, nor what a script has made.
 FOLDERS = ("api", "bench", "chaos", "deploy", "docs", "examples", "grafana", "leasehold", "scripts", "tests", "worker")

@@ -103,8 +103,10 @@ class Nodes:
     """
 
     def __init__(self, settings: Settings) -> None:
-        nodes = broker_urls(settings.amqp_url.get_secret_value())
-        self._order = random.sample(nodes, len(nodes))
+        self._setting = settings.amqp_url
+        self._read = ""
+        self._order: list[BrokerUrl] = []
+        self._read_nodes()
         self._host_seconds = settings.amqp_host_timeout
         self._failed = 0  # how many nodes in a row did not accept a connection
         self._has_accepted = False  # whether the current node accepted a connection
@@ -131,12 +133,21 @@ class Nodes:
         """Make the next node the current one. True: try it at once. False: wait first, because the last node had
         accepted, or all nodes have failed in this round.
         """
+        self._read_nodes()
         self._order.append(self._order.pop(0))
         if self._has_accepted:
             self._has_accepted = False
             return False
         self._failed += 1
         return self._failed % len(self._order) != 0
+
+    def _read_nodes(self) -> None:
+        """Follow the setting: its file may name another password or other nodes by now."""
+        text = self._setting.get_secret_value()
+        if text != self._read:
+            nodes = broker_urls(text)
+            self._order = random.sample(nodes, len(nodes))
+            self._read = text
 
 
 class Link:

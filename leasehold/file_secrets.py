@@ -1,0 +1,104 @@
+"""Secrets in files: LEASEHOLD_NAME_FILE names a file with the value of the secret setting LEASEHOLD_NAME.
+
+The file is read again whenever it has changed: what connects, signs or seals next uses the new value. No restart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import structlog
+from pydantic import SecretStr, model_validator
+from pydantic_settings import BaseSettings
+
+log = structlog.get_logger(__name__)
+
+#: More is no secret, but a wrong file.
+MAX_BYTES = 1024 * 1024
+
+
+class FileSecret(SecretStr):
+    """The content of a file, without white space around it. At first, raises OSError or ValueError when it cannot be
+    read.
+
+    Later, a file that is away, empty or unreadable leaves the last value in force, and is logged once: a rotation may
+    be in progress. A look is one stat(2), and Kubernetes keeps Secrets in memory: so event loops may call this.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp = _stamp_of(path)
+        self._is_read = True
+        self._on_change: list[Callable[[], None]] = []
+        super().__init__(_content_of(path))
+
+    def get_secret_value(self) -> str:
+        try:
+            if (stamp := _stamp_of(self._path)) != self._stamp:
+                self._secret_value = _content_of(self._path)
+                self._stamp = stamp
+                for react in self._on_change:
+                    react()
+                log.info("the file of a secret was read again", path=str(self._path))
+            self._is_read = True
+        except (OSError, ValueError) as error:
+            if self._is_read:
+                log.warning("the file of a secret cannot be read: the last value stays in force", path=str(self._path),
+                            error=type(error).__name__)  # fmt: skip
+            self._is_read = False
+        return self._secret_value
+
+    def on_change(self, react: Callable[[], None]) -> None:
+        """Call `react` after each new value."""
+        self._on_change.append(react)
+
+
+class SettingsWithFiles(BaseSettings):
+    """Settings whose secrets may lie in files. The settings of a kind of work may derive from this class, too."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_files(cls, values: Any) -> Any:
+        prefix = str(cls.model_config.get("env_prefix", ""))
+        for name, field in cls.model_fields.items():
+            variable = f"{prefix}{name}".upper()
+            path = os.environ.get(f"{variable}_FILE")
+            if not path or not holds_secrets(field.annotation):
+                continue
+            if variable in os.environ:
+                raise ValueError(f"{variable} and {variable}_FILE are both set: set one of them")
+            try:
+                secret = FileSecret(Path(path))
+                if field.annotation is SecretStr:
+                    values.setdefault(name, secret)
+                else:
+                    values.setdefault(name, json.loads(secret.get_secret_value()))
+            except json.JSONDecodeError:
+                raise ValueError(f"{variable}_FILE: {path}: no JSON") from None
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or error
+                raise ValueError(f"{variable}_FILE: {path}: {reason}") from None
+        return values
+
+
+def holds_secrets(annotation: object) -> bool:
+    """Whether a setting of this type is a secret, or a mapping of secrets."""
+    return annotation is SecretStr or SecretStr in get_args(annotation)
+
+
+def _stamp_of(path: Path) -> tuple[int, int, int]:
+    at = path.stat()
+    return at.st_ino, at.st_mtime_ns, at.st_size
+
+
+def _content_of(path: Path) -> str:
+    if path.stat().st_size > MAX_BYTES:
+        raise ValueError("it is larger than any secret")
+    text = path.read_text(encoding="utf-8").strip()
+    if not text:
+        raise ValueError("it is empty")
+    return text

@@ -1,0 +1,127 @@
+"""LEASEHOLD_NAME_FILE: secrets that lie in files, and change while a process runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cryptography.fernet import Fernet
+from pydantic import SecretStr, ValidationError
+
+from leasehold.file_secrets import MAX_BYTES, FileSecret, holds_secrets
+from leasehold.security.sealing import Sealing, Unsealable
+from leasehold.settings import Settings
+from leasehold.telemetry import redaction
+
+
+def replace(path: Path, text: str) -> None:
+    """As Kubernetes does it: another file is put in the place of the old one."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, field in Settings.model_fields.items() if holds_secrets(field.annotation)]
+)
+def test_every_secret_may_lie_in_a_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / name
+    path.write_text('{"ark": "from-a-file"}\n')
+    monkeypatch.setenv(f"LEASEHOLD_{name.upper()}_FILE", str(path))
+    value = getattr(Settings(_env_file=None), name)
+    if isinstance(value, SecretStr):
+        assert value.get_secret_value() == '{"ark": "from-a-file"}'
+    else:
+        assert {key: secret.get_secret_value() for key, secret in value.items()} == {"ark": "from-a-file"}
+    assert "from-a-file" not in repr(value)
+
+
+def test_a_setting_that_is_no_secret_is_not_read_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "port").write_text("1")
+    monkeypatch.setenv("LEASEHOLD_API_PORT_FILE", str(tmp_path / "port"))
+    assert Settings(_env_file=None).api_port == 8000
+
+
+def test_a_secret_follows_its_file_and_survives_a_bad_moment_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text("first\n")
+    secret = FileSecret(path)
+    for _ in range(2):
+        replace(path, "second")
+        assert secret.get_secret_value() == "second"
+        replace(path, " \n")
+        assert secret.get_secret_value() == "second"
+        path.unlink()
+        assert secret.get_secret_value() == "second"
+        path.write_bytes(b"\xff\xfe")
+        assert secret.get_secret_value() == "second"
+    replace(path, "third!")
+    assert secret.get_secret_value() == "third!"
+
+
+def test_a_file_that_keeps_its_size_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text("aaaa")
+    secret = FileSecret(path)
+    replace(path, "bbbb")
+    assert secret.get_secret_value() == "bbbb"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, "No such file"), ("", "empty"), ("x" * (MAX_BYTES + 1), "larger"), (b"\xff\xfe", "utf-8")],
+)
+def test_a_file_that_cannot_be_used_at_the_start_ends_it_and_is_named(
+    content: str | bytes | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "url"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    monkeypatch.setenv("LEASEHOLD_DATABASE_URL_FILE", str(path))
+    with pytest.raises(ValidationError, match=f"LEASEHOLD_DATABASE_URL_FILE: .*{reason}"):
+        Settings(_env_file=None)
+
+
+def test_a_variable_and_its_file_contradict_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_text("from a file")
+    monkeypatch.setenv("LEASEHOLD_S3_SECRET_KEY_FILE", str(tmp_path / "key"))
+    monkeypatch.setenv("LEASEHOLD_S3_SECRET_KEY", "from the variable")
+    with pytest.raises(ValidationError, match="LEASEHOLD_S3_SECRET_KEY and LEASEHOLD_S3_SECRET_KEY_FILE are both set"):
+        Settings(_env_file=None)
+
+
+def test_a_mapping_of_secrets_must_be_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "credentials").write_text("secret-that-is-no-json")
+    monkeypatch.setenv("LEASEHOLD_GENERATION_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    with pytest.raises(ValidationError, match="no JSON") as failure:
+        Settings(_env_file=None)
+    assert "secret-that" not in str(failure.value)
+
+
+def test_sealing_uses_a_new_key_at_once_and_still_opens_what_the_old_one_sealed(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    old, new = Fernet.generate_key().decode(), Fernet.generate_key().decode()
+    path.write_text(old)
+    sealing = Sealing(Settings(_env_file=None, sealing_keys=FileSecret(path)))
+    sealed, signature = sealing.seal(b"secret"), sealing.sign("a test", b"text")
+    replace(path, f"{new},{old}")
+    assert sealing.open(sealed) == b"secret"
+    assert sealing.verifies("a test", b"text", signature)
+    assert Fernet(new).decrypt(sealing.seal(b"later")) == b"later"
+    replace(path, new)
+    assert not sealing.verifies("a test", b"text", signature)
+    with pytest.raises(Unsealable):
+        sealing.open(sealed)
+
+
+def test_a_log_line_never_holds_the_new_value(tmp_path: Path) -> None:
+    path = tmp_path / "url"
+    path.write_text("postgresql://leasehold:first-password@db/leasehold")
+    settings = Settings(_env_file=None, database_url=FileSecret(path))
+    redaction.learn(settings)
+    try:
+        replace(path, "postgresql://leasehold:second-password@db/leasehold")
+        settings.database_url.get_secret_value()
+        assert redaction.redact("it is second-password") == "it is [redacted]"
+    finally:
+        redaction.learn(Settings(_env_file=None))
