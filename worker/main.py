@@ -18,6 +18,7 @@ from leasehold.runtime import failpoints
 from leasehold.runtime.garbage import freeze_loaded
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.settings import Settings
+from leasehold.telemetry.listener import Health
 from leasehold.telemetry.logs import configure_logs
 from leasehold.telemetry.meters import expose
 from leasehold.telemetry.traces import begin_traces
@@ -27,7 +28,7 @@ from leasehold.worker.worker import Worker
 log = structlog.get_logger(__name__)
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, health: Health | None = None) -> None:
     """Run one worker until a signal or an operator stops it and it has drained. Raises the error that ended a part of
     the worker.
     """
@@ -44,7 +45,7 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     try:
-        async with Worker(settings) as worker:
+        async with Worker(settings, health=health) as worker:
             starting = None
             freeze_loaded()
             await _first_of(first_signal.wait(), worker.retired.wait(), worker.failed())
@@ -72,11 +73,12 @@ def main() -> None:
     configure_logs(settings)
     refuse_bad_urls(settings)
     failpoints.arm(settings.failpoints)
-    expose(settings, "worker")
+    health = Health()
+    expose(settings, "worker", health)
     if settings.traces:
         begin_traces("worker")
     try:
-        uvloop.run(serve(settings))
+        uvloop.run(serve(settings, health))
     except (BadSetting, DeclarationError) as error:
         log.error("not started", reason=str(error))  # noqa: TRY400 - a traceback would hide the reason
         raise SystemExit(1) from error

@@ -23,6 +23,7 @@ from leasehold.kinds.settings import check_settings
 from leasehold.pipelines import completed, kinds_of
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.settings import Settings
+from leasehold.telemetry.listener import Health
 from leasehold.worker import metrics
 from leasehold.worker.served_queues import ServedQueues
 from leasehold.worker.warm_up import warm_up
@@ -35,6 +36,7 @@ log = structlog.get_logger(__name__)
 _PARTS = "leasehold.worker.parts"
 #: Seconds from the start to the self-check: by then the broker has connected, or it is away.
 _CHECK_AFTER_SECONDS = 5.0
+_PULSE_SECONDS = 5.0
 
 
 class Worker:
@@ -44,12 +46,13 @@ class Worker:
 
     parts: Parts
 
-    def __init__(self, settings: Settings, pipelines: Pipelines | None = None) -> None:
+    def __init__(self, settings: Settings, pipelines: Pipelines | None = None, *, health: Health | None = None) -> None:
         self.id = new_id()  # new at every start: a reused id would hide the leases of the process before
         self.settings = settings
         self.pipelines = completed(pipelines if pipelines is not None else Pipelines.from_source(settings.pipelines))
         check_settings(kinds_of(self.pipelines))
         self.queues: frozenset[str] = frozenset()
+        self.health = health or Health()
         #: Set when the worker serves all queues that it may serve.
         self.complete = asyncio.Event()
         #: Set when an operator asks this worker to drain. The process should then drain the worker, and end.
@@ -77,6 +80,7 @@ class Worker:
         log.info("draining", seconds=self.settings.drain_seconds)
         metrics.DRAINING.set(1)
         self._draining = True
+        self.health.is_ready = False
         await self.parts.broker.stop_consuming()
         self.parts.slot_pools.stop_taking()
         try:
@@ -116,11 +120,12 @@ class Worker:
         self._stack.push_async_callback(parts.slot_pools.close)
         for name, loop in parts.loops.items():
             self._run(name, loop)
+        self._run("pulse", self._pulse)
         await parts.slot_pools.start(self.queues - self._chosen.isolated, self.queues & self._chosen.isolated)
         self._run("self-check", self._check)
         self._log_serving(later=frozenset() if parts.is_complete else self._chosen.isolated)
         if parts.is_complete:
-            self.complete.set()
+            self._is_complete()
         else:
             self._run("isolated queues", self._serve_isolated)
 
@@ -139,7 +144,11 @@ class Worker:
                 self.parts.slot_pools.start_isolated(self._chosen.isolated)
                 self.queues = queues
                 self._log_serving(later=frozenset())
+        self._is_complete()
+
+    def _is_complete(self) -> None:
         self.complete.set()
+        self.health.is_ready = not self._draining
 
     def _log_serving(self, later: frozenset[str]) -> None:
         log.info(
@@ -166,6 +175,12 @@ class Worker:
         (log.warning if fields["wrong"] else log.info)("self-check", **fields)
 
     # --- loops
+
+    async def _pulse(self) -> None:
+        """Show the probes that the main loop turns."""
+        while True:
+            self.health.turned()
+            await asyncio.sleep(_PULSE_SECONDS)
 
     def _run(self, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run `loop` as a task until the worker closes. Its error fails the worker."""

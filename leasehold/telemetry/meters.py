@@ -12,10 +12,11 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 import structlog
-from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics, start_http_server
+from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.metrics import MetricWrapperBase
 
 from leasehold.settings import Settings
+from leasehold.telemetry.listener import Health, listen
 from leasehold.telemetry.tallies import Spreads, Tallies
 
 log = structlog.get_logger(__name__)
@@ -102,10 +103,11 @@ class Bounded:
 _BUILD = gauge("build_info", "1; its labels say what runs here", ["role", "version", "python"])
 
 
-def expose(settings: Settings, role: str) -> int | None:
+def expose(settings: Settings, role: str, health: Health | None = None) -> int | None:
     """Record the build, and serve /metrics on its own port if one is set. A process's main calls it once.
 
-    Returns the port; None without one. Raises OSError when the address is not free.
+    `health`: what the probes of a worker read. Returns the port; None without one. Raises OSError when the
+    address is not free.
     """
     if not settings.metrics:
         switch_off()
@@ -114,8 +116,7 @@ def expose(settings: Settings, role: str) -> int | None:
     _BUILD.labels(role, version("leasehold"), sys.version.split()[0]).set(1)
     if settings.metrics_port is None:
         return None
-    server, _ = start_http_server(settings.metrics_port, settings.metrics_host)
-    port = int(server.server_port)
+    port = listen(settings.metrics_host, settings.metrics_port, health)
     log.info("metrics are served", address=f"http://{settings.metrics_host}:{port}/metrics")
     return port
 

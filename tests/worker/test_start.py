@@ -47,10 +47,14 @@ async def test_inline_queues_are_served_while_the_handlers_of_isolated_ones_load
         assert (await end_of(rows, inline.id))["status"] == "succeeded"
         assert worker.queues == {"late-inline", "operations"}
         assert (await rows.job(isolated.id))["started_at"] is None
+        assert not worker.health.is_ready  # a rollout waits for the isolated queues, too
         await worker.complete.wait()
+        assert worker.health.is_ready
         assert worker.queues == {"late-inline", "late-isolated", "operations"}
         assert await registered(rows, worker.id) == worker.queues
         assert (await end_of(rows, isolated.id))["status"] == "succeeded"
+        await worker.drain()
+        assert not worker.health.is_ready
 
 
 async def test_a_signal_ends_a_worker_that_still_waits_for_its_database() -> None:

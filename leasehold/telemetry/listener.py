@@ -1,0 +1,70 @@
+"""The HTTP listener of one process on LEASEHOLD_METRICS_PORT: `/metrics`, and in a worker `/livez` and `/readyz`.
+
+It runs in threads of its own: it answers also while the main loop is blocked. Only Prometheus and the kubelet should
+reach it.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from time import monotonic
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import make_wsgi_app
+
+#: A main loop that has not turned for this many seconds is taken for dead. Leases do not depend on the main loop, and
+#: a handler that blocks it does harm to nobody else for so long.
+DEAD_SECONDS = 120.0
+
+
+class Health:
+    """What a worker's probes read. The main loop writes, and the threads of the listener read."""
+
+    def __init__(self) -> None:
+        self._turned_at: float | None = None
+        self.is_ready = False
+
+    def turned(self) -> None:
+        """Record that the main loop has just turned."""
+        self._turned_at = monotonic()
+
+    def is_alive(self) -> bool:
+        """Whether the main loop turned lately. A process that still starts is alive."""
+        return self._turned_at is None or monotonic() - self._turned_at < DEAD_SECONDS
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - wsgiref's signature
+        """Log nothing: a probe every few seconds is no news."""
+
+
+class _Threads(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+def listen(host: str, port: int, health: Health | None) -> int:
+    """Serve in threads that end with the process. Returns the port. Raises OSError when the address is not free."""
+    metrics = make_wsgi_app()
+    probes: dict[str, Callable[[], bool]] = {}
+    if health is not None:
+        probes = {"/livez": health.is_alive, "/readyz": lambda: health.is_ready}
+
+    def answer(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+        probe = probes.get(environ["PATH_INFO"])
+        if probe is None:
+            page: Iterable[bytes] = metrics(environ, start)
+            return page
+        is_ok = probe()
+        start("200 OK" if is_ok else "503 Service Unavailable", [("Content-Type", "text/plain")])
+        return [b"ok\n" if is_ok else b"unavailable\n"]
+
+    class Listener(_Threads):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    server = make_server(host, port, answer, server_class=Listener, handler_class=_Quiet)
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return int(server.server_port)

@@ -1,0 +1,31 @@
+"""The listener of a process: metrics for Prometheus, and probes for the kubelet."""
+
+from __future__ import annotations
+
+import httpx2
+import pytest
+
+from leasehold.telemetry import listener
+from leasehold.telemetry.listener import Health, listen
+
+
+def status(port: int, path: str, host: str = "127.0.0.1") -> int:
+    return httpx2.get(f"http://{host}:{port}{path}").status_code
+
+
+def test_a_worker_is_ready_when_it_serves_and_alive_while_its_loop_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    health = Health()
+    port = listen("127.0.0.1", 0, health)
+    assert (status(port, "/livez"), status(port, "/readyz")) == (200, 503)
+    health.turned()
+    health.is_ready = True
+    assert (status(port, "/livez"), status(port, "/readyz")) == (200, 200)
+    monkeypatch.setattr(listener, "DEAD_SECONDS", 0.0)
+    assert (status(port, "/livez"), status(port, "/readyz")) == (503, 200)
+    assert "leasehold_" in httpx2.get(f"http://127.0.0.1:{port}/metrics").text
+
+
+def test_without_probes_there_are_metrics_alone_also_over_ipv6() -> None:
+    port = listen("::1", 0, None)
+    assert "leasehold_" in httpx2.get(f"http://[::1]:{port}/metrics").text
+    assert "leasehold_" in httpx2.get(f"http://[::1]:{port}/readyz").text
