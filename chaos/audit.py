@@ -48,19 +48,22 @@ END $$;
 CREATE TRIGGER chaos AFTER INSERT OR UPDATE OR DELETE ON task FOR EACH ROW EXECUTE FUNCTION chaos.note();
 CREATE TRIGGER chaos AFTER INSERT OR UPDATE OR DELETE ON job FOR EACH ROW EXECUTE FUNCTION chaos.note();
 CREATE TRIGGER chaos AFTER INSERT OR UPDATE OR DELETE ON gate_job FOR EACH ROW EXECUTE FUNCTION chaos.note();
-DO $$ BEGIN  -- the schema of the release has no workflows
+CREATE TRIGGER chaos AFTER INSERT OR DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION chaos.note();
+"""
+#: What the schema of the release lacks. Once more after an upgrade, which makes the table.
+WATCH_CALLS = """
+DO $$ BEGIN
     IF to_regclass('journal') IS NOT NULL THEN
-        CREATE TRIGGER call AFTER INSERT OR UPDATE OR DELETE ON journal
+        CREATE OR REPLACE TRIGGER call AFTER INSERT OR UPDATE OR DELETE ON journal
         FOR EACH ROW EXECUTE FUNCTION chaos.note('call');
     END IF;
 END $$;
-CREATE TRIGGER chaos AFTER INSERT OR DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION chaos.note();
 """
 
 
 def install(clock: Path | None) -> str:
     """The statements. `clock`: the file that says how far the server's clock is ahead, if it can jump."""
-    return _INSTALL.replace("AHEAD", "0" if clock is None else f"pg_read_file('{clock}')")
+    return (_INSTALL + WATCH_CALLS).replace("AHEAD", "0" if clock is None else f"pg_read_file('{clock}')")
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ class Kind:
     seconds: float = 0.0
     needs: str = ""
     from_release: bool = False  # the run begins with the schema and the processes of the release
+    is_release: bool = False  # a process of the release serves beside the others for a while
 
 
 def _failpoint(number: str, point: str, act: str, on: tuple[str, ...] = WORKERS) -> Kind:
@@ -126,8 +127,8 @@ BLOWS = (
     *_fleet("F40 fleet mirrored", 3.0),
     Kind("F41 worker out of memory", WORKERS, needs=MEMORY),
     Kind("F41 API out of memory", APIS, needs=MEMORY),
-    Kind("F42 an old worker beside the new", WORKERS, seconds=9.0),
-    Kind("F42 an old API beside the new", APIS, seconds=9.0),
+    Kind("F42 an old worker beside the new", WORKERS, seconds=9.0, is_release=True),
+    Kind("F42 an old API beside the new", APIS, seconds=9.0, is_release=True),
     Kind("F43 upgrade from the release", from_release=True),
     Kind("F44 alter tables", seconds=3.0),
 )

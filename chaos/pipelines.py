@@ -19,6 +19,8 @@ from leasehold.pipelines import shipped
 
 #: What makes a run of `mendable` fail, and what it is retried with.
 BROKEN, MENDED = "broken", "mended"
+#: The workflow that is cancelled, and its call that undoes its work (chaos/workflows.py).
+TAKES_BACK, PUT_BACK = "chaos.takes_back", "put_back"
 #: Where external workers claim.
 ABROAD_QUEUE = "abroad"
 #: More than goes up in one piece.

@@ -55,6 +55,11 @@ class Plan:
         """Whether schema and processes are those of the release first, until a fault brings them up to this code."""
         return any(fault.kind.from_release for fault in self.blows)
 
+    @property
+    def has_release(self) -> bool:
+        """Whether a process of the release serves at any time."""
+        return self.begins_with_release or any(fault.kind.is_release for fault in self.blows)
+
     def failpoints(self, slot: str, fired: Collection[str] = ()) -> str:
         """The failpoints of the slot's next process. `fired`: the points at which its earlier processes acted.
 
@@ -109,12 +114,14 @@ def _api_kills(seed: int, count: int) -> tuple[Fault, ...]:
 
 
 def plan_of(name: str, seed: int, *, seconds: float = 12.0) -> Plan:
-    """A plan of this fault alone. A failpoint is armed in every process that it can hit, and a blow happens twice."""
+    """A plan of this fault alone. A failpoint is armed in every process that it can hit. A blow happens twice, an
+    upgrade once.
+    """
     kind = BY_NAME[name]
-    if kind in FAILPOINTS:
+    if kind in (*FAILPOINTS, *API_POINTS):
         return Plan(seed, seconds, armed=tuple(Fault(name, target=target, nth=1) for target in kind.on))
     rng = random.Random(f"plan of {seed}")  # noqa: S311 - as above
-    times = (0.1 * seconds, 0.6 * seconds)
+    times = (0.1 * seconds,) if kind.from_release else (0.1 * seconds, 0.6 * seconds)
     return Plan(
         seed,
         seconds,

@@ -6,6 +6,7 @@ import asyncio
 import compileall
 import os
 import sys
+import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,12 +44,21 @@ class Release:
         await migrate_with(self.directory, self.environment({**os.environ, "LEASEHOLD_DATABASE_URL": url}))
 
 
-async def migrate_with(directory: Path, environment: Mapping[str, str]) -> None:
-    """`leasehold migrate` of the code in `directory`. Raises RuntimeError with the end of its output."""
+async def migrate_with(directory: Path, environment: Mapping[str, str], log: Path | None = None) -> None:
+    """`leasehold migrate` of the code in `directory`. Raises RuntimeError with the end of its output.
+
+    `log` gets the output, with the seconds since the start before each line.
+    """
+    began = time.monotonic()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "leasehold.cli.main", "migrate",
         cwd=directory, env=dict(environment), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
-    output, _ = await process.communicate()
-    if process.returncode:
-        raise RuntimeError(f"leasehold migrate failed: {output.decode(errors='replace')[-500:]}")
+    assert process.stdout is not None
+    lines = [f"{time.monotonic() - began:6.1f} {line.decode(errors='replace')}" async for line in process.stdout]
+    status = await process.wait()
+    if log is not None:
+        with log.open("a") as file:
+            file.writelines([*lines, f"{time.monotonic() - began:6.1f} it ended with {status}\n"])
+    if status:
+        raise RuntimeError(f"leasehold migrate failed: {''.join(lines)[-500:]}")

@@ -34,6 +34,8 @@ def show(result: Report, console: Console) -> None:
     )
     if result.never_fired:
         console.print(f"  NEVER FIRED, though planned: {', '.join(result.never_fired)}")
+    if result.refused:
+        console.print(f"  REFUSED, though right: {', '.join(result.refused)}")
     if not result.rested:
         console.print("  NEVER AT REST: work was left, or a process stood still")
     good = [f"{verdict.number} ({sum(verdict.observed.values())})" for verdict in result.verdicts if not verdict.why]

@@ -29,6 +29,8 @@ _REST_SECONDS = 60.0
 #: How long after the end of its lease a task may still be running (I7), in addition to the interval of the sweeps.
 _OVERDUE_SECONDS = 10.0
 _SETTLED_LOOKS = 3
+#: So long after rest may a client need to read the last events of its job.
+_FOLLOW_SECONDS = 30.0
 #: While a failpoint has not been reached, the load goes on: at most so many times, for so many seconds each.
 _MORE_LOADS = 4
 _MORE_SECONDS = 4.0
@@ -64,6 +66,7 @@ class Report:
         """Why the run is red, in a few words each."""
         reasons = [f"{verdict.number} {verdict.state}" for verdict in self.red]
         reasons += [f"{name} never fired" for name in self.never_fired]
+        reasons += [f"{kind} refused" for kind in self.refused]
         return reasons + ([] if self.rested else ["never at rest"])
 
     @property
@@ -79,6 +82,17 @@ class Report:
     def never_fired(self) -> list[str]:
         return sorted({fault.name for fault in self.plan.faults} - set(self.fired))
 
+    @property
+    def refused(self) -> list[str]:
+        """Kinds of requests that an API refused although they are right: what is never begun breaks no invariant.
+
+        A cancel of what has ended is refused rightly. The release refuses what came after it.
+        """
+        if self.plan.has_release:
+            return []
+        kinds = {answer.removesuffix(" refused") for answer in self.answers if answer.endswith(" refused")}
+        return sorted(kinds - {"cancel"})
+
     def as_json(self) -> dict[str, Any]:
         return {
             "seed": self.plan.seed,
@@ -90,6 +104,7 @@ class Report:
             "fired": dict(sorted(self.fired.items())),
             "effects": dict(sorted(self.effects.items())),
             "never_fired": self.never_fired,
+            "refused": self.refused,
             "jobs": dict(sorted(self.jobs.items())),
             "answers": dict(sorted(self.answers.items())),
             "verdicts": {verdict.number: verdict.as_json() for verdict in self.verdicts},
@@ -108,10 +123,12 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
         load_began = time.time()
         try:
             await load.begin()
-            await asyncio.gather(load.run(plan.seconds), _broken(installation, faults, load))
+            over = asyncio.Event()
+            await asyncio.gather(load.run(plan.seconds, over), _broken(installation, faults, load, over))
             await _mend(installation)
             await load.calm()
             await _rest(installation, history)
+            await load.followed(_FOLLOW_SECONDS)
         finally:
             waking.cancel()
             await load.end()
@@ -133,9 +150,12 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
     return report
 
 
-async def _broken(installation: Installation, faults: Faults, load: Load) -> None:
-    """Deal the blows; and go on loading for a while until every failpoint of the plan has been reached."""
+async def _broken(installation: Installation, faults: Faults, load: Load, over: asyncio.Event) -> None:
+    """Deal the blows under load; and go on loading for a while until every failpoint of the plan has been reached."""
     await faults.run()
+    over.set()
+    if installation.plan.begins_with_release:  # the release has not all kinds of work
+        await load.run(installation.plan.seconds)
     for _ in range(_MORE_LOADS):
         if set(_failpoints(installation)) == {fault.name for fault in installation.plan.armed}:
             return

@@ -28,7 +28,7 @@ _PER_SECOND: dict[str, dict[str, float]] = {
     "I10": {"hint written": 5},
     "I12": {"output": 3, "reference": 2},
     "I13": {"object": 3},
-    "I15": {"cancelled job": 0.05, "running job": 0.05},
+    "I15": {"cancelled job": 0.05, "running job": 0.05, "workflow that saw its cancel": 0.1},
     "I16": {"start": 2},
     "I17": {"step": 8, "job made to fail": 0.4},
     "I18": {"tick": 0.2},

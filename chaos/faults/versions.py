@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from chaos import journal
+from chaos.audit import WATCH_CALLS
 from chaos.faults.effects import Deal
 from chaos.plan import Fault
 from chaos.release import migrate_with
@@ -65,6 +66,7 @@ class VersionFaults:
                 if not left:
                     raise
         applied = await self._revision() - before
+        await until_answered(self._watch_calls, within=_PATIENCE)
         replaced = 0
         for slot in self._installation.slots.values():
             if slot.release is not None:
@@ -74,7 +76,12 @@ class VersionFaults:
 
     async def _migrate(self) -> None:
         environment = {**os.environ, "LEASEHOLD_DATABASE_URL": self._installation.database_url}
-        await migrate_with(_ROOT, environment)
+        await migrate_with(_ROOT, environment, self._installation.directory / "migrate.log")
+
+    async def _watch_calls(self) -> None:
+        """Before the first process that knows workflows: what they write is judged (I25)."""
+        async with self._installation.connection() as connection:
+            await connection.execute(WATCH_CALLS)
 
     async def _revision(self) -> int:
         async def ask() -> int:

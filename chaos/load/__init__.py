@@ -25,7 +25,7 @@ PAUSES = {
     "short": 0.8, "long": 3.0, "fork": 1.5, "parked": 1.5, "flaky": 2.0, "hopeless": 3.0, "wrong": 1.5, "poison": 6.0,
     "unlike": 1.0, "spread": 3.0, "gated": 1.0, "paced": 1.2, "abroad": 1.2,
     "direct short": 0.8, "direct long": 3.0, "direct cancel": 2.0, "direct schedule": 1.5,
-    "operation": 3.0, "workflow": 2.0,
+    "operation": 3.0, "workflow": 2.0, "workflow cancel": 1.5,
     "batch": 3.0, "cancel": 1.2, "mend": 1.5, "replay": 4.0, "repeat": 3.0, "schedule": 1.5, "errand": 0.8,
 }  # fmt: skip
 
@@ -48,10 +48,15 @@ class Load:
         workers = ExternalWorkers(self.diary)
         self._external = [asyncio.create_task(workers.serve(tenant)) for tenant in TENANTS]
 
-    async def run(self, seconds: float) -> None:
+    async def run(self, seconds: float, over: asyncio.Event | None = None) -> None:
+        """For so long, and until `over` is set."""
         async with asyncio.TaskGroup() as clients:
             for name, ask in self.asks.items():
-                clients.create_task(self._repeat(name, ask, seconds))
+                clients.create_task(self._repeat(name, ask, seconds, over))
+
+    async def followed(self, seconds: float) -> None:
+        """Whoever follows a job has read to its end, or is stopped after `seconds`."""
+        await self.diary.followed(seconds)
 
     async def calm(self) -> None:
         """Once the faults are over: nothing is to wait for a minute."""
@@ -74,6 +79,7 @@ class Load:
             "direct schedule": direct.scheduler(diary),
             "operation": operating.operator(diary),
             "workflow": operating.conductor(diary),
+            "workflow cancel": operating.takes_back(diary),
             "batch": runs.batcher(diary),
             "cancel": runs.canceller(diary),
             "mend": runs.mender(diary),
@@ -83,13 +89,13 @@ class Load:
             "errand": errands.runner(diary),
         }
 
-    async def _repeat(self, name: str, ask: Ask, seconds: float) -> None:
+    async def _repeat(self, name: str, ask: Ask, seconds: float, over: asyncio.Event | None) -> None:
         """Begin a new request every so often, whether or not the last one was answered."""
         until = time.monotonic() + seconds
         self.diary.deal(f"{name} pauses {self._asked[name]}")
         async with asyncio.TaskGroup() as asked:
             await asyncio.sleep(PAUSES[name] * self.diary.rng.uniform(0.0, 0.5))
-            while time.monotonic() < until:
+            while time.monotonic() < until or (over is not None and not over.is_set()):
                 asked.create_task(self.ask_once(name, ask, self._asked[name]))
                 self._asked[name] += 1
                 await asyncio.sleep(PAUSES[name] * self.diary.rng.uniform(0.5, 1.5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable, Coroutine
@@ -12,9 +13,10 @@ from typing import Any
 import httpx2
 
 from chaos.history import Bound, ExternalLease, Operation, Request
-from chaos.load.client import ANSWER_SECONDS, FOLLOW_SECONDS, MUTANT_FOLLOW_SECONDS, Client, Outcome
+from chaos.load.client import ANSWER_SECONDS, Client, Outcome
 from chaos.stack import Installation
 from leasehold.domain.ids import new_id
+from leasehold.runtime.gather import cancel_and_wait
 
 WORDS = ("to", "be", "or", "not")
 #: Asks for one thing in the name of a tenant, and writes down what came of it.
@@ -37,9 +39,11 @@ class Diary:
     operations: list[Operation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._followers: set[asyncio.Task[None]] = set()
         self._http = httpx2.AsyncClient(timeout=ANSWER_SECONDS, limits=httpx2.Limits(max_connections=400))
 
     async def close(self) -> None:
+        await cancel_and_wait(*self._followers)
         await self._http.aclose()
 
     def deal(self, name: str) -> None:
@@ -52,8 +56,18 @@ class Diary:
 
     def client(self, tenant: str) -> Client:
         urls = [f"http://127.0.0.1:{port}" for port in self.installation.ports.values()]
-        follow_seconds = MUTANT_FOLLOW_SECONDS if self.installation.mutate else FOLLOW_SECONDS
-        return Client(self._http, self.rng.sample(urls, len(urls)), self.installation.keys[tenant], follow_seconds)
+        return Client(self._http, self.rng.sample(urls, len(urls)), self.installation.keys[tenant])
+
+    def follow(self, client: Client, job: str, path: str) -> None:
+        """Follow the job's events beside the load: some jobs end long after it. `streams` gets what came."""
+        pieces = self.streams.setdefault(job, [])
+        self._followers.add(asyncio.create_task(client.follow(path, pieces)))
+
+    async def followed(self, seconds: float) -> None:
+        """Wait until all followers have come to the end of their jobs. Whoever has not within `seconds` is stopped."""
+        if self._followers:
+            await asyncio.wait(self._followers, timeout=seconds)
+        await cancel_and_wait(*self._followers)
 
     def key(self) -> str:
         return new_id().hex

@@ -31,6 +31,6 @@ def sender(diary: Diary) -> Ask:
         job = jobs[-1][0] if jobs else ""
         diary.note("media", tenant, key, completed, job=job, door="POST /complete-upload", answers=jobs)
         if job:
-            diary.streams[job] = await client.follow(f"/media/{done['media_id']}/events")
+            diary.follow(client, job, f"/media/{done['media_id']}/events")
 
     return ask

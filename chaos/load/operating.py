@@ -1,6 +1,6 @@
 """Bulk operations on runs that have a tag of their own: failed ones are retried, running ones are cancelled.
 
-And workflows, which are signalled while they run.
+And workflows, which are signalled or cancelled while they run or wait.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Literal
 from chaos.history import Operation
 from chaos.load.client import Client, Outcome
 from chaos.load.diary import Ask, Diary
-from chaos.load.runs import SCOPE, start, until
-from chaos.pipelines import BROKEN, long, mendable
+from chaos.load.runs import SCOPE, of_cancel, start, until
+from chaos.pipelines import BROKEN, TAKES_BACK, long, mendable
 
 #: The tag by which an operation finds its runs.
 TAG = "operation"
@@ -23,6 +23,8 @@ _DOOR = "POST /v1/operations"
 _TARGETS, _RATE = 3, 10
 _TO_FAIL_SECONDS = 30.0
 _TO_WAIT_SECONDS = 1.0
+#: The share of workflows that are cancelled after they have begun.
+_AFTER_ITS_BEGIN = 0.8
 
 
 def operator(diary: Diary) -> Ask:
@@ -64,16 +66,42 @@ def conductor(diary: Diary) -> Ask:
     """A workflow, and the signal that it waits for: before it waits, or while it does."""
 
     async def ask(tenant: str) -> None:
-        client, key = diary.client(tenant), diary.key()
-        body = {"template": "chaos.stages", "payload": diary.words(), "scope": SCOPE, "scope_id": key}
-        outcome = await client.ask("POST", "/v1/runs", body, key=key, again=diary.asks_again())
-        jobs = tuple((str(body["id"]),) for body in outcome.answered)
-        job = jobs[-1][0] if jobs else ""
-        diary.note(
-            "workflow", tenant, key, outcome, job=job, door="POST /v1/runs", answers=jobs, answer=_of_old(outcome)
-        )
+        client = diary.client(tenant)
+        job = await _workflow(diary, client, tenant, "chaos.stages")
         if job:
+            diary.follow(client, job, f"/v1/runs/{job}/events")
             await asyncio.sleep(diary.rng.uniform(0.0, _TO_WAIT_SECONDS))
             await client.ask("POST", f"/v1/runs/{job}/signals/go", {"payload": None}, key=diary.key())
 
     return ask
+
+
+def takes_back(diary: Diary) -> Ask:
+    """A workflow that is cancelled: before it begins, while it runs a step, and while it waits."""
+
+    async def ask(tenant: str) -> None:
+        client = diary.client(tenant)
+        job = await _workflow(diary, client, tenant, TAKES_BACK)
+        if not job:
+            return
+        if diary.rng.random() < _AFTER_ITS_BEGIN:
+            await until(client, job, "running")
+        await asyncio.sleep(diary.rng.uniform(0.0, _TO_WAIT_SECONDS))
+        outcome = await client.ask("POST", f"/v1/runs/{job}/cancel")
+        diary.note(
+            "cancel", tenant, f"cancel {job}", outcome,
+            job=job, door="POST /v1/runs/cancel", answer=of_cancel(outcome),
+        )  # fmt: skip
+
+    return ask
+
+
+async def _workflow(diary: Diary, client: Client, tenant: str, template: str) -> str:
+    """Ask for a run of the workflow. Returns its id, or "" when it was not learnt."""
+    key = diary.key()
+    body = {"template": template, "payload": diary.words(), "scope": SCOPE, "scope_id": key}
+    outcome = await client.ask("POST", "/v1/runs", body, key=key, again=diary.asks_again())
+    jobs = tuple((str(body["id"]),) for body in outcome.answered)
+    job = jobs[-1][0] if jobs else ""
+    diary.note("workflow", tenant, key, outcome, job=job, door="POST /v1/runs", answers=jobs, answer=_of_old(outcome))
+    return job

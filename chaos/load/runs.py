@@ -39,7 +39,7 @@ async def start(
     keyless = not kind and diary.rng.random() < _KEYLESS
     outcome = await client.ask(
         "POST", "/v1/runs",
-        {"template": template, "payload": payload, "scope": SCOPE, "scope_id": key, "tags": tags or {}},
+        {"template": template, "payload": payload, "scope": SCOPE, "scope_id": key} | ({"tags": tags} if tags else {}),
         key="" if keyless else key, again=not keyless and diary.asks_again(), patience=0.0 if keyless else PATIENCE,
     )  # fmt: skip
     jobs = tuple((str(body["id"]),) for body in outcome.answered)
@@ -56,7 +56,7 @@ def starter(diary: Diary, pipeline: Pipeline) -> Ask:
         followed = diary.rng.random() < _FOLLOWED and pipeline is not wrong
         job = await start(diary, client, tenant, pipeline.name, diary.words())
         if job and followed:
-            diary.streams[job] = await client.follow(f"/v1/runs/{job}/events")
+            diary.follow(client, job, f"/v1/runs/{job}/events")
 
     return ask
 
@@ -90,13 +90,13 @@ def canceller(diary: Diary) -> Ask:
         outcome = await client.ask("POST", f"/v1/{surface}/{job}/cancel")
         diary.note(
             "cancel", tenant, f"cancel {job}", outcome,
-            job=job, door=f"POST /v1/{surface}/cancel", answer=_of_cancel(outcome),
+            job=job, door=f"POST /v1/{surface}/cancel", answer=of_cancel(outcome),
         )  # fmt: skip
 
     return ask
 
 
-def _of_cancel(outcome: Outcome) -> str:
+def of_cancel(outcome: Outcome) -> str:
     """`accepted`: it is cancelled; `stopping`: it was asked to stop; `refused`: it ended before."""
     if outcome.good:
         return "accepted" if outcome.body["status"] == "cancelled" else "stopping"

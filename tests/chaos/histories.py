@@ -9,6 +9,7 @@ from typing import Any
 from chaos.amqp_tap import Heard, What
 from chaos.audit import Change
 from chaos.history import Bound, History, Operation, Order, Request, StoredObject, Terms
+from chaos.pipelines import PUT_BACK, TAKES_BACK
 from chaos.postgres_tap import Session
 from chaos.receiver import Delivery
 
@@ -55,7 +56,8 @@ def sound() -> History:
     """One `short` job of two steps that were claimed, run and committed by one worker, and whose hints were ACKed. It
     is a run that was asked for over HTTP, admitted by a limit, bought of a provider, made by a schedule, and told of by
     a webhook. Beside it: a job that was cancelled while it waited, one that was while it ran, and a bulk operation that
-    has retried one job; its step has a call, as a workflow's has.
+    has retried one job; its step has a call, as a workflow's has. And a workflow that was cancelled while it waited,
+    and has undone its work.
     """
     story = Story()
     running = {"status": "running", "epoch": 1, "attempt": 1, "lease_owner": "me", "lease_until": at(30)}
@@ -79,6 +81,7 @@ def sound() -> History:
     _stop_waiting(story)
     _stop_running(story)
     _operate(story)
+    _take_back(story)
     history = History(
         _terms(),
         jobs=[{
@@ -101,6 +104,8 @@ def sound() -> History:
             Request("cancel", "red", "cancel waited", T0 + 1, T0 + 1.1, "accepted", "waited"),
             Request("long", "red", "ran", T0, T0 + 0.1, "accepted", "ran"),
             Request("cancel", "red", "cancel ran", T0 + 2, T0 + 2.1, "stopping", "ran"),
+            Request("workflow", "red", "undone", T0, T0 + 0.1, "accepted", "undone"),
+            Request("cancel", "red", "cancel undone", T0 + 2, T0 + 2.1, "stopping", "undone"),
             Request("operation", "red", "op", T0, T0 + 0.1, "accepted", "bulk", 1, "POST /v1/operations", (("bulk",),)),
             Request("scheduled", "red", "clock", T0, T0 + 0.1, "accepted"),
         ],
@@ -127,9 +132,9 @@ def sound() -> History:
         gathered=True,
         rested=True,
     )  # fmt: skip
-    for name in ("waited", "ran"):
-        own = {"id": name, "output_prefix": f"jobs/{name}/output"}
-        history.jobs.append(history.jobs[0] | {"pipeline": "long", "status": "cancelled", "event_seq": 2} | own)
+    for name, pipeline in (("waited", "long"), ("ran", "long"), ("undone", TAKES_BACK)):
+        own = {"id": name, "pipeline": pipeline, "output_prefix": f"jobs/{name}/output"}
+        history.jobs.append(history.jobs[0] | {"status": "cancelled", "event_seq": 2} | own)
         history.tasks.append(story.rows[f"task-{name}"])
     own = {"id": "bulk", "output_prefix": "jobs/bulk/output", "params": {"filter": "tag.operation:op"}}
     history.jobs.append(history.jobs[0] | {"pipeline": "bulk_operation", "event_seq": 3} | own)
@@ -159,6 +164,28 @@ def _stop_running(story: Story) -> None:
     story.change("job", job | {"status": "cancel_requested"}, 2.05)
     stopped = {"status": "cancelled", "epoch": 1, "attempt": 1, "lease_owner": None, "lease_until": None}
     story.change("task", task | stopped, 2.5, ME)
+    story.change("job", job | {"status": "cancelled"}, 2.5, ME)
+
+
+def _take_back(story: Story) -> None:
+    """Drawn, waited; cancelled; claimed again, put back, acknowledged."""
+    job = {"id": "undone", "pipeline": TAKES_BACK, "status": "pending", "grace_seconds": 30}
+    task = task_row("undone", "pending", job_id="undone")
+    story.change("job", job, 0, xact="f")
+    story.change("task", task, 0, xact="f")
+    story.hint("task-undone", 0, "f", gone_at=0.2)
+    running = {"status": "running", "lease_owner": "me", "lease_until": at(30)}
+    story.change("task", task | running | {"epoch": 1, "attempt": 1}, 1, ME)
+    story.change("job", job | {"status": "running"}, 1, ME)
+    call = {"id": "drawn", "job_id": "undone", "branch": "", "number": 1, "name": "_drawn", "state": "done", "epoch": 1}
+    story.change("call", call, 1.2, ME)
+    waiting = {"status": "waiting", "epoch": 1, "journaled": True}
+    story.change("task", task | waiting, 1.4, ME)
+    story.change("job", job | {"status": "cancel_requested"}, 2, xact="g")
+    story.hint("task-undone", 2, "g", gone_at=2.2)
+    story.change("task", task | waiting | running | {"epoch": 2, "attempt": 1}, 2.3, ME)
+    story.change("call", call | {"id": "back", "number": 2, "name": PUT_BACK, "epoch": 2}, 2.4, ME)
+    story.change("task", task | waiting | {"status": "cancelled", "epoch": 2, "attempt": 1}, 2.5, ME)
     story.change("job", job | {"status": "cancelled"}, 2.5, ME)
 
 
@@ -199,9 +226,9 @@ def _events() -> list[dict[str, Any]]:
     stopped = [
         {
             "job_id": name, "seq": seq, "tenant_id": "red", "kind": kind, "job_status": status, "step": name,
-            "task_id": f"task-{name}", "task_status": status, "epoch": epoch,
+            "task_id": f"task-{name}", "task_status": status, "epoch": epoch, "data": None,
         }
-        for name, epoch in (("waited", 0), ("ran", 1))
+        for name, epoch in (("waited", 0), ("ran", 1), ("undone", 2))
         for seq, (kind, status) in enumerate((("submitted", "pending"), ("cancelled", "cancelled")), 1)
     ]  # fmt: skip
     whole = [
@@ -241,6 +268,8 @@ def _heard() -> list[Heard]:
         ("task-ran", 0.0),
         ("task-waited", 0.0),
         ("task-bulk", 2.0),
+        ("task-undone", 0.0),
+        ("task-undone", 2.0),
     ):
         heard += [
             Heard("api-0.0", What.PUBLISHED, task, T0 + start + 0.05),

@@ -116,6 +116,29 @@ async def test_a_run_is_written_down_with_its_key_which_is_its_scope(http: httpx
     assert {sent.json["scope_id"] for sent in api.requests} == {request.key} == {*api.keys}
 
 
+async def test_a_job_is_followed_until_it_has_ended_also_beyond_the_load() -> None:
+    resumed, ended = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: Request) -> Reply:
+        if request.headers["last-event-id"] == "2":
+            resumed.set()
+            return Reply(204, body=b"") if ended.is_set() else Reply(200, body=b": beat\n\n")
+        return Reply(200, body=b"id: 1\n\nid: 2\n\n")
+
+    async with HttpServer(answer) as server:
+        diary = Diary(_installation(server.url), 1)
+        diary.deal("test")
+        diary.follow(diary.client("red"), "job", "/v1/runs/job/events")
+        assert diary.streams == {"job": []}  # who sees nothing is judged, too
+        await resumed.wait()
+        await diary.followed(0.0)
+        assert diary.streams["job"] == [(0, [1, 2])]
+        ended.set()
+        diary.follow(diary.client("red"), "job", "/v1/runs/job/events")
+        await diary.followed(60.0)
+        await diary.close()
+
+
 @pytest.mark.parametrize(("pipeline", "is_followed"), [(short, True), (wrong, False)])
 async def test_a_run_that_ends_twice_is_not_followed(pipeline: Pipeline, is_followed: bool) -> None:
     asked: list[str] = []
@@ -130,6 +153,7 @@ async def test_a_run_that_ends_twice_is_not_followed(pipeline: Pipeline, is_foll
         for nth in range(30):
             diary.deal(f"test {nth}")
             await ask("red")
+        await diary.followed(60.0)
         await diary.close()
     assert ("GET" in asked) is is_followed
 

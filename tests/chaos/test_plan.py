@@ -8,7 +8,7 @@ from chaos.catalogue import API_POINTS, APIS, BLOWS, BROKER, BY_NAME, CATALOGUE,
 from chaos.faults import Faults
 from chaos.mutations import CAUGHT_BY, MUTATIONS
 from chaos.operations import OPERATIONS, SPARED
-from chaos.plan import DIRECTED, Fault, Plan, make_plan
+from chaos.plan import DIRECTED, Fault, Plan, make_plan, plan_of
 from leasehold.api.app import make_app
 from leasehold.runtime import failpoints
 from leasehold.settings import Settings
@@ -87,6 +87,16 @@ def test_an_api_can_be_killed_after_every_operation_that_writes() -> None:
     }
     assert {*OPERATIONS} - {"api", "api_submissions"} | {*SPARED} == writing
     assert not {*OPERATIONS} & {*SPARED}
+
+
+@pytest.mark.parametrize(
+    ("name", "times"),
+    [("F34 commit.createOperation:kill", 0), ("F10 drain", 2), ("F43 upgrade from the release", 1)],
+)
+def test_a_plan_of_one_fault_arms_a_kill_point_or_deals_a_blow_twice_or_an_upgrade_once(name: str, times: int) -> None:
+    plan = plan_of(name, 1)
+    assert [fault.name for fault in plan.blows] == [name] * times
+    assert [fault.target for fault in plan.armed] == ([] if times else list(APIS))
 
 
 def test_every_blow_has_somebody_who_deals_it() -> None:

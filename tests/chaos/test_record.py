@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,14 @@ def test_a_line_keeps_what_the_table_needs(tmp_path: Path) -> None:
     kept = read(tmp_path / "runs.jsonl")[0]
     assert (kept["seed"], kept["observed"]) == (7, {"I1": 9})
     assert kept["red"] == ["I1 violated", f"{SLOW} never fired"]
+
+
+def test_a_run_whose_requests_are_refused_is_red_unless_the_release_serves() -> None:
+    answers = Counter({"cancel refused": 9, "flaky refused": 1, "flaky accepted": 3})
+    made = Report(Plan(7, 12.0), "", rested=True, answers=answers)
+    assert (made.reasons, made.good) == (["flaky refused"], False)
+    release = Plan(7, 12.0, blows=(Fault("F42 an old API beside the new", 1.0, "api-0", 4.0),))
+    assert Report(release, "", rested=True, answers=answers).refused == []
 
 
 def test_the_table_is_written_between_the_marks(tmp_path: Path) -> None:

@@ -31,12 +31,24 @@ from hypothesis.stateful import (
 
 from leasehold.broker import outbox
 from leasehold.db.database import Connection, connect
+from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.domain.pipeline import Pipeline
 from leasehold.settings import Settings
 from leasehold.transitions import claims, jobs, settlements, sweeps
 from leasehold.transitions.claims import Claimed
-from leasehold.transitions.settlements import Completion, Failure, FanningOut, Part, Settled, Snoozing, Verdict
+from leasehold.transitions.settlements import (
+    Completion,
+    Failure,
+    FanningOut,
+    Part,
+    Settled,
+    Snoozing,
+    Suspending,
+    Verdict,
+)
+from leasehold.transitions.workflows import recording
+from leasehold.transitions.workflows.records import Call, Recording
 from tests.factories import DIAMOND, ONE, THREE, Rows, terms
 from tests.model.promises import Known, assert_promises
 from tests.support.seeds import ROOT, seed_of_this_commit
@@ -146,6 +158,7 @@ class Verbs(RuleBasedStateMachine):
         assert len(found) <= 1
         for claimed in found:
             assert claimed.lease.epoch == before["epoch"] + 1
+            assert not claimed.cancelling or before["journaled"]  # any other work begins nothing after a cancel
             assert before["status"] in ("pending", "retry", "waiting") or (
                 before["status"] == "running" and (before["lease_owner"] in owners or self._lapsed(before))
             )
@@ -230,7 +243,7 @@ class Verbs(RuleBasedStateMachine):
             self._judge(lease, before[lease.task_id], outcome.verdicts[lease.task_id])
 
     def _judge(self, lease: Lease, before: dict[str, Any], verdict: Verdict) -> None:
-        ours = (before["status"], before["lease_owner"], before["epoch"]) == ("running", lease.owner, lease.epoch)
+        ours = self._holds(lease, before)
         after = self.row(lease.task_id)
         if ours and verdict is Verdict.SETTLED:
             assert after["status"] != "running"
@@ -251,10 +264,50 @@ class Verbs(RuleBasedStateMachine):
         fresh = self._learn(job)
         return multiple(*(fresh or [lease.task_id] * parts))
 
+    @rule(target=tasks, lease=leases, children=st.integers(0, 2), seconds=st.sampled_from([None, 60.0]))
+    def suspend(self, lease: Lease, children: int, seconds: float | None) -> Any:
+        """The workflow starts steps of its own, and waits for them, or for a time."""
+        before, job = self.row(lease.task_id), self.job_of[lease.task_id]
+        calls = tuple(self._call(n) for n in range(children))
+        suspending = Suspending(lease, calls, before["news"], ends=children or None, delay=seconds)
+        outcome = self.run(settlements.suspend(self.connections[1], [suspending]))
+        verdict = outcome.verdicts[lease.task_id]
+        self._judge(lease, before, verdict)
+        if self._holds(lease, before):  # in a job that is being cancelled nothing waits any more
+            assert (verdict is Verdict.SETTLED) != self._is_cancelling(job)
+        fresh = self._learn(job)
+        return multiple(*(fresh or [lease.task_id] * (children or 1)))
+
+    def _call(self, number: int) -> Call:
+        return Call("", len(self.job_of) + number, "run", "child", child=new_id(),
+                    step=f"child#{len(self.job_of) + number}", queue="default", max_attempts=1,
+                    handler="one.only", timeout_seconds=60, argument={})  # fmt: skip
+
+    def _holds(self, lease: Lease, row: dict[str, Any]) -> bool:
+        return (row["status"], row["lease_owner"], row["epoch"]) == ("running", lease.owner, lease.epoch)
+
+    def _is_cancelling(self, job: UUID) -> bool:
+        return bool(self.run(self.rows.job(job))["status"] == "cancel_requested")
+
+    @rule(lease=leases, has_seen_cancel=st.booleans())
+    def record(self, lease: Lease, has_seen_cancel: bool) -> None:
+        """The workflow commits a call and goes on. In a cancelled job it does so once it has seen the cancel."""
+        before, job = self.row(lease.task_id), self.job_of[lease.task_id]
+        call = Call("", len(self.job_of) + 1000, "call", "drawn", "done", {"value": 1})
+        answers, _ = self.run(recording.record(self.connections[1], [Recording(lease, (call,), has_seen_cancel)]))
+        recorded = answers[lease.task_id]
+        assert recorded.cancelling == self._is_cancelling(job)
+        assert recorded.kept == (self._holds(lease, before) and has_seen_cancel == recorded.cancelling)
+        after = self.row(lease.task_id)
+        if recorded.kept:
+            assert after == before | {"journaled": True, "losses": 0, "errors": 0}
+        else:
+            assert after == before
+
     @rule(lease=leases)
     def renew(self, lease: Lease) -> None:
         before = self.row(lease.task_id)
-        ours = (before["status"], before["lease_owner"], before["epoch"]) == ("running", lease.owner, lease.epoch)
+        ours = self._holds(lease, before)
         (answer,) = self.run(claims.renew(self.connections[2], lease.owner, [lease], 30.0))
         assert (answer.renewed, answer.is_valid) == (ours, ours)
         after = self.row(lease.task_id)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.model.waking import GUARDS, Waking, explore
+from tests.model.exploring import explore
+from tests.model.waking import GUARDS, State, Waking, violated
 
 #: What goes wrong without the guard.
 WITHOUT = {
@@ -16,13 +17,13 @@ WITHOUT = {
 
 
 def test_every_interleaving_wakes_the_workflow_and_consumes_its_signal_once() -> None:
-    explored = explore(Waking())
+    explored = explore(State(), Waking().moves, violated)
     assert explored.broken is None, "\n".join([explored.broken or "", *explored.trace])
-    assert explored.states > 1000  # it looked at something
+    assert len(explored.states) > 1000  # it looked at something
 
 
 @pytest.mark.parametrize("guard", GUARDS)
 def test_without_a_guard_a_promise_breaks(guard: str) -> None:
-    explored = explore(Waking(frozenset({guard})))
+    explored = explore(State(), Waking(frozenset({guard})).moves, violated)
     assert explored.broken == WITHOUT[guard], explored.trace
     assert explored.trace  # and this is how

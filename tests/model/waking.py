@@ -6,9 +6,8 @@ switched off.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 #: `compare`: a suspension compares the news that the worker has read. `count`: an end counts while the workflow runs.
@@ -69,7 +68,7 @@ class Waking:
 
     def _worker(self, s: State, w: int) -> Iterator[tuple[str, State]]:
         me, name = s.workers[w], "AB"[w]
-        if me.doing == "idle" and (s.row == "due" or (s.row == "running" and s.lapsed)):
+        if me.doing == "idle" and s.epoch < EPOCHS and (s.row == "due" or (s.row == "running" and s.lapsed)):
             claimed = s._replace(row="running", epoch=s.epoch + 1, lapsed=False)
             yield f"{name} claims", _with(claimed, w, Worker("claimed", s.epoch + 1))
         if me.doing == "claimed":
@@ -112,32 +111,3 @@ def violated(s: State) -> str | None:
     if asleep and s.started and s.ended == STEPS and s.kept:
         return "a workflow that nobody wakes has all that it waits for"
     return None
-
-
-@dataclass
-class Explored:
-    states: int
-    broken: str | None = None
-    trace: list[str] = field(default_factory=list)
-
-
-def explore(waking: Waking) -> Explored:
-    """Every reachable state, breadth first: the shortest way to a broken promise."""
-    start = State()
-    came: dict[State, tuple[State, str] | None] = {start: None}
-    waiting = deque([start])
-    while waiting:
-        s = waiting.popleft()
-        if (broken := violated(s)) is not None:
-            names = []
-            step = came[s]
-            while step is not None:
-                s, name = step
-                names.append(name)
-                step = came[s]
-            return Explored(len(came), broken, names[::-1])
-        for name, after in waking.moves(s):
-            if after.epoch <= EPOCHS and after not in came:
-                came[after] = (s, name)
-                waiting.append(after)
-    return Explored(len(came))
