@@ -11,26 +11,22 @@ from fastapi import Request
 from leasehold.api.auth.security import JOBS_READ, OPERATE, RUNS_READ, WEBHOOKS_WRITE
 from leasehold.api.console.rendering import span
 from leasehold.api.fleet.health import readiness_of
-from leasehold.api.jobs.access import find
 from leasehold.api.jobs.dead_letters import readable
-from leasehold.api.jobs.explain import explain
-from leasehold.api.jobs.unsettled import What, read_unsettled
+from leasehold.api.jobs.explain import Depth, explain
+from leasehold.api.jobs.unsettled import What, settled_by_people
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services
-from leasehold.db import job_reads, overview_reads, run_reads
+from leasehold.db import job_reads, overview_reads, run_reads, unsettled
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
-from leasehold.domain.errors import RequestError
 from leasehold.transitions.jobs import EXTERNAL
 
-#: Tasks of a queue and dead letters are counted up to these numbers.
-MAX_TASKS, _MAX_LETTERS = 1000, 100
-#: Of each sort of what only a person can settle: items that are counted, and its sentence for one and for many.
-_MAX_UNSETTLED = 100
-_UNSETTLED: tuple[tuple[What, str, str], ...] = (
-    ("orders", "The outcome of one order is unknown.", "orders have an unknown outcome."),
-    ("external", "No external worker works on one step that is due.", "steps that are due have no external worker."),
-)
+#: Tasks of a queue, of all queues together, and dead letters are counted up to these numbers.
+MAX_TASKS, _MAX_OF_ALL, _MAX_LETTERS = 500, 1000, 100
+#: Of each sort of what only a person can settle: items that are counted. And the newest orders that are searched.
+_MAX_UNSETTLED, _MAX_SEARCHED = overview_reads.MAX_SILENT, 300
+#: How much the explanation of the oldest waiting job reads: its first reason is shown.
+_DEPTH = Depth(entries=0, steps=5, ahead=100)
 #: A longer wait is a finding.
 _LONG = timedelta(minutes=1)
 #: Reasons to wait that somebody chose: they are no findings.
@@ -62,8 +58,8 @@ async def numbers_of(connection: Connection, caller: Caller) -> Numbers:
     live = await overview_reads.live(connection, caller.tenant_id) if JOBS_READ in caller.scopes else None
     if OPERATE not in caller.scopes:
         return Numbers(live, None, None)
-    queues = list(await run_reads.queues(connection, MAX_TASKS))
-    return Numbers(live, queues, len(await run_reads.workers(connection)))
+    queues = list(await run_reads.queues(connection, MAX_TASKS, _MAX_OF_ALL))
+    return Numbers(live, queues, await overview_reads.worker_count(connection))
 
 
 async def findings_of(request: Request, services: Services, caller: Caller) -> tuple[list[Finding], Numbers]:
@@ -75,7 +71,7 @@ async def findings_of(request: Request, services: Services, caller: Caller) -> t
             findings += await _of_fleet(connection, numbers)
         if JOBS_READ in caller.scopes:
             findings += await _of_dead_letters(services, connection, caller)
-            findings += await _of_unsettled(services, connection, caller, numbers)
+            findings += await _of_unsettled(services, connection, caller)
         if RUNS_READ in caller.scopes:
             findings += [_paused(row) for row in await overview_reads.paused_schedules(connection, caller.tenant_id)]
         if WEBHOOKS_WRITE in caller.scopes:
@@ -122,7 +118,11 @@ async def _of_fleet(connection: Connection, numbers: Numbers) -> list[Finding]:
 
 def _count(n: int, at_most: int) -> str:
     """`n` for a sentence, where nothing beyond `at_most` was counted."""
-    return f"at least {n:,}" if n >= at_most else f"{n:,}"
+    return _counted(n, has_more=n >= at_most)
+
+
+def _counted(n: int, *, has_more: bool) -> str:
+    return f"at least {n:,}" if has_more else f"{n:,}"
 
 
 def _of_queue(row: Row, *, any_worker: bool) -> list[Finding]:
@@ -132,7 +132,7 @@ def _of_queue(row: Row, *, any_worker: bool) -> list[Finding]:
         return [Finding("warn", f"The queue {queue} is paused: {row['paused_because']}", *link)]
     if not n or queue.startswith(EXTERNAL):
         return []
-    count = _count(n, MAX_TASKS)
+    count = _counted(n, has_more=row["has_more"])
     if not row["workers"]:
         sentence = f"No worker serves the queue {queue}, in which {count} tasks wait."
         return [Finding("bad", sentence, *link)] if any_worker else []
@@ -145,11 +145,10 @@ def _of_queue(row: Row, *, any_worker: bool) -> list[Finding]:
 
 
 async def _of_dead_letters(services: Services, connection: Connection, caller: Caller) -> list[Finding]:
-    letters = await job_reads.dead_letters(
-        connection, caller.tenant_id, readable(services, caller, None, None, None), limit=_MAX_LETTERS
-    )
     since = datetime.now(UTC) - timedelta(hours=1)
-    lately = [row for row in letters if row["at"] > since]
+    lately = await job_reads.dead_letters(
+        connection, caller.tenant_id, readable(services, caller, None, None, None), since=since, limit=_MAX_LETTERS
+    )
     if not lately:
         return []
     count = _capitalized(_count(len(lately), _MAX_LETTERS))
@@ -160,21 +159,29 @@ async def _of_dead_letters(services: Services, connection: Connection, caller: C
     return [Finding("warn", sentence, "/dead-letters", "Dead letters")]
 
 
-async def _of_unsettled(services: Services, connection: Connection, caller: Caller, numbers: Numbers) -> list[Finding]:
-    """What waits for a person. Disabled webhooks have a sentence each. To find silent steps PostgreSQL reads all live
-    jobs: of a tenant with MAX_LIVE of them or more, only the page "To settle" does.
-    """
+async def _of_unsettled(services: Services, connection: Connection, caller: Caller) -> list[Finding]:
+    """What waits for a person. Paused schedules and disabled webhooks have a sentence each."""
     findings = []
-    has_many = numbers.live is not None and numbers.live["unfinished"] >= overview_reads.MAX_LIVE
-    for what, one, many in _UNSETTLED:
-        if what == "external" and has_many:
-            continue
-        items, _ = await read_unsettled(connection, services, caller, what, caller.tenant_id, None, _MAX_UNSETTLED)
-        if items:
-            count = _capitalized(_count(len(items), _MAX_UNSETTLED))
-            sentence = one if len(items) == 1 else f"{count} {many}"
-            findings.append(Finding("warn", sentence, f"/to-settle?what={what}", "To settle"))
+    by_people = settled_by_people(services, caller, caller.tenant_id)
+    if by_people:
+        orders = await unsettled.orders(
+            connection, caller.tenant_id, by_people, None, _MAX_UNSETTLED, searched=_MAX_SEARCHED
+        )
+        one = "The outcome of one order is unknown."
+        findings += _unsettled("orders", len(orders), one, "orders have an unknown outcome.")
+    if RUNS_READ in caller.scopes:
+        seconds = services.settings.external_silent_seconds
+        steps = await overview_reads.silent_steps(connection, caller.tenant_id, seconds)
+        one = "No external worker works on one step that is due."
+        findings += _unsettled("external", steps, one, "steps that are due have no external worker.")
     return findings
+
+
+def _unsettled(what: What, n: int, one: str, many: str) -> list[Finding]:
+    if not n:
+        return []
+    sentence = one if n == 1 else f"{_capitalized(_count(n, _MAX_UNSETTLED))} {many}"
+    return [Finding("warn", sentence, f"/to-settle?what={what}", "To settle")]
 
 
 def _paused(row: Row) -> Finding:
@@ -189,14 +196,18 @@ def _disabled(row: Row) -> Finding:
 
 async def _of_oldest(services: Services, caller: Caller, live: Row) -> list[Finding]:
     """Why the tenant's oldest waiting job waits, unless somebody chose the reason."""
-    try:
-        access = await find(services, caller, live["oldest_waiting"])
-    except RequestError:  # the job was deleted, or the key may not read its kind
+    async with services.pool.acquire() as connection:
+        rows = await job_reads.find_listed(connection, caller.tenant_id, [live["oldest_waiting"]])
+    waited = timedelta() if not rows else datetime.now(UTC) - rows[0]["created_at"]
+    if waited < _LONG or rows[0]["started_at"] is not None:
         return []
-    waited = datetime.now(UTC) - access.row["created_at"]
-    explanation = await explain(services, access.caller.tenant_id, access.row, 0)
+    (job,) = rows
+    kind = services.job_kinds.of(job["pipeline"], is_run=job["is_run"])
+    if kind.scopes is None or kind.scopes.read not in caller.scopes:
+        return []
+    explanation = await explain(services, caller.tenant_id, job, _DEPTH)
     reasons = [reason for reason in explanation["reasons"] if reason["code"] not in _CHOSEN]
-    if waited < _LONG or not reasons or access.row["started_at"] is not None:
+    if not reasons:
         return []
     sentence = f"The oldest waiting job has waited {span(waited.total_seconds())}: {reasons[0]['message']}"
-    return [Finding("warn", sentence, f"/jobs/{access.id}", "The job")]
+    return [Finding("warn", sentence, f"/jobs/{job['id']}", "The job")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
 from uuid import UUID
@@ -12,8 +12,8 @@ import orjson
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
 
-from leasehold.actions.retrying import template_of
 from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, RUNS_WRITE
+from leasehold.api.console.graph import graph_of
 from leasehold.api.console.rendering import content_of, go_to, once_of, page
 from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn
@@ -21,15 +21,15 @@ from leasehold.api.console.signal_form import inputs_of, payload_of
 from leasehold.api.console.timeline import timeline
 from leasehold.api.http.strict_json import refusal
 from leasehold.api.jobs import jobs as endpoints
-from leasehold.api.jobs.access import JobAccess, find
-from leasehold.api.jobs.explain import explain
+from leasehold.api.jobs.access import JobAccess, find, may_retry
+from leasehold.api.jobs.explain import Depth, explain
 from leasehold.api.jobs.schemas import Reason, RetryRequest
 from leasehold.api.jobs.view import answer, with_links
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.api.runs.signals import Name, SignalRequest, signal_run
-from leasehold.db import event_reads, log_reads
-from leasehold.domain.errors import Invalid, NotFound, RequestError
+from leasehold.db import event_reads, job_reads, log_reads
+from leasehold.domain.errors import Invalid, NotFound
 from leasehold.domain.states import JOB_TERMINAL, JobState
 from leasehold.transitions.workflows import signals
 
@@ -41,7 +41,9 @@ Deleter = Annotated[Caller, Depends(SignedIn(JOBS_DELETE))]
 #: Characters of a payload in a command to copy.
 _MAX_COMMAND = 2000
 #: Of one page: events, entries of the ledger, steps, outputs and lines of the log.
-_MAX_EVENTS, _MAX_ENTRIES, _MAX_STEPS, _MAX_OUTPUTS, _MAX_LINES = 100, 1000, 100, 40, 100
+_MAX_EVENTS, _MAX_SHOWN, _MAX_STEPS, _MAX_OUTPUTS, _MAX_LINES = 100, 100, 100, 40, 100
+#: How much the page's explanation reads. An open page of an unfinished job is refreshed every two seconds.
+_DEPTH = Depth(entries=1000, steps=20, ahead=1000)
 _PICTURE_HEADERS = {"Content-Security-Policy": "default-src 'none'; sandbox", "Cache-Control": "private, max-age=600"}
 #: Types of pictures that browsers show and that can carry no script.
 _PICTURES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif", "image/avif"})
@@ -55,11 +57,12 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     body = answer(access)
     steps, outputs = body["steps"], body["outputs"]
     job = await with_links(services, access, body | {"outputs": outputs[:_MAX_OUTPUTS]})
-    explanation = await explain(services, tenant_id, access.row, _MAX_ENTRIES)
+    explanation = await explain(services, tenant_id, access.row, _DEPTH)
     async with services.pool.acquire() as connection:
         events = await event_reads.events_after(
             connection, tenant_id, job_id, max(0, access.row["event_seq"] - _MAX_EVENTS), _MAX_EVENTS
         )
+        tasks = await job_reads.step_links(connection, tenant_id, job_id)
         lines = await log_reads.log_end(connection, tenant_id, job_id, _MAX_LINES)
         has_journal = access.row["is_run"] and access.row["status"] not in JOB_TERMINAL
         waits = await signals.waits_of(connection, job_id, tenant_id) if has_journal else []
@@ -78,27 +81,18 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         why=explanation,
         waits=[{"name": row["name"], "due_at": row["due_at"], "inputs": inputs_of(row["schema"])} for row in waits],
         once=once_of(request, "signal", str(job_id)),
-        line=timeline(job, steps, explanation["ledger"], await _needs(services, access), now),
+        line=timeline(job, steps, explanation["ledger"], tasks, now),
+        graph=graph_of(tasks),
+        ledger=explanation["ledger"][-_MAX_SHOWN:],
+        more_ledger=len(explanation["ledger"]) > _MAX_SHOWN,
         events=list(reversed(events)),
         lines=lines,
         most_lines=_MAX_LINES,
         pictures=[output for output in job["outputs"] if _is_picture(services, access, output)],
+        may_retry=may_retry(access),
         is_writer=access.kind.scopes is not None and access.kind.scopes.write in caller.scopes,
         curl=_curl(services, request, access),
     )
-
-
-async def _needs(services: Services, access: JobAccess) -> Mapping[str, Sequence[str]]:
-    """By step, the steps that it needs. Empty where the installation no longer has the job's declaration."""
-    if not access.row["is_run"]:
-        pipeline = services.job_kinds.pipeline(access.row["pipeline"])
-        return {} if pipeline is None else {step.name: step.needs for step in pipeline.steps}
-    try:
-        async with services.pool.acquire() as connection:
-            template_version = await template_of(services.actions, connection, access.target)
-    except RequestError:
-        return {}
-    return {} if template_version is None else {step.name: step.needs for step in template_version.pipeline.steps}
 
 
 def _is_picture(services: Services, access: JobAccess, output: Mapping[str, Any]) -> bool:

@@ -26,6 +26,7 @@ from leasehold.db import job_lists, job_reads
 from leasehold.db.job_lists import Listing
 from leasehold.domain.errors import Invalid, RequestError
 from leasehold.domain.ids import id_at as id_at_instant
+from leasehold.domain.ids import instant_of
 from leasehold.domain.job_filter import MAX_CHARACTERS, InvalidFilter, parse
 from leasehold.domain.states import JobState
 
@@ -109,9 +110,9 @@ async def _newer(services: Services, caller: Caller, q: str, ids: Sequence[UUID]
 
 
 def _created_at(job_id: UUID) -> datetime:
-    """The instant in a job's id: a UUIDv7 begins with its milliseconds. Raises Invalid."""
+    """The instant in a job's id. Raises Invalid."""
     try:
-        return datetime.fromtimestamp((job_id.int >> 80) / 1000, UTC)
+        return instant_of(job_id)
     except (ValueError, OverflowError):
         raise _malformed_id() from None
 

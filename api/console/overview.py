@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request, Response
 
 from leasehold.api.auth.security import JOBS_READ
-from leasehold.api.console.findings import MAX_TASKS, Finding, findings_of
+from leasehold.api.console.findings import Finding, findings_of
 from leasehold.api.console.rates import Rates, rates_of
 from leasehold.api.console.rendering import page
 from leasehold.api.console.session import Anybody
@@ -50,7 +50,6 @@ async def show_overview(request: Request, caller: Anybody) -> Response:
         state=state,
         rates=last_hour,
         most=overview_reads.MAX_LIVE,
-        most_tasks=MAX_TASKS,
     )
 
 

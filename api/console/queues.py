@@ -22,8 +22,8 @@ from leasehold.db.job_reads import Row
 
 router = APIRouter()
 Operator = Annotated[Caller, Depends(SignedIn(OPERATE))]
-#: A queue's runnable tasks are counted up to this number.
-_MAX_TASKS = 1000
+#: The runnable tasks of a queue, and of all queues together, are counted up to these numbers.
+_MAX_TASKS, _MAX_OF_ALL = 1000, 4000
 _SHARED_SECONDS = 2.0
 
 
@@ -33,11 +33,11 @@ async def show_queues(request: Request, _caller: Operator) -> Response:
 
     async def read() -> list[Row]:
         async with services.pool.acquire() as connection:
-            return list(await run_reads.queues(connection, _MAX_TASKS))
+            return list(await run_reads.queues(connection, _MAX_TASKS, _MAX_OF_ALL))
 
     shared: Shared[list[Row]] = state_of(request).answers.of("queues", _SHARED_SECONDS)
     queues = await shared.get("all", read)
-    return page(request, "queues.html", live=3, live_url=request.url.path, queues=queues, most=_MAX_TASKS)
+    return page(request, "queues.html", live=3, live_url=request.url.path, queues=queues)
 
 
 @router.post("/queues/{queue}/pause")

@@ -1,4 +1,4 @@
-"""The page To settle: orders of unknown outcome, silent external steps and disabled webhooks. A person decides them."""
+"""The page To settle: what waits until a person decides it, from orders of unknown outcome to paused schedules."""
 
 from __future__ import annotations
 

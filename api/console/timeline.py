@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from leasehold.api.console.graph import needs_of
+from leasehold.db.job_reads import Row
+from leasehold.domain.ids import instant_of
+
 #: The width of a bar, in units.
 WIDTH = 1000
 _MIN_WIDTH = 3
@@ -69,10 +73,14 @@ def timeline(
     job: Mapping[str, Any],
     steps: Sequence[Mapping[str, Any]],
     ledger: Sequence[Mapping[str, Any]],
-    needs: Mapping[str, Sequence[str]],
+    tasks: Sequence[Row],
     now: datetime,
 ) -> Timeline:
-    """`needs`: by step, the steps that it needs; a step that is absent needs none."""
+    """`tasks`: what ties the steps together (`job_reads.step_links`). A step waits from the end of those that it needs;
+    a part of a fan-out, and a step of a workflow, from when it was made.
+    """
+    needs = needs_of(tasks)
+    made = {task["step"]: instant_of(task["id"]) for task in tasks if task["parent_id"] is not None}
     scale = _Scale(job["created_at"], job.get("finished_at") or now)
     events: dict[str, list[Mapping[str, Any]]] = {}
     for entry in ledger:
@@ -83,9 +91,10 @@ def timeline(
     }
     lines = []
     for step in steps[:MAX_LINES]:
-        ready = [at for name in needs.get(step["id"], ()) if (at := ended.get(name)) is not None]
-        is_blocked = any(ended.get(name) is None for name in needs.get(step["id"], ()))
-        first = max(ready, default=job["created_at"])
+        needed = () if step["id"] in made else needs.get(step["id"], ())
+        ready = [at for name in needed if (at := ended.get(name)) is not None]
+        is_blocked = any(ended.get(name) is None for name in needed)
+        first = max(ready, default=made.get(step["id"], job["created_at"]))
         lines.append(_line(step, events.get(step["id"], []), None if is_blocked else first, scale, now))
     return Timeline(lines, scale.seconds, max(0, len(steps) - MAX_LINES))
 

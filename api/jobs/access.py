@@ -13,7 +13,7 @@ from uuid import UUID
 import structlog
 
 from leasehold.actions.context import Target
-from leasehold.api.auth.security import OPERATE, tenant_of
+from leasehold.api.auth.security import JOBS_DELETE, OPERATE, tenant_of
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services
 from leasehold.db import job_reads
@@ -64,6 +64,20 @@ def check_targets(caller: Caller, tenant_id: str, params: Mapping[str, Any]) -> 
         raise Forbidden(
             "insufficient_scope", f"This operation acts on jobs of other tenants: it needs the scope {OPERATE}."
         )
+
+
+def may_retry(access: JobAccess) -> bool:
+    """Whether the caller may retry the job. A retried bulk operation goes on: one that deletes needs what a delete
+    needs.
+    """
+    deletes = access.row["pipeline"] == bulk_operation.name and access.row["params"].get("action") == "delete"
+    return not deletes or JOBS_DELETE in access.caller.scopes
+
+
+def check_retry(access: JobAccess) -> None:
+    """Raises Forbidden if the caller may not retry the job (`may_retry`)."""
+    if not may_retry(access):
+        raise Forbidden("insufficient_scope", f"To retry a bulk delete, the API key needs the scope {JOBS_DELETE}.")
 
 
 def sight_of(services: Services, caller: Caller, *, write: bool = False, kind: str | None = None) -> Sight:

@@ -19,7 +19,7 @@ from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import json_response, publish_and_admit_run
-from leasehold.api.jobs.access import JobAccess, access_of
+from leasehold.api.jobs.access import JobAccess, access_of, check_retry
 from leasehold.api.jobs.ending import record
 from leasehold.api.jobs.retrying import retry
 from leasehold.api.jobs.schemas import BulkReplayRequest, RetryRequest
@@ -179,6 +179,7 @@ async def _replay(services: Services, connection: Connection, caller: Caller, jo
     if row is None:
         return None
     access = access_of(services, caller, row)
+    check_retry(access)
     template_version = await template_of(services.actions, connection, access.target)
     async with connection.transaction(), services.admission.submitting(connection, caller.payer, {}, 0) as charge:
         effects = await revive(services.actions, connection, access.target, template_version)

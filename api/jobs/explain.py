@@ -5,6 +5,7 @@ what its workers did.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -16,14 +17,24 @@ from leasehold.transitions.concurrency import without_value
 from leasehold.transitions.jobs import EXTERNAL, client_queue
 
 
-async def explain(
-    services: Services, tenant_id: str, job: Row, max_entries: int = job_reads.MAX_LEDGER
-) -> dict[str, Any]:
-    """Build the answer. `job`: a row with `id`, `status`, `held` and `error`. `max_entries`: of the ledger."""
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How much an explanation reads: `entries` of the ledger, `steps` that wait, and tasks `ahead` of these."""
+
+    entries: int = job_reads.MAX_LEDGER
+    steps: int = job_reads.MAX_STEPS
+    ahead: int = MAX_COUNTED
+
+
+_WHOLE = Depth()
+
+
+async def explain(services: Services, tenant_id: str, job: Row, depth: Depth = _WHOLE) -> dict[str, Any]:
+    """Build the answer. `job`: a row with `id`, `status`, `held` and `error`."""
     async with services.pool.acquire() as connection:
-        waiting_steps = await job_reads.why_waiting(connection, tenant_id, job["id"])
+        waiting_steps = await job_reads.why_waiting(connection, tenant_id, job["id"], depth.steps, depth.ahead)
         full_limits = await job_reads.why_held(connection, tenant_id, job["id"])
-        ledger = await job_reads.ledger(connection, tenant_id, job["id"], max_entries)
+        ledger = await job_reads.ledger(connection, tenant_id, job["id"], depth.entries)
     return explanation(job, waiting_steps, full_limits, ledger)
 
 
@@ -48,7 +59,7 @@ def _reasons(job: Row, waiting_steps: Sequence[Row], full_limits: Sequence[Row])
         reasons.append(
             _reason("cancelling", "The job was asked to stop. Its running steps are stopped after the grace.")
         )
-    return reasons + [_step(row) for row in waiting_steps if row["status"] != "blocked"]
+    return reasons + [_step(row) for row in waiting_steps]
 
 
 def _reason(code: str, message: str, **details: Any) -> dict[str, Any]:
@@ -93,7 +104,7 @@ def _in_line(row: Row) -> dict[str, Any]:
     step, queue, ahead = row["step"], row["queue"], row["ahead"]
     if not row["workers"]:
         return _reason("no_worker", f"No worker serves the queue {queue}.", step=step, queue=queue)
-    count = f"at least {ahead}" if ahead >= MAX_COUNTED else str(ahead)
+    count = f"at least {ahead}" if ahead >= row["most_ahead"] else str(ahead)
     return _reason("behind_others", f"{step} is runnable, behind {count} others.", step=step, queue=queue, ahead=ahead)
 
 

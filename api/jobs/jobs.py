@@ -156,7 +156,7 @@ async def cancel_job(request: Request, job_id: UUID, caller: Operator, body: Rea
     operation_id="retryJob",
     summary="Retry a failed job, from the step that failed or an earlier step",
     description="Steps that succeeded do not run again. A retry is charged as a submission, and waits at the limits "
-    "that a new job waits at.",
+    "that a new job waits at. To retry an operation that deletes, the key also needs `jobs:delete`.",
     status_code=202,
     response_model=Acted,
     responses=problems(MISSING | {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from leasehold.actions.retrying import revive, template_of
 from leasehold.api.http.early import refuse_early
 from leasehold.api.http.responses import publish_and_admit_run
-from leasehold.api.jobs.access import JobAccess
+from leasehold.api.jobs.access import JobAccess, check_retry
 from leasehold.api.jobs.ending import invalid_state, record
 from leasehold.api.jobs.schemas import RetryRequest
 from leasehold.api.process.services import Services
@@ -18,6 +18,7 @@ from leasehold.limits.admission import queues_waited_in
 
 async def retry(services: Services, access: JobAccess, body: RetryRequest) -> dict[str, str]:
     """Retry the job and return the RateLimit fields. Raises the problems of `retryJob`."""
+    check_retry(access)
     caller, params = access.caller, None
     if body.payload is not None:
         if not access.row["is_run"]:

@@ -85,6 +85,10 @@ class Unsettled(BaseModel):
     job_id: UUID | None = None
     task_id: UUID | None = None
     webhook_id: UUID | None = None
+    schedule_id: UUID | None = None
+    template: str | None = None
+    signals: list[str] | None = None
+    until: datetime | None = Field(None, description="When the wait for the signals ends by itself.")
     step: str | None = None
     queue: str | None = None
     losses: int | None = None

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, OPERATE, Require
+from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, OPERATE, RUNS_READ, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
@@ -26,7 +26,7 @@ from leasehold.domain.errors import RequestError, TooMany, Unavailable
 router = APIRouter(tags=["jobs"], prefix="/v1", route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(Require(JOBS_READ))]
 Operator = Annotated[Caller, Depends(Require(JOBS_OPERATE))]
-What = Literal["orders", "external", "webhooks"]
+What = Literal["orders", "approvals", "external", "webhooks", "schedules"]
 _Rows = tuple[list[dict[str, Any]], UUID | None]
 
 
@@ -35,9 +35,11 @@ _Rows = tuple[list[dict[str, Any]], UUID | None]
     operation_id="listUnsettled",
     summary="List what only a person can settle, newest first",
     description="`orders`: failed jobs that sent an order whose outcome is unknown, with what was sent, when and to "
-    "whom. `external`: steps that no external worker has claimed, or whose worker is silent, for "
-    "`LEASEHOLD_EXTERNAL_SILENT_SECONDS`; a page searches 10,000 live jobs. `webhooks`: those that the platform "
-    "disabled.",
+    "whom. `approvals`: runs whose workflow waits for signals. `external`: steps that no external worker has claimed, "
+    "or whose worker is silent, for `LEASEHOLD_EXTERNAL_SILENT_SECONDS`. `webhooks`: those that the platform disabled. "
+    "`schedules`: those that the platform paused, for a key with `runs:read`. A page of `approvals` searches 10,000 "
+    "unfinished jobs: it may have fewer items than `limit`, and a `next_cursor`. A page of `external` searches 10,000 "
+    "jobs with external steps.",
     response_model=UnsettledPage,
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
 )
@@ -66,21 +68,29 @@ async def read_unsettled(
     limit: int,
 ) -> _Rows:
     """At most `limit` items of the kinds that the caller may read, and the id before which the next page begins."""
-    read = {"orders": _orders, "external": _external, "webhooks": _webhooks}[what]
+    read = {
+        "orders": _orders, "approvals": _approvals, "external": _external, "webhooks": _webhooks,
+        "schedules": _schedules,
+    }[what]  # fmt: skip
     return await read(connection, services, caller, tenant_id, before, limit)
+
+
+def settled_by_people(services: Services, caller: Caller, tenant_id: str) -> list[tuple[str, str, str]]:
+    """The orders that only a person settles, of the kinds that the caller may read: pipeline, step and code."""
+    kinds = services.job_kinds
+    return [
+        (pipeline, settling.step, code)
+        for pipeline in kinds.sight(tenant_id, caller.scopes, write=False).pipelines
+        if (settling := kinds.of(pipeline, is_run=False).operations.settling) is not None
+        for code in settling.codes
+    ]
 
 
 async def _orders(
     connection: Connection, services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
 ) -> _Rows:
     kinds = services.job_kinds
-    readable = kinds.sight(tenant_id, caller.scopes, write=False).pipelines
-    by_people = [
-        (pipeline, settling.step, code)
-        for pipeline in readable
-        if (settling := kinds.of(pipeline, is_run=False).operations.settling) is not None
-        for code in settling.codes
-    ]
+    by_people = settled_by_people(services, caller, tenant_id)
     if not by_people:
         return [], None
     rows = await unsettled.orders(connection, tenant_id, by_people, before, limit + 1)
@@ -94,6 +104,23 @@ async def _orders(
             "because": row["error"]["message"], "system": sent.system, "sent_at": sent.at, "sent": sent.what,
         })  # fmt: skip
     return items, rows[limit - 1]["job_id"] if len(rows) > limit else None
+
+
+async def _approvals(
+    connection: Connection, services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
+) -> _Rows:
+    if not services.job_kinds.sight(tenant_id, caller.scopes, write=False).runs:
+        return [], None
+    rows, next_id = await unsettled.waiting_runs(connection, tenant_id, before, limit)
+    items = [
+        {
+            "job_id": row["job_id"], "tenant_id": row["tenant_id"], "kind": "run", "template": row["pipeline"],
+            "since": row["since"], "because": f"waits for the signal {' or '.join(row['signals'])}",
+            "signals": row["signals"], "until": row["until"],
+        }
+        for row in rows
+    ]  # fmt: skip
+    return items, next_id
 
 
 async def _external(
@@ -126,6 +153,22 @@ async def _webhooks(
         for row in rows[:limit]
     ]  # fmt: skip
     return items, rows[limit - 1]["webhook_id"] if len(rows) > limit else None
+
+
+async def _schedules(
+    connection: Connection, _services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
+) -> _Rows:
+    if RUNS_READ not in caller.scopes:
+        return [], None
+    rows = await unsettled.paused_schedules(connection, tenant_id, before, limit + 1)
+    items = [
+        {
+            "schedule_id": row["schedule_id"], "tenant_id": row["tenant_id"], "kind": "run",
+            "template": row["template"], "since": row["updated_at"], "because": row["paused_because"],
+        }
+        for row in rows[:limit]
+    ]  # fmt: skip
+    return items, rows[limit - 1]["schedule_id"] if len(rows) > limit else None
 
 
 _MISSING = {HTTPStatus.NOT_FOUND: "`job_not_found`", HTTPStatus.GONE: "`job_deleted`, `job_expired`"}

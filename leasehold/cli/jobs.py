@@ -174,7 +174,8 @@ def list_unsettled(
     what: Annotated[
         str,
         typer.Option(
-            help="List orders (of unknown outcome), external (steps of silent workers) or webhooks (disabled)."
+            help="List orders (of unknown outcome), approvals (workflows that wait for a signal), external (steps of "
+            "silent workers), webhooks (disabled) or schedules (paused by themselves)."
         ),
     ] = "orders",
     cursor: Cursor = None,
@@ -185,7 +186,8 @@ def list_unsettled(
         answer = client.get("/v1/unsettled", what=what, cursor=cursor)
 
     def print_items() -> None:
-        table(answer["items"], "job_id", "webhook_id", "system", "sent_at", "sent", "step", "queue", "because", "since")
+        columns = ("template", "system", "sent_at", "sent", "step", "queue", "because", "since")
+        table(answer["items"], "job_id", "webhook_id", "schedule_id", *columns)
         print_next_page(answer)
 
     show(answer, as_json, print_items)

@@ -123,6 +123,7 @@ SELECT t.id AS task_id, t.job_id, j.pipeline, r.job_id IS NOT NULL AS is_run, co
 FROM (
     SELECT * FROM task
     WHERE tenant_id = $1 AND status = 'failed' AND NOT contained
+      AND finished_at > coalesce($9::timestamptz, '-infinity')
       AND ($2::timestamptz IS NULL OR (finished_at, id) < ($2, $3::uuid))
     ORDER BY finished_at DESC, id DESC OFFSET 0  -- read in this order, and only as far as the page needs
 ) AS t
@@ -141,24 +142,33 @@ async def dead_letters(
     wanted: DeadLetterFilter,
     *,
     before: tuple[datetime, UUID] | None = None,
+    since: datetime | None = None,
     fingerprint: str | None = None,
     limit: int,
 ) -> Sequence[Row]:
-    """Steps that failed for good, the latest first. `fingerprint`: as `dead_letter_groups` returns it."""
+    """Steps that failed for good, the latest first. `since`: those that failed after it alone; `fingerprint`: as
+    `dead_letter_groups` returns it.
+    """
     async with in_order(connection):
         return await connection.fetch(
-            f"SELECT * FROM ({DEAD_LETTERS}) AS d WHERE ($9::text IS NULL OR fingerprint = $9)"
-            " ORDER BY at DESC, task_id DESC LIMIT $10",
-            *_parameters(tenant_id, wanted, before),
+            f"SELECT * FROM ({DEAD_LETTERS}) AS d WHERE ($10::text IS NULL OR fingerprint = $10)"
+            " ORDER BY at DESC, task_id DESC LIMIT $11",
+            *_parameters(tenant_id, wanted, before, since),
             fingerprint,
             limit,
         )
 
 
-def _parameters(tenant_id: str, wanted: DeadLetterFilter, before: tuple[datetime, UUID] | None) -> tuple[object, ...]:
+def _parameters(
+    tenant_id: str,
+    wanted: DeadLetterFilter,
+    before: tuple[datetime, UUID] | None = None,
+    since: datetime | None = None,
+) -> tuple[object, ...]:
     at, task_id = before or (None, None)
     return (
         tenant_id, at, task_id, wanted.template, wanted.code, wanted.runs, list(wanted.pipelines), list(wanted.owned),
+        since,
     )  # fmt: skip
 
 
@@ -171,9 +181,9 @@ async def dead_letter_groups(
     return await connection.fetch(
         "SELECT fingerprint, pipeline, is_run, template, step, code, count(*) AS n, min(at) AS first_at,"
         " max(at) AS last_at, (array_agg(message ORDER BY at DESC))[1] AS message"
-        f" FROM ({DEAD_LETTERS} ORDER BY t.finished_at DESC LIMIT $10) AS d"
-        " GROUP BY fingerprint, pipeline, is_run, template, step, code ORDER BY n DESC, fingerprint LIMIT $9",
-        *_parameters(tenant_id, wanted, None),
+        f" FROM ({DEAD_LETTERS} ORDER BY t.finished_at DESC LIMIT $11) AS d"
+        " GROUP BY fingerprint, pipeline, is_run, template, step, code ORDER BY n DESC, fingerprint LIMIT $10",
+        *_parameters(tenant_id, wanted),
         limit,
         of_last,
     )
@@ -189,6 +199,21 @@ async def job_of_dead_letter(connection: Connection, tenant_id: str | None, task
     return job_id
 
 
+_LINKS = """
+-- step_links
+SELECT t.id, t.step, t.status, t.unblocks, t.contained, i.parent_id
+FROM task t LEFT JOIN item i ON i.task_id = t.id
+WHERE t.job_id = $1 AND t.tenant_id = $2 ORDER BY t.position, i.number NULLS FIRST, t.step LIMIT $3
+"""
+
+
+async def step_links(connection: Connection, tenant_id: str, job_id: UUID) -> Sequence[Row]:
+    """The job's tasks, at most MAX_STEPS, with what ties them together: `unblocks`, the tasks that need this one;
+    `parent_id`, the task that fanned out into this one, or the workflow that started it (`contained`).
+    """
+    return await connection.fetch(_LINKS, job_id, tenant_id, MAX_STEPS)
+
+
 async def ledger(connection: Connection, tenant_id: str, job_id: UUID, at_most: int = MAX_LEDGER) -> Sequence[Row]:
     """The events of a job's tasks, in order: each claim, its end, and the outputs that its commit wrote."""
     return await connection.fetch(
@@ -202,26 +227,43 @@ async def ledger(connection: Connection, tenant_id: str, job_id: UUID, at_most: 
     )
 
 
-async def why_waiting(connection: Connection, tenant_id: str, job_id: UUID) -> Sequence[Row]:
-    """For each unfinished step, the facts that decide whether a worker can claim it."""
-    return await connection.fetch(
-        "SELECT t.step, t.status, t.queue, nullif(t.available_at, 'infinity') AS available_at,"
-        " t.available_at > clock_timestamp() AS later, t.waiting_on,"
-        " (SELECT array_agg(DISTINCT e.name ORDER BY e.name) FROM journal e WHERE e.job_id = t.job_id"
-        "   AND NOT t.contained AND e.kind = 'signal' AND e.state = 'open') AS signals,"
-        " t.lease_until, t.lease_owner, t.lease_until < clock_timestamp() AS lapsed,"
-        " (SELECT p.reason FROM paused_queue p WHERE p.queue = t.queue) AS paused_because,"
-        " (SELECT count(*) FROM worker w WHERE t.queue = ANY(w.queues) AND NOT w.draining) AS workers,"
-        " (SELECT count(*) FROM (SELECT 1 FROM task o WHERE o.queue = t.queue AND o.priority <= t.priority"
-        "   AND o.status IN ('pending', 'retry', 'waiting') AND o.available_at < t.available_at"
-        f"   LIMIT {MAX_COUNTED}) AS b"
-        " ) AS ahead,"
-        " (SELECT jsonb_build_object('code', f.code, 'message', f.message) FROM failure f WHERE f.task_id = t.id"
-        "   ORDER BY f.epoch DESC LIMIT 1) AS failure"
-        " FROM task t WHERE t.job_id = $1 AND t.tenant_id = $2 AND t.finished_at IS NULL ORDER BY t.position, t.step",
-        job_id,
-        tenant_id,
-    )
+# To find a waiting step's place in its queue, PostgreSQL reads the tasks ahead of it. The steps share $4 such reads: so
+# a job with many waiting steps reads no more than a job with one.
+_WHY_WAITING = """
+-- why_waiting
+WITH unfinished AS (
+    SELECT t.* FROM task t
+    WHERE t.job_id = $1 AND t.tenant_id = $2 AND t.finished_at IS NULL AND t.status <> 'blocked'
+    ORDER BY t.position, t.step LIMIT $3
+), bound AS (
+    SELECT greatest(10, $4 / greatest(count(*), 1))::int AS most FROM unfinished u WHERE u.status <> 'running'
+)
+SELECT t.step, t.status, t.queue, nullif(t.available_at, 'infinity') AS available_at,
+       t.available_at > clock_timestamp() AS later, t.waiting_on,
+       (SELECT array_agg(DISTINCT e.name ORDER BY e.name) FROM journal e WHERE e.job_id = t.job_id
+          AND NOT t.contained AND e.kind = 'signal' AND e.state = 'open') AS signals,
+       t.lease_until, t.lease_owner, t.lease_until < clock_timestamp() AS lapsed,
+       (SELECT p.reason FROM paused_queue p WHERE p.queue = t.queue) AS paused_because,
+       (SELECT count(*) FROM worker w WHERE t.queue = ANY(w.queues) AND NOT w.draining) AS workers,
+       CASE WHEN t.status <> 'running' AND t.available_at <= clock_timestamp() THEN
+         (SELECT count(*) FROM (SELECT 1 FROM task o WHERE o.queue = t.queue AND o.priority <= t.priority
+            AND o.status IN ('pending', 'retry', 'waiting') AND o.available_at < t.available_at
+            LIMIT (SELECT most FROM bound)) AS b) ELSE 0 END AS ahead,
+       (SELECT most FROM bound) AS most_ahead,
+       (SELECT jsonb_build_object('code', f.code, 'message', f.message) FROM failure f WHERE f.task_id = t.id
+          ORDER BY f.epoch DESC LIMIT 1) AS failure
+FROM unfinished t ORDER BY t.position, t.step
+"""
+
+
+async def why_waiting(
+    connection: Connection, tenant_id: str, job_id: UUID, at_most: int = MAX_STEPS, most_ahead: int = MAX_COUNTED
+) -> Sequence[Row]:
+    """For each unfinished step that is not blocked, at most `at_most`: the facts that decide whether a worker can claim
+    it. All steps together count `most_ahead` tasks `ahead` of them; a count of `most_ahead` of the row means "at
+    least".
+    """
+    return await connection.fetch(_WHY_WAITING, job_id, tenant_id, at_most, most_ahead)
 
 
 async def why_held(connection: Connection, tenant_id: str, job_id: UUID) -> Sequence[Row]:

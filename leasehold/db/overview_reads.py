@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
+from leasehold.db.unsettled import SILENT
 
 #: Unfinished jobs that are counted.
-MAX_LIVE = 1000
+MAX_LIVE = 500
 
 _LIVE = f"""
 -- overview_live
@@ -27,6 +28,37 @@ async def live(connection: Connection, tenant_id: str) -> Row:
     row = await connection.fetchrow(_LIVE, tenant_id)
     assert row is not None
     return row
+
+
+#: The oldest unfinished jobs with external steps that are searched for silent ones, and the silent steps that are
+#: counted.
+_MAX_EXTERNAL, MAX_SILENT = 300, 100
+
+SILENT_STEPS = f"""
+-- overview_silent_steps
+SELECT count(*)::int FROM (
+    SELECT 1 FROM (SELECT j.id FROM job j WHERE j.tenant_id = $1 AND j.finished_at IS NULL AND j.external > 0
+                   ORDER BY j.id LIMIT {_MAX_EXTERNAL}) AS live
+    JOIN task t ON t.job_id = live.id
+    WHERE {SILENT.format(seconds="$2")} LIMIT {MAX_SILENT}) AS counted
+"""
+
+
+async def silent_steps(connection: Connection, tenant_id: str, seconds: float) -> int:
+    """How many external steps nobody has worked on for `seconds`, counted up to MAX_SILENT, of the tenant's oldest
+    unfinished jobs.
+    """
+    counted: int = await connection.fetchval(SILENT_STEPS, tenant_id, seconds)
+    return counted
+
+
+_WORKERS = "SELECT count(*)::int FROM worker"
+
+
+async def worker_count(connection: Connection) -> int:
+    """The number of registered workers, of all tenants."""
+    counted: int = await connection.fetchval(_WORKERS)
+    return counted
 
 
 _PAUSED_SCHEDULES = """

@@ -105,25 +105,32 @@ WITH RECURSIVE names(queue) AS (
 ), all_names AS (
     SELECT queue FROM names UNION SELECT queue FROM served UNION SELECT queue FROM paused_queue
 )
-SELECT a.queue, coalesce(s.workers, 0) AS workers, p.reason AS paused_because, d.n AS runnable, d.oldest
+SELECT a.queue, coalesce(s.workers, 0) AS workers, p.reason AS paused_because, d.n AS runnable, d.oldest,
+       d.n = b.most AS has_more
 FROM all_names a
+CROSS JOIN (SELECT least($1, greatest(20, $2 / greatest(count(*), 1))) AS most FROM all_names) AS b
 LEFT JOIN served s ON s.queue = a.queue
 LEFT JOIN paused_queue p ON p.queue = a.queue
 CROSS JOIN LATERAL (
     SELECT count(*) AS n, min(available_at) AS oldest FROM (
         SELECT t.available_at FROM task t
         WHERE t.queue = a.queue AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.available_at <= statement_timestamp() LIMIT $1) AS counted
+          AND t.available_at <= statement_timestamp() LIMIT b.most) AS counted
 ) AS d
 ORDER BY a.queue LIMIT 1000
 """
 
 
-async def queues(connection: Connection, at_most: int = MAX_COUNTED) -> Sequence[Row]:
-    """Queues of all tenants that have tasks or workers, or are paused. The tasks of each are counted up to `at_most`;
-    of a queue with more, `oldest` is that of the counted ones.
+#: Tasks that `queues` counts in all queues together. With more queues, each is counted less far, and up to 20 at least.
+_MAX_OF_ALL = 200_000
+
+
+async def queues(connection: Connection, at_most: int = MAX_COUNTED, of_all: int = _MAX_OF_ALL) -> Sequence[Row]:
+    """Queues of all tenants that have tasks or workers, or are paused. The tasks of each are counted up to `at_most`,
+    and those of all queues together up to `of_all`. `has_more`: the queue may have more than were counted, and `oldest`
+    is that of the counted ones.
     """
-    return await connection.fetch(_QUEUES, at_most)
+    return await connection.fetch(_QUEUES, at_most, of_all)
 
 
 _RUNNABLE = """
@@ -158,10 +165,16 @@ async def depth(connection: Connection, queue: str, at_most: int) -> int:
     return counted
 
 
+WORKERS = """
+-- workers
+SELECT w.id, w.host, w.pid, w.version, w.queues, w.draining, w.started_at, w.seen_at, coalesce(l.leases, 0) AS leases
+FROM worker w
+LEFT JOIN (SELECT t.lease_owner, count(*) AS leases FROM task t WHERE t.status = 'running' GROUP BY t.lease_owner) AS l
+  ON l.lease_owner = w.id
+ORDER BY w.started_at LIMIT 1000
+"""
+
+
 async def workers(connection: Connection) -> Sequence[Row]:
     """The registered workers, each with the number of tasks that it has leased."""
-    return await connection.fetch(
-        "SELECT w.id, w.host, w.pid, w.version, w.queues, w.draining, w.started_at, w.seen_at,"
-        " (SELECT count(*) FROM task t WHERE t.status = 'running' AND t.lease_owner = w.id) AS leases"
-        " FROM worker w ORDER BY w.started_at LIMIT 1000"
-    )
+    return await connection.fetch(WORKERS)

@@ -1,5 +1,5 @@
-"""Reads what only a person can settle: orders of unknown outcome, silent external steps, disabled webhooks. The API
-lists them at /v1/unsettled.
+"""Reads what only a person can settle: orders of unknown outcome, workflows that wait for a signal, silent external
+steps, disabled webhooks, paused schedules. The API lists them at /v1/unsettled.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from leasehold.db.job_reads import Row
 _ORDERS = """
 -- unsettled_orders
 SELECT j.id AS job_id, j.tenant_id, j.pipeline, j.params, j.error, j.finished_at AS since, n.value AS note
-FROM job j
+FROM (SELECT DISTINCT code FROM unnest($5::text[]) AS u(code)) AS c
+CROSS JOIN LATERAL (
+    SELECT j.* FROM job j
+    WHERE j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.error IS NOT NULL AND j.status = 'failed'
+      AND j.error ->> 'code' = c.code
+    ORDER BY j.id DESC LIMIT $7::int) AS j
 JOIN unnest($3::text[], $4::text[], $5::text[]) AS s(pipeline, step, code)
   ON s.pipeline = j.pipeline AND j.error ->> 'code' = s.code
 JOIN task t ON t.job_id = j.id AND t.step = s.step AND t.status = 'failed'
 LEFT JOIN note n ON n.task_id = t.id
-WHERE j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.error IS NOT NULL AND j.status = 'failed'
-  AND j.error ->> 'code' = ANY($5::text[])
-  AND (j.expires_at IS NULL OR j.expires_at > statement_timestamp())
+WHERE (j.expires_at IS NULL OR j.expires_at > statement_timestamp())
   AND NOT EXISTS (SELECT 1 FROM settlement x WHERE x.task_id = t.id AND x.epoch = t.epoch)
 ORDER BY j.id DESC LIMIT $6
 """
@@ -30,9 +33,15 @@ ORDER BY j.id DESC LIMIT $6
 #: Live jobs of a tenant that are searched for silent steps.
 MAX_SEARCHED = 10_000
 
+#: SQL condition, to be formatted: the task `t` is an external step on which nobody has worked for `{seconds}` seconds.
+SILENT = """starts_with(t.queue, 'ext:')
+  AND CASE WHEN t.status = 'running' THEN t.lease_until
+           WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at END
+      < statement_timestamp() - make_interval(secs => {seconds})"""
+
 # Due steps that no external worker has claimed for $3 seconds, and steps whose worker has sent no heartbeat for $3
 # seconds since its lease passed. $2: the last task of the page before; once its job is deleted, nothing follows it.
-_SILENT = f"""
+SILENT_STEPS = f"""
 -- unsettled_external
 WITH page_before AS (SELECT job_id, position, id FROM task WHERE id = $2 AND tenant_id = $1)
 SELECT t.id AS task_id, t.job_id, t.tenant_id, t.step,
@@ -42,13 +51,35 @@ FROM (SELECT j.id FROM job j WHERE j.tenant_id = $1 AND j.finished_at IS NULL AN
         AND ($2::uuid IS NULL OR j.id <= (SELECT job_id FROM page_before))
         ORDER BY j.id DESC LIMIT {MAX_SEARCHED}) AS live
 JOIN task t ON t.job_id = live.id
-WHERE starts_with(t.queue, 'ext:')
-  AND CASE WHEN t.status = 'running' THEN t.lease_until
-           WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at END
-      < statement_timestamp() - make_interval(secs => $3)
+WHERE {SILENT.format(seconds="$3")}
   AND ($2::uuid IS NULL OR t.job_id < (SELECT job_id FROM page_before)
        OR (t.position, t.id) > (SELECT position, id FROM page_before))
 ORDER BY t.job_id DESC, t.position, t.id LIMIT $4
+"""
+
+# $2: the run that the page ends before.
+_WAITING = f"""
+-- unsettled_approvals
+SELECT live.id AS job_id, $1::text AS tenant_id, live.pipeline, w.signals, w.since, w.until
+FROM (SELECT j.id, j.pipeline FROM job j WHERE j.tenant_id = $1 AND j.finished_at IS NULL
+        AND ($2::uuid IS NULL OR j.id < $2) ORDER BY j.id DESC LIMIT {MAX_SEARCHED}) AS live
+CROSS JOIN LATERAL (
+    SELECT array_agg(DISTINCT e.name ORDER BY e.name) AS signals, min(e.at) AS since, min(e.due_at) AS until
+    FROM journal e WHERE e.job_id = live.id AND e.kind = 'signal' AND e.state = 'open' HAVING count(*) > 0) AS w
+ORDER BY live.id DESC LIMIT $3
+"""
+
+_SEARCHED_TO = f"""
+-- unsettled_searched
+SELECT j.id FROM job j WHERE j.tenant_id = $1 AND j.finished_at IS NULL AND ($2::uuid IS NULL OR j.id < $2)
+ORDER BY j.id DESC OFFSET {MAX_SEARCHED - 1} LIMIT 1
+"""
+
+_SCHEDULES = """
+-- unsettled_schedules
+SELECT id AS schedule_id, tenant_id, template, paused_because, updated_at FROM schedule
+WHERE tenant_id = $1 AND NOT enabled AND paused_because IS NOT NULL AND ($2::uuid IS NULL OR id < $2)
+ORDER BY id DESC LIMIT $3
 """
 
 _WEBHOOKS = """
@@ -65,10 +96,15 @@ async def orders(
     settled_by_people: Sequence[tuple[str, str, str]],
     before: UUID | None,
     limit: int,
+    searched: int | None = None,
 ) -> Sequence[Row]:
-    """Failed jobs whose order has an unknown outcome, newest first. `settled_by_people`: pipeline, step and code."""
+    """Failed jobs whose order has an unknown outcome, newest first. `settled_by_people`: pipeline, step and code.
+    `searched`: among so many of the newest failed jobs of each code; None: among all.
+    """
     pipelines, steps, codes = zip(*settled_by_people, strict=True)
-    return await connection.fetch(_ORDERS, tenant_id, before, list(pipelines), list(steps), list(codes), limit)
+    return await connection.fetch(
+        _ORDERS, tenant_id, before, list(pipelines), list(steps), list(codes), limit, searched
+    )
 
 
 async def silent_steps(
@@ -77,9 +113,27 @@ async def silent_steps(
     """External steps on which nobody has worked for `seconds`, those of the newest jobs first. `after`: the last task
     of the page before. A page searches MAX_SEARCHED live jobs.
     """
-    return await connection.fetch(_SILENT, tenant_id, after, seconds, limit)
+    return await connection.fetch(SILENT_STEPS, tenant_id, after, seconds, limit)
 
 
 async def disabled_webhooks(connection: Connection, tenant_id: str, before: UUID | None, limit: int) -> Sequence[Row]:
     """Webhooks that the platform has disabled, newest first."""
     return await connection.fetch(_WEBHOOKS, tenant_id, before, limit)
+
+
+async def waiting_runs(
+    connection: Connection, tenant_id: str, before: UUID | None, limit: int
+) -> tuple[Sequence[Row], UUID | None]:
+    """Runs whose workflow waits for signals now, newest first: their names (`signals`), the first wait (`since`), and
+    when a wait ends by itself (`until`). A page searches MAX_SEARCHED unfinished jobs. The second value: the job before
+    which the next page begins.
+    """
+    rows = await connection.fetch(_WAITING, tenant_id, before, limit + 1)
+    if len(rows) > limit:
+        return rows[:limit], rows[limit - 1]["job_id"]
+    return rows, await connection.fetchval(_SEARCHED_TO, tenant_id, before)
+
+
+async def paused_schedules(connection: Connection, tenant_id: str, before: UUID | None, limit: int) -> Sequence[Row]:
+    """Schedules that the platform has paused, newest first."""
+    return await connection.fetch(_SCHEDULES, tenant_id, before, limit)

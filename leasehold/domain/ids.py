@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from uuid import UUID
 
 from uuid_utils.compat import uuid7
@@ -15,3 +15,8 @@ def new_id() -> UUID:
 def id_at(instant: datetime) -> UUID:
     """An id for comparisons with ids of rows: ids that were made before `instant` sort before it."""
     return uuid7(nanoseconds=int(instant.timestamp() * 1_000_000_000))
+
+
+def instant_of(made: UUID) -> datetime:
+    """The time at which the id was made, in milliseconds. Raises ValueError or OverflowError for another sort of id."""
+    return datetime.fromtimestamp((made.int >> 80) / 1000, UTC)

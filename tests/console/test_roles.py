@@ -127,8 +127,8 @@ async def furnished(maker: Maker, rows: Connection) -> list[str]:
         "/jobs", "/operations", "/operations/new?action=retry&q=status:failed", f"/jobs/{failed}", f"/jobs/{running}",
         "/dead-letters", f"/dead-letters/{letters[0]['fingerprint']}", "/queues", "/workers", "/limits", "/keys",
         "/schedules", f"/schedules/{schedule.json()['id']}", "/templates", "/templates/outside/1", "/webhooks",
-        f"/webhooks/{webhook}", "/to-settle", "/to-settle?what=external", "/to-settle?what=webhooks", "/people",
-        "/audit",
+        f"/webhooks/{webhook}", "/to-settle", "/to-settle?what=external", "/to-settle?what=webhooks",
+        "/to-settle?what=approvals", "/to-settle?what=schedules", "/people", "/audit",
     ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from leasehold.api.console import assets, overview
 from leasehold.api.console.signal_form import Input, inputs_of, payload_of
-from leasehold.db import overview_reads
+from leasehold.db import unsettled
 from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
 from tests.api.conftest import Running, client_of
@@ -93,11 +93,6 @@ async def test_overview_names_what_waits_for_a_person_and_leads_to_it(
     assert "No external worker works on one step that is due." in page
     assert "/console/to-settle?what=external" in page
     assert "to-settle?what=" not in await stranger.see("/")
-    monkeypatch.setattr(overview_reads, "MAX_LIVE", 1)
-    page = await viewer.see("/")
-    assert ("what=external" in page, "what=orders" in page) == (False, True), (
-        "the live jobs are too many to look through"
-    )
 
 
 async def waits(maker: Maker, rows: Connection, schema: dict[str, Any] | None = None) -> UUID:
@@ -109,6 +104,80 @@ async def waits(maker: Maker, rows: Connection, schema: dict[str, Any] | None = 
         job_id, schema,
     )  # fmt: skip
     return job_id
+
+
+async def test_workflows_that_wait_for_a_signal_are_listed_in_pages(
+    person: MakePerson, maker: Maker, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until they have their answer, or have ended."""
+    viewer, stranger = await person(ROLES["viewer"]), await person(ROLES["viewer"], tenant="other")
+    assert "No workflow waits for a signal." in await viewer.see("/to-settle?what=approvals")
+    made = [await waits(maker, rows) for _ in range(3)]
+    await rows.execute(
+        "INSERT INTO journal (job_id, branch, number, kind, name, state, epoch, due_at)"
+        " VALUES ($1, 'b', 1, 'signal', 'other', 'open', 1, now() + interval '1 hour')",
+        made[0],
+    )
+    page = await viewer.see("/to-settle?what=approvals")
+    found = re.findall(r'<tr data-href="/console/jobs/([0-9a-f-]{36})"', page)
+    assert found == [str(job_id) for job_id in reversed(made)]
+    assert '<td class="long">approved, other</td>' in page
+    assert str(made[0]) not in await stranger.see("/to-settle?what=approvals")
+    without = client_of(str(maker.client.base_url), (await person(frozenset({"jobs:read"}))).key.text)
+    async with without:
+        assert (await without.get("/v1/unsettled?what=approvals")).json()["items"] == []
+        assert (await without.get("/v1/unsettled?what=schedules")).json()["items"] == []
+    first = (await maker.client.get("/v1/unsettled?what=approvals&limit=2")).json()
+    assert [item["job_id"] for item in first["items"]] == found[:2]
+    second = (await maker.client.get(f"/v1/unsettled?what=approvals&limit=2&cursor={first['next_cursor']}")).json()
+    assert [(item["job_id"], item["signals"]) for item in second["items"]] == [(found[2], ["approved", "other"])]
+    assert (second["items"][0]["until"] is not None, second["next_cursor"]) == (True, None)
+    await rows.execute("UPDATE journal SET state = 'done' WHERE job_id = $1", made[1])
+    assert (await maker.client.post(f"/v1/jobs/{made[2]}/cancel")).status_code == 202
+    page = await viewer.see("/to-settle?what=approvals")
+    assert re.findall(r'<tr data-href="/console/jobs/([0-9a-f-]{36})"', page) == [str(made[0])]
+
+
+async def test_a_search_for_waiting_workflows_goes_on_after_its_bound(
+    maker: Maker, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = await waits(maker, rows)
+    for number in range(3):
+        await maker.make("run", scope="user", scope_id=str(number))
+    for name in ("_WAITING", "_SEARCHED_TO"):
+        text = getattr(unsettled, name)
+        monkeypatch.setattr(unsettled, name, text.replace("LIMIT 10000", "LIMIT 2").replace("OFFSET 9999", "OFFSET 1"))
+    more, found = "", []
+    for _ in range(3):
+        page = (await maker.client.get(f"/v1/unsettled?what=approvals{more}")).json()
+        found.append([item["job_id"] for item in page["items"]])
+        if page["next_cursor"] is None:
+            break
+        more = f"&cursor={page['next_cursor']}"
+    assert found == [[], [str(waiting)], []]
+
+
+async def test_a_schedule_that_paused_itself_is_resumed_where_it_is_listed(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    viewer, operator = await person(ROLES["viewer"]), await person(ROLES["operator"])
+    assert "No schedule has paused itself." in await viewer.see("/to-settle?what=schedules")
+    await maker.make("run")
+    made = [
+        (await maker.client.post("/v1/schedules", json={"template": "outside", "cron": "0 9 * * *"})).json()["id"]
+        for _ in range(2)
+    ]
+    await maker.client.patch(f"/v1/schedules/{made[1]}", json={"enabled": False})  # a person paused this one
+    await rows.execute(
+        "UPDATE schedule SET enabled = false, paused_because = 'the last 3 runs failed' WHERE id = $1", UUID(made[0])
+    )
+    page = await viewer.see("/to-settle?what=schedules")
+    assert "the last 3 runs failed" in page
+    assert made[1] not in page
+    assert 'method="post" action="/console/schedules' not in page
+    assert f'action="/console/schedules/{made[0]}/change"' in await operator.see("/to-settle?what=schedules")
+    assert "The schedule goes on." in await operator.do(f"/schedules/{made[0]}/change", enabled="true")
+    assert "No schedule has paused itself." in await viewer.see("/to-settle?what=schedules")
 
 
 APPROVAL = {

@@ -392,6 +392,26 @@ async def test_only_an_operator_may_name_an_operation_on_other_tenants_jobs(
     assert (await plain.get(f"/v1/operations/{near}/refusals")).status_code == 200
 
 
+async def test_a_retry_of_an_operation_that_deletes_needs_what_a_delete_needs(
+    maker: Maker, client: httpx2.AsyncClient, client_with: MakeClient, rows: Connection
+) -> None:
+    """It goes on with its deletes."""
+    operations = [await submit(client, action, "kind:run") for action in ("delete", "delete", "cancel")]
+    for operation in operations:
+        await maker.fail(UUID(operation), "canary_failed")
+    letters = (await client.get("/v1/dead-letters?code=canary_failed")).json()["dead_letters"]
+    task = next(letter["task_id"] for letter in letters if letter["job_id"] == operations[0])
+    narrow = await client_with(*(scope for scope in TENANT_SCOPES if scope != security.JOBS_DELETE))
+    problem(await narrow.post(f"/v1/jobs/{operations[0]}/retry"), 403, "insufficient_scope")
+    problem(await narrow.post(f"/v1/dead-letters/{task}/replay"), 403, "insufficient_scope")
+    answer = (await narrow.post("/v1/dead-letters/replay", json={"code": "canary_failed"})).json()
+    assert answer["replayed"] == [operations[2]]
+    assert {refusal["code"] for refusal in answer["refused"]} == {"insufficient_scope"}
+    assert {refusal["job_id"] for refusal in answer["refused"]} == set(operations[:2])
+    assert await statuses(rows, [UUID(operation) for operation in operations[:2]]) == ["failed", "failed"]
+    assert (await client.post(f"/v1/jobs/{operations[0]}/retry")).status_code == 202
+
+
 @pytest.mark.parametrize(
     ("wish", "position"),
     [

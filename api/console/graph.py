@@ -1,0 +1,153 @@
+"""The graph of a job's steps, where they branch: which step needs which, from left to right.
+
+The parts of a step that fanned out are one box each, and one box together where they are many. A workflow has no graph:
+its code decides what follows, and its timeline shows the order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+from uuid import UUID
+
+from leasehold.db.job_reads import Row
+
+#: In units of the drawing: a box, and the room around it.
+WIDTH, HEIGHT, _GAP_X, _GAP_Y = 168, 30, 44, 12
+#: Parts of one step with a box each, and boxes of a graph.
+_MAX_PARTS, _MAX_BOXES = 6, 60
+#: The state of a box of many parts is the first of these that a part has.
+_WORST_FIRST = ("failed", "running", "retry", "waiting", "pending", "blocked", "cancelled", "skipped", "succeeded")
+Links: TypeAlias = Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """`step`: empty for a box of many parts. `words`: its title, with the states of its parts."""
+
+    step: str
+    name: str
+    state: str
+    words: str
+    x: int
+    y: int
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """`paths`: the lines between boxes, as SVG paths."""
+
+    boxes: Sequence[Box]
+    paths: Sequence[str]
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    step: str
+    name: str
+    state: str
+    words: str
+
+
+def needs_of(tasks: Sequence[Row]) -> dict[str, list[str]]:
+    """By step, the steps that it needs. A part needs the step that fanned out."""
+    names: dict[UUID, str] = {task["id"]: task["step"] for task in tasks}
+    needs: dict[str, list[str]] = {task["step"]: [] for task in tasks}
+    for task in tasks:
+        if task["parent_id"] is not None:
+            needs[task["step"]] += [names[task["parent_id"]]] if task["parent_id"] in names else []
+            continue
+        for following in task["unblocks"]:
+            if following in names:
+                needs[names[following]].append(task["step"])
+    return needs
+
+
+def graph_of(tasks: Sequence[Row]) -> Graph | None:
+    """None: the steps do not branch, or are too many, or a workflow starts them."""
+    if any(task["contained"] for task in tasks):
+        return None
+    nodes, needs = _grouped(tasks, needs_of(tasks))
+    followers = Counter(need for needed in needs.values() for need in set(needed))
+    branches = max(followers.values(), default=0) > 1 or any(len(set(needed)) > 1 for needed in needs.values())
+    if not branches or len(nodes) > _MAX_BOXES:
+        return None
+    return _drawn(nodes, needs)
+
+
+def _grouped(tasks: Sequence[Row], needs: Links) -> tuple[dict[str, _Node], dict[str, Sequence[str]]]:
+    """The boxes by key, and what each needs: many parts of one step become one box."""
+    parts: dict[UUID, list[Row]] = {}
+    for task in tasks:
+        if task["parent_id"] is not None:
+            parts.setdefault(task["parent_id"], []).append(task)
+    crowds = {parent: rows for parent, rows in parts.items() if len(rows) > _MAX_PARTS}
+    nodes, links = {}, {}
+    for task in tasks:
+        step, state = task["step"], task["status"]
+        if task["parent_id"] not in crowds:
+            nodes[step] = _Node(step, step, state, f"{step}: {state.replace('_', ' ')}")
+            links[step] = needs[step]
+    for rows in crowds.values():
+        states = Counter(row["status"] for row in rows)
+        key = rows[0]["step"]
+        name = f"{len(rows)} {key.rpartition('.')[0] or key}"
+        state = next(state for state in (*_WORST_FIRST, *states) if states[state])
+        counts = ", ".join(f"{n} {state.replace('_', ' ')}" for state, n in states.most_common())
+        nodes[key] = _Node("", name, state, f"{name}: {counts}")
+        links[key] = needs[key]
+    return nodes, links
+
+
+def _drawn(nodes: Mapping[str, _Node], needs: Links) -> Graph:
+    columns = _columns(_levels(needs))
+    highest = max(len(column) for column in columns)
+    places: dict[str, tuple[int, int]] = {}
+    for number, column in enumerate(columns):
+        column.sort(key=lambda key: _mean([places[need][1] for need in needs[key] if need in places]))
+        top = (highest - len(column)) * (HEIGHT + _GAP_Y) // 2
+        for row, key in enumerate(column):
+            places[key] = number * (WIDTH + _GAP_X), top + row * (HEIGHT + _GAP_Y)
+    boxes = [
+        Box(node.step, node.name, node.state, node.words, places[key][0], places[key][1]) for key, node in nodes.items()
+    ]
+    paths = [_path(places[need], places[key]) for key in nodes for need in dict.fromkeys(needs[key]) if need in places]
+    width = len(columns) * (WIDTH + _GAP_X) - _GAP_X
+    return Graph(boxes, paths, width, highest * (HEIGHT + _GAP_Y) - _GAP_Y)
+
+
+def _levels(needs: Links) -> dict[str, int]:
+    """The column of each box: one more than the last column of those that it needs."""
+    levels = dict.fromkeys(needs, 0)
+    for _ in needs:  # as often as a chain of all boxes would need
+        moved = False
+        for key, needed in needs.items():
+            level = max((levels[need] + 1 for need in needed if need in levels), default=0)
+            moved |= level != levels[key]
+            levels[key] = level
+        if not moved:
+            break
+    return levels
+
+
+def _columns(levels: Mapping[str, int]) -> list[list[str]]:
+    columns: list[list[str]] = [[] for _ in range(max(levels.values()) + 1)]
+    for key, level in levels.items():
+        columns[level].append(key)
+    return columns
+
+
+def _mean(values: Sequence[int]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _path(start: tuple[int, int], end: tuple[int, int]) -> str:
+    """A curve from the right side of a box to the left side of another."""
+    x, y = start[0] + WIDTH, start[1] + HEIGHT // 2
+    to_x, to_y = end[0], end[1] + HEIGHT // 2
+    bend = max((to_x - x) // 2, 12)
+    return f"M{x} {y}C{x + bend} {y} {to_x - bend} {to_y} {to_x} {to_y}"

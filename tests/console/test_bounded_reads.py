@@ -1,0 +1,134 @@
+"""Pages that stay open read few rows, however many jobs, queues, workers and steps there are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from uuid import UUID
+
+from leasehold.db import job_reads, overview_reads, run_reads, unsettled
+from leasehold.db.database import Connection
+from leasehold.domain.ids import new_id
+from tests.api.conftest import Running
+from tests.console.conftest import ROLES, MakePerson
+from tests.jobs.conftest import Maker
+
+_TASK = (
+    "INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, max_attempts, lease_owner,"
+    " lease_until, available_at) SELECT gen_random_uuid(), $1, 'acme', 's' || n, 9, $2, 1, $3, 1, $4,"
+    " CASE WHEN $4::uuid IS NOT NULL THEN clock_timestamp() END, clock_timestamp() - interval '1 hour'"
+    " FROM generate_series(1, $5::int) AS n"
+)
+
+
+async def add_tasks(
+    rows: Connection, job_id: UUID, queue: str, n: int, status: str = "pending", owner: UUID | None = None
+) -> None:
+    await rows.execute(_TASK, job_id, queue, status, owner, n)
+
+
+@asynccontextmanager
+async def without_scans(rows: Connection) -> AsyncIterator[None]:
+    """PostgreSQL scans a small table even where an index would serve a large one."""
+    await rows.execute("SET enable_seqscan = off")
+    yield
+    await rows.execute("RESET enable_seqscan")
+
+
+async def test_the_steps_of_a_job_share_what_is_read_of_their_queue(maker: Maker, rows: Connection) -> None:
+    job_id, other = await maker.make("media"), await maker.make("media")
+    await add_tasks(rows, other, "crowded", 60)
+    await rows.execute("DELETE FROM task WHERE job_id = $1", job_id)
+    await add_tasks(rows, job_id, "crowded", 3)
+    steps = await job_reads.why_waiting(rows, "acme", job_id, most_ahead=60)
+    assert [(step["ahead"], step["most_ahead"]) for step in steps] == [(20, 20)] * 3
+    steps = await job_reads.why_waiting(rows, "acme", job_id, at_most=2, most_ahead=12)
+    assert [(step["ahead"], step["most_ahead"]) for step in steps] == [(10, 10)] * 2
+    whole = (await maker.client.get(f"/v1/jobs/{job_id}/explain")).json()
+    assert [reason["message"] for reason in whole["reasons"]] == ["No worker serves the queue crowded."] * 3
+    await rows.execute(
+        "INSERT INTO worker (id, present, host, pid, version, queues) VALUES ($1, false, 'h', 1, '0', '{crowded}')",
+        new_id(),
+    )
+    whole = (await maker.client.get(f"/v1/jobs/{job_id}/explain")).json()
+    assert "s3 is runnable, behind 62 others." in [reason["message"] for reason in whole["reasons"]]
+
+
+async def test_queues_share_what_is_counted_of_them(maker: Maker, rows: Connection) -> None:
+    job_id = await maker.make("media")
+    for number in range(4):
+        await add_tasks(rows, job_id, f"q{number}", 30)
+        await rows.execute("UPDATE task SET step = queue || step WHERE job_id = $1 AND step ~ '^s[0-9]'", job_id)
+    few = {row["queue"]: row for row in await run_reads.queues(rows, 100, 40)}
+    assert (few["q0"]["runnable"], few["q0"]["has_more"]) == (20, True)
+    assert (few["media"]["runnable"], few["media"]["has_more"]) == (1, False)
+    many = {row["queue"]: row for row in await run_reads.queues(rows)}
+    assert (many["q0"]["runnable"], many["q0"]["has_more"]) == (30, False)
+
+
+async def test_each_worker_has_its_own_leases(maker: Maker, rows: Connection) -> None:
+    job_id, workers = await maker.make("media"), [new_id(), new_id()]
+    for worker_id in workers:
+        await rows.execute(
+            "INSERT INTO worker (id, present, host, pid, version, queues) VALUES ($1, false, 'h', 1, '0', '{media}')",
+            worker_id,
+        )
+    await add_tasks(rows, job_id, "media", 3, "running", workers[1])
+    assert {row["id"]: row["leases"] for row in await run_reads.workers(rows)} == {workers[0]: 0, workers[1]: 3}
+    async with without_scans(rows):
+        plan = await rows.fetch("EXPLAIN " + run_reads.WORKERS)
+    assert sum("task" in line[0] and "Scan" in line[0] for line in plan) == 1  # and not one for each worker
+    assert not any("SubPlan" in line[0] for line in plan)
+
+
+async def test_overview_finds_silent_steps_beside_any_number_of_live_jobs(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    silent = await maker.make("run")
+    await rows.execute("UPDATE task SET available_at = now() - interval '1 day' WHERE job_id = $1", silent)
+    await rows.execute(
+        "INSERT INTO job (id, tenant_id, pipeline, pipeline_version, status, steps_left, event_seq, params, inputs,"
+        " output_prefix) SELECT gen_random_uuid(), 'acme', 'noop', 1, 'running', 1, 1, '{}', '{}', ''"
+        " FROM generate_series(1, $1::int)",
+        overview_reads.MAX_LIVE + 1,
+    )
+    somebody = await person(ROLES["viewer"])
+    page = await somebody.see("/")
+    assert f"{overview_reads.MAX_LIVE:,}+" in page
+    assert "No external worker works on one step that is due." in page
+    async with without_scans(rows):
+        for statement in (overview_reads.SILENT_STEPS, unsettled.SILENT_STEPS):
+            plan = "\n".join(row[0] for row in await rows.fetch(f"EXPLAIN {_with_values(statement)}"))
+            assert "job_external" in plan, plan
+
+
+def _with_values(statement: str) -> str:
+    return statement.replace("$2::uuid", "NULL::uuid").replace("id = $2", "id = NULL").replace(
+        "$1", "'acme'").replace("$2", "60").replace("$3", "60").replace("$4", "50")  # fmt: skip
+
+
+async def test_overview_reads_the_newest_orders_and_finds_those_that_wait(
+    person: MakePerson, maker: Maker, rows: Connection, running: Running
+) -> None:
+    for _ in range(3):
+        await maker.fail(await maker.make("generation"), "submit_outcome_unknown")
+    (pipeline, step) = await rows.fetchrow(
+        "SELECT j.pipeline, t.step FROM job j JOIN task t ON t.job_id = j.id AND t.status = 'failed' LIMIT 1"
+    )
+    by_people = [(pipeline, step, "submit_outcome_unknown"), (pipeline, step, "another_code")]
+    found = await unsettled.orders(rows, "acme", by_people, None, 10)
+    assert len(found) == 3
+    newest = await unsettled.orders(rows, "acme", by_people, None, 10, searched=2)
+    assert [row["job_id"] for row in newest] == [row["job_id"] for row in found[:2]]
+    assert "3 orders have an unknown outcome." in await (await person()).see("/")
+
+
+async def test_dead_letters_of_the_last_hour_alone_are_read(person: MakePerson, maker: Maker, rows: Connection) -> None:
+    old, new = await maker.make("run"), await maker.make("media")
+    await maker.fail(old, "old_code")
+    await maker.fail(new, "new_code")
+    await rows.execute(
+        "UPDATE task SET finished_at = now() - interval '2 hours' WHERE job_id = $1 AND status = 'failed'", old
+    )
+    page = await (await person()).see("/")
+    assert "1 step has failed for good in the last hour, mostly with new_code." in page
