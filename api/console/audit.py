@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from leasehold.api.auth.security import AUDIT_READ, OPERATE
 from leasehold.api.console.rendering import content_of, page
+from leasehold.api.console.routes import typed_instant
 from leasehold.api.console.session import SignedIn
 from leasehold.api.console.shared import Shared
 from leasehold.api.console.state import state_of
@@ -20,8 +20,6 @@ from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.db import audit
 from leasehold.domain.audit import Broken
-from leasehold.domain.cron import FIRST, LAST
-from leasehold.domain.errors import Invalid
 
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(AUDIT_READ))]
@@ -64,8 +62,8 @@ async def show_audit(
         actor.strip() or None,
         action.strip()[:63] or None,
         target.strip() or None,
-        _instant(since),
-        _instant(until),
+        typed_instant(since),
+        typed_instant(until),
         cursor,
         _PAGE,
     )
@@ -99,20 +97,6 @@ async def _checked(services: Services, head: Mapping[str, Any]) -> Checked:
         broken = await audit.verify_newest(connection, head, MAX_CHECKED)
     rows = head["seq"] - head["first_seq"] + 1
     return Checked(head["tenant_id"], rows, min(rows, MAX_CHECKED), head["hash"], broken)
-
-
-def _instant(text: str) -> datetime | None:
-    """The day or the instant that the person typed. Without a zone it is UTC. Raises Invalid."""
-    if not text.strip():
-        return None
-    try:
-        instant = datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise Invalid("invalid_request", "A time is written as 2026-11-22, or 2026-11-22T14:30.") from None
-    instant = instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
-    if not FIRST <= instant <= LAST:
-        raise Invalid("invalid_request", f"A time lies between the years {FIRST.year} and {LAST.year}.")
-    return instant
 
 
 #: The console's page for each kind of target.

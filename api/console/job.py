@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, RUNS_WRITE
 from leasehold.api.console.graph import graph_of
 from leasehold.api.console.rendering import content_of, go_to, once_of, page
-from leasehold.api.console.routes import Fields
+from leasehold.api.console.routes import Fields, typed_json
 from leasehold.api.console.session import SignedIn
 from leasehold.api.console.signal_form import inputs_of, payload_of
 from leasehold.api.console.timeline import timeline
@@ -147,15 +147,7 @@ async def retry(request: Request, job_id: UUID, caller: Operator, form: Fields) 
 
 def _retry_request(request: Request, form: Mapping[str, str]) -> RetryRequest:
     text = form.get("payload", "").strip()
-    payload: Any = None
-    if text:
-        problem = refusal(text.encode(), services_of(request).settings.json_max_depth)
-        if problem is not None:
-            raise Invalid(problem.code, problem.detail)
-        try:
-            payload = orjson.loads(text)
-        except orjson.JSONDecodeError as error:
-            raise Invalid("invalid_payload", f"The payload is not JSON: {error}.") from None
+    payload = typed_json(request, text) if text else None
     try:
         return RetryRequest(payload=payload, from_step=form.get("from_step") or None)
     except ValidationError as error:

@@ -7,10 +7,12 @@ A client that does not accept HTML gets the API's problems.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
+import orjson
 import structlog
 from fastapi import Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -23,7 +25,9 @@ from leasehold.api.auth.security import bearer, requirements
 from leasehold.api.console import session
 from leasehold.api.console.rendering import go_to, is_path, page, path_of
 from leasehold.api.http.problems import NOT_STORABLE, is_database_away, problem_of
+from leasehold.api.http.strict_json import refusal
 from leasehold.api.process.services import services_of
+from leasehold.domain.cron import FIRST, LAST
 from leasehold.domain.errors import Invalid, LeaseholdError, Unauthenticated
 
 log = structlog.get_logger(__name__)
@@ -154,3 +158,28 @@ def whole_number(form: Form, name: str) -> int | None:
     if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
         raise Invalid("invalid_request", f"{name}: write a whole number of at most {_MAX_DIGITS} digits.")
     return int(text)
+
+
+def typed_instant(text: str) -> datetime | None:
+    """The day or the instant that the person typed. Without a zone it is UTC. Raises Invalid."""
+    if not text.strip():
+        return None
+    try:
+        instant = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise Invalid("invalid_request", "A time is written as 2026-11-22, or 2026-11-22T14:30.") from None
+    instant = instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
+    if not FIRST <= instant <= LAST:
+        raise Invalid("invalid_request", f"A time lies between the years {FIRST.year} and {LAST.year}.")
+    return instant
+
+
+def typed_json(request: Request, text: str) -> Any:
+    """The JSON that the person typed. Raises Invalid."""
+    problem = refusal(text.encode(), services_of(request).settings.json_max_depth)
+    if problem is not None:
+        raise Invalid(problem.code, problem.detail)
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise Invalid("invalid_payload", f"The payload is not JSON: {error}.") from None

@@ -1,21 +1,21 @@
 """The pages of schedules: when they fire, the runs that they started, and why they paused.
 
-A person starts a run now, pauses and resumes a schedule, and changes its cron expression and time zone.
+A person starts a run now, previews and starts the runs of past ticks, pauses, resumes and changes a schedule.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 from uuid import UUID
 
 from cronsim import CronSim, CronSimError
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import ValidationError
 
 from leasehold.api.auth.security import JOBS_READ, RUNS_READ, RUNS_WRITE
 from leasehold.api.console.rendering import content_of, go_to, once_of, page
-from leasehold.api.console.routes import Fields
+from leasehold.api.console.routes import Fields, form_error, typed_instant, typed_json
 from leasehold.api.console.session import SignedIn
 from leasehold.api.http.cursors import IdCursor
 from leasehold.api.jobs.lists import listed
@@ -30,6 +30,11 @@ router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(RUNS_READ))]
 Writer = Annotated[Caller, Depends(SignedIn(RUNS_WRITE))]
 _PAGE, _RUNS = 50, 20
+_IN_ZONE = "%a %Y-%m-%d %H:%M %Z"
+#: The end of a backfill without one: so long ago that the schedulers have fired the ticks before it.
+_LATELY = timedelta(minutes=1)
+#: The fields of the form that changes a schedule. An empty one changes nothing.
+_CHANGED = ("cron", "timezone", "enabled", "overlap", "catch_up", "payload_template")
 
 
 @router.get("/schedules")
@@ -64,7 +69,7 @@ def _shown(schedule: dict[str, Any]) -> dict[str, Any]:
     own_zone = zone(schedule["timezone"]) if instants else UTC
     return schedule | {
         "words": in_words(schedule["cron"]),
-        "firings": [(instant, instant.astimezone(own_zone).strftime("%a %Y-%m-%d %H:%M %Z")) for instant in instants],
+        "firings": [(instant, instant.astimezone(own_zone).strftime(_IN_ZONE)) for instant in instants],
     }
 
 
@@ -85,19 +90,62 @@ async def run_now(request: Request, schedule_id: UUID, caller: Writer, form: Fie
     return go_to(request, to, "The schedule has started this run.")
 
 
+Typed = Annotated[str, Query(max_length=40)]
+
+
+@router.get("/schedules/{schedule_id}/backfill")
+async def preview_backfill(
+    request: Request, schedule_id: UUID, caller: Writer, start: Typed = "", end: Typed = ""
+) -> Response:
+    """Show which ticks of a past range would start a run. It changes nothing."""
+    schedule = content_of(await endpoints.get_schedule(request, schedule_id, caller))
+    body = _range_of(start, end, dry_run=True)
+    found = content_of(await endpoints.backfill(request, schedule_id, body, caller))
+    own_zone = zone(schedule["timezone"])
+    ticks = [datetime.fromisoformat(text) for text in found["without_run"]]
+    return page(
+        request,
+        "schedule_backfill.html",
+        schedule=schedule,
+        found=found,
+        ticks=[(tick, tick.astimezone(own_zone).strftime(_IN_ZONE)) for tick in ticks],
+        start=body.start.isoformat(),
+        end=body.end.isoformat(),
+        once=once_of(request, "backfill", str(schedule_id), start, end),
+    )
+
+
+@router.post("/schedules/{schedule_id}/backfill")
+async def backfill(request: Request, schedule_id: UUID, caller: Writer, form: Fields) -> Response:
+    """A form starts its runs once, however often its button is pressed."""
+    body = _range_of(form.get("start", ""), form.get("end", ""))
+    response = await endpoints.backfill(request, schedule_id, body, caller, form.get("once") or None)
+    n = len(content_of(response)["runs"])
+    sentence = f"{n} {'run has' if n == 1 else 'runs have'} started."
+    return go_to(request, f"/schedules/{schedule_id}", sentence if n else "No run has started.", good=bool(n))
+
+
+def _range_of(start: str, end: str, *, dry_run: bool = False) -> endpoints.Backfill:
+    first, last = typed_instant(start), typed_instant(end)
+    if first is None:
+        raise Invalid("invalid_request", "Say from when: 2026-11-22, or 2026-11-22T14:30.")
+    return endpoints.Backfill(start=first, end=last or datetime.now(UTC) - _LATELY, dry_run=dry_run)
+
+
 @router.post("/schedules/{schedule_id}/change")
 async def change(request: Request, schedule_id: UUID, caller: Writer, form: Fields) -> Response:
-    typed = {name: form[name].strip() for name in ("cron", "timezone", "enabled") if form.get(name, "").strip()}
-    if "enabled" in typed and typed["enabled"] not in ("true", "false"):
-        raise Invalid("invalid_request", "A schedule is enabled or not.")
-    changes: dict[str, Any] = dict(typed)
-    if "enabled" in typed:
-        changes["enabled"] = typed["enabled"] == "true"
+    changes: dict[str, Any] = {name: form[name].strip() for name in _CHANGED if form.get(name, "").strip()}
+    enabled = changes.get("enabled")
+    if enabled is not None:
+        if enabled not in ("true", "false"):
+            raise Invalid("invalid_request", "A schedule is enabled or not.")
+        changes["enabled"] = enabled == "true"
+    if "payload_template" in changes:
+        changes["payload_template"] = typed_json(request, changes["payload_template"])
     try:
         body = endpoints.Changes(**changes)
     except ValidationError as error:
-        raise Invalid("invalid_request", f"The schedule cannot be changed so: {error.errors()[0]['msg']}.") from None
+        raise form_error(error, "The schedule") from None
     await endpoints.change_schedule(request, schedule_id, body, caller)
     sentences = {"true": "The schedule goes on.", "false": "The schedule is paused."}
-    sentence = sentences.get(typed.get("enabled", ""), "The schedule is changed.")
-    return go_to(request, f"/schedules/{schedule_id}", sentence)
+    return go_to(request, f"/schedules/{schedule_id}", sentences.get(enabled or "", "The schedule is changed."))

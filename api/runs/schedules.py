@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from itertools import islice
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import orjson
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
+from leasehold.api.http.callback_urls import REFUSED_URL, CallbackUrl, check_callback_url
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
@@ -46,13 +48,17 @@ Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
 _NEXT_RUNS = 5
 _MISSING = {HTTPStatus.NOT_FOUND: "`schedule_not_found`"}
+#: Members whose values the audit does not get: they may be long, or hold a secret.
+_UNRECORDED = ("payload_template", "callback_url")
+#: Members that a change sets to null: the schedule has none then.
+_NULLABLE = ("pause_after_failures", "callback_url")
 
 
 def _without_null(schema: dict[str, Any]) -> None:
-    """Take null out of the schema: a field may be left out. Only `pause_after_failures` may be null (and `version`)."""
+    """Take null out of the schema: a field may be left out. Only those of _NULLABLE may be null (and `version`)."""
     for name, field in schema["properties"].items():
         choices = [choice for choice in field.get("anyOf", []) if choice != {"type": "null"}]
-        if choices and name not in ("pause_after_failures", "version"):
+        if choices and name not in (*_NULLABLE, "version"):
             field.pop("anyOf")
             field.update(choices[0])
             field.pop("default", None)
@@ -66,6 +72,7 @@ class Changes(BaseModel):
     timezone: str | None = Field(None, max_length=100)
     payload_template: dict[str, JsonValue] | None = None
     tags: Tags | None = None
+    callback_url: CallbackUrl = None
     overlap: Literal["skip", "buffer_one", "cancel_other", "allow_all"] | None = None
     catch_up: Literal["skip", "one", "all"] | None = None
     catch_up_seconds: Annotated[int, Field(ge=60, le=31 * 86_400), JsonNumber] | None = None
@@ -74,7 +81,8 @@ class Changes(BaseModel):
 
 class NewSchedule(Changes):
     """`overlap`: what a tick does while the schedule's previous run is unfinished. `catch_up`: which missed ticks (more
-    than a minute late) of the last `catch_up_seconds` still start runs. `tags`: of its runs.
+    than a minute late) of the last `catch_up_seconds` still start runs. `tags`, `callback_url`: of its
+    runs.
     """
 
     template: str = Field(max_length=63)
@@ -99,11 +107,19 @@ class Backfill(BaseModel):
 
     start: Instant
     end: Instant
+    dry_run: Flag = Field(False, description="Start nothing: the answer is 200 with the ticks that have no run.")
 
 
 def _answer(row: Row) -> dict[str, Any]:
-    shown = {name: value for name, value in row.items() if name not in ("tenant_id", "buffered_at", "now")}
-    return shown | {"priority": BANDS[row["priority"]], "next_runs": _next_runs(row)}
+    """Of the callback's URL only the host: the rest may hold a secret."""
+    hidden = ("tenant_id", "buffered_at", "now", "callback_url")
+    shown = {name: value for name, value in row.items() if name not in hidden}
+    url = row["callback_url"]
+    return shown | {
+        "priority": BANDS[row["priority"]],
+        "callback_host": None if url is None else urlsplit(url).hostname,
+        "next_runs": _next_runs(row),
+    }
 
 
 def _next_runs(row: Row) -> list[datetime]:
@@ -151,7 +167,8 @@ async def _check_payload(services: Services, tenant_id: str, schedule: dict[str,
     responses=problems({
         HTTPStatus.NOT_FOUND: "`template_not_found`",
         HTTPStatus.CONFLICT: "`not_schedulable`, `too_many_schedules`",
-        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cron`, `invalid_timezone`, `invalid_payload`, `invalid_request`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cron`, `invalid_timezone`, `invalid_payload`, `invalid_request`, "
+        f"{REFUSED_URL}",
         HTTPStatus.TOO_MANY_REQUESTS: CHECKED_LATER,
     }),
 )  # fmt: skip
@@ -160,6 +177,7 @@ async def create_schedule(
 ) -> Response:
     services = services_of(request)
     cron.check(body.cron, body.timezone)
+    check_callback_url(services.settings, body.callback_url)
     is_checked = not await is_repeated(services.pool, caller.tenant_id, idempotency_key)
     if is_checked:
         await _check_payload(services, caller.tenant_id, body.model_dump(mode="json"))
@@ -170,13 +188,14 @@ async def create_schedule(
         await make_room(connection, "schedule", caller.tenant_id, services.settings.schedules_per_tenant)
         row = await connection.fetchrow(
             "INSERT INTO schedule (id, tenant_id, template, version, cron, timezone, payload_template, scope, scope_id,"
-            " priority, enabled, overlap, catch_up, catch_up_seconds, pause_after_failures, next_run_at, tags)"
-            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)"
+            " priority, enabled, overlap, catch_up, catch_up_seconds, pause_after_failures, next_run_at, tags,"
+            " callback_url)"
+            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)"
             " RETURNING *, clock_timestamp() AS now",
             new_id(), caller.tenant_id, body.template, body.version, body.cron, body.timezone,
             body.payload_template, body.scope, body.scope_id, BANDS.index(body.priority), body.enabled,
             body.overlap, body.catch_up, body.catch_up_seconds, body.pause_after_failures,
-            _next(body.cron, body.timezone) if body.enabled else None, body.tags,
+            _next(body.cron, body.timezone) if body.enabled else None, body.tags, body.callback_url,
         )  # fmt: skip
         assert row is not None
         await record(
@@ -257,8 +276,9 @@ async def get_schedule(request: Request, schedule_id: UUID, caller: Reader) -> R
 async def change_schedule(request: Request, schedule_id: UUID, body: Changes, caller: Writer) -> Response:
     services = services_of(request)
     changes = body.model_dump(exclude_unset=True)
-    if empty := [name for name, value in changes.items() if value is None and name != "pause_after_failures"]:
+    if empty := [name for name, value in changes.items() if value is None and name not in _NULLABLE]:
         raise Invalid("invalid_request", f"{', '.join(empty)} cannot be null.")
+    check_callback_url(services.settings, body.callback_url)
     async with services.pool.acquire() as connection:
         row = dict(await _find(connection, caller.tenant_id, schedule_id))
     # Disabling must always be possible, even if the template does not exist any more.
@@ -273,15 +293,17 @@ async def change_schedule(request: Request, schedule_id: UUID, body: Changes, ca
         changed = await connection.fetchrow(
             "UPDATE schedule SET enabled = $2, cron = $3, timezone = $4, payload_template = $5, overlap = $6,"
             " catch_up = $7, catch_up_seconds = $8, pause_after_failures = $9, next_run_at = $10, tags = $11,"
+            " callback_url = $13,"
             " paused_because = CASE WHEN $2 THEN NULL ELSE paused_because END, failures = 0,"
             " updated_at = clock_timestamp()"
             " WHERE id = $1 AND tenant_id = $12 RETURNING *, clock_timestamp() AS now",
             schedule_id, row["enabled"], row["cron"], row["timezone"], row["payload_template"], row["overlap"],
             row["catch_up"], row["catch_up_seconds"], row["pause_after_failures"],
             next_run_at if clock_changed else row["next_run_at"], row["tags"], caller.tenant_id,
+            row["callback_url"],
         )  # fmt: skip
         await quarantine.release(connection, schedules.DUTY, schedule_id)
-        shown = {name: value for name, value in changes.items() if name != "payload_template"}
+        shown = {name: value for name, value in changes.items() if name not in _UNRECORDED}
         await record(connection, caller, "schedule.changed", schedule_id, changed=sorted(changes), **shown)
     assert changed is not None
     return json_response(_answer(changed))
@@ -353,12 +375,13 @@ async def run_now(
     operation_id="backfillSchedule",
     summary="Start the runs of a past range",
     description=f"At most {schedules.MAX_TICKS} ticks at once, all of them or none. Each tick without a run"
-    " counts as a submission. The overlap policy does not apply.",
+    " counts as a submission. The overlap policy does not apply. `dry_run` starts nothing: the answer is 200 with the"
+    " number of `ticks`, and those that are `without_run`.",
     status_code=202,
     responses=problems(_MISSING | {
         HTTPStatus.UNPROCESSABLE_ENTITY: "`range_too_long`, `range_not_past`, `batch_too_large`",
         HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `bulk_writes_waiting`, {CHECKED_LATER}",
-    }),
+    }) | {200: {"description": "What a `dry_run` found."}},
 )  # fmt: skip
 async def backfill(
     request: Request, schedule_id: UUID, body: Backfill, caller: Writer, idempotency_key: IdempotencyKey = None
@@ -378,6 +401,9 @@ async def backfill(
             raise Invalid(
                 "range_too_long", f"The range has more than {schedules.MAX_TICKS} ticks: send several shorter ranges."
             )
+        if body.dry_run:
+            missing = await schedules.without_run(connection, schedule_id, ticks)
+            return json_response({"ticks": len(ticks), "without_run": missing})
     prepared = await _prepared(services, row)
     limit_headers: dict[str, str] = {}
 

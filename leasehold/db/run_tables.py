@@ -99,6 +99,7 @@ schedule = Table(
     Column("timezone", Text, nullable=False),
     Column("payload_template", JSONB, nullable=False),
     Column("tags", JSONB, nullable=False, server_default="{}"),  # each run of the schedule gets them
+    Column("callback_url", Text),  # of each run of the schedule
     Column("scope", Text, nullable=False),
     Column("scope_id", Text, nullable=False),
     Column("priority", SmallInteger, nullable=False),

@@ -357,6 +357,7 @@ async def _submit(
                 tick=tick,
                 keep_seconds=keep_seconds,
                 tags=row["tags"],
+                callback_url=row["callback_url"],
             )
             created = await runs.create(connection, new)
     except asyncpg.UniqueViolationError as error:

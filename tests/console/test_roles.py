@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 
 import httpx2
 import pytest
@@ -35,6 +36,7 @@ ACTS: dict[str, set[str]] = {
     "/limits/lift": {"fleet:operate"},
     "/schedules/{schedule_id}/run-now": {"runs:write"},
     "/schedules/{schedule_id}/change": {"runs:write"},
+    "/schedules/{schedule_id}/backfill": {"runs:write"},
     "/templates/{kind}/{version}/enable": {"templates:write"},
     "/webhooks/{webhook_id}/test": {"webhooks:write"},
     "/webhooks/{webhook_id}/enable": {"webhooks:write"},
@@ -102,6 +104,7 @@ async def furnished(maker: Maker, rows: Connection) -> list[str]:
     letters = (await maker.client.get("/v1/dead-letters")).json()["dead_letters"]
     schedule = await maker.client.post("/v1/schedules", json={"template": "outside", "cron": "0 9 * * *"})
     assert schedule.status_code == 201, schedule.text
+    scheduled = f"/schedules/{schedule.json()['id']}"
     delivery = await maker.make("webhook")
     await maker.fail(delivery)
     webhook = await rows.fetchval("SELECT params ->> 'webhook_id' FROM job WHERE id = $1", delivery)
@@ -123,10 +126,12 @@ async def furnished(maker: Maker, rows: Connection) -> list[str]:
         "INSERT INTO worker (id, present, host, pid, version, queues) VALUES ($1, false, 'h', 1, '0', '{media}')",
         new_id(),
     )
+    past = (datetime.now(UTC) - timedelta(days=3)).strftime("%Y-%m-%d")
     return [
         "/jobs", "/operations", "/operations/new?action=retry&q=status:failed", f"/jobs/{failed}", f"/jobs/{running}",
         "/dead-letters", f"/dead-letters/{letters[0]['fingerprint']}", "/queues", "/workers", "/limits", "/keys",
-        "/schedules", f"/schedules/{schedule.json()['id']}", "/templates", "/templates/outside/1", "/webhooks",
+        "/schedules", scheduled, f"{scheduled}/backfill?start={past}",
+        "/templates", "/templates/outside/1", "/webhooks",
         f"/webhooks/{webhook}", "/to-settle", "/to-settle?what=external", "/to-settle?what=webhooks",
         "/to-settle?what=approvals", "/to-settle?what=schedules", "/people", "/audit",
     ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -150,3 +150,52 @@ async def test_a_schedule_that_paused_itself_is_on_the_overview(
     await maker.client.post("/v1/schedules", json={"template": "outside", "cron": "0 9 * * *"})
     await rows.execute("UPDATE schedule SET enabled = false, next_run_at = NULL, paused_because = 'three runs failed'")
     assert "A schedule of outside paused itself: three runs failed" in await operator.see("/")
+
+
+async def test_past_ticks_are_seen_before_their_runs_start_and_start_once(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    operator = await person(ROLES["operator"])
+    await maker.make("run")
+    body = {"template": "outside", "cron": "0 9 * * *", "timezone": "Europe/Berlin", "overlap": "allow_all"}
+    at = f"/schedules/{(await maker.client.post('/v1/schedules', json=body)).json()['id']}"
+    day = datetime.now(UTC).date()
+    start, end = (f"{day - timedelta(days=past)}T12:00" for past in (4, 1))
+    assert "Backfill…" in await operator.see(at)
+    page = await operator.see(f"{at}/backfill?start={start}&end={end}")
+    assert "Backfill 3 runs" in page
+    assert "fires 3 times." in page
+    assert page.count("09:00 CE") == 3  # in the schedule's zone, in winter or in summer
+    assert await rows.fetchval("SELECT count(*) FROM run WHERE schedule_id IS NOT NULL") == 0
+    once = re.findall(r'name="once" value="([^"]+)"', page)[0]
+    fields = {"start": start, "end": end, "once": once}
+    assert "3 runs have started." in await operator.do(f"{at}/backfill", **fields)
+    assert "3 runs have started." in await operator.do(f"{at}/backfill", **fields)  # a double click
+    assert await rows.fetchval("SELECT count(*) FROM run WHERE schedule_id IS NOT NULL") == 3
+    earlier = f"{day - timedelta(days=5)}T12:00"
+    page = await operator.see(f"{at}/backfill?start={earlier}&end={end}")
+    assert ("Backfill 1 run<" in page, "3 of these have their run" in page) == (True, True)
+    assert "There is no run to start." in await operator.see(f"{at}/backfill?start={start}&end={end}")
+    ahead = f"?start={start}&end={day + timedelta(days=2)}"
+    for wrong in ("", "?start=yesterday", ahead, "?start=1999-01-01"):
+        await operator.see(f"{at}/backfill{wrong}", 422)
+    viewer = await person(ROLES["viewer"])
+    assert "Backfill…" not in await viewer.see(at)
+    await viewer.see(f"{at}/backfill?start={start}", 403)
+
+
+async def test_a_schedule_is_changed_in_all_that_decides_about_its_runs(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    operator = await person(ROLES["operator"])
+    await maker.make("run")
+    body = {"template": "outside", "cron": "0 9 * * *", "payload_template": {"n": 1}}
+    at = f"/schedules/{(await maker.client.post('/v1/schedules', json=body)).json()['id']}"
+    page = await operator.do(f"{at}/change", cron="0 8 * * *", overlap="cancel_other", catch_up="one")
+    assert "The schedule is changed." in page
+    row = await rows.fetchrow("SELECT cron, overlap, catch_up, payload_template FROM schedule")
+    assert tuple(row) == ("0 8 * * *", "cancel_other", "one", {"n": 1})
+    await operator.do(f"{at}/change", payload_template='{"n": 2}')
+    assert await rows.fetchval("SELECT payload_template FROM schedule") == {"n": 2}
+    for wrong in ({"payload_template": "{"}, {"payload_template": "[1]"}, {"overlap": "never"}, {"catch_up": "x"}):
+        assert "flash bad" in await operator.do(f"{at}/change", back=at, **wrong), wrong

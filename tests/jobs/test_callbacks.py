@@ -102,6 +102,37 @@ async def test_each_run_of_a_batch_is_sent_to_the_url_of_the_batch(
     )
 
 
+async def test_each_run_of_a_schedule_is_sent_to_the_url_of_the_schedule(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    await maker.make("run")  # makes the template
+    body = {"template": "outside", "cron": "0 9 * * *", "scope": "user", "scope_id": "1", "callback_url": HOOK}
+    made = (await client.post("/v1/schedules", json=body)).json()
+    assert (made["callback_host"], "callback_url" in made) == ("127.0.0.1", False)
+    at = f"/v1/schedules/{made['id']}"
+
+    async def run_now() -> str:
+        run: str = (await client.post(f"{at}/run-now")).json()["id"]
+        await client.post(f"/v1/jobs/{run}/cancel")
+        return run
+
+    first = await run_now()
+    wrong = await client.patch(at, json={"callback_url": "ftp://example.org"})
+    problem(wrong, 422, "url_malformed")
+    problem(await client.post("/v1/schedules", json=body | {"callback_url": "x"}), 422, "url_malformed")
+    other = f"{HOOK}/other?token=secret"
+    assert (await client.patch(at, json={"callback_url": other})).status_code == 200
+    second = await run_now()
+    assert (await client.patch(at, json={"cron": "0 8 * * *"})).json()["callback_host"] == "127.0.0.1"
+    assert (await client.patch(at, json={"callback_url": None})).json()["callback_host"] is None
+    await run_now()
+    sent = await dispatched(running, rows)
+    assert [(params["event"]["data"]["id"], params["url"]) for params in sent] == [(first, HOOK), (second, other)]
+    details = await rows.fetch("SELECT details::text FROM audit WHERE action = 'schedule.changed'")
+    assert len(details) == 3
+    assert not any("secret" in row["details"] for row in details)
+
+
 async def submitted(client: httpx2.AsyncClient, kind: str, url: str) -> httpx2.Response:
     if kind == "media":
         media = MediaApi(client)

@@ -237,7 +237,12 @@ async def test_a_past_range_is_filled_in_once(client: Client, rows: Connection) 
     schedule = (await make(client, cron="0 * * * *"))["id"]
     hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     asked = {"start": (hour - timedelta(hours=5)).isoformat(), "end": hour.isoformat()}
+    preview = await client.post(f"/v1/schedules/{schedule}/backfill", **asked, dry_run=True)
+    assert (preview.status_code, preview.json()["ticks"]) == (200, len(preview.json()["without_run"]))
     first = await client.post(f"/v1/schedules/{schedule}/backfill", **asked)
+    assert len(first.json()["runs"]) == preview.json()["ticks"]
+    preview = await client.post(f"/v1/schedules/{schedule}/backfill", **asked, dry_run=True)
+    assert preview.json() == {"ticks": first.json()["ticks"], "without_run": []}
     assert (first.json()["ticks"], len(first.json()["runs"])) == (5, 5)
     assert (await client.post(f"/v1/schedules/{schedule}/backfill", **asked)).json()["runs"] == []
     far = {"start": (hour - timedelta(days=30)).isoformat(), "end": hour.isoformat()}

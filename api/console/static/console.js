@@ -21,6 +21,12 @@ function countTimes() {
     const words = element.dataset.since ? span(Math.max(0, seconds)) : seconds >= 0 ? `${span(seconds)} ago` : `in ${span(-seconds)}`;
     if (element.textContent !== words) element.textContent = words;
   }
+  // Without JavaScript these stand in UTC.
+  for (const element of document.querySelectorAll("time[data-local]")) {
+    const at = new Date(element.dataset.local);
+    const words = at.toLocaleString([], { weekday: "short", year: "numeric", month: "short", day: "2-digit", hour: "2-digit", minute: "2-digit", timeZoneName: "short" });
+    if (element.textContent !== words) element.textContent = words;
+  }
 }
 
 // --- freshness: the page asks for itself while somebody can see it, and says when it gets no answer
