@@ -76,6 +76,7 @@ CHILD_PEAK = histogram(
 # These label values exist from the start: so the first increase of each is visible.
 for _result in ("claimed", "duplicate", "stale"):
     HINTS.labels(_result)
+HINTS_CLAIMED = HINTS.labels("claimed")
 for _source in ("hint", "look", "next"):
     CLAIMS.labels(_source)
 _code = Bounded()

@@ -151,7 +151,9 @@ def _record(scope: Scope, status: int | None, seconds: float, span: traces.Span,
     method = method_label(scope["method"])
     code = str(status) if status is not None else "aborted"
     waited = "yes" if b"wait=" in scope.get("query_string", b"") else "no"
-    REQUESTS.labels(route, method, code, waited).observe(seconds, traces.exemplar_of(identity.trace))
+    REQUESTS.labels(route, method, code, waited).observe(
+        seconds, traces.exemplar_of(traces.trace_id_of(identity.trace))
+    )
     span.named(f"{method} {route}")
     span.set_attributes(http_route=route, http_response_status_code=status or 0)
     if route in _QUIET and status == 200:  # noqa: PLR2004 - an HTTP status

@@ -145,7 +145,6 @@ def trace_id_of(headers: Headers | None) -> str | None:
     return traceparent[3:35] or None
 
 
-def exemplar_of(headers: Headers | None) -> dict[str, str] | None:
-    """The trace's id, as an example for a histogram; None without a trace."""
-    trace_id = trace_id_of(headers)
+def exemplar_of(trace_id: str | None) -> dict[str, str] | None:
+    """The labels that make a trace an example of a histogram; None without a trace."""
     return {"trace_id": trace_id} if trace_id else None

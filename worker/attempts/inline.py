@@ -279,14 +279,18 @@ class InlineAttempts:
         """Reserve room for the attempt, then call the handler. The attempt snoozes if there is no room: no thread for a
         plain handler, or no room by the pipeline's own rule.
         """
+        pipeline, step = attempt.pipeline, attempt.step
+        is_plain_handler = self._is_plain(pipeline, step)
+        if not is_plain_handler and pipeline.room is None:
+            return await self._call_around(attempt, seconds, None)
         async with AsyncExitStack() as stack:
             thread: Reservation | None = None
-            if self._is_plain(attempt.pipeline, attempt.step):
+            if is_plain_handler:
                 thread = await self._threads.reserve(_THREAD_SECONDS)
                 if thread is None:
                     return Snoozing(attempt.lease, _THREAD_SECONDS)
                 stack.callback(thread.end)
-            elif (room := attempt.pipeline.room) is not None and not await stack.enter_async_context(room(attempt)):
+            elif (room := pipeline.room) is not None and not await stack.enter_async_context(room(attempt)):
                 return Snoozing(attempt.lease, _THREAD_SECONDS)
             return await self._call_around(attempt, seconds, thread)
 
@@ -306,11 +310,12 @@ class InlineAttempts:
         self, attempt: InlineAttempt, seconds: float, thread: Reservation | None
     ) -> Completion | Snoozing | Suspending | FanningOut:
         """Call the handler; a plain one in its `thread`."""
-        handler = attempt.pipeline.handlers[attempt.step]
+        pipeline, step = attempt.pipeline, attempt.step
+        handler = pipeline.handlers[step]
         try:
             async with asyncio.timeout(seconds) as limit:
                 work = handler(attempt) if thread is None else in_thread(handler, attempt, thread)
-                returned = await Watched(work, attempt.pipeline.name, attempt.step, self._blocked_after)
+                returned = await Watched(work, pipeline.name, step, self._blocked_after)
         except TimeoutError as error:
             if not limit.expired():
                 raise  # the handler's own TimeoutError

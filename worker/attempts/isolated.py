@@ -114,6 +114,8 @@ class IsolatedAttempts:
         Exception: this worker goes on with `next_step` of the job. Then the attempt at `next_step` owns the
         speculations of later steps.
         """
+        if not self._speculations:
+            return
         used = (claimed.job_id, claimed.step)
         started = [
             key for key, it in self._speculations.items() if it.bound_to == claimed.lease.task_id and key != used

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from time import monotonic
 
@@ -46,6 +45,7 @@ from leasehold.worker.leases.settlement_batcher import (
 from leasehold.worker.maintenance.admitter import Admitter
 
 log = structlog.get_logger(__name__)
+_logger = logging.getLogger(__name__)  # each call of getLogger takes a lock
 
 #: The heartbeat renews a lease this long past the step's time limit: time to upload and to wait for the database.
 _GRACE_SECONDS = 120.0
@@ -114,13 +114,15 @@ class Runner:
         """
         began = monotonic()
         trace = claimed.trace or {}
+        trace_id = traces.trace_id_of(trace)
+        declared = self._declaration(claimed)
         log_and_stream = self._log_and_stream_writers.open(claimed)
         add_to_every_line({
             "job_id": claimed.job_id,
             "task_id": claimed.lease.task_id,
             "step": claimed.step,
             "epoch": claimed.lease.epoch,
-            "trace_id": traces.trace_id_of(trace),
+            "trace_id": trace_id,
             **{name: trace[name] for name in ("request_id", "media_id") if name in trace},
         })  # fmt: skip
         # If a hint led to this claim, the hint's span is the parent; else the job's. Both have the same trace id.
@@ -134,12 +136,13 @@ class Runner:
             failpoints.reach("after_claim")
             settlement: Settlement | None = None
             outcome, next_step = "lost", None
-            held = self._hold(claimed)
+            seconds = _time_limit(claimed, declared[1]) if declared else 0.0
+            held = self._heartbeat.hold(claimed.lease, seconds + _GRACE_SECONDS)  # renew the lease from now on
             try:
-                settlement = await self._attempt(claimed, held, log_and_stream, may_continue)
+                settlement = await self._attempt(claimed, declared, seconds, held, log_and_stream, may_continue)
                 await self._write_rest(log_and_stream, settlement)
                 if isinstance(settlement, Completion) and may_continue():
-                    settlement = replace(settlement, claim_next=True)
+                    settlement = settlement.claiming_next()
                 if settlement is not None:
                     held.settlement_sent = True
                     outcome, next_step = await self._settle(claimed, settlement)
@@ -154,26 +157,27 @@ class Runner:
                 span.failed(settlement.code)
         if claimed.gated:
             self._admitter.may_have_ended(claimed.job_id)
-        metrics.ended(claimed.pipeline, claimed.step, outcome, monotonic() - began, traces.exemplar_of(trace))
+        metrics.ended(claimed.pipeline, claimed.step, outcome, monotonic() - began, traces.exemplar_of(trace_id))
         return next_step
 
     # --- the work
 
-    def _hold(self, claimed: Claimed) -> HeldLease:
-        """Renew the attempt's lease from now on. The caller drops the lease when the attempt has ended."""
-        declared = self._declaration(claimed)
-        seconds = _time_limit(claimed, declared[1]) if declared else 0.0
-        return self._heartbeat.hold(claimed.lease, seconds + _GRACE_SECONDS)
-
     async def _attempt(
-        self, claimed: Claimed, held: HeldLease, log_and_stream: LogAndStream, may_continue: Callable[[], bool]
+        self,
+        claimed: Claimed,
+        declared: tuple[Pipeline, Step] | None,
+        seconds: float,
+        held: HeldLease,
+        log_and_stream: LogAndStream,
+        may_continue: Callable[[], bool],
     ) -> Settlement | None:
-        """Run the handler under the held lease. Returns the settlement to write; None when the lease is lost."""
-        declared = self._declaration(claimed)
+        """Run the handler under the held lease, for `seconds` at most. Returns the settlement to write; None when the
+        lease is lost.
+        """
         if declared is None:
             log.error("unknown pipeline or step", pipeline=claimed.pipeline, step=claimed.step)
             return Snoozing(claimed.lease, _UNKNOWN_SECONDS)
-        work = asyncio.ensure_future(self._perform(claimed, *declared, held, log_and_stream, may_continue))
+        work = asyncio.ensure_future(self._perform(claimed, *declared, seconds, held, log_and_stream, may_continue))
         if claimed.cancelling:  # a workflow sees the cancel of its job
             held.cancelled = True
         held.subscribe(on_lost=work.cancel, on_cancel=partial(self._request_stop, claimed, work))
@@ -205,12 +209,12 @@ class Runner:
         claimed: Claimed,
         pipeline: Pipeline,
         step: Step,
+        seconds: float,
         held: HeldLease,
         log_and_stream: LogAndStream,
         may_continue: Callable[[], bool],
     ) -> Settlement:
         record_in(log_and_stream)
-        seconds = _time_limit(claimed, step)
         try:
             if step.isolated:
                 return await self._isolated.perform(claimed, pipeline, step, held, seconds, may_continue)
@@ -322,7 +326,7 @@ class Runner:
                 outcome=outcome,
                 code=settlement.code if isinstance(settlement, Failure) else None,
             )
-        elif logging.getLogger(__name__).isEnabledFor(logging.DEBUG):  # a hot path: even a dropped line costs
+        elif _logger.isEnabledFor(logging.DEBUG):  # a hot path: even a dropped line costs
             log.debug("attempt ended", outcome=outcome)
         return outcome, answer.next
 

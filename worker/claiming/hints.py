@@ -64,7 +64,7 @@ class Hints:
         tenant.
         """
         bound = self._shares.running(tenant) - 1
-        if bound <= 0:
+        if bound <= 0 or not self._waiting or (len(self._waiting) == 1 and tenant in self._waiting):
             return False
         compared = islice(self._waiting, _COMPARED)
         return any(self._shares.running(other) < bound for other in compared if other != tenant)

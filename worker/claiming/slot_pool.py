@@ -177,11 +177,12 @@ class SlotPool:
         if claimed is None:
             metrics.HINTS.labels("duplicate" if self._claimer.holds(hint.task_id) else "stale").inc()
         else:
-            metrics.HINTS.labels("claimed").inc()
+            metrics.HINTS_CLAIMED.inc()
             next_step = await self._run(claimed, "hint", hint.headers, hint.tenant)
             failpoints.reach("after_commit")
         await delivery.ack()
-        await self._continue(next_step, hint.tenant)
+        if next_step is not None:
+            await self._continue(next_step, hint.tenant)
 
     async def _run_polled(self, claimed: Claimed) -> None:
         """As `_follow`, for a task that a poll claimed: there is no hint to acknowledge."""

@@ -56,7 +56,7 @@ class ClaimBatcher:
         Waits while this worker seems to hold the task and its ownership is unconfirmed. Until then None would be
         unsafe: the lease may be lost, or the task just settled and due again, and this hint may be the only notice.
         """
-        while not await self._holds_for_certain(task_id):
+        while not self._heartbeat.holds(task_id) or not await self._holds_for_certain(task_id):
             answer = await self._batcher.ask(_Request(task_id, dead))
             if answer is not _Held.HELD:
                 return answer
@@ -84,7 +84,7 @@ class ClaimBatcher:
         by_task: dict[UUID, Claimed] = {}
         if free:
             began = perf_counter()
-            rows = await claims.claim(connection, self._terms, sorted(free), sorted(dead), reclaim=repeated)
+            rows = await claims.claim(connection, self._terms, list(free), list(dead), reclaim=repeated)
             metrics.observe_duration("claim", began)
             by_task = {claimed.lease.task_id: claimed for claimed in rows}
         # `pop`: if two hints name the same task, only the first gets the lease.

@@ -101,11 +101,13 @@ class SettlementBatcher:
         if repeated:
             completions = [settlement for settlement in batch if isinstance(settlement, Completion)]
             answers |= await self._recover_next(connection, completions, answers)
-        answers |= await self._return_workflows(connection, batch, answers)
-        # PostgreSQL refuses the settlement of a job that is being cancelled. Then acknowledge that the attempt stopped.
-        refused = [s.lease for s in batch if not _is_settled(answers.get(s.lease.task_id))]
+        refused = [s for s in batch if not _is_settled(answers.get(s.lease.task_id))]
         if refused:
-            acknowledged = await settlements.acknowledge_cancel(connection, refused)
+            answers |= await self._return_workflows(connection, refused)
+            refused = [s for s in refused if not _is_settled(answers.get(s.lease.task_id))]
+        # PostgreSQL refuses the settlement of a job that is being cancelled. Then acknowledge that the attempt stopped.
+        if refused:
+            acknowledged = await settlements.acknowledge_cancel(connection, [s.lease for s in refused])
             answers |= _answers(acknowledged)
             count_ended_jobs(acknowledged.ended)
         return [answers[settlement.lease.task_id] for settlement in batch]
@@ -113,11 +115,12 @@ class SettlementBatcher:
     async def _carry_out(self, connection: Connection, batch: Sequence[Settlement]) -> dict[UUID, Answer]:
         """One statement for each kind of settlement in the batch."""
         completions = [settlement for settlement in batch if isinstance(settlement, Completion)]
-        failures = [settlement for settlement in batch if isinstance(settlement, Failure)]
-        snoozes = [settlement for settlement in batch if isinstance(settlement, Snoozing)]
-        released = [settlement.lease for settlement in batch if isinstance(settlement, Release)]
-        fan_outs = [settlement for settlement in batch if isinstance(settlement, FanningOut)]
-        suspensions = [settlement for settlement in batch if isinstance(settlement, Suspending)]
+        others = [settlement for settlement in batch if not isinstance(settlement, Completion)]  # mostly none
+        failures = [settlement for settlement in others if isinstance(settlement, Failure)]
+        snoozes = [settlement for settlement in others if isinstance(settlement, Snoozing)]
+        released = [settlement.lease for settlement in others if isinstance(settlement, Release)]
+        fan_outs = [settlement for settlement in others if isinstance(settlement, FanningOut)]
+        suspensions = [settlement for settlement in others if isinstance(settlement, Suspending)]
         began = perf_counter()
         outcomes = [
             await settlements.complete(connection, completions, self._terms) if completions else None,
@@ -136,13 +139,10 @@ class SettlementBatcher:
                 count_ended_jobs(outcome.ended)
         return answers
 
-    async def _return_workflows(
-        self, connection: Connection, batch: Sequence[Settlement], answers: Mapping[UUID, Answer]
-    ) -> dict[UUID, Answer]:
+    async def _return_workflows(self, connection: Connection, refused: Sequence[Settlement]) -> dict[UUID, Answer]:
         """A cancel may have come before a workflow's settlement. Its code has not seen the cancel yet, so it is due
         again: at once if it was about to wait, and after the pause of the failure if the attempt may be repeated.
         """
-        refused = [s for s in batch if not _is_settled(answers.get(s.lease.task_id))]
         waits = [s.lease for s in refused if isinstance(s, Suspending)]
         fails = [Snoozing(s.lease, s.delay) for s in refused if isinstance(s, Failure) and s.retryable]
         released = await settlements.release(connection, waits) if waits else Settled({})

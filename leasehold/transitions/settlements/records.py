@@ -41,6 +41,10 @@ class Completion:
     value: Mapping[str, Any] | None = None
     claim_next: bool = False  # the worker has room to run the job's next step, if that step is in the same queue
 
+    def claiming_next(self) -> Completion:
+        """The same, with `claim_next`."""
+        return Completion(self.lease, self.outputs, self.value, claim_next=True)  # a hot path: `replace` takes longer
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
