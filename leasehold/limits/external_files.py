@@ -32,9 +32,10 @@ SELECT t.step, j.output_prefix FROM task t JOIN job j ON j.id = t.job_id
 WHERE t.id = $1 AND t.tenant_id = $2 AND t.lease_owner = $3 AND t.epoch = $4
   AND CASE WHEN t.status = 'running' THEN true ELSE false END
 """
+# `most` is the announced size. `bytes` becomes the stored size when the URL has ended.
 _OPEN = """
 -- external_files_open
-SELECT key, bytes FROM upload WHERE tenant_id = $1 AND task_id = $2 AND epoch = $3 AND open
+SELECT key, most FROM upload WHERE tenant_id = $1 AND task_id = $2 AND epoch = $3 AND open
 """
 _TAKE = """
 -- external_files_take
@@ -80,7 +81,7 @@ async def _prefix_of(connection: Connection, tenant_id: str, lease: Lease) -> st
 async def _announced(connection: Connection, tenant_id: str, lease: Lease) -> dict[str, int]:
     """Key -> size of the files that the attempt has announced."""
     rows = await connection.fetch(_OPEN, tenant_id, lease.task_id, lease.epoch)
-    return {row["key"]: row["bytes"] for row in rows}
+    return {row["key"]: row["most"] for row in rows}
 
 
 async def _take(connection: Connection, tenant_id: str, lease: Lease, keys: Sequence[str]) -> set[str]:

@@ -1,9 +1,11 @@
 """The bounds on a tenant's unfinished jobs and stored bytes. Admission checks both for each submission.
 
 A full count costs more than a submission. So a process remembers the counts of each tenant, adds what it admits itself,
-and counts again after a pause. The longer a count took, the longer the pause. Near the bound on jobs, a remembered
-count is not enough: the process counts the tenant's unfinished jobs at each submission, and again after the write,
-under a lock.
+and counts again after a pause, once for all submissions that wait. The longer a count took, the longer the pause. A
+count does not see jobs whose transaction has not committed yet, so the process adds what it admitted lately to each.
+
+Near the bound on jobs, a remembered count is not enough: the process counts the tenant's unfinished jobs at each
+submission, and again after the write, under a lock.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 
 import asyncpg
@@ -25,6 +27,8 @@ from leasehold.settings import Settings
 #: The largest share of time that a process spends on counting for one tenant.
 _SHARE = 0.05
 _LEAST_SECONDS, _MAX_SECONDS = 0.05, 60.0
+#: Jobs that were admitted this long ago have been committed, and a count sees them.
+_COMMIT_SECONDS = 10.0
 #: Tenants that a process remembers.
 _MAX_TENANTS = 10_000
 #: Every submission is counted exactly under a bound of at most this many jobs. Under a larger bound, exact counting
@@ -53,10 +57,39 @@ SELECT ((SELECT coalesce(sum(size), 0) FROM output WHERE tenant_id = $1){of_kind
 
 
 @dataclass(slots=True)
+class _Lately:
+    """The sum of what was admitted in the last _COMMIT_SECONDS to twice as long."""
+
+    before: int = 0
+    now: int = 0
+    since: float = 0.0  # by the monotonic clock, as all times here
+
+    def add(self, count: int, at: float) -> None:
+        self._turn(at)
+        self.now += count
+
+    def sum(self, at: float) -> int:
+        self._turn(at)
+        return self.before + self.now
+
+    def _turn(self, at: float) -> None:
+        if at - self.since >= _COMMIT_SECONDS:
+            self.before = self.now if at - self.since < 2 * _COMMIT_SECONDS else 0
+            self.now, self.since = 0, at
+
+
+@dataclass(slots=True)
 class _Usage:
-    jobs: int
-    stored: int
-    until: float  # by the monotonic clock
+    """The last counts of one tenant, and what this process has admitted since they began. `admitted`: all bytes that it
+    ever admitted. `is_counting`: a submission counts anew.
+    """
+
+    jobs: int = 0
+    stored: int = 0
+    fresh_until: float | None = None  # None: never counted
+    is_counting: bool = False
+    admitted: int = 0
+    lately: _Lately = field(default_factory=_Lately)
 
 
 class Usage:
@@ -75,29 +108,46 @@ class Usage:
     async def reserve(self, database: Connection | ConnectionSource, tenant_id: str, count: int, size: int = 0) -> bool:
         """Check that `count` more jobs and `size` more bytes fit, and add both to the remembered counts.
 
-        Returns whether the submission is certain to fit. If False, call `check_exactly` after the write: concurrent
-        submissions may have used the same room. Raises TooMany `storage_full` or `too_many_unfinished`, and Invalid
+        Returns True far from the bound on jobs. If False, call `check_exactly` after the write: concurrent submissions
+        may have used the same room. Raises TooMany `storage_full` or `too_many_unfinished`, and Invalid
         `batch_too_large`.
         """
         if not (self._max_jobs or self._max_bytes):
             return True
-        usage = self._cache.get(tenant_id)
-        if usage is None or usage.until <= monotonic():
-            usage = await self._recount(database, tenant_id)
+        usage = self._usage_of(tenant_id)
+        # While one submission counts anew, the others use the counts before: they only grow meanwhile.
+        if usage.fresh_until is None or (usage.fresh_until <= monotonic() and not usage.is_counting):
+            await self._recount(database, tenant_id, usage)
         self._reserve_bytes(usage, size)
-        return not self._max_jobs or await self._reserve_jobs(database, tenant_id, usage, count)
+        try:
+            return not self._max_jobs or await self._reserve_jobs(database, tenant_id, usage, count)
+        except BaseException:
+            usage.stored -= size
+            usage.admitted -= size
+            raise
+
+    def _usage_of(self, tenant_id: str) -> _Usage:
+        usage = self._cache.setdefault(tenant_id, _Usage())
+        self._cache.move_to_end(tenant_id)
+        if len(self._cache) > _MAX_TENANTS:
+            self._cache.popitem(last=False)
+        return usage
 
     def _reserve_bytes(self, usage: _Usage, size: int) -> None:
+        if self._max_bytes and size > self._max_bytes:
+            sentence = f"{size} bytes exceed the {self._max_bytes} stored bytes of a tenant and can never be accepted."
+            raise Invalid("batch_too_large", f"{sentence} Send less at once.")
         if self._max_bytes and (usage.stored >= self._max_bytes or usage.stored + size > self._max_bytes):
             raise TooMany(
                 "storage_full",
-                f"This tenant has stored {usage.stored} of at most {self._max_bytes} bytes: nothing more is accepted"
+                f"This tenant has stored {usage.stored} of at most {self._max_bytes} bytes, and {size} more do not fit"
                 " until objects expire or are deleted.",
                 policy="stored-bytes",
                 at_most=self._max_bytes,
                 retry_after=_STORAGE_WAIT,
             )
         usage.stored += size
+        usage.admitted += size
 
     async def _reserve_jobs(
         self, database: Connection | ConnectionSource, tenant_id: str, usage: _Usage, count: int
@@ -110,6 +160,7 @@ class Usage:
         may_remember = self._max_jobs > _ALWAYS_EXACT_JOBS
         if may_remember and usage.jobs + count <= _EXACT_FROM_SHARE * self._max_jobs:
             usage.jobs += count
+            usage.lately.add(count, monotonic())
             return True
         if await self._jobs(database, tenant_id) + count > self._max_jobs:
             raise _too_many(self._max_jobs)
@@ -136,18 +187,20 @@ class Usage:
             **row,
         }
 
-    async def _recount(self, database: Connection | ConnectionSource, tenant_id: str) -> _Usage:
-        async with _connection(database) as connection:
-            started = monotonic()
-            jobs = await self._jobs(connection, tenant_id) if self._max_jobs else 0
-            stored = await connection.fetchval(self._bytes, tenant_id) if self._max_bytes else 0
-            now = monotonic()
+    async def _recount(self, database: Connection | ConnectionSource, tenant_id: str, usage: _Usage) -> None:
+        usage.is_counting = True
+        try:
+            async with _connection(database) as connection:
+                started, admitted_before = monotonic(), usage.admitted
+                jobs = await self._jobs(connection, tenant_id) if self._max_jobs else 0
+                stored = await connection.fetchval(self._bytes, tenant_id) if self._max_bytes else 0
+                now = monotonic()
+        finally:
+            usage.is_counting = False
+        usage.jobs = jobs + usage.lately.sum(now)
+        usage.stored = stored + usage.admitted - admitted_before
         pause = pause_after(now - started, share=_SHARE, at_least=_LEAST_SECONDS, at_most=_MAX_SECONDS)
-        usage = self._cache[tenant_id] = _Usage(jobs, stored, now + pause)
-        self._cache.move_to_end(tenant_id)
-        if len(self._cache) > _MAX_TENANTS:
-            self._cache.popitem(last=False)
-        return usage
+        usage.fresh_until = now + pause
 
     async def _jobs(self, database: Connection | ConnectionSource, tenant_id: str) -> int:
         async with _connection(database) as connection:

@@ -49,6 +49,8 @@ ORDER BY j.finished_at LIMIT $1
 FOR UPDATE OF j SKIP LOCKED
 """
 
+_LOCK = "SELECT 1 FROM job WHERE id = $1 FOR UPDATE"
+
 _WATCHING = "SELECT id, tenant_id, events FROM webhook WHERE enabled AND tenant_id = ANY($1::text[])"
 
 _CLEAR_NOTIFY = "UPDATE job SET notify = false WHERE id = ANY($1::uuid[])"
@@ -101,8 +103,11 @@ async def dispatch(
     to be published. A job whose deliveries cannot be written holds back no other job.
 
     `pipelines`: those of this process; None: no run follows. The end of a task of another app's code is left to a
-    process that has the code, except with `job_id`: that job's row is about to change.
+    process that has the code, except with `job_id`: that job's row is about to change. So it is called in the
+    transaction that changes the row, and waits for others that hold it.
     """
+    if job_id is not None:
+        await connection.execute(_LOCK, job_id)
     declared = list(pipelines or ())
     known = None if pipelines is None or job_id is not None else [pipeline.name for pipeline in declared]
     following = {pipeline.name: pipeline.on_failure for pipeline in declared if pipeline.on_failure is not None}

@@ -123,6 +123,47 @@ async def test_what_is_not_what_was_said_does_not_count(client: Client, run: str
     assert (await settle(client, task, "heartbeat")).status_code == 200
 
 
+async def after_the_url(running: Running, rows: Connection) -> None:
+    """The URLs have ended, and housekeeping has inspected what arrived by them."""
+    await rows.execute(
+        "UPDATE upload SET writable_until = clock_timestamp() - interval '1 hour', look_at = clock_timestamp()"
+    )
+    await keep_house(running)
+
+
+async def test_a_file_is_announced_again_after_its_url_has_ended(
+    client: Client, running: Running, rows: Connection, run: str
+) -> None:
+    task = await claim(client)
+    assert (await announce(client, task)).status_code == 200
+    await after_the_url(running, rows)
+    await hand_in(client, task)
+    assert (await settle(client, task, "complete", files=[named()])).status_code == 200
+    assert run
+
+
+async def test_a_transfer_that_began_in_time_counts_however_late_it_ends(
+    client: Client, running: Running, rows: Connection, run: str
+) -> None:
+    task = await claim(client)
+    (ticket,) = (await announce(client, task)).json()["files"]
+    await after_the_url(running, rows)
+    assert await send(ticket) == 200
+    assert (await settle(client, task, "complete", files=[named()])).status_code == 200
+    assert run
+
+
+async def test_files_whose_urls_have_ended_count_for_the_bound_of_the_attempt(
+    client: Client, running: Running, rows: Connection, run: str
+) -> None:
+    task = await claim(client)
+    big = {"size": 2000, "content_type": "text/csv"}
+    assert (await announce(client, task, {"name": "a", **big})).status_code == 200
+    await after_the_url(running, rows)
+    problem(await announce(client, task, {"name": "b", **big}), 422, "files_too_large")
+    assert run
+
+
 async def test_the_store_takes_the_announced_number_of_bytes_and_type_only(client: Client, run: str) -> None:
     (ticket,) = (await announce(client, await claim(client))).json()["files"]
     assert await send(ticket, DATA + b"more") == 403

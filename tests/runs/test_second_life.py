@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from uuid import UUID
 
 import pytest
 
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, connected
 from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
+from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import concurrency, sweeps, webhooks
+from tests.api.conftest import Running, client_of
 from tests.api.media_api import problem
 from tests.factories import Rows, assert_history
-from tests.runs.conftest import Client
+from tests.runs.conftest import SCOPES, Client
 
 
 @pytest.fixture
@@ -118,6 +121,32 @@ async def test_webhooks_are_told_of_each_end(client: Client, rows: Connection, *
     await settle(client, "complete", run)
     await settle(client, "complete", run)
     assert await told(rows, run) == ["run.failed", "run.succeeded"]
+
+
+@pytest.mark.parametrize("changes", ["retry", "delete"])
+async def test_webhooks_are_told_of_an_end_though_another_held_the_run_for_a_moment(
+    client: Client, running: Running, rows: Connection, settings: Settings, changes: str
+) -> None:
+    """Whoever held it changed nothing: a worker that died, or a retry that was refused."""
+    await template(client)
+    await rows.execute(
+        "INSERT INTO webhook (id, tenant_id, url, secrets, events) VALUES (gen_random_uuid(), 'acme',"
+        " 'https://example.com', '{}', '{run.failed}')"
+    )
+    run = await failed(client)
+    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=(*SCOPES, "jobs:delete"))
+    async with connected(settings, "holder") as holder, client_of(running.url, key.text) as http:
+        async with holder.transaction():
+            await holder.execute("SELECT 1 FROM job WHERE id = $1 FOR UPDATE", UUID(run))
+            if changes == "retry":
+                change = asyncio.create_task(client.post(f"/v1/runs/{run}/retry"))
+            else:
+                change = asyncio.create_task(http.delete(f"/v1/jobs/{run}"))
+            while not await rows.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+                assert not change.done(), (await change).text
+                await asyncio.sleep(0.02)
+        assert (await change).status_code in (200, 202, 204)
+    assert await told(rows, run) == ["run.failed"]
 
 
 async def test_it_waits_its_turn_among_runs_of_the_same_scope(client: Client, rows: Connection) -> None:
