@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
@@ -34,7 +35,7 @@ async def ask_model(messages: list[Message]) -> Reply:
         client.stream("POST", os.environ["MODEL_URL"], json=body) as response,
     ):
         response.raise_for_status()  # an error of the server: the step is tried again, and its stream begins again
-        async for line in response.aiter_lines():
+        async for line in lines_of(response):
             chunk = json.loads(line)
             if "token" in chunk:
                 reply.text += chunk["token"]
@@ -42,6 +43,17 @@ async def ask_model(messages: list[Message]) -> Reply:
             else:
                 reply = Reply(tool=chunk["tool"], arguments=chunk["arguments"])
     return reply
+
+
+async def lines_of(response: httpx2.Response) -> AsyncIterator[bytes]:
+    """The lines between line feeds. `aiter_lines` would also split at U+2028, which JSON may have inside a text."""
+    rest = b""
+    async for data in response.aiter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line
+    if rest:
+        yield rest
 
 
 @app.task

@@ -122,7 +122,10 @@ class Settings(SettingsWithFiles):
         "default", min_length=1, max_length=100, description="Whose runs an app submits when it writes to PostgreSQL."
     )
     submit_seconds: float = Field(
-        10.0, ge=0, le=600, description="How long an app tries to submit while PostgreSQL does not answer."
+        10.0,
+        ge=0,
+        le=600,
+        description="How long an app tries to submit, and to reach a run, while PostgreSQL does not answer.",
     )
 
     # --- the object store

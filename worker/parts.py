@@ -43,10 +43,10 @@ from leasehold.worker.attempts import reporter as reports
 from leasehold.worker.attempts.directories import Directories
 from leasehold.worker.attempts.inline import InlineAttempts
 from leasehold.worker.attempts.isolated import IsolatedAttempts
+from leasehold.worker.attempts.journals import Journals
 from leasehold.worker.attempts.log_and_stream import LogAndStreamWriters
 from leasehold.worker.attempts.reporter import Reporter
 from leasehold.worker.attempts.runner import Runner
-from leasehold.worker.attempts.workflows import Recorder
 from leasehold.worker.claiming.claimer import Claimer
 from leasehold.worker.claiming.hint_router import HintRouter
 from leasehold.worker.claiming.slot_pools import SlotPools
@@ -133,8 +133,8 @@ async def open_parts(
         claims = ClaimBatcher(settings, terms, heartbeat, _BATCH)
         stack.enter_context(attempt_logs.installed())
         writers = LogAndStreamWriters(settings)
-        recorder = Recorder(settings, router.announce, _BATCH)
-        for batcher in (writers.logs, writers.streams, settlements, claims, recorder):
+        journals = Journals(settings, router.announce, _BATCH)
+        for batcher in (writers.logs, writers.streams, settlements, claims, journals):
             batcher.start()
             stack.push_async_callback(batcher.close)
 
@@ -145,7 +145,7 @@ async def open_parts(
             reporter=reporter,
             directories=directories,
             opened=opened,
-            recorder=recorder,
+            journals=journals,
             settings=settings,
         )
         stack.callback(inline.workflows.close)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -20,16 +20,18 @@ from leasehold.app.writing import Written, write
 from leasehold.broker import open_broker
 from leasehold.broker.announcer import Announcer, announcing
 from leasehold.broker.base import Broker
-from leasehold.db.database import Pool, make_pool
+from leasehold.db.database import Connection, Pool, make_pool
 from leasehold.db.pool_sizes import pool_of_app
-from leasehold.domain.errors import Conflict, Invalid, NotFound, Unanswered
-from leasehold.runtime.transient import TRY_AGAIN, may_try_again
+from leasehold.domain.errors import Conflict, Invalid, NotFound, Unanswered, Unreachable
+from leasehold.runtime.transient import TRY_AGAIN, may_try_again, until_answered
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry.outages import DATABASE
 from leasehold.transitions import concurrency, jobs
 from leasehold.transitions.workflows import signals
 from leasehold.urls import refuse_bad_urls
+
+T = TypeVar("T")
 
 #: After a commit the first hint waits this long for the broker's connection; the relay sends what it cannot.
 _BROKER_SECONDS = 1.0
@@ -50,7 +52,9 @@ class Outcome:
 
 
 class Link(Protocol):
-    """Submits calls, and follows their runs. Each method names runs of the link's tenant only."""
+    """Submits calls, and follows their runs. Each method names runs of the link's tenant only, and raises Unanswered
+    (`submit`) or Unreachable when PostgreSQL does not answer for `submit_seconds`.
+    """
 
     async def submit(self, calls: Sequence[Call[Any]]) -> list[UUID]: ...
     async def wait(self, run_id: UUID, seconds: float | None) -> bool: ...
@@ -177,14 +181,26 @@ class DatabaseLink:
         await self._announcer.until_idle()
 
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
-        """Whether the run ended within `seconds`. Raises NotFound."""
-        outcome = await self.outcome(run_id)
-        return outcome.ended or await self._endings.wait(run_id, seconds)
+        """Whether the run ended within `seconds`; None: wait for as long as it takes. Raises NotFound, and Unreachable
+        if PostgreSQL is away from the start. An outage that begins during the wait prolongs it.
+        """
+        deadline = None if seconds is None else monotonic() + seconds
+        try:
+            async with asyncio.timeout(seconds):
+                outcome = await self.outcome(run_id)
+        except TimeoutError:
+            return False
+        left = None if deadline is None else max(deadline - monotonic(), 0.0)
+        return outcome.ended or await self._endings.wait(run_id, left)
 
     async def outcome(self, run_id: UUID) -> Outcome:
-        """Raises NotFound: no such run, another tenant's, or its retention has passed."""
-        async with self._pool.acquire() as connection:
-            row = await connection.fetchrow(_OUTCOME, run_id, self._tenant, "run", OUTPUT)
+        """Raises NotFound: no such run, another tenant's, or its retention has passed; and Unreachable."""
+
+        async def read() -> asyncpg.Record | None:
+            async with self._pool.acquire() as connection:
+                return await connection.fetchrow(_OUTCOME, run_id, self._tenant, "run", OUTPUT)
+
+        row = await self._answered(run_id, read)
         if row is None:
             raise NotFound("run_not_found", "There is no such run.")
         large: bytes | None = None
@@ -195,21 +211,52 @@ class DatabaseLink:
         return Outcome(row["status"], row["ended"], _error_of(row), row["value"], large)
 
     async def cancel(self, run_id: UUID, reason: str) -> str:
-        """Request the cancel of the run. Returns its status from now on. Raises NotFound."""
-        async with self._pool.acquire() as connection:
-            names = await concurrency.limits_of(connection, [run_id])
-            cancels = await jobs.request_cancel(connection, [run_id], self._tenant, reason=reason, by="code")
-            self._announcer.announce(cancels.hints)
-            if names:
-                self._announcer.announce(await concurrency.admit(connection, names, [run_id]))
+        """Request the cancel of the run. Returns its status from now on. Raises NotFound, and Unreachable."""
+
+        async def request() -> None:
+            async with self._pool.acquire() as connection:
+                names = await concurrency.limits_of(connection, [run_id])
+                cancels = await jobs.request_cancel(connection, [run_id], self._tenant, reason=reason, by="code")
+                self._announcer.announce(cancels.hints)
+                if names:
+                    self._announcer.announce(await concurrency.admit(connection, names, [run_id]))
+
+        await self._answered(run_id, request)
         return (await self.outcome(run_id)).status
 
     async def signal(self, run_id: UUID, name: str, payload: Any) -> None:
-        """Send a signal to the run. Raises NotFound, Conflict `run_ended`, and TooMany."""
+        """Send a signal to the run. Raises NotFound, Conflict `run_ended`, TooMany, and Unreachable. The signal itself
+        is sent once, because it would be stored twice if only its answer was lost.
+        """
+
+        async def begin() -> tuple[AsyncExitStack, Connection]:
+            async with AsyncExitStack() as stack:
+                connection = await stack.enter_async_context(self._pool.acquire())
+                await stack.enter_async_context(connection.transaction())
+                return stack.pop_all(), connection
+
         at_most = self._settings.run_signals
-        async with self._pool.acquire() as connection, connection.transaction():
-            hints = await signals.send(connection, run_id, self._tenant, name, payload, at_most=at_most)
+        stack, connection = await self._answered(run_id, begin)
+        try:
+            async with stack:
+                hints = await signals.send(connection, run_id, self._tenant, name, payload, at_most=at_most)
+        except TRY_AGAIN as error:
+            if not may_try_again(error):
+                raise
+            raise Unreachable(run_id, "the signal may or may not be stored") from error
         self._announcer.announce(hints)
+
+    async def _answered(self, run_id: UUID, work: Callable[[], Awaitable[T]]) -> T:
+        """What `work` gives, which may be repeated. While PostgreSQL is away, try again for `submit_seconds`. Raises
+        Unreachable after that time.
+        """
+        seconds = self._settings.submit_seconds
+        try:
+            return await until_answered(work, within=seconds, pause=_PAUSE_SECONDS)
+        except TRY_AGAIN as error:
+            if not may_try_again(error):
+                raise
+            raise Unreachable(run_id, f"it was away for {seconds:g} s") from error
 
     async def _open_store(self) -> ObjectStore:
         async with self._opening_store:  # two readers at the same time must not open two

@@ -44,11 +44,15 @@ class Run(Generic[R]):
     # --- without a loop
 
     def status(self) -> str:
-        """pending, queued, running, succeeded, failed, cancelled or expired. Raises NotFound."""
+        """pending, queued, running, succeeded, failed, cancelled or expired. Raises NotFound, and Unreachable when
+        PostgreSQL does not answer for LEASEHOLD_SUBMIT_SECONDS; so does each method.
+        """
         return self._connections.call(self._outcome()).status
 
     def wait(self, timeout: float | None = None) -> Run[R]:
-        """Wait for the end, for at most `timeout` seconds. Returns the run. Raises TimeoutError, and NotFound."""
+        """Wait for the end, for at most `timeout` seconds. Returns the run. Raises TimeoutError, NotFound, and
+        Unreachable as `status`; an outage that begins during the wait only prolongs it.
+        """
         self._refuse_in_loop("wait", "awaited")
         self._connections.call(self._wait(timeout))
         return self
@@ -67,7 +71,7 @@ class Run(Generic[R]):
     def signal(self, name: str, payload: Any = None) -> None:
         """Send a signal to the run's workflow: `payload` is JSON or a pydantic model.
 
-        Raises NotFound, Conflict `run_ended`, and TooMany `too_many_signals`.
+        Raises NotFound, Conflict `run_ended`, TooMany `too_many_signals`, and Unreachable: the signal may be stored.
         """
         self._connections.call(self._signal(name, payload))
 

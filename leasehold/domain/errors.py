@@ -15,7 +15,8 @@ LeaseholdError
 │   ├── TooMany                 429  a limit is reached: try again later
 │   ├── BadGateway              502  a service that the platform called for the caller failed
 │   └── Unavailable             503  PostgreSQL or another part is down: try again
-│       └── Unanswered          503  no answer to a submission: its runs may or may not have been written
+│       ├── Unanswered          503  no answer to a submission: its runs may or may not have been written
+│       └── Unreachable         503  PostgreSQL did not answer a program that reads, cancels or signals a run
 ├── BadSetting                  a LEASEHOLD_* variable cannot be used: the process refuses to start
 ├── DeclarationError            a pipeline is declared wrongly: the process refuses to start
 ├── SchemaLocked                a migration did not get a lock on a table in time: run it again
@@ -169,6 +170,14 @@ class Unanswered(Unavailable):
             f"No answer for {seconds:g} s: the runs may or may not exist. Submit them again with their ids.",
         )
         self.ids = list(ids)
+
+
+class Unreachable(Unavailable):
+    """PostgreSQL did not answer a program about its run `run_id`. The run itself goes on."""
+
+    def __init__(self, run_id: UUID, reason: str) -> None:
+        super().__init__("database_unreachable", f"No answer of PostgreSQL about run {run_id}: {reason}.")
+        self.run_id = run_id
 
 
 class DeclarationError(LeaseholdError):

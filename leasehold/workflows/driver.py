@@ -47,6 +47,12 @@ _BURST = 200
 _MAX_MESSAGE = 1000
 
 
+class JournalLost(Exception):
+    """The journal lacks calls that this driver knows as committed: an asynchronous failover has undone them. The
+    workflow goes on from its top, with a new driver.
+    """
+
+
 class Driver:
     """`start` makes the coroutine; it may call the context only while the driver runs it. `calls`: the rows of the
     journal that are not committed. `news`: the workflow's count of news as the driver has read it.
@@ -79,7 +85,8 @@ class Driver:
     async def advance(self, port: Port) -> Outcome:
         """Go on until every branch waits, or the workflow has ended.
 
-        Raises what the workflow raises: a StepError, or Permanent; Cancelled; and LeaseLost.
+        Raises what the workflow raises: a StepError, or Permanent; Cancelled; LeaseLost; and JournalLost, before the
+        workflow's code has gone on.
         """
         await self._read(port)
         main = self._main
@@ -165,6 +172,8 @@ class Driver:
             self._take_news(journal)
             return
         journal = await port.read(list(self._waiting))
+        if len(journal.entries) < len(self._waiting):
+            raise JournalLost
         self._take_news(journal)
         signalled = []
         for entry in journal.entries:

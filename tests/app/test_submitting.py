@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -16,10 +17,11 @@ from pydantic import BaseModel, SecretStr
 from leasehold import App, InvalidArguments, Retry, TaskFailed, current
 from leasehold.app.link import DatabaseLink
 from leasehold.db.database import Connection
-from leasehold.domain.errors import Conflict, Invalid, NotFound, Unanswered
+from leasehold.domain.errors import Conflict, Invalid, NotFound, Unanswered, Unreachable
 from leasehold.domain.ids import new_id
 from leasehold.embedded.ports import free_port
 from leasehold.settings import Settings
+from leasehold.transitions.workflows import signals
 from tests.app.conftest import Serve
 
 Using = Callable[..., App]
@@ -291,6 +293,50 @@ async def test_a_server_that_stays_away_leaves_the_ids_to_submit_again(settings:
     with pytest.raises(Unanswered, match=r"No answer for 0\.3 s") as unanswered:
         await send_receipt.asubmit(Order(id=1), id=mine)
     assert unanswered.value.ids == [mine]
+
+
+async def test_a_run_that_cannot_be_reached_is_an_error_of_ours(settings: Settings, using: Using) -> None:
+    using(app, database_url=SecretStr(f"postgresql://me@127.0.0.1:{free_port()}/x"), submit_seconds=0.3)
+    run = send_receipt.find(new_id())
+    for look in (run.astatus, run.awaited, run.aresult, run.acancel, partial(run.asignal, "go")):
+        with pytest.raises(Unreachable, match=r"it was away for 0\.3 s") as unreachable:
+            await look()
+        assert unreachable.value.run_id == run.id
+
+
+async def test_a_wait_in_an_outage_ends_with_its_timeout(settings: Settings, using: Using) -> None:
+    using(app, database_url=SecretStr(f"postgresql://me@127.0.0.1:{free_port()}/x"), submit_seconds=600.0)
+    with pytest.raises(TimeoutError, match="has not ended after"):
+        await send_receipt.find(new_id()).aresult(timeout=0.05)
+
+
+async def test_a_session_that_broke_is_replaced_and_a_signal_is_sent_once(
+    connection: Connection, using: Using, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may be repeated is asked again on a new connection. A signal whose answer was lost is not sent again."""
+    run = await send_receipt.asubmit(Order(id=1))
+    stored: list[str] = []
+    send = signals.send
+
+    async def unanswered(*arguments: Any, **named: Any) -> Any:
+        stored.append(await send(*arguments, **named))
+        raise ConnectionResetError
+
+    async def break_sessions() -> None:
+        await connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+    await break_sessions()
+    assert await run.astatus() == "queued"
+    await break_sessions()
+    await run.asignal("go")
+    assert await connection.fetchval("SELECT count(*) FROM signal") == 1
+    monkeypatch.setattr(signals, "send", unanswered)
+    with pytest.raises(Unreachable, match="may or may not be stored"):
+        await run.asignal("go")
+    assert len(stored) == 1
 
 
 async def test_declared_limits_hold_what_an_app_submits(connection: Connection, serve: Serve) -> None:

@@ -226,7 +226,7 @@ class Verbs(RuleBasedStateMachine):
         if not heard and nexts:
             assert self.run(settlements.complete(self.connections[1], done, terms)).nexts == {}
             epochs = {task: claimed.lease.epoch for task, claimed in nexts.items()}
-            nexts = self.run(claims.claim_again(self.connections[1], list(nexts), terms, []))
+            nexts = self.run(claims.claim_again(self.connections[1], list(nexts), {}, terms, []))
             again = {task: claimed.lease.epoch for task, claimed in nexts.items()}
             assert again == {task: epoch + 1 for task, epoch in epochs.items()}
         for task, claimed in nexts.items():

@@ -29,7 +29,7 @@ from leasehold.transitions.settlements import (
     Verdict,
 )
 from leasehold.transitions.workflows.records import Call
-from tests.factories import DIAMOND, Rows, assert_history, stale
+from tests.factories import DIAMOND, Rows, assert_history, stale, terms
 from tests.transitions.conftest import Open, waits_for_a_lock
 
 Settle = Callable[[Any, Lease], Awaitable[Settled]]
@@ -48,11 +48,17 @@ def step_of(lease: Lease) -> Call:
                 argument={})  # fmt: skip
 
 
+def claiming(lease: Lease) -> Suspending:
+    """A suspension that also claims the step which it starts."""
+    call = step_of(lease)
+    return Suspending(lease, (call,), 0, 1, claim_next=call.child)
+
+
 SETTLEMENTS: dict[str, Settle] = {
     "complete": lambda c, lease: settlements.complete(c, [Completion(lease, [OUTPUT], {"x": 1})]),
     "fail": lambda c, lease: settlements.fail(c, [Failure(lease, "error", "boom", "it broke", True, 0.0)]),
     "wait_until": lambda c, lease: settlements.wait_until(c, [Snoozing(lease, 0.0, {"n": 1})]),
-    "suspend": lambda c, lease: settlements.suspend(c, [Suspending(lease, (step_of(lease),), 0, 1)]),
+    "suspend": lambda c, lease: settlements.suspend(c, [claiming(lease)], terms(lease.owner)),
     "release": lambda c, lease: settlements.release(c, [lease]),
     "fan_out": lambda c, lease: settlements.fan_out(c, [FanningOut(lease, [part_of(lease)])]),
     "acknowledge_cancel": lambda c, lease: settlements.acknowledge_cancel(c, [lease]),

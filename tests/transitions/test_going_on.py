@@ -114,7 +114,7 @@ async def test_what_was_claimed_by_a_commit_whose_answer_was_lost_is_claimed_ane
     assert again.verdicts[first.lease.task_id] is settlements.Verdict.SETTLED
     assert again.nexts == {}
     held = [unheard.lease.task_id] if known else []
-    found = await claims.claim_again(rows.connection, [first.lease.task_id], rows.terms, held)
+    found = await claims.claim_again(rows.connection, [first.lease.task_id], {}, rows.terms, held)
     if known:  # another claim of ours was heard, and it runs
         assert found == {}
         return

@@ -67,7 +67,7 @@ async def by_repetition(rows: Rows, slow: Any, terms: LeaseTerms) -> claims.Clai
     (told,) = await rows.submit(THREE)
     (first,) = await claims.claim(rows.connection, terms, [told.hint.task_id])
     await settlements.complete(rows.connection, [Completion(first.lease, claim_next=True)], terms)
-    return (await claims.claim_again(slow, [first.lease.task_id], terms, []))[first.lease.task_id]
+    return (await claims.claim_again(slow, [first.lease.task_id], {}, terms, []))[first.lease.task_id]
 
 
 Way = Callable[[Rows, Any, LeaseTerms], Awaitable[claims.Claimed]]

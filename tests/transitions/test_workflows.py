@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -133,6 +134,60 @@ async def test_the_worker_that_ends_the_last_step_claims_the_workflow_with_the_s
     assert claimed.params == workflow.params
     assert outcome.announcements == []
     await assert_history(rows, workflow.job_id)
+
+
+async def test_a_suspension_claims_a_step_that_it_starts(rows: Rows) -> None:
+    """With all that a claim by its hint has, and without a hint."""
+    calls = (step(1), step(2))
+    workflow = await rows.leased()
+    suspending = Suspending(workflow.lease, calls, 0, 2, claim_next=calls[1].child)
+    outcome = await settlements.suspend(rows.connection, [suspending], rows.terms)
+    claimed = outcome.nexts[workflow.lease.task_id]
+    assert [hint.hint.task_id for hint in outcome.announcements] == [calls[0].child]
+    row = await rows.task(claimed.lease.task_id)
+    assert (row["status"], row["lease_owner"], row["epoch"], row["attempt"]) == ("running", rows.terms.owner, 1, 1)
+    assert (await rows.job(workflow.job_id))["leased"] == 1
+    await assert_history(rows, workflow.job_id)
+    await settlements.release(rows.connection, [claimed.lease])
+    again = {one.lease.task_id: one for one in await children(rows)}[claimed.lease.task_id]
+    of_claim = {"lease": again.lease, "waited": 0.0}
+    assert replace(claimed, **of_claim) == replace(again, **of_claim)
+
+
+@pytest.mark.parametrize("without", ["terms", "choice", "queue"])
+async def test_a_step_that_the_suspension_may_not_claim_gets_a_hint(rows: Rows, without: str) -> None:
+    call = step(1)
+    workflow = await rows.leased()
+    if without == "queue":
+        await rows.connection.execute("INSERT INTO paused_queue (queue, reason) VALUES ('default', 'r')")
+    suspending = Suspending(workflow.lease, (call,), 0, 1, claim_next=None if without == "choice" else call.child)
+    terms = None if without == "terms" else rows.terms
+    outcome = await settlements.suspend(rows.connection, [suspending], terms)
+    assert outcome.nexts == {}
+    assert [hint.hint.task_id for hint in outcome.announcements] == [call.child]
+    assert call.child is not None
+    assert (await rows.task(call.child))["status"] == "pending"
+    await assert_history(rows, workflow.job_id)
+
+
+async def test_suspensions_of_one_statement_claim_each_its_own_step(rows: Rows) -> None:
+    workflows = [await rows.leased() for _ in range(3)]
+    calls = [(step(1), step(2)) for _ in workflows]
+    chosen = [calls[0][0].child, None, calls[2][1].child]
+    batch = [
+        Suspending(workflow.lease, made, 0, 1, claim_next=child)
+        for workflow, made, child in zip(workflows, calls, chosen, strict=True)
+    ]
+    outcome = await settlements.suspend(rows.connection, batch, rows.terms)
+    claimed = [outcome.nexts.get(workflow.lease.task_id) for workflow in workflows]
+    assert [None if one is None else one.lease.task_id for one in claimed] == chosen
+    assert [one.params for one in claimed if one is not None] == [{"n": 1}, {"n": 2}]
+    assert len(outcome.announcements) == 4
+    again = await settlements.suspend(rows.connection, batch, rows.terms)  # its answer was lost
+    assert (again.nexts, again.announcements) == ({}, [])
+    assert set(again.verdicts.values()) == {Verdict.SETTLED}
+    for workflow in workflows:
+        await assert_history(rows, workflow.job_id)
 
 
 async def test_a_signal_between_the_read_and_the_suspension_wakes(rows: Rows) -> None:

@@ -21,6 +21,7 @@ from leasehold.domain.errors import (
     TaskFailed,
     TooMany,
     Unanswered,
+    Unreachable,
 )
 
 _ERRORS = [
@@ -30,6 +31,7 @@ _ERRORS = [
     BadSetting("LEASEHOLD_X", "must be positive"),
     TooMany("rate_limited", "m", policy="p", at_most=3, retry_after=2.5, window=60),
     Unanswered([UUID(int=1)], 3),
+    Unreachable(UUID(int=1), "r"),
     SchemaLocked(3, ["a"]),
     TaskFailed("c", "m"),
     Retryable("m", code="c", after=timedelta(seconds=3)),

@@ -13,11 +13,13 @@ import pytest
 
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, connect
+from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.exporter import jobs as counted
 from leasehold.settings import Settings
 from leasehold.transitions import claims, jobs, settlements
 from leasehold.transitions.settlements import Completion, Failure, FanningOut, Part, Snoozing, Suspending, Verdict
+from leasehold.transitions.workflows.records import Call
 from leasehold.worker.leases import settlement_batcher
 from leasehold.worker.leases.settlement_batcher import (
     Answer,
@@ -224,6 +226,37 @@ async def test_a_completion_whose_answer_was_lost_still_hands_over_the_step_that
     else:
         assert answer.next is not None
         assert (answer.next.lease.task_id, answer.next.lease.epoch, row["epoch"]) == (following, 2, 2)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_suspension_whose_answer_was_lost_still_hands_over_the_step_that_it_claimed(
+    opened: Open, rows: Rows, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    """Not in a run that is cancelled meanwhile: its step has ended."""
+    lost: list[str] = []
+    claimed = await rows.leased(ONE)
+
+    async def cancel() -> None:
+        if cancelled:
+            await jobs.request_cancel(rows.connection, [claimed.job_id], "t", reason="r", by="b")
+
+    async def deaf(*arguments: Any) -> Any:
+        return Deaf(await connect(*arguments), lost, cancel)
+
+    monkeypatch.setattr(settlement_batcher, "connect", deaf)
+    call = Call("", 1, "run", "child", child=new_id(), step="child#1", queue="default", max_attempts=1,
+                handler="one.only", argument={"n": 1})  # fmt: skip
+    async with opened() as batcher:
+        (answer,) = await settled(batcher, Suspending(claimed.lease, (call,), 0, 1, claim_next=call.child))
+    assert len(lost) == 1
+    assert (answer.verdict, answer.state) == (Verdict.SETTLED, "waiting")
+    if cancelled:
+        assert answer.next is None
+    else:
+        assert answer.next is not None
+        assert (answer.next.lease.task_id, answer.next.lease.epoch) == (call.child, 2)
+        assert answer.next.params == {"n": 1}
+    await assert_histories(rows.connection)
 
 
 async def test_what_a_hint_has_claimed_is_not_claimed_again_for_a_completion_that_did_not_ask_to_go_on(

@@ -130,12 +130,15 @@ class Life:
                 if not due and waiting and self.rng.random() < 0.5:
                     name = waiting.pop(0)
                     await self.runs.signal(run, name, {"by": f"{name} {len(waiting)}"})
-                for claimed in due:
+                while due:
+                    claimed = due.pop(0)
                     await self.deaths.point()
                     if "#" in claimed.step:
-                        await self._child(claimed)
+                        following = await self._child(claimed)
                     else:
-                        await self.drive(claimed, arguments if claimed.job_id == run else (shop.SEVEN,))
+                        following = await self.drive(claimed, arguments if claimed.job_id == run else (shop.SEVEN,))
+                    if following is not None:  # the settlement claimed it: the same slot runs it
+                        due.insert(0, following)
                 await children.cancel_orphans(self.runs.connection)
             except Died:
                 await self._take_over(run)
@@ -150,9 +153,10 @@ class Life:
         self.rng.shuffle(due)
         return due
 
-    async def _child(self, claimed: Claimed) -> None:
+    async def _child(self, claimed: Claimed) -> Claimed | None:
         task = next(task for task in shop.app.tasks.values() if task.runnable.handler == claimed.handler)
         await self.deaths.point()
+        following: Claimed | None = None
         params = task.arguments.model.model_validate(claimed.params)
         if task is shop.refuse:
             failure = Failure(claimed.lease, "error", "refused", "no such card", False, 0.0)
@@ -161,11 +165,17 @@ class Life:
             positional, named = task.arguments.decoded(params)
             result = task.function(*positional, **named)
             value = await result if isinstance(result, Coroutine) else result
-            done = Completion(claimed.lease, value={"value": value})
-            await settlements.complete(self.runs.connection, [done])
+            done = Completion(claimed.lease, value={"value": value}, claim_next=self._has_room())
+            settled = await settlements.complete(self.runs.connection, [done], self.terms)
+            following = settled.nexts.get(claimed.lease.task_id)
         await self.deaths.point()
+        return following
 
-    async def drive(self, claimed: Claimed, arguments: tuple[Any, ...]) -> None:
+    def _has_room(self) -> bool:
+        """A worker may claim the next step with its settlement, or leave it to a hint."""
+        return self.rng.random() < 0.5
+
+    async def drive(self, claimed: Claimed, arguments: tuple[Any, ...]) -> Claimed | None:
         epoch, driver = self.kept.pop(claimed.job_id, (0, None))
         if driver is None or epoch + 1 != claimed.lease.epoch:
             workflow = shop.app.tasks[claimed.pipeline]
@@ -177,21 +187,25 @@ class Life:
             await self.deaths.point()
             await settlements.acknowledge_cancel(self.runs.connection, [claimed.lease])
             await self.deaths.point()
-            return
+            return None
         await self.deaths.point()
         if outcome.ended:
             done = Completion(claimed.lease, value={"value": outcome.result})
             settled = await settlements.complete(self.runs.connection, [done])
         else:
-            suspending = Suspending(claimed.lease, tuple(driver.calls), driver.news, outcome.ends, outcome.delay)
-            settled = await settlements.suspend(self.runs.connection, [suspending])
+            starts = [call.child for call in driver.calls if call.step is not None]
+            chosen = starts[0] if starts and self._has_room() else None
+            calls = tuple(driver.calls)
+            suspending = Suspending(claimed.lease, calls, driver.news, outcome.ends, outcome.delay, chosen)
+            settled = await settlements.suspend(self.runs.connection, [suspending], self.terms)
         await self.deaths.point()
         if settled.verdicts[claimed.lease.task_id] is not Verdict.SETTLED:
             await self._refused(claimed)
-            return
+            return None
         driver.committed()
         if self.keeps and not outcome.ended:
             self.kept[claimed.job_id] = claimed.lease.epoch, driver
+        return settled.nexts.get(claimed.lease.task_id)
 
     async def _refused(self, claimed: Claimed) -> None:
         """As worker.leases.settlement_batcher: the cancel came before the suspension."""

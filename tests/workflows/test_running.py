@@ -54,6 +54,19 @@ async def test_a_gather_raises_the_first_failure_in_order_once_all_have_ended(ru
     assert set((await runs.steps(run)).values()) == {"succeeded", "failed"}
 
 
+async def test_a_workflow_whose_calls_a_failover_undid_makes_them_again(runs: Runs, worker_of: Start) -> None:
+    """An asynchronous failover loses the last commits. The coroutine in memory knows calls that nobody has any more."""
+    await worker_of(workflow_memory_seconds=600.0)
+    run = await runs.submit(shop.naps, 60.0)
+    await runs.waits(run)
+    await runs.connection.execute("DELETE FROM journal WHERE job_id = $1", run)
+    await runs.connection.execute("UPDATE task SET available_at = clock_timestamp() WHERE job_id = $1", run)
+    async with asyncio.timeout(SECONDS):
+        while not (rows := await runs.journal(run)):
+            await asyncio.sleep(0.01)
+    assert [row[:4] for row in rows] == [("", 1, "sleep", "sleep")]
+
+
 async def test_what_the_workflow_raises_ends_its_run(runs: Runs, worker_of: Start) -> None:
     await worker_of()
     run = await runs.submit(shop.fails, "stolen")

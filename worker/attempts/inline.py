@@ -32,12 +32,13 @@ from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, FanningOut, Output, Part, Snoozing, Suspending
 from leasehold.worker.attempts.directories import Directories
 from leasehold.worker.attempts.inputs import item_of, sources_of
+from leasehold.worker.attempts.journals import Journals
 from leasehold.worker.attempts.plain import in_thread, is_plain
 from leasehold.worker.attempts.publishing import replaceable, writer_of
 from leasehold.worker.attempts.reporter import Reporter
 from leasehold.worker.attempts.stalls import Watched
 from leasehold.worker.attempts.threads import Reservation, Threads
-from leasehold.worker.attempts.workflows import Recorder, Workflows
+from leasehold.worker.attempts.workflows import Workflows
 from leasehold.worker.leases.held_lease import HeldLease
 from leasehold.workflows.driver import Driver
 from leasehold.workflows.pending import Outcome
@@ -233,7 +234,7 @@ class InlineAttempts:
         reporter: Reporter,
         directories: Directories,
         opened: Mapping[str, Any],
-        recorder: Recorder,
+        journals: Journals,
         settings: Settings,
     ) -> None:
         self._store = store
@@ -242,7 +243,7 @@ class InlineAttempts:
         self._directories = directories
         self._opened = opened
         self._threads = Threads(settings.worker_threads)
-        self.workflows = Workflows(settings, pool, store, recorder, self._threads)
+        self.workflows = Workflows(settings, pool, store, journals, self._threads)
         self._blocked_after = settings.loop_blocked_seconds
         self._plain: dict[tuple[str, str], bool] = {}
 

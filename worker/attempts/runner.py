@@ -108,9 +108,9 @@ class Runner:
 
         `parent`: the trace headers of the hint; None for a task that no hint announced.
         `may_continue`: whether this worker may go on with the job's later steps. While it returns True, the attempt may
-        start them speculatively, and the completion of the step also claims the job's next step.
+        start them speculatively, and the settlement of the step also claims the job's next step.
 
-        Returns the next step that the completion claimed, or None.
+        Returns the next step that the settlement claimed, or None.
         """
         began = monotonic()
         trace = claimed.trace or {}
@@ -141,8 +141,8 @@ class Runner:
             try:
                 settlement = await self._attempt(claimed, declared, seconds, held, log_and_stream, may_continue)
                 await self._write_rest(log_and_stream, settlement)
-                if isinstance(settlement, Completion) and may_continue():
-                    settlement = settlement.claiming_next()
+                if settlement is not None and may_continue():
+                    settlement = _claiming_next(settlement, claimed.queue)
                 if settlement is not None:
                     held.settlement_sent = True
                     outcome, next_step = await self._settle(claimed, settlement)
@@ -305,7 +305,7 @@ class Runner:
         await self._log_and_stream_writers.finish(log_and_stream)
 
     async def _settle(self, claimed: Claimed, settlement: Settlement) -> tuple[str, Claimed | None]:
-        """Settle, log and count. Returns the outcome's name and the step that the completion claimed."""
+        """Settle, log and count. Returns the outcome's name and the step that the settlement claimed."""
         try:
             with traces.span("settle"):
                 answer = await self._settlements.settle(settlement)
@@ -336,6 +336,15 @@ class Runner:
         assert declared is not None  # its handler ran
         failure = failure_of(claimed, declared[1], error)
         return failure, await self._settlements.settle(failure)
+
+
+def _claiming_next(settlement: Settlement, queue: str) -> Settlement:
+    """The settlement, which also claims a next step of the job: one of the same queue, so this slot may run it."""
+    if isinstance(settlement, Completion):
+        return settlement.claiming_next()
+    if isinstance(settlement, Suspending):
+        return settlement.claiming_next(queue)
+    return settlement
 
 
 def _time_limit(claimed: Claimed, step: Step) -> float:

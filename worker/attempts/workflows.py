@@ -14,9 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
-from leasehold.broker.outbox import Announcement
-from leasehold.db.batcher import Batcher
-from leasehold.db.database import Connection, Pool, connect
+from leasehold.db.database import Pool
 from leasehold.domain.errors import LeaseLost, ObjectMissing
 from leasehold.domain.lease import Lease
 from leasehold.runtime.foreign_errors import contained
@@ -24,42 +22,18 @@ from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import concurrency
 from leasehold.transitions.settlements import Suspending
-from leasehold.transitions.workflows import children, reading, recording
-from leasehold.transitions.workflows.reading import Journal
-from leasehold.transitions.workflows.records import Call, Recorded, Recording
+from leasehold.transitions.workflows import children
+from leasehold.transitions.workflows.reading import Journal, Reading
+from leasehold.transitions.workflows.records import Call, Recording
+from leasehold.worker.attempts.journals import Journals
 from leasehold.worker.attempts.plain import is_plain
 from leasehold.worker.attempts.threads import Threads
 from leasehold.worker.leases.held_lease import HeldLease
-from leasehold.workflows.driver import Driver
+from leasehold.workflows.driver import Driver, JournalLost
 from leasehold.workflows.pending import Outcome, StartCall
 
 #: The largest result of a step that a workflow reads from the object store.
 _MAX_RESULT_BYTES = 64 * 1024 * 1024
-
-
-class Recorder:
-    """Commits calls of workflows that run on. All calls that wait at the same time share one round trip."""
-
-    def __init__(self, settings: Settings, announce: Callable[[Sequence[Announcement]], None], at_most: int) -> None:
-        self.announce = announce
-        self._batcher: Batcher[Recording, Recorded] = Batcher(
-            lambda: connect(settings, "journal"),
-            self._record,
-            name="journal",
-            at_most=at_most,
-            patience=float("inf"),
-        )
-        self.start, self.close, self.record = self._batcher.start, self._batcher.close, self._batcher.ask
-
-    async def _record(
-        self,
-        connection: Connection,
-        batch: Sequence[Recording],
-        _repeated: bool,  # noqa: FBT001 - the Batcher's signature
-    ) -> list[Recorded]:
-        answers, hints = await recording.record(connection, batch)
-        self.announce(hints)
-        return [answers[item.lease.task_id] for item in batch]
 
 
 @dataclass(slots=True)
@@ -87,11 +61,11 @@ class Workflows:
     """All workflow attempts of one worker, and the suspended drivers that it keeps in memory."""
 
     def __init__(
-        self, settings: Settings, pool: Pool, store: ObjectStore, recorder: Recorder, threads: Threads
+        self, settings: Settings, pool: Pool, store: ObjectStore, journals: Journals, threads: Threads
     ) -> None:
         self.pool = pool
         self.store = store
-        self.recorder = recorder
+        self.journals = journals
         self.threads = threads
         self.keep_seconds = settings.retention_days * 86_400
         self._max_calls = settings.workflow_max_calls
@@ -105,8 +79,14 @@ class Workflows:
         """Run the workflow until it waits or has ended. Raises what `Driver.advance` raises."""
         lease = attempt.lease
         driver = self._take(lease) or Driver(attempt.job_id, start, self._max_calls)
+        port = _Port(self, attempt, held)
         try:
-            outcome = await driver.advance(_Port(self, attempt, held))
+            try:
+                outcome = await driver.advance(port)
+            except JournalLost:
+                driver.close()
+                driver = Driver(attempt.job_id, start, self._max_calls)
+                outcome = await driver.advance(port)
         except BaseException:
             driver.close()
             raise
@@ -190,12 +170,14 @@ class _Port:
         self._held = held
 
     async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:
-        async with self._workflows.pool.acquire() as connection:
-            return await reading.read(connection, self._lease, places)
+        journal = await self._workflows.journals.read(Reading(self._lease, places))
+        if journal is None:
+            raise LeaseLost
+        return journal
 
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
         self.check()
-        recorded = await self._workflows.recorder.record(Recording(self._lease, tuple(calls), cancelling))
+        recorded = await self._workflows.journals.record(Recording(self._lease, tuple(calls), cancelling))
         if not recorded.kept and (cancelling or not recorded.cancelling):
             raise LeaseLost
         return recorded.kept
@@ -210,9 +192,9 @@ class _Port:
                 created = await children.start(connection, self._lease, record, new)
             if created is None:
                 return False
-            workflows.recorder.announce(created.hints)
+            workflows.journals.announce(created.hints)
             if created.limits:
-                workflows.recorder.announce(await concurrency.admit(connection, created.limits))
+                workflows.journals.announce(await concurrency.admit(connection, created.limits))
         return True
 
     async def fetch(self, task_id: UUID, output: str) -> bytes:

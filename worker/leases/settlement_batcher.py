@@ -98,9 +98,6 @@ class SettlementBatcher:
         repeated: bool,  # noqa: FBT001 - the Batcher's signature
     ) -> list[Answer]:
         answers = await self._carry_out(connection, batch)
-        if repeated:
-            completions = [settlement for settlement in batch if isinstance(settlement, Completion)]
-            answers |= await self._recover_next(connection, completions, answers)
         refused = [s for s in batch if not _is_settled(answers.get(s.lease.task_id))]
         if refused:
             answers |= await self._return_workflows(connection, refused)
@@ -110,6 +107,8 @@ class SettlementBatcher:
             acknowledged = await settlements.acknowledge_cancel(connection, [s.lease for s in refused])
             answers |= _answers(acknowledged)
             count_ended_jobs(acknowledged.ended)
+        if repeated:
+            answers |= await self._recover_next(connection, batch, answers)
         return [answers[settlement.lease.task_id] for settlement in batch]
 
     async def _carry_out(self, connection: Connection, batch: Sequence[Settlement]) -> dict[UUID, Answer]:
@@ -128,7 +127,7 @@ class SettlementBatcher:
             await settlements.wait_until(connection, snoozes) if snoozes else None,
             await settlements.release(connection, released) if released else None,
             await settlements.fan_out(connection, fan_outs) if fan_outs else None,
-            await settlements.suspend(connection, suspensions) if suspensions else None,
+            await settlements.suspend(connection, suspensions, self._terms) if suspensions else None,
         ]
         metrics.observe_duration("settle", began)
         answers: dict[UUID, Answer] = {}
@@ -151,15 +150,17 @@ class SettlementBatcher:
         return _answers(released) | _answers(snoozed)
 
     async def _recover_next(
-        self, connection: Connection, completions: Sequence[Completion], answers: Mapping[UUID, Answer]
+        self, connection: Connection, batch: Sequence[Settlement], answers: Mapping[UUID, Answer]
     ) -> dict[UUID, Answer]:
-        """The try before may have committed these completions and claimed their next steps, and its answer was lost.
+        """The try before may have committed these settlements and claimed their next steps, and its answer was lost.
         Claim those steps again: else no worker runs them before their leases pass.
         """
-        task_ids = [c.lease.task_id for c in completions if c.claim_next and answers[c.lease.task_id].next is None]
-        if not task_ids:
+        without = [settlement for settlement in batch if answers[settlement.lease.task_id].next is None]
+        completed = [s.lease.task_id for s in without if isinstance(s, Completion) and s.claim_next]
+        started = {s.claim_next: s.lease.task_id for s in without if isinstance(s, Suspending) and s.claim_next}
+        if not completed and not started:
             return {}
-        by_task = await claims.claim_again(connection, task_ids, self._terms, self._heartbeat.all_held())
+        by_task = await claims.claim_again(connection, completed, started, self._terms, self._heartbeat.all_held())
         return {task_id: replace(answers[task_id], next=claimed) for task_id, claimed in by_task.items()}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from time import monotonic
 from uuid import UUID
@@ -79,14 +79,21 @@ ORDER BY t.id, c.position
 
 
 async def claim_again(
-    connection: Connection, task_ids: Sequence[UUID], terms: LeaseTerms, held: Sequence[UUID]
+    connection: Connection,
+    completed: Sequence[UUID],
+    started: Mapping[UUID, UUID],
+    terms: LeaseTerms,
+    held: Sequence[UUID],
 ) -> dict[UUID, Claimed]:
-    """running -> running, at a new epoch: claim the next steps that the completion of `task_ids` claimed, because the
-    completion's answer was lost. Returns completed task -> its next step. Steps in `held` are left out: the worker
-    knows that it holds them.
+    """running -> running, at a new epoch: claim the next steps that settlements claimed, because their answer was lost.
+
+    `completed`: tasks that were completed. `started`: {a step that a suspension started: the workflow's task}. Returns
+    settled task -> its next step. Steps in `held` are left out: the worker knows that it holds them.
     """
-    rows = await connection.fetch(_CLAIMED_WITH, list(task_ids), terms.owner, list(held))
-    completed_by_next = {row["next"]: row["task_id"] for row in rows}
-    next_ids = sorted(completed_by_next)
+    settled_by_next = {step: workflow for step, workflow in started.items() if step not in held}
+    if completed:
+        rows = await connection.fetch(_CLAIMED_WITH, list(completed), terms.owner, list(held))
+        settled_by_next |= {row["next"]: row["task_id"] for row in rows}
+    next_ids = sorted(settled_by_next)
     nexts = await claim(connection, terms, next_ids, reclaim=True) if next_ids else []
-    return {completed_by_next[claimed.lease.task_id]: claimed for claimed in nexts}
+    return {settled_by_next[claimed.lease.task_id]: claimed for claimed in nexts}

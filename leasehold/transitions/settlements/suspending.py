@@ -1,5 +1,5 @@
 """`suspend`: a workflow waits. Its calls are committed and its lease ends. A signal, a step's end or a time makes it
-due again.
+due again. The worker may claim one of the steps that the calls start, with the same commit.
 
 `task.news` counts what came for a workflow: each signal, and each step of its own that ended.
 """
@@ -8,20 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+from uuid import UUID
+
+import orjson
 
 from leasehold.db.database import Connection
 from leasehold.domain.backoff import capped
 from leasehold.domain.lease import Lease
+from leasehold.transitions.claims import Claimed, LeaseTerms, claimed_of
 from leasehold.transitions.settlements.guard import HELD_IN_LIVE_JOB, lease_columns, settled_of
 from leasehold.transitions.settlements.records import Settled
-from leasehold.transitions.workflows.journal_sql import WRITE_CALLS
+from leasehold.transitions.workflows.journal_sql import write_calls
 from leasehold.transitions.workflows.records import Call, calls_column
 
 # $4: calls. $5: `news` when the worker read it; if it is higher now, the workflow is due at once. $6: the workflow is
 # due when `news` has grown by so much (NULL: it waits for a time only). $7: seconds until it is due in any case (NULL:
-# never).
+# never). $8: the step of each lease's calls that its worker claims with this commit (NULL: none), $9 how long its lease
+# lasts. As in `complete`, the step then gets no hint, and is none of a job with external workers.
 SUSPEND = f"""-- suspend
-WITH {HELD_IN_LIVE_JOB}{WRITE_CALLS}, suspended AS (
+WITH {HELD_IN_LIVE_JOB}{write_calls(claims=True)}, suspended AS (
     -- The guarded write: the attempt does not count, and what went wrong before it is forgotten.
     UPDATE task t
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1, losses = 0, errors = 0,
@@ -36,41 +44,66 @@ WITH {HELD_IN_LIVE_JOB}{WRITE_CALLS}, suspended AS (
     RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority, t.available_at, t.news <> p.seen AS is_due
 ), advanced AS (
     UPDATE job j
-    SET event_seq = j.event_seq + mine.n, leased = j.leased - mine.n, steps_left = j.steps_left + mine.steps
+    SET event_seq = j.event_seq + mine.n + mine.taken, leased = j.leased - mine.n + mine.taken,
+        steps_left = j.steps_left + mine.steps
     FROM (
-        SELECT job_id, sum(n)::int AS n, sum(steps)::int AS steps
-        FROM (SELECT job_id, 1 AS n, 0 AS steps FROM suspended UNION ALL SELECT job_id, 0, 1 FROM steps) AS each
+        SELECT job_id, sum(n)::int AS n, sum(steps)::int AS steps, sum(taken)::int AS taken
+        FROM (SELECT job_id, 1 AS n, 0 AS steps, 0 AS taken FROM suspended
+              UNION ALL SELECT job_id, 0, 1, (status = 'running')::int FROM steps) AS each
         GROUP BY job_id
     ) AS mine
     WHERE j.id = mine.job_id
-    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - mine.n AS seq, mine.steps
+    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - mine.n - mine.taken AS seq, mine.n, mine.steps,
+              j.pipeline, j.pipeline_version, j.inputs, j.output_prefix, j.gated, j.grace_seconds
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT s.job_id, a.seq + row_number() OVER (PARTITION BY s.job_id ORDER BY s.id), a.tenant_id, 'suspended',
            a.status, s.id, s.step, 'waiting', s.epoch,
            jsonb_build_object('until', nullif(s.available_at, 'infinity'), 'steps', a.steps)
     FROM suspended s JOIN advanced a ON a.id = s.job_id
+), taken AS MATERIALIZED (
+    -- The steps that this statement claims.
+    SELECT s.*, a.tenant_id, a.pipeline, a.pipeline_version, a.inputs, a.trace, a.gated, a.grace_seconds,
+           a.status AS job_status, a.output_prefix || '/' || replace(s.step, '#', '.') AS output_prefix,
+           a.seq + a.n + row_number() OVER (PARTITION BY s.job_id ORDER BY s.id) AS seq
+    FROM steps s JOIN advanced a ON a.id = s.job_id
+    WHERE s.status = 'running'
+), claim_events AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
+    SELECT job_id, seq, tenant_id, 'claimed', job_status, id, step, 'running', epoch,
+           jsonb_build_object('worker', lease_owner, 'attempt', attempt)
+    FROM taken
 ), hinted AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT s.id, s.job_id, s.queue, s.priority, a.trace, clock_timestamp() + interval '1 second'
-    FROM (SELECT id, job_id, queue, priority FROM steps
+    FROM (SELECT id, job_id, queue, priority FROM steps WHERE status = 'pending'
           UNION ALL SELECT id, job_id, queue, priority FROM suspended WHERE is_due) AS s
     JOIN advanced a ON a.id = s.job_id
     RETURNING id, task_id, queue, priority, headers
 )
 SELECT a.id AS task_id, 'waiting' AS state,
        coalesce(s.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'waiting'), false) AS settled,
-       NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
+       NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers,
+       NULL::jsonb AS next
 FROM asked a LEFT JOIN suspended s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
 UNION ALL
-SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
+SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL FROM hinted h
+UNION ALL
+SELECT t.id, NULL, NULL, NULL, NULL, NULL, NULL, jsonb_build_object(
+    'id', t.id, 'epoch', t.epoch, 'attempt', t.attempt, 'job_id', t.job_id, 'tenant_id', t.tenant_id, 'step', t.step,
+    'queue', t.queue, 'priority', t.priority, 'errors', 0, 'crashes', 0, 'was', 'pending', 'waited', 0,
+    'handler', t.handler, 'timeout_seconds', t.timeout_seconds, 'pipeline', t.pipeline,
+    'pipeline_version', t.pipeline_version, 'inputs', t.inputs, 'output_prefix', t.output_prefix, 'trace', t.trace,
+    'gated', t.gated, 'grace_seconds', t.grace_seconds, 'cancelling', false)
+FROM taken t
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Suspending:
     """A workflow that waits. `seen`: Journal.news as the worker read it. `ends`: it is due when this many more of its
-    steps have ended; None: no step makes it due. `delay`: seconds until it is due in any case.
+    steps have ended; None: no step makes it due. `delay`: seconds until it is due in any case. `claim_next`: the step,
+    of the workflow's own queue, among those that `calls` start, which the worker has room to run.
     """
 
     lease: Lease
@@ -78,10 +111,23 @@ class Suspending:
     seen: int
     ends: int | None = None
     delay: float | None = None
+    claim_next: UUID | None = None
+
+    def claiming_next(self, queue: str) -> Suspending:
+        """The same, which claims the first step that it starts on `queue`, if there is one."""
+        started = (call.child for call in self.calls if call.step is not None and call.queue == queue)
+        return Suspending(self.lease, self.calls, self.seen, self.ends, self.delay, next(started, None))
 
 
-async def suspend(connection: Connection, suspendings: Sequence[Suspending]) -> Settled:
-    """running -> waiting: writes the calls and the steps that they start. The attempt does not count."""
+async def suspend(
+    connection: Connection, suspendings: Sequence[Suspending], terms: LeaseTerms | None = None
+) -> Settled:
+    """running -> waiting: writes the calls and the steps that they start. The attempt does not count.
+
+    With `terms`, the steps that the suspendings `claim_next` are running from the start, with these terms.
+    """
+    requested_at = monotonic()
+    chosen = [None if terms is None else suspending.claim_next for suspending in suspendings]
     rows = await connection.fetch(
         SUSPEND,
         *lease_columns([suspending.lease for suspending in suspendings]),
@@ -89,5 +135,22 @@ async def suspend(connection: Connection, suspendings: Sequence[Suspending]) -> 
         [suspending.seen for suspending in suspendings],
         [suspending.ends for suspending in suspendings],
         [None if suspending.delay is None else capped(suspending.delay) for suspending in suspendings],
+        chosen,
+        timedelta(seconds=0.0 if terms is None else terms.ttl),
     )
-    return settled_of(rows, hints=True)
+    outcome = settled_of([row for row in rows if row["next"] is None], hints=True)
+    if terms is not None:
+        workflows = {suspending.claim_next: suspending for suspending in suspendings}
+        for row in rows:
+            if row["next"] is not None:
+                suspending = workflows[row["task_id"]]
+                outcome.nexts[suspending.lease.task_id] = _claimed(row["next"], suspending, terms, requested_at)
+    return outcome
+
+
+def _claimed(row: dict[str, Any], suspending: Suspending, terms: LeaseTerms, requested_at: float) -> Claimed:
+    """The step that the statement claimed. JSON has its ids as text; its argument is here already."""
+    step_id = UUID(row["id"])
+    argument = next(call.argument for call in suspending.calls if call.child == step_id)
+    params = orjson.loads(orjson.dumps(argument))  # as the row has it: no object of the workflow's own code
+    return claimed_of(row | {"id": step_id, "job_id": UUID(row["job_id"]), "params": params}, terms, requested_at)

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-#: After a CTE `held` of settlements.guard. $4: the calls of each lease, {"of": [records.Call.record()]}.
-#: A repeated statement writes nothing twice: a place has one row, and a step one task.
-WRITE_CALLS = """, written AS MATERIALIZED (
+#: Whether the statement claims the call's step: see settlements.suspending.
+_IS_TAKEN = """coalesce(w.child = ($8::uuid[])[held.nth], false) AND held.external = 0
+               AND NOT EXISTS (SELECT FROM paused_queue q WHERE q.queue = w.queue)"""
+
+
+def write_calls(*, claims: bool) -> str:
+    """For use after a CTE `held` of settlements.guard. $4: the calls of each lease, {"of": [records.Call.record()]}.
+
+    A repeated statement writes nothing twice: a place has one row, and a step one task. With `claims`, $8 has a step
+    for each lease (or NULL), which begins as claimed by the owner of that lease; $9 is the duration of its lease.
+    """
+    if claims:
+        taken = _IS_TAKEN
+        status = """CASE WHEN taken THEN 'running' ELSE 'pending' END, CASE WHEN taken THEN owner END,
+           CASE WHEN taken THEN clock_timestamp() + $9::interval END, taken::int, taken::int,
+           CASE WHEN taken THEN clock_timestamp() END"""
+        columns = "status, lease_owner, lease_until, epoch, attempt, started_at"
+    else:
+        taken, columns, status = "false", "status", "'pending'"
+    return f""", written AS MATERIALIZED (
     -- The calls of the leases that are still valid.
-    SELECT w.*, held.id AS workflow, t.job_id, t.tenant_id, t.epoch, t.position, t.priority
+    SELECT w.*, held.id AS workflow, t.job_id, t.tenant_id, t.lease_owner AS owner, t.epoch, t.position, t.priority,
+           {taken} AS taken
     FROM held JOIN task t ON t.id = held.id
     CROSS JOIN LATERAL jsonb_to_recordset(($4::jsonb[])[held.nth] -> 'of') AS w(
         branch text, number int, kind text, name text, state text, value jsonb, delay float8, child uuid,
@@ -24,13 +42,13 @@ WRITE_CALLS = """, written AS MATERIALIZED (
 ), consumed AS (
     DELETE FROM signal s USING written w WHERE s.id = w.signal AND s.job_id = w.job_id
 ), steps AS (
-    INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, unblocks, max_attempts,
-                      handler, timeout_seconds, cancelable, contained)
-    SELECT child, job_id, tenant_id, step, position, queue, priority, 'pending', ARRAY[workflow], max_attempts,
-           handler, timeout_seconds, cancelable, true
+    INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, unblocks, max_attempts, handler,
+                      timeout_seconds, cancelable, contained, {columns})
+    SELECT child, job_id, tenant_id, step, position, queue, priority, ARRAY[workflow], max_attempts, handler,
+           timeout_seconds, cancelable, true, {status}
     FROM written WHERE step IS NOT NULL
     ON CONFLICT (job_id, step) DO NOTHING
-    RETURNING id, job_id, queue, priority
+    RETURNING id, job_id, step, queue, priority, status, lease_owner, epoch, attempt, handler, timeout_seconds
 ), arguments AS (
     INSERT INTO item (task_id, parent_id, number, value)
     SELECT child, workflow, number, argument FROM written WHERE step IS NOT NULL

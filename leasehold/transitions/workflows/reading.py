@@ -1,4 +1,4 @@
-"""`read`: one query reads the parts of the journal that the workflow's worker needs."""
+"""`read_each`: one query reads the parts of journals that the worker of their workflows needs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from uuid import UUID
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
+from leasehold.transitions.settlements.guard import lease_columns
 
 # The columns stand in the order of `Entry`. `greatest` would make 0 of a NULL: a wait without an end would have ended.
 _ENTRIES = """
@@ -34,24 +35,25 @@ _ENTRIES = """
 def _read(name: str, rows: str) -> str:
     return f"""
 -- {name}
-SELECT t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipeline_version AS version,
+SELECT a.nth, t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipeline_version AS version,
     CASE WHEN j.status = 'cancel_requested' THEN (j.cancel ->> 'at')::timestamptz END AS cancelled_at,
     (SELECT coalesce(jsonb_agg(jsonb_build_object('id', s.id, 'name', s.name, 'payload', s.payload, 'at', s.at)
                                ORDER BY s.id), '[]')
      FROM signal s WHERE s.job_id = t.job_id) AS signals,
     ({_ENTRIES.format(rows=rows)}) AS entries
-FROM task t JOIN job j ON j.id = t.job_id
-WHERE t.id = $1 AND t.lease_owner = $2 AND t.epoch = $3 AND {unindexed("t.status = 'running'")}
+FROM unnest($1::uuid[], $2::uuid[], $3::int[]) WITH ORDINALITY AS a(owner, id, epoch, nth)
+JOIN task t ON t.id = a.id JOIN job j ON j.id = t.job_id
+WHERE t.lease_owner = a.owner AND t.epoch = a.epoch AND {unindexed("t.status = 'running'")}
 """
 
 
-# $1 the task, $2 its owner, $3 its epoch
+# $1 owners, $2 tasks, $3 epochs: of the leases.
 READ = _read("read_journal", "(SELECT * FROM journal x WHERE x.job_id = t.job_id) AS e")
-# $4 branches, $5 numbers: the places that the worker still waits for.
+# $4: the places that each lease's worker still waits for, {"of": [[branch, number]]}.
 READ_OPEN = _read(
     "read_open_calls",
-    "unnest($4::text[], $5::int[]) AS p(branch, number)"
-    " JOIN journal e ON e.job_id = t.job_id AND e.branch = p.branch AND e.number = p.number",
+    "jsonb_array_elements(($4::jsonb[])[a.nth] -> 'of') AS p(place)"
+    " JOIN journal e ON e.job_id = t.job_id AND e.branch = p.place ->> 0 AND e.number = (p.place ->> 1)::int",
 )
 
 
@@ -102,15 +104,39 @@ class Journal:
     cancelled_at: datetime | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the worker with a lease reads of its workflow's journal. `places`: only these rows; None: all."""
+
+    lease: Lease
+    places: Sequence[tuple[str, int]] | None = None
+
+
+async def read_each(connection: Connection, readings: Sequence[Reading]) -> list[Journal | None]:
+    """The journals, in order. None: the lease is not valid."""
+    found: list[Journal | None] = [None] * len(readings)
+    whole = [nth for nth, reading in enumerate(readings) if reading.places is None]
+    opened = [nth for nth, reading in enumerate(readings) if reading.places is not None]
+    for statement, chosen in ((READ, whole), (READ_OPEN, opened)):
+        if not chosen:
+            continue
+        leases = lease_columns([readings[nth].lease for nth in chosen])
+        # A mapping each, because PostgreSQL takes a list of lists for an array of two dimensions.
+        places = [[{"of": readings[nth].places} for nth in chosen]] if statement is READ_OPEN else []
+        for row in await connection.fetch(statement, *leases, *places):
+            found[chosen[row["nth"] - 1]] = _journal(row)
+    return found
+
+
 async def read(connection: Connection, lease: Lease, places: Sequence[tuple[str, int]] | None = None) -> Journal:
     """The journal of the workflow, for the worker with its lease. `places`: only these rows. Raises LeaseLost."""
-    key = (lease.task_id, lease.owner, lease.epoch)
-    if places is None:
-        row = await connection.fetchrow(READ, *key)
-    else:
-        row = await connection.fetchrow(READ_OPEN, *key, [place[0] for place in places], [place[1] for place in places])
-    if row is None:
+    (journal,) = await read_each(connection, [Reading(lease, places)])
+    if journal is None:
         raise LeaseLost
+    return journal
+
+
+def _journal(row: Any) -> Journal:
     return Journal(
         news=row["news"],
         started_at=row["started_at"],

@@ -8,13 +8,13 @@ from uuid import UUID
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.transitions.settlements.guard import HELD_IN_CANCELLED_JOB, HELD_IN_LIVE_JOB, lease_columns
-from leasehold.transitions.workflows.journal_sql import WRITE_CALLS
+from leasehold.transitions.workflows.journal_sql import write_calls
 from leasehold.transitions.workflows.records import Recorded, Recording, calls_column
 
 
 def _record(name: str, held: str) -> str:
     return f"""-- {name}
-WITH {held}{WRITE_CALLS}, forgiven AS (
+WITH {held}{write_calls(claims=False)}, forgiven AS (
     -- The workflow has come further: what its worker lost before does not count against it.
     UPDATE task t SET losses = 0, errors = 0, journaled = true
     FROM held WHERE t.id = held.id AND (t.losses + t.errors > 0 OR NOT t.journaled)

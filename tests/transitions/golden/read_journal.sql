@@ -1,5 +1,5 @@
 -- read_journal
-SELECT t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipeline_version AS version,
+SELECT a.nth, t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipeline_version AS version,
     CASE WHEN j.status = 'cancel_requested' THEN (j.cancel ->> 'at')::timestamptz END AS cancelled_at,
     (SELECT coalesce(jsonb_agg(jsonb_build_object('id', s.id, 'name', s.name, 'payload', s.payload, 'at', s.at)
                                ORDER BY s.id), '[]')
@@ -20,5 +20,6 @@ SELECT t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipeline_ve
     LEFT JOIN LATERAL (
         SELECT f.code, f.message FROM failure f
         WHERE f.task_id = step.id AND step.status = 'failed' ORDER BY f.epoch DESC LIMIT 1) AS f ON true) AS entries
-FROM task t JOIN job j ON j.id = t.job_id
-WHERE t.id = $1 AND t.lease_owner = $2 AND t.epoch = $3 AND CASE WHEN t.status = 'running' THEN true ELSE false END
+FROM unnest($1::uuid[], $2::uuid[], $3::int[]) WITH ORDINALITY AS a(owner, id, epoch, nth)
+JOIN task t ON t.id = a.id JOIN job j ON j.id = t.job_id
+WHERE t.lease_owner = a.owner AND t.epoch = a.epoch AND CASE WHEN t.status = 'running' THEN true ELSE false END

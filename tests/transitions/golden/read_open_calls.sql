@@ -1,5 +1,5 @@
 -- read_open_calls
-SELECT t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipeline_version AS version,
+SELECT a.nth, t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipeline_version AS version,
     CASE WHEN j.status = 'cancel_requested' THEN (j.cancel ->> 'at')::timestamptz END AS cancelled_at,
     (SELECT coalesce(jsonb_agg(jsonb_build_object('id', s.id, 'name', s.name, 'payload', s.payload, 'at', s.at)
                                ORDER BY s.id), '[]')
@@ -12,7 +12,7 @@ SELECT t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipeline_ve
         CASE WHEN e.due_at IS NOT NULL THEN greatest(extract(epoch FROM e.due_at - clock_timestamp()), 0)::float8 END,
         coalesce(step.finished_at, child.finished_at, CASE WHEN e.kind = 'sleep' THEN e.due_at END, e.at))
         ORDER BY e.branch, e.number), '[]')
-    FROM unnest($4::text[], $5::int[]) AS p(branch, number) JOIN journal e ON e.job_id = t.job_id AND e.branch = p.branch AND e.number = p.number
+    FROM jsonb_array_elements(($4::jsonb[])[a.nth] -> 'of') AS p(place) JOIN journal e ON e.job_id = t.job_id AND e.branch = p.place ->> 0 AND e.number = (p.place ->> 1)::int
     LEFT JOIN task step ON e.kind = 'run' AND step.id = e.child_id
     LEFT JOIN job child ON e.kind = 'result' AND child.id = e.child_id AND child.tenant_id = t.tenant_id
     LEFT JOIN result r ON r.task_id = CASE WHEN step.status = 'succeeded' THEN step.id
@@ -20,5 +20,6 @@ SELECT t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipeline_ve
     LEFT JOIN LATERAL (
         SELECT f.code, f.message FROM failure f
         WHERE f.task_id = step.id AND step.status = 'failed' ORDER BY f.epoch DESC LIMIT 1) AS f ON true) AS entries
-FROM task t JOIN job j ON j.id = t.job_id
-WHERE t.id = $1 AND t.lease_owner = $2 AND t.epoch = $3 AND CASE WHEN t.status = 'running' THEN true ELSE false END
+FROM unnest($1::uuid[], $2::uuid[], $3::int[]) WITH ORDINALITY AS a(owner, id, epoch, nth)
+JOIN task t ON t.id = a.id JOIN job j ON j.id = t.job_id
+WHERE t.lease_owner = a.owner AND t.epoch = a.epoch AND CASE WHEN t.status = 'running' THEN true ELSE false END

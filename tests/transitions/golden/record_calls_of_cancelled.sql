@@ -28,7 +28,8 @@ WITH asked AS MATERIALIZED (
     FOR UPDATE OF t
 ), written AS MATERIALIZED (
     -- The calls of the leases that are still valid.
-    SELECT w.*, held.id AS workflow, t.job_id, t.tenant_id, t.epoch, t.position, t.priority
+    SELECT w.*, held.id AS workflow, t.job_id, t.tenant_id, t.lease_owner AS owner, t.epoch, t.position, t.priority,
+           false AS taken
     FROM held JOIN task t ON t.id = held.id
     CROSS JOIN LATERAL jsonb_to_recordset(($4::jsonb[])[held.nth] -> 'of') AS w(
         branch text, number int, kind text, name text, state text, value jsonb, delay float8, child uuid,
@@ -46,13 +47,13 @@ WITH asked AS MATERIALIZED (
 ), consumed AS (
     DELETE FROM signal s USING written w WHERE s.id = w.signal AND s.job_id = w.job_id
 ), steps AS (
-    INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, unblocks, max_attempts,
-                      handler, timeout_seconds, cancelable, contained)
-    SELECT child, job_id, tenant_id, step, position, queue, priority, 'pending', ARRAY[workflow], max_attempts,
-           handler, timeout_seconds, cancelable, true
+    INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, unblocks, max_attempts, handler,
+                      timeout_seconds, cancelable, contained, status)
+    SELECT child, job_id, tenant_id, step, position, queue, priority, ARRAY[workflow], max_attempts, handler,
+           timeout_seconds, cancelable, true, 'pending'
     FROM written WHERE step IS NOT NULL
     ON CONFLICT (job_id, step) DO NOTHING
-    RETURNING id, job_id, queue, priority
+    RETURNING id, job_id, step, queue, priority, status, lease_owner, epoch, attempt, handler, timeout_seconds
 ), arguments AS (
     INSERT INTO item (task_id, parent_id, number, value)
     SELECT child, workflow, number, argument FROM written WHERE step IS NOT NULL

@@ -28,7 +28,9 @@ WITH asked AS MATERIALIZED (
     FOR UPDATE OF t
 ), written AS MATERIALIZED (
     -- The calls of the leases that are still valid.
-    SELECT w.*, held.id AS workflow, t.job_id, t.tenant_id, t.epoch, t.position, t.priority
+    SELECT w.*, held.id AS workflow, t.job_id, t.tenant_id, t.lease_owner AS owner, t.epoch, t.position, t.priority,
+           coalesce(w.child = ($8::uuid[])[held.nth], false) AND held.external = 0
+               AND NOT EXISTS (SELECT FROM paused_queue q WHERE q.queue = w.queue) AS taken
     FROM held JOIN task t ON t.id = held.id
     CROSS JOIN LATERAL jsonb_to_recordset(($4::jsonb[])[held.nth] -> 'of') AS w(
         branch text, number int, kind text, name text, state text, value jsonb, delay float8, child uuid,
@@ -46,13 +48,15 @@ WITH asked AS MATERIALIZED (
 ), consumed AS (
     DELETE FROM signal s USING written w WHERE s.id = w.signal AND s.job_id = w.job_id
 ), steps AS (
-    INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, unblocks, max_attempts,
-                      handler, timeout_seconds, cancelable, contained)
-    SELECT child, job_id, tenant_id, step, position, queue, priority, 'pending', ARRAY[workflow], max_attempts,
-           handler, timeout_seconds, cancelable, true
+    INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, unblocks, max_attempts, handler,
+                      timeout_seconds, cancelable, contained, status, lease_owner, lease_until, epoch, attempt, started_at)
+    SELECT child, job_id, tenant_id, step, position, queue, priority, ARRAY[workflow], max_attempts, handler,
+           timeout_seconds, cancelable, true, CASE WHEN taken THEN 'running' ELSE 'pending' END, CASE WHEN taken THEN owner END,
+           CASE WHEN taken THEN clock_timestamp() + $9::interval END, taken::int, taken::int,
+           CASE WHEN taken THEN clock_timestamp() END
     FROM written WHERE step IS NOT NULL
     ON CONFLICT (job_id, step) DO NOTHING
-    RETURNING id, job_id, queue, priority
+    RETURNING id, job_id, step, queue, priority, status, lease_owner, epoch, attempt, handler, timeout_seconds
 ), arguments AS (
     INSERT INTO item (task_id, parent_id, number, value)
     SELECT child, workflow, number, argument FROM written WHERE step IS NOT NULL
@@ -72,31 +76,55 @@ WITH asked AS MATERIALIZED (
     RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority, t.available_at, t.news <> p.seen AS is_due
 ), advanced AS (
     UPDATE job j
-    SET event_seq = j.event_seq + mine.n, leased = j.leased - mine.n, steps_left = j.steps_left + mine.steps
+    SET event_seq = j.event_seq + mine.n + mine.taken, leased = j.leased - mine.n + mine.taken,
+        steps_left = j.steps_left + mine.steps
     FROM (
-        SELECT job_id, sum(n)::int AS n, sum(steps)::int AS steps
-        FROM (SELECT job_id, 1 AS n, 0 AS steps FROM suspended UNION ALL SELECT job_id, 0, 1 FROM steps) AS each
+        SELECT job_id, sum(n)::int AS n, sum(steps)::int AS steps, sum(taken)::int AS taken
+        FROM (SELECT job_id, 1 AS n, 0 AS steps, 0 AS taken FROM suspended
+              UNION ALL SELECT job_id, 0, 1, (status = 'running')::int FROM steps) AS each
         GROUP BY job_id
     ) AS mine
     WHERE j.id = mine.job_id
-    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - mine.n AS seq, mine.steps
+    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - mine.n - mine.taken AS seq, mine.n, mine.steps,
+              j.pipeline, j.pipeline_version, j.inputs, j.output_prefix, j.gated, j.grace_seconds
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT s.job_id, a.seq + row_number() OVER (PARTITION BY s.job_id ORDER BY s.id), a.tenant_id, 'suspended',
            a.status, s.id, s.step, 'waiting', s.epoch,
            jsonb_build_object('until', nullif(s.available_at, 'infinity'), 'steps', a.steps)
     FROM suspended s JOIN advanced a ON a.id = s.job_id
+), taken AS MATERIALIZED (
+    -- The steps that this statement claims.
+    SELECT s.*, a.tenant_id, a.pipeline, a.pipeline_version, a.inputs, a.trace, a.gated, a.grace_seconds,
+           a.status AS job_status, a.output_prefix || '/' || replace(s.step, '#', '.') AS output_prefix,
+           a.seq + a.n + row_number() OVER (PARTITION BY s.job_id ORDER BY s.id) AS seq
+    FROM steps s JOIN advanced a ON a.id = s.job_id
+    WHERE s.status = 'running'
+), claim_events AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
+    SELECT job_id, seq, tenant_id, 'claimed', job_status, id, step, 'running', epoch,
+           jsonb_build_object('worker', lease_owner, 'attempt', attempt)
+    FROM taken
 ), hinted AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT s.id, s.job_id, s.queue, s.priority, a.trace, clock_timestamp() + interval '1 second'
-    FROM (SELECT id, job_id, queue, priority FROM steps
+    FROM (SELECT id, job_id, queue, priority FROM steps WHERE status = 'pending'
           UNION ALL SELECT id, job_id, queue, priority FROM suspended WHERE is_due) AS s
     JOIN advanced a ON a.id = s.job_id
     RETURNING id, task_id, queue, priority, headers
 )
 SELECT a.id AS task_id, 'waiting' AS state,
        coalesce(s.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'waiting'), false) AS settled,
-       NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
+       NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers,
+       NULL::jsonb AS next
 FROM asked a LEFT JOIN suspended s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
 UNION ALL
-SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
+SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL FROM hinted h
+UNION ALL
+SELECT t.id, NULL, NULL, NULL, NULL, NULL, NULL, jsonb_build_object(
+    'id', t.id, 'epoch', t.epoch, 'attempt', t.attempt, 'job_id', t.job_id, 'tenant_id', t.tenant_id, 'step', t.step,
+    'queue', t.queue, 'priority', t.priority, 'errors', 0, 'crashes', 0, 'was', 'pending', 'waited', 0,
+    'handler', t.handler, 'timeout_seconds', t.timeout_seconds, 'pipeline', t.pipeline,
+    'pipeline_version', t.pipeline_version, 'inputs', t.inputs, 'output_prefix', t.output_prefix, 'trace', t.trace,
+    'gated', t.gated, 'grace_seconds', t.grace_seconds, 'cancelling', false)
+FROM taken t

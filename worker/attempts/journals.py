@@ -1,0 +1,58 @@
+"""`Journals`: the worker's reads and writes of the journals of workflows that run. All that wait share a round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+from leasehold.broker.outbox import Announcement
+from leasehold.db.batcher import Batcher
+from leasehold.db.database import Connection, connect
+from leasehold.settings import Settings
+from leasehold.transitions.workflows import reading, recording
+from leasehold.transitions.workflows.reading import Journal, Reading
+from leasehold.transitions.workflows.records import Recorded, Recording
+
+
+class Journals:
+    """Every workflow attempt of the worker awaits `read` and `record`. All use one connection. While the database is
+    away they wait, for any time.
+    """
+
+    def __init__(self, settings: Settings, announce: Callable[[Sequence[Announcement]], None], at_most: int) -> None:
+        self.announce = announce
+        self._batcher: Batcher[Recording | Reading, Recorded | Journal | None] = Batcher(
+            lambda: connect(settings, "journal"),
+            self._carry_out,
+            name="journal",
+            at_most=at_most,
+            patience=float("inf"),
+        )
+        self.start, self.close = self._batcher.start, self._batcher.close
+
+    async def record(self, recording: Recording) -> Recorded:
+        """Commit the calls of a workflow that goes on."""
+        answer = await self._batcher.ask(recording)
+        assert isinstance(answer, Recorded)
+        return answer
+
+    async def read(self, reading: Reading) -> Journal | None:
+        """The rows of a journal. None: the lease is not valid."""
+        answer = await self._batcher.ask(reading)
+        assert not isinstance(answer, Recorded)
+        return answer
+
+    async def _carry_out(
+        self,
+        connection: Connection,
+        batch: Sequence[Recording | Reading],
+        _repeated: bool,  # noqa: FBT001 - the Batcher's signature
+    ) -> list[Recorded | Journal | None]:
+        recordings = [item for item in batch if isinstance(item, Recording)]
+        readings = [item for item in batch if isinstance(item, Reading)]
+        recorded: dict[UUID, Recorded] = {}
+        if recordings:
+            recorded, hints = await recording.record(connection, recordings)
+            self.announce(hints)
+        read = iter(await reading.read_each(connection, readings))
+        return [recorded[item.lease.task_id] if isinstance(item, Recording) else next(read) for item in batch]
