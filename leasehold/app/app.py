@@ -146,7 +146,8 @@ class App:
         run. `debounce`: a run starts this long after the last submission with its key (that of `unique`, or `key=`),
         with the arguments of that one. `batch`: the function takes a list of items and returns a list of results; each
         item is a run. `on_failure`: a task that runs when a run has failed for good or expired; it takes a
-        leasehold.Failed.
+        leasehold.Failed. `cancel_grace`: how long an attempt may take to stop when its run is cancelled, in whole
+        seconds, at most an hour; then the worker stops it.
         """
         terms = TaskTerms(**options)
         if function:
@@ -167,14 +168,21 @@ class App:
     ) -> KeywordWorkflow[P, T]: ...
     @overload
     def workflow(
-        self, *, name: str | None = None, queue: str = "default", version: int = 1, timeout: timedelta = ...
+        self,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        version: int = 1,
+        timeout: timedelta = ...,
+        cancel_grace: timedelta = ...,
     ) -> WorkflowDecorator: ...
     def workflow(self, *function: Any, **options: Any) -> Any:
         """Declare the `async def` below, whose first parameter is a Context, as a workflow. Raises DeclarationError.
 
         `name`: the workflow's name, if it is not the function's. `queue`: only workers that serve this queue run it.
         `version`: `ctx.version` of new runs.
-        `timeout`: the longest that the function may run between two waits.
+        `timeout`: the longest that the function may run between two waits. `cancel_grace`: how long a cancelled run may
+        take to undo its work, in whole seconds, at most an hour; then it ends by force.
         """
         terms = WorkflowTerms(**options)
         if function:

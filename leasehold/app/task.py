@@ -375,7 +375,7 @@ def pipeline_of(app: str, function: Callable[..., Any], terms: TaskTerms, argume
             steps=[step],
             module=function.__module__,
             params=arguments.model,
-            terms=RunTerms(title=name, description=inspect.getdoc(function) or ""),
+            terms=RunTerms(title=name, description=inspect.getdoc(function) or "", grace=terms.cancel_grace),
         )
     except DeclarationError as error:
         raise declaration_error(function, str(error)) from error

@@ -36,6 +36,7 @@ class TaskOptions(TypedDict, total=False):
     unique: Unique | None
     debounce: timedelta | None
     on_failure: Follower | None
+    cancel_grace: timedelta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,3 +54,4 @@ class TaskTerms:
     debounce: timedelta | None = None
     batch: Batch | None = None
     on_failure: Follower | None = None
+    cancel_grace: timedelta = timedelta(seconds=30)

@@ -33,6 +33,7 @@ class WorkflowTerms:
     queue: str = "default"
     version: int = 1
     timeout: timedelta = timedelta(minutes=5)
+    cancel_grace: timedelta = timedelta(seconds=30)
 
 
 class WorkflowHandling:
@@ -108,7 +109,7 @@ def workflow_of(
         parameter.kind in _POSITIONAL for parameter in list(inspect.signature(function).parameters.values())[1:]
     )
     kind: Any = PositionalWorkflow if takes_positional else KeywordWorkflow
-    task_terms = TaskTerms(name=terms.name, queue=terms.queue, timeout=terms.timeout)
+    task_terms = TaskTerms(name=terms.name, queue=terms.queue, timeout=terms.timeout, cancel_grace=terms.cancel_grace)
     workflow: Workflow = kind(app, function, task_terms, names, connections)
     workflow.pipeline.version = terms.version
     return workflow

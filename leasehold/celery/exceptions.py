@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 from leasehold.domain.errors import LeaseholdError, Retryable
 
@@ -16,7 +18,16 @@ class NotSupported(CeleryError):
 
 
 class MaxRetriesExceededError(CeleryError):
-    """`self.retry` was called after the last retry, without an exception to raise."""
+    """`self.retry` was called after the last retry, without an exception to raise. `task_args` and `task_kwargs`: the
+    arguments of the run.
+    """
+
+    def __init__(
+        self, message: str, task_args: Sequence[Any] = (), task_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.task_args = list(task_args)
+        self.task_kwargs = dict(task_kwargs or {})
 
 
 class Retry(Retryable):

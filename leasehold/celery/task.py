@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
 from leasehold.app.current import Current, current
+from leasehold.app.retry import MAX_TIMES
 from leasehold.app.retry import Retry as RetryRule
 from leasehold.celery.canvas import Signature
 from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, Retry
 from leasehold.celery.options import IGNORED, CeleryOptions, refused
 from leasehold.celery.programs import Program
 from leasehold.celery.result import EXPIRED, AsyncResult
-from leasehold.domain.errors import Permanent, StepError, StepTimeout
+from leasehold.domain.errors import Permanent, Retryable, StepError, StepTimeout
 from leasehold.runtime.foreign_errors import text_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Request:
 
 class CeleryTask:
     """Calling it runs the function. `name`: the task's name in Celery. `task`: the task in Leasehold."""
+
+    MaxRetriesExceededError = MaxRetriesExceededError
 
     def __init__(self, app: Program, function: Callable[..., Any], name: str, options: CeleryOptions) -> None:
         self.app = app
@@ -137,11 +140,19 @@ class CeleryTask:
         request.delivery_info["routing_key"] = self.options.queue
         bound = _Bound(self, request)
         try:
-            return self.run(bound, *args, **kwargs) if self.options.bind else self.run(*args, **kwargs)
-        except StepError:
+            try:
+                return self.run(bound, *args, **kwargs) if self.options.bind else self.run(*args, **kwargs)
+            except StepError:
+                raise
+            except self.options.autoretry_for as error:
+                bound.retry(exc=error, countdown=self._countdown(bound.request.retries))
+        except Retry:
             raise
-        except self.options.autoretry_for as error:
-            bound.retry(exc=error, countdown=self._countdown(bound.request.retries))
+        except StepError as error:
+            # The function's own errors of Leasehold count as retries, too.
+            if isinstance(error, Retryable) and (error is bound.final or request.retries >= self.options.times):
+                raise Permanent(error.code, error.message) from error
+            raise
         except Exception as error:
             raise Permanent("handler_error", text_of(error)) from error
 
@@ -153,11 +164,12 @@ class CeleryTask:
 
     @property
     def retry_rule(self) -> RetryRule:
-        """The platform's rule: it bounds the retries. `Retry.after` sets the delay of each. As in Celery, a run that
-        exceeds its time limit is not tried again.
+        """The platform's rule. It bounds the retries of a task that is not bound; a bound one bounds them itself,
+        because `self.retry` may name more than `max_retries`. `Retry.after` sets the delay of each. As in Celery, a run
+        that exceeds its time limit is not tried again.
         """
-        delay = timedelta(seconds=self.options.delay)
-        return RetryRule(times=self.options.times, delay=delay, factor=1, never=(StepTimeout,))
+        times = MAX_TIMES if self.options.bind else self.options.times
+        return RetryRule(times=times, delay=timedelta(seconds=self.options.delay), factor=1, never=(StepTimeout,))
 
 
 class _Bound:
@@ -166,6 +178,7 @@ class _Bound:
     def __init__(self, task: CeleryTask, request: Request) -> None:
         self._task = task
         self.request = request
+        self.final: BaseException | None = None  # what the last `retry` raised, because no attempt follows
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._task, name)
@@ -187,7 +200,7 @@ class _Bound:
         **others: Any,
     ) -> NoReturn:
         """Raises Retry: the run is tried again. After the last retry raises `exc`, or MaxRetriesExceededError. A direct
-        call cannot be tried again: it raises `exc`, or Retry.
+        call cannot be tried again: it raises `exc`, or Retry. `max_retries`: in place of the task's, up to 1,000.
 
         Raises NotSupported for other arguments than the run's own.
         """
@@ -195,11 +208,13 @@ class _Bound:
             raise NotSupported("leasehold.celery retries a run with its own arguments: submit a new run for others")
         if self.request.called_directly and exc is not None:
             raise exc
-        limit = self._task.options.times if max_retries is None else min(max_retries, self._task.options.times)
-        if self.request.retries >= limit:
-            sentence = f"{self._task.name} was tried again {limit} times"
-            final = exc if exc is not None else MaxRetriesExceededError(sentence)
-            raise Permanent("handler_error", text_of(final)) from final
+        if max_retries is not None and max_retries > MAX_TIMES:
+            raise NotSupported(f"leasehold.celery tries a run again at most {MAX_TIMES} times, not {max_retries}")
+        limit = self._task.options.times if max_retries is None else max_retries
+        if self.request.retries >= limit and not self.request.called_directly:
+            sentence = f"{self._task.name} was tried again {self.request.retries} times"
+            self.final = exc or MaxRetriesExceededError(sentence, self.request.args, self.request.kwargs)
+            raise self.final
         if eta is not None:
             countdown = (_in_utc(eta) - datetime.now(UTC)).total_seconds()
         reason = text_of(exc) if exc is not None else "retry"

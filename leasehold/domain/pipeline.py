@@ -131,6 +131,10 @@ class Step:
             raise DeclarationError(f"step {self.name}: the retry ladder must have at least one delay")
 
 
+#: The longest grace of a cancel: a client waits for its end.
+MAX_GRACE = timedelta(hours=1)
+
+
 @dataclass(frozen=True, slots=True)
 class RunTerms:
     """The terms of a pipeline's runs: which may run at once, how long each may take, and who may start them.
@@ -139,7 +143,8 @@ class RunTerms:
     scope, scope_id and the parameters named in `dedupe_keys` are equal.
     `timeout`: the longest a run may take, counted from its admission at its scope and its concurrency limits.
     `start_within`: the longest a run may wait for that admission. None: any time.
-    `grace`: how long a running step may take to stop after a cancel.
+    `grace`: how long a running step may take to stop after a cancel, and a workflow to undo its work. In whole seconds,
+    at most MAX_GRACE.
     """
 
     title: str = ""
@@ -154,6 +159,10 @@ class RunTerms:
     schedulable: bool = True
     offered: bool = True  # clients may start runs of this pipeline through /v1/runs
     unlimited: bool = False  # exempt from declared concurrency limits: the pipeline does the platform's own work
+
+    def __post_init__(self) -> None:
+        if not timedelta(0) <= self.grace <= MAX_GRACE:
+            raise DeclarationError(f"the grace of a cancel is 0 to {MAX_GRACE.total_seconds():g} s, not {self.grace}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from leasehold import App, TaskFailed
 from leasehold.app.current import Current, enter, leave
 from leasehold.app.local import LocalAttempt
 from leasehold.celery import AsyncResult, Celery, Signature, chain, chord, group, shared_task
-from leasehold.celery.exceptions import NotSupported, Retry
+from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, Retry
 from leasehold.celery.programs import programs
 from leasehold.celery.task import Request, _Bound
-from leasehold.domain.errors import Permanent
+from leasehold.domain.errors import Permanent, Retryable
 from tests.app.conftest import Serve
 
 SECONDS = 30.0
@@ -61,6 +61,23 @@ def slow():
 def automatic(kind):
     seen.append((kind, 0))
     raise {"away": ConnectionError, "wrong": KeyError}[kind]("it")
+
+
+@app.task(bind=True, max_retries=0)
+def gives_up(self):
+    seen.append(("gives up", self.request.retries))
+    try:
+        self.retry(countdown=0)
+    except self.MaxRetriesExceededError:
+        return "gave up"
+
+
+@app.task(bind=True, max_retries=0)
+def longer(self, until):
+    seen.append(("longer", self.request.retries))
+    if self.request.retries < until:
+        self.retry(exc=Retryable("away"), countdown=0, max_retries=2)
+    return self.request.retries
 
 
 @shared_task
@@ -182,6 +199,49 @@ def test_only_errors_count_as_retries() -> None:
     finally:
         leave(token)
     assert [retries for _, retries in seen] == [0, 2]
+
+
+@pytest.fixture
+def bound() -> Iterator[Any]:
+    """`self` in the last attempt of `flaky`."""
+    attempt = LocalAttempt("acme")
+    attempt.errors = 2
+    current = Current("t", attempt)
+    token = enter(current)
+    yield _Bound(flaky, Request([9], {"until": 1}, attempt=current))
+    leave(token)
+
+
+def test_after_the_last_retry_the_task_meets_what_it_gave(bound: Any) -> None:
+    away = ConnectionError("away")
+    with pytest.raises(ConnectionError) as raised:
+        bound.retry(exc=away)
+    assert raised.value is away
+    with pytest.raises(bound.MaxRetriesExceededError, match="was tried again 2 times") as exceeded:
+        bound.retry()
+    assert (exceeded.value.task_args, exceeded.value.task_kwargs) == ([9], {"until": 1})
+    assert exceeded.type is MaxRetriesExceededError
+
+
+def test_a_retry_may_name_more_and_fewer_retries_than_the_task(bound: Any) -> None:
+    with pytest.raises(Retry):
+        bound.retry(max_retries=3)
+    with pytest.raises(bound.MaxRetriesExceededError):
+        bound.retry(max_retries=1)
+    with pytest.raises(NotSupported, match="at most 1000 times, not 1001"):
+        bound.retry(max_retries=1001)
+
+
+async def test_a_task_catches_its_last_retry_and_one_that_names_more_retries_has_them(serve: Serve) -> None:
+    def program() -> None:
+        assert gives_up.delay().get() == "gave up"
+        assert seen == [("gives up", 0)]
+        assert longer.delay(2).get() == 2  # of a task with none
+        with pytest.raises(TaskFailed, match="away"):  # an error of Leasehold's own, which would be tried again
+            longer.delay(9).get()
+        assert [retries for name, retries in seen if name == "longer"] == [0, 1, 2, 0, 1, 2]
+
+    await session(serve, program)
 
 
 async def test_a_run_beyond_its_time_limit_is_not_tried_again(serve: Serve) -> None:

@@ -82,6 +82,13 @@ def test_a_function_that_no_worker_could_run_is_refused_with_its_place(
     assert lines_of(function) in str(refused.value)
 
 
+@pytest.mark.parametrize("seconds", [-1, 3601])
+def test_the_grace_of_a_cancel_has_bounds(seconds: int) -> None:
+    with pytest.raises(DeclarationError, match=r"test_declaring.py:\d+.*the grace of a cancel is 0 to 3600 s"):
+        App("shop").task(cancel_grace=timedelta(seconds=seconds))(named("one"))
+    assert App("shop").task(cancel_grace=timedelta(hours=1))(named("one")).pipeline.terms.grace == timedelta(hours=1)
+
+
 def test_a_lambda_and_a_class_are_refused() -> None:
     with pytest.raises(DeclarationError, match=r"test_declaring.py:\d+: a lambda has no name"):
         App("shop").task(lambda: 1)

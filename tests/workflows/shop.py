@@ -348,7 +348,7 @@ async def _forever() -> None:
     await asyncio.sleep(60)
 
 
-@app.workflow
+@app.workflow(cancel_grace=timedelta(milliseconds=600))  # in whole seconds: one
 async def undoes_for_ever(ctx: Context) -> None:
     try:
         await ctx.wait_for("go")

@@ -92,7 +92,7 @@ async def test_an_undoing_that_fails_ends_the_run_as_cancelled(runs: Runs, worke
 async def test_an_undoing_that_takes_longer_than_the_grace_is_ended(runs: Runs, worker_of: Start) -> None:
     await worker_of()
     run = await waiting(runs, shop.undoes_for_ever, "signal")
-    await runs.connection.execute("UPDATE job SET grace_seconds = 1 WHERE id = $1", run)
+    assert await runs.connection.fetchval("SELECT grace_seconds FROM job WHERE id = $1", run) == 1
     await runs.cancel(run)
     assert (await runs.ended(run))[0] == "cancelled"
     assert ("forever", None) in shop.ran

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from math import ceil
 from typing import Any
 from uuid import UUID
 
@@ -117,7 +118,7 @@ def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any
             "exclusive_key": new.exclusive_key,
             "dedupe_key": new.dedupe_key,
             "cancelable": terms.cancelable,
-            "grace_seconds": int(terms.grace.total_seconds()),
+            "grace_seconds": ceil(terms.grace.total_seconds()),
         }
         | (new.run.record() if new.run is not None else {})
         | ({"tags": check_tags(new.tags)} if new.tags else {})
