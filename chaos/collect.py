@@ -187,13 +187,17 @@ async def dead_letters(installation: Installation) -> list[str]:
     return found
 
 
+#: PostgreSQL vacuums on its own, whether or not anybody is there.
+_AUTOVACUUM = b"autovacuum worker"
+
+
 async def leftovers(installation: Installation, codes: dict[str, int | None]) -> list[tuple[str, list[str]]]:
     """What processes that have ended should have taken with them: of each kind of thing looked at, what is left."""
     found = [
         ("process", [f"{name} exited with {code} when told to stop"] if code != 0 else [])
         for name, code in codes.items()
     ]
-    found.append(("processes", [f"process {pid} still runs: {line}" for pid, line in _ours(installation)]))
+    found.append(("processes", [f"process {pid} still runs: {line}" for pid, line in _ours(installation.name)]))
     left = installation.work_dir.iterdir() if installation.work_dir.exists() else ()
     found.append(("directory", [f"directory {path.name} is left" for path in left]))
     async with installation.connection() as connection:
@@ -201,7 +205,7 @@ async def leftovers(installation: Installation, codes: dict[str, int | None]) ->
             f"a session of {row['application_name']} is left, {row['state']}"
             for row in await connection.fetch(
                 "SELECT application_name, state FROM pg_stat_activity"
-                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
             )
         ]
         found.append(("sessions", sessions))
@@ -213,8 +217,8 @@ async def leftovers(installation: Installation, codes: dict[str, int | None]) ->
     return found
 
 
-def _ours(installation: Installation) -> list[tuple[int, str]]:
-    """Processes below us that carry this installation's name in their environment or their command line."""
+def _ours(name: str) -> list[tuple[int, str]]:
+    """Processes below us that are the platform's, or sessions of the database `name`."""
     found = []
     for pid in descendants(os.getpid()):
         try:
@@ -222,7 +226,7 @@ def _ours(installation: Installation) -> list[tuple[int, str]]:
         except OSError:  # it has ended
             continue
         if (
-            installation.name.encode() in command_line
+            (name.encode() in command_line and _AUTOVACUUM not in command_line)
             or b"leasehold.worker.sandbox.child" in command_line
             or b"chaos.process" in command_line
         ):

@@ -23,8 +23,8 @@ BROKEN, MENDED = "broken", "mended"
 TAKES_BACK, PUT_BACK = "chaos.takes_back", "put_back"
 #: Where external workers claim.
 ABROAD_QUEUE = "abroad"
-#: More than goes up in one piece.
-LARGE_BYTES = 65 * 1024 * 1024
+#: More than goes up in one piece: see SINGLE_PUT_BYTES of chaos/settings.py.
+LARGE_BYTES = 11 * 1024 * 1024
 PARTS = 4
 SOON = (timedelta(seconds=0.5), timedelta(seconds=1), timedelta(seconds=2))
 

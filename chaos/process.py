@@ -17,9 +17,10 @@ import time_machine
 
 from chaos import audit, journal
 from chaos.mutations import MUTATIONS
-from chaos.settings import IN_FLIGHT_SECONDS
+from chaos.settings import IN_FLIGHT_SECONDS, SINGLE_PUT_BYTES
 from leasehold.db import database, idempotency
 from leasehold.runtime import failpoints
+from leasehold.storage import multipart, store
 
 #: How long a `sleep` failpoint blocks a chaos run's process: longer than its leases last.
 SLEEP_SECONDS = 7.0
@@ -44,6 +45,11 @@ def witness_failpoints() -> None:
 def shorten_reservations() -> None:
     """A minute, for which the key of a request that died stays reserved, is longer than clients of a run ask."""
     idempotency.IN_FLIGHT = timedelta(seconds=IN_FLIGHT_SECONDS)
+
+
+def put_in_parts() -> None:
+    """An upload in parts costs a run less, so that it has many."""
+    store.SINGLE_PUT_BYTES = multipart.PART_BYTES = SINGLE_PUT_BYTES
 
 
 def let_the_clock_be_wrong() -> None:
@@ -85,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     witness_failpoints()
     shorten_reservations()
+    put_in_parts()
     let_the_clock_be_wrong()
     let_memory_run_out()
     if asked.mutate:

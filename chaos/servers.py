@@ -17,6 +17,7 @@ from chaos import audit, memory
 from chaos.catalogue import BROKER, CLOCK, MEMORY, MOUNTS
 from chaos.clock import DatabaseClock, find_library
 from chaos.disk import Volume
+from chaos.orphans import adopting
 from chaos.release import Release
 from leasehold.db.database import migrate
 from leasehold.embedded.guard import descendants
@@ -53,6 +54,7 @@ class Servers:
         except EmbeddedError:
             rabbitmq = None
         async with AsyncExitStack() as opening:
+            opening.enter_context(adopting())
             self.stack = await opening.enter_async_context(EmbeddedStack(postgres=False, rabbitmq=rabbitmq))
             assert self.stack.s3 is not None
             self.s3 = self.stack.s3

@@ -11,8 +11,9 @@ import hashlib
 import io
 import random
 import re
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from http import HTTPStatus
@@ -27,6 +28,8 @@ from leasehold.embedded.s3 import S3
 
 _MOST_BYTES = 64 * 1024 * 1024
 _CHUNK = 4096
+#: So long at most a worker has to do with one upload in parts.
+_UPLOAD_SECONDS = 20.0
 _UPLOAD_ID = re.compile("<UploadId>([^<]+)</UploadId>")
 _HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive", "expect", "date", "server"}
 
@@ -83,6 +86,7 @@ class StoreFront:
         self.ports: dict[str, int] = {}
         self._s3 = s3
         self._rng = random.Random(seed)  # noqa: S311 - which request is hit
+        self._begun: dict[str, float] = {}  # when each upload in parts was begun, by its id
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._runner: web.AppRunner | None = None
         self._client: aiohttp.ClientSession | None = None
@@ -104,6 +108,17 @@ class StoreFront:
             await self._runner.cleanup()
         if self._client is not None:
             await self._client.close()
+
+    def excuse_cut(self, cuts: Iterable[tuple[float, float]]) -> None:
+        """Excuse the uploads of a time in which a link to the store was cut: their worker may never have learnt the id,
+        or its request to end the upload did not arrive. `cuts`: from when to when, seconds of the epoch.
+        """
+        spans = list(cuts)
+        self.faults.excused.update(
+            upload_id
+            for upload_id, at in self._begun.items()
+            if any(since < at + _UPLOAD_SECONDS and at < until for since, until in spans)
+        )
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -170,8 +185,10 @@ class StoreFront:
                 skip_auto_headers=["Content-Type"], allow_redirects=False,
             ) as upstream:  # fmt: skip
                 answer_body = await upstream.read()
-                if trouble is not None and _begins_upload(request):
-                    self.faults.excused.update(_UPLOAD_ID.findall(answer_body.decode()))
+                if _begins_upload(request):
+                    ids = _UPLOAD_ID.findall(answer_body.decode())
+                    self._begun |= dict.fromkeys(ids, time.time())
+                    self.faults.excused.update(ids if trouble is not None else ())
                 if trouble in _AFTER_A_WRITE and upstream.status < HTTPStatus.BAD_REQUEST:
                     return self._betray(request, trouble)
                 return await self._answer(request, upstream, answer_body, trouble)

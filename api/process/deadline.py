@@ -21,6 +21,7 @@ class Deadline:
 
     def __init__(self, seconds: float) -> None:
         self._left: float | None = seconds
+        self._has_broken = False  # a connection, because nothing was left
 
     def lift(self) -> None:
         """From now on only each wait's own limit holds: the answer has begun, or the request is a bulk write."""
@@ -53,12 +54,18 @@ class Deadline:
         breaking = loop.call_later(max(0.0, self._left), self._break, connection)
         try:
             yield
+        except AttributeError as error:
+            # asyncpg sends a statement in several steps. A connection that breaks between two of them has no protocol.
+            if self._has_broken:
+                raise TimeoutError("the request's time for PostgreSQL is over") from error
+            raise
         finally:
             breaking.cancel()
             self._count(loop.time() - began)
 
     def _break(self, connection: Connection) -> None:
         if self._left is not None:
+            self._has_broken = True
             connection.terminate()
 
     def _count(self, seconds: float) -> None:

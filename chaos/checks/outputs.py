@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from chaos.checks.verdict import Seen, seen
 from chaos.history import History
+from chaos.settings import SINGLE_PUT_BYTES
 
-#: Larger objects go up in parts.
-_SINGLE_PUT_BYTES = 64 * 1024 * 1024
 #: What a process that is killed while it probes the store leaves goes after an hour (ObjectStore.forget_probes).
 _PROBES = "probe/"
 #: Its bytes differ from attempt to attempt: a store that lies about create-only can lose them, and only them.
@@ -70,7 +69,7 @@ def i14(history: History) -> Iterator[Seen]:
 
     An attempt whose worker was lost may leave one, and so may one that the store never answered with the upload's id.
     """
-    large = [output for output in history.outputs if output["size"] > _SINGLE_PUT_BYTES]
+    large = [output for output in history.outputs if output["size"] > SINGLE_PUT_BYTES]
     open_uploads = Counter(history.uploads)
     tasks = {(task["job_id"], task["step"]): task for task in history.tasks}
     for output in large:

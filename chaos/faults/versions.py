@@ -19,8 +19,10 @@ from chaos.stack import Installation
 from leasehold.runtime.transient import until_answered
 
 _ROOT = Path(__file__).parents[2]
-_PATIENCE = 30.0
+_PATIENCE = 90.0
 _MIGRATIONS = 5
+#: How long a try of the migration asks for the locks of one revision.
+_REVISION_SECONDS = 20
 
 
 class VersionFaults:
@@ -58,12 +60,12 @@ class VersionFaults:
     async def _upgrade(self, _fault: Fault) -> int:
         """The schema first, while the old processes serve; then each process, one after another."""
         before = await self._revision()
-        for left in reversed(range(_MIGRATIONS)):  # under load a revision may not get its lock in time: again
+        for nth in range(_MIGRATIONS):
             try:
-                await self._migrate()
+                await self._migrate(2**nth)
                 break
             except RuntimeError:
-                if not left:
+                if nth == _MIGRATIONS - 1:
                     raise
         applied = await self._revision() - before
         await until_answered(self._watch_calls, within=_PATIENCE)
@@ -72,10 +74,18 @@ class VersionFaults:
             if slot.release is not None:
                 slot.release = None
                 replaced += bool(await self._replaced(slot))
-        return applied + replaced if replaced else 0
+        return applied + replaced if applied and replaced == len(self._installation.slots) else 0
 
-    async def _migrate(self) -> None:
-        environment = {**os.environ, "LEASEHOLD_DATABASE_URL": self._installation.database_url}
+    async def _migrate(self, lock_seconds: int) -> None:
+        """On a busy machine transactions last for seconds, and no lock is free within one. The next try waits longer,
+        as an operator would have it.
+        """
+        environment = {
+            **os.environ,
+            "LEASEHOLD_DATABASE_URL": self._installation.database_url,
+            "LEASEHOLD_MIGRATE_LOCK_SECONDS": str(lock_seconds),
+            "LEASEHOLD_MIGRATE_SECONDS": str(_REVISION_SECONDS),
+        }
         await migrate_with(_ROOT, environment, self._installation.directory / "migrate.log")
 
     async def _watch_calls(self) -> None:

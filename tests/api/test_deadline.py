@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
+import asyncpg
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
@@ -32,6 +34,29 @@ async def test_a_statement_and_the_rollback_after_it_end_at_the_deadline(pool: P
     deadline.begin(5.0)
     async with deadline.lent_in_time(pool.acquire()) as connection:  # the pool has dropped the broken connection
         assert await connection.fetchval("SELECT 1") == 1
+
+
+async def test_a_connection_that_the_deadline_breaks_inside_the_driver_is_an_absent_database(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncpg prepares a statement, and then binds it. Without its protocol a connection raises AttributeError."""
+    limit = deadline.begin(60.0)
+    prepare = asyncpg.Connection._get_statement
+
+    async def prepare_and_break(self: Any, *args: Any, **options: Any) -> Any:
+        statement = await prepare(self, *args, **options)
+        limit._break(self)
+        return statement
+
+    monkeypatch.setattr(asyncpg.Connection, "_get_statement", prepare_and_break)
+    with pytest.raises(TRY_AGAIN):
+        async with deadline.lent_in_time(pool.acquire()) as connection:
+            await connection.fetchval("SELECT 1")
+    monkeypatch.undo()
+    deadline.begin(60.0)
+    with pytest.raises(AttributeError):  # of code that is wrong, in time
+        async with deadline.lent_in_time(pool.acquire()) as connection:
+            connection.no_such_method()  # type: ignore[attr-defined]  # as it says
 
 
 async def test_each_wait_takes_from_what_is_left(pool: Pool) -> None:

@@ -16,9 +16,9 @@ from chaos.load.diary import Ask, Diary
 from chaos.load.orders import model
 from chaos.load.runs import start, starter
 from chaos.pipelines import KINDS, LARGE_BYTES, declared, gated, paced, short, wrong
+from chaos.settings import SINGLE_PUT_BYTES
 from chaos.stack import Installation
 from leasehold.domain.pipeline import Pipeline
-from leasehold.storage.store import SINGLE_PUT_BYTES
 from tests.generation.simulator.http import HangUp, HttpServer, Reply, Request
 
 Answer = Reply | type[HangUp]

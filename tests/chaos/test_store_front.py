@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -69,7 +70,12 @@ async def test_an_upload_is_excused_only_if_its_worker_never_got_its_id(
     with large.open("wb") as file:
         file.truncate(SINGLE_PUT_BYTES + 1)
     await store.put("answered", large, content_type="text/plain", metadata={})
-    assert front.faults.excused == set()
+    now = time.time()
+    front.excuse_cut([(now - 900, now - 600), (now + 600, now + 900)])
+    assert front.faults.excused == set()  # no link was cut as it went up
+    front.excuse_cut([(now - 600, now + 600)])
+    assert len(front.faults.excused) == 1
+    front.faults.excused.clear()
     front.faults.begin(Trouble.MUTE, share=1.0)
     with pytest.raises(StoreUnavailable):
         await store.put("mute", large, content_type="text/plain", metadata={})

@@ -73,6 +73,9 @@ SETTLEMENTS: dict[str, Settle] = {
 _DUE = "UPDATE task SET available_at = clock_timestamp() WHERE status IN ('retry', 'waiting')"
 _LAPSE = "UPDATE task SET lease_until = clock_timestamp() - interval '1 s' WHERE status = 'running'"
 _GRACE_PASSES = "UPDATE job SET cancel_by = clock_timestamp() - interval '1 s' WHERE cancel_by IS NOT NULL"
+_IS_WITHIN_GRACE = """
+SELECT status = 'cancel_requested' AND cancel_by > clock_timestamp() FROM job WHERE id = $1
+"""
 
 
 class Verbs(RuleBasedStateMachine):
@@ -204,6 +207,22 @@ class Verbs(RuleBasedStateMachine):
         pair = self.run(claims.claim(self.connections[worker], self.workers[worker], [left, right]))
         assert len(pair) == 2
         return multiple(*(one.lease for one in pair))
+
+    @rule(target=leases, worker=WORKERS, waits=st.booleans())
+    def a_workflow_sees_its_cancel(self, worker: int, waits: bool) -> Any:
+        """It has called something; the cancel meets it while it runs or waits, and a worker has it now."""
+        self.submit(ONE)
+        task = list(self.job_of)[-1]
+        (first,) = self.run(claims.claim(self.connections[0], self.workers[0], [task]))
+        self.record(first.lease, has_seen_cancel=False)
+        if not waits:
+            self.cancel(task)
+            return multiple(first.lease)
+        self.run(settlements.suspend(self.connections[0], [Suspending(first.lease, (), 0)]))
+        self.cancel(task)
+        (claimed,) = self.run(claims.claim(self.connections[worker], self.workers[worker], [task]))
+        assert claimed.cancelling
+        return multiple(claimed.lease)
 
     # --- ending attempts
 
@@ -356,6 +375,18 @@ class Verbs(RuleBasedStateMachine):
     @rule(task=tasks)
     def cancel(self, task: UUID) -> None:
         self.run(jobs.request_cancel(self.connections[2], [self.job_of[task]], "t", reason="r", by="b"))
+
+    @rule(lease=leases)
+    def the_worker_of_a_cancelled_job_is_lost(self, lease: Lease) -> None:
+        """A workflow that had called something goes on; any other work has ended."""
+        self.cancel(lease.task_id)
+        self.the_lease_lapses(lease.task_id)
+        before, job = self.row(lease.task_id), self.job_of[lease.task_id]
+        is_within = self.run(self.rows.connection.fetchval(_IS_WITHIN_GRACE, job))
+        self.run(sweeps.end_cancels(self.connections[1], [], max_losses=MAX_LOSSES))
+        if before["status"] == "running" and is_within:
+            goes_on = before["journaled"] and before["losses"] < MAX_LOSSES
+            assert self.row(lease.task_id)["status"] == ("pending" if goes_on else "cancelled")
 
     @rule(task=tasks)
     def the_grace_passes(self, task: UUID) -> None:
