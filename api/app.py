@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from leasehold.api.auth.security import refuse_open_routes, scopes_of
 from leasehold.api.console.router import console_router, public_of
 from leasehold.api.console.state import ConsoleState
-from leasehold.api.fleet import audit, health, keys, operators, people
+from leasehold.api.fleet import audit, health, keys, operators, people, scaling
 from leasehold.api.fleet.health import Readiness
 from leasehold.api.http import openapi
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
@@ -73,6 +73,7 @@ _REST = (
     dead_letters.router,
     unsettled.router,
     operators.router,
+    scaling.router,
     audit.router,
     keys.router,
     people.router,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from ipaddress import ip_network
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
@@ -28,6 +28,24 @@ class Membership(BaseModel):
     tenant: str = Field(min_length=1, max_length=100, pattern=r"^[!-~]+$")
     role: Literal["viewer", "operator", "admin"]
     scopes: tuple[Literal["fleet:operate"], ...] = ()
+
+
+#: What a pool of workers may be named.
+POOL_NAME = r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"
+
+
+class WorkerPool(BaseModel):
+    """A pool of workers, as GET /v1/scaling/{pool} sees it. `queues`: empty for all that the pipelines declare.
+    `labels`: those of its workers. `least`, `most`: bounds of the workers that are wanted.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    queues: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    target_wait_seconds: float = Field(30.0, ge=1, le=86_400)
+    least: int = Field(0, ge=0, le=10_000)
+    most: int = Field(100, ge=1, le=10_000)
 
 
 class Settings(SettingsWithFiles):
@@ -437,6 +455,15 @@ class Settings(SettingsWithFiles):
     worker_labels: str = Field(
         "", description="Labels of this worker, comma-separated. It also does work that is pinned to one of them."
     )
+    worker_pool: str = Field(
+        "default", pattern=POOL_NAME, description="The pool that this worker counts for in GET /v1/scaling/{pool}."
+    )
+    pools: dict[Annotated[str, Field(pattern=POOL_NAME)], WorkerPool] = Field(
+        {},
+        description="Of the API: pools of workers that are scaled by load, as JSON: "
+        '{"models": {"queues": ["conversion"], "labels": [], "target_wait_seconds": 30, "least": 0, "most": 20}}. The '
+        "pool `default` needs no declaration.",
+    )
     worker_concurrency: int = Field(
         128,
         ge=1,
@@ -593,6 +620,10 @@ class Settings(SettingsWithFiles):
         if not self.database_direct_url.get_secret_value():
             return self
         return self.model_copy(update={"database_url": self.database_direct_url})
+
+    def pool(self, name: str) -> WorkerPool | None:
+        """The declaration of a pool of workers; None: there is none."""
+        return self.pools.get(name, WorkerPool() if name == "default" else None)
 
     @property
     def console_path(self) -> str | None:

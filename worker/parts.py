@@ -118,7 +118,7 @@ async def open_parts(
         is_complete = warming.done()
         ready = warming.result() if is_complete else queues.inline
         await until_answered(partial(check_pooler, settings), within=_PATIENCE_SECONDS)
-        registration = await stack.enter_async_context(registered(pool, worker, ready))
+        registration = await stack.enter_async_context(registered(pool, _row(settings, queues, worker, ready)))
 
         announcer = await stack.enter_async_context(announcing(broker, pool))
         reporter, admitter = Reporter(pool), Admitter(pool, announcer)
@@ -178,6 +178,10 @@ async def open_parts(
             warming=warming,
             loops=_loops(exporter, duties, relay, reporter, admitter, writers),
         )
+
+
+def _row(settings: Settings, queues: ServedQueues, worker: UUID, ready: frozenset[str]) -> Registration:
+    return Registration(worker, ready, slots=queues.slots, pool=settings.worker_pool)
 
 
 def _loops(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from leasehold.domain.pipeline import pinned_queue, unpinned_queue
+from leasehold.domain.pipeline import Pipeline, unpinned_queue
 from leasehold.domain.registry import Pipelines
+from leasehold.domain.scaling import served_queues
 from leasehold.settings import Settings
+from leasehold.worker.sandbox.children import number_of_children
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +19,14 @@ class ServedQueues:
     have an isolated step.
 
     `isolated_pipelines`: the pipelines with a step in one of the queues and with an isolated step. `inline_pipelines`:
-    the same, with an inline step. A pipeline may be in both.
+    the same, with an inline step. A pipeline may be in both. `slots`: by queue; queues of one pool of slots share them.
     """
 
     every: frozenset[str]
     isolated: frozenset[str]
     isolated_pipelines: tuple[str, ...]
     inline_pipelines: tuple[str, ...]
+    slots: Mapping[str, int]
 
     @property
     def inline(self) -> frozenset[str]:
@@ -35,8 +39,7 @@ class ServedQueues:
         """
         declared = {step.queue for pipeline in pipelines for step in pipeline.steps}
         named = frozenset(settings.queues or declared)
-        pinned = {pinned_queue(queue, label) for queue in named for label in settings.labels if "@" not in queue}
-        every = named | pinned
+        every = served_queues(named, settings.labels)
         unpinned = {unpinned_queue(queue) for queue in every}
         served = [pipeline for pipeline in pipelines if any(step.queue in unpinned for step in pipeline.steps)]
         isolated_queues = {step.queue for pipeline in served for step in pipeline.steps if step.isolated}
@@ -45,4 +48,12 @@ class ServedQueues:
             isolated=frozenset(queue for queue in every if unpinned_queue(queue) in isolated_queues),
             isolated_pipelines=tuple(p.name for p in served if any(step.isolated for step in p.steps)),
             inline_pipelines=tuple(p.name for p in served if not all(step.isolated for step in p.steps)),
+            slots={queue: _slots(settings, served, isolated_queues, unpinned_queue(queue)) for queue in every},
         )
+
+
+def _slots(settings: Settings, served: Iterable[Pipeline], isolated: Collection[str], queue: str) -> int:
+    if queue in isolated:
+        return number_of_children(settings)
+    own = (p.slots for p in served if p.slots is not None and any(step.queue == queue for step in p.steps))
+    return int(getattr(settings, next(own, "worker_concurrency")))

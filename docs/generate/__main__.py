@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from docs.generate import typescript
+from docs.generate import typescript, values_schema
 from docs.generate.pages import FOLDER, pages
 
 
@@ -18,6 +18,9 @@ def main() -> None:
     if path.read_text() != (text := typescript.subset()):
         path.write_text(text)
         sys.stdout.write("wrote clients/typescript/openapi.json: run `npm ci && npm run types` there\n")
+    if values_schema.PATH.read_text() != (text := values_schema.text()):
+        values_schema.PATH.write_text(text)
+        sys.stdout.write("wrote deploy/helm/leasehold/values.schema.json\n")
 
 
 main()

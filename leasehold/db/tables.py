@@ -370,6 +370,8 @@ worker = Table(
     Column("pid", Integer, nullable=False),
     Column("version", Text, nullable=False),
     Column("queues", ARRAY(Text), nullable=False),
+    Column("slots", ARRAY(Integer)),  # of each of `queues`; NULL: a worker of an older release
+    Column("pool", Text, nullable=False, server_default="default"),
     Column("draining", Boolean, nullable=False, server_default="false"),
     Column("started_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("seen_at", _INSTANT, nullable=False, server_default=_NOW),

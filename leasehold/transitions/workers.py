@@ -19,14 +19,23 @@ _INCARNATION = "greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg
 
 
 async def register(
-    connection: Connection, worker: UUID, *, host: str, pid: int, version: str, queues: Sequence[str]
+    connection: Connection,
+    worker: UUID,
+    *,
+    host: str,
+    pid: int,
+    version: str,
+    queues: Sequence[str],
+    slots: Sequence[int] | None = None,
+    pool: str = "default",
 ) -> int:
-    """Register a worker, if it is not registered. Returns its presence key.
+    """Register a worker, if it is not registered. Returns its presence key. `slots`: of each of the queues.
 
     A worker with a new row does not count as present before `appear`.
     """
     key: int = await connection.fetchval(
-        "INSERT INTO worker (id, present, host, pid, version, queues) VALUES ($1, false, $2, $3, $4, $5)"
+        "INSERT INTO worker (id, present, host, pid, version, queues, slots, pool)"
+        " VALUES ($1, false, $2, $3, $4, $5, $6, $7)"
         " ON CONFLICT (id) DO UPDATE SET seen_at = clock_timestamp()"
         " RETURNING presence_key",
         worker,
@@ -34,13 +43,17 @@ async def register(
         pid,
         version,
         list(queues),
+        slots,
+        pool,
     )
     return key
 
 
-async def serves(connection: Connection, worker: UUID, queues: Sequence[str]) -> None:
+async def serves(
+    connection: Connection, worker: UUID, queues: Sequence[str], slots: Sequence[int] | None = None
+) -> None:
     """Record that the worker serves these queues from now on, and no others."""
-    await connection.execute("UPDATE worker SET queues = $2 WHERE id = $1", worker, list(queues))
+    await connection.execute("UPDATE worker SET queues = $2, slots = $3 WHERE id = $1", worker, list(queues), slots)
 
 
 async def appear(connection: Connection, worker: UUID, presence_key: int) -> bool:

@@ -236,6 +236,7 @@ _PATHS: dict[str, Making] = {
     "changePerson": _path("person_id", lambda things: things.made("people"), disabled=None),
     "endSessions": _path("person_id", lambda things: things.made("people")),
     "drainWorker": _path("worker_id", lambda things: things.made("workers")),
+    "getScaling": lambda _: Subject(path={"pool": "default"}),
     "liftLimit": lambda things: Subject(path={"tenant_id": things.limit(), "key": "tenant"}),
     "changeWebhook": _path("webhook_id", Things.webhook, url=HOOK),
     "testWebhook": _path("webhook_id", Things.webhook),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import signal
 from collections import Counter
 from uuid import UUID
 
 import pytest
 
+from leasehold.pipelines.demo.pipeline import demo_long_task
 from leasehold.settings import Settings
+from leasehold.transitions import jobs
 from tests.pictures import encoded, noisy
 from tests.scenarios.fleet import Fleet, open_fleet
 from tests.scenarios.test_media import objects
@@ -123,6 +126,48 @@ async def test_a_worker_with_no_time_to_finish_gives_its_leases_back(fleet: Flee
     await fleet.worker()
     await fleet.finished(accepted["media_id"])
     await fleet.assert_done_once(job_id)
+
+
+async def test_workers_that_come_and_go_under_load_cost_no_task_an_attempt(fleet: Fleet) -> None:
+    """What an autoscaler and every upgrade do: some of the work ends in time, and the rest is given back."""
+    chance = random.Random(5)
+    few = {"worker_concurrency": 6, "worker_reserve": 0, "drain_seconds": 0.4, "worker_queues": "default"}
+    rows = fleet.rows.connection
+
+    async def load() -> None:
+        lengths = [chance.choice((0.1, 1.5)) for _ in range(20)]
+        await jobs.submit(rows, [jobs.NewJob(demo_long_task, "t", params={"seconds": one}) for one in lengths])
+
+    await load()
+    working = [await fleet.worker(**few)]
+    for _ in range(3):
+        working.append(await fleet.worker(**few))
+        leaving = working.pop(chance.randrange(2))
+        await load()
+
+        async def works(pid: int = leaving.pid) -> bool:
+            held = await rows.fetchval(
+                "SELECT count(*) FROM task t JOIN worker w ON w.id = t.lease_owner"
+                " WHERE w.pid = $1 AND t.step = 'execute'",
+                pid,
+            )
+            return bool(held >= 3)
+
+        await fleet.until(works, leaving)
+        leaving.signal(signal.SIGTERM)
+        assert await leaving.wait() == 0
+
+    async def done() -> bool:
+        return not await rows.fetchval("SELECT count(*) FROM job WHERE finished_at IS NULL")
+
+    await fleet.until(done, *working)
+    spent = await rows.fetchrow(
+        "SELECT max(attempt) AS attempt, max(losses) AS losses, max(errors) AS errors, max(epoch) AS epoch FROM task"
+    )
+    assert spent is not None
+    assert (spent["attempt"], spent["losses"], spent["errors"]) == (1, 0, 0)
+    assert spent["epoch"] > 1  # else nothing was ever given back
+    assert await rows.fetchval("SELECT count(*) FROM task WHERE status <> 'succeeded'") == 0
 
 
 async def test_an_api_that_dies_after_it_committed_loses_no_job(fleet: Fleet) -> None:

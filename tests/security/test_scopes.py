@@ -42,7 +42,8 @@ OPENS: dict[str, str] = {
     "keys:write": "listKeys createKey rotateKey expireKey revokeKey",
     "people:write": "listPeople changePerson endSessions",
     "audit:read": "listAudit exportAudit",
-    "fleet:operate": "listQueues pauseQueue resumeQueue listWorkers drainWorker listLimits setLimit liftLimit",
+    "fleet:operate": "listQueues pauseQueue resumeQueue listWorkers drainWorker listLimits setLimit liftLimit "
+    "getScaling",
 }
 #: The scopes of each operation, any one of which opens it.
 NEEDS = {

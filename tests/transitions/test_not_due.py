@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from leasehold.broker import outbox
+from leasehold.db import scaling_reads
 from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.registry import Pipelines
@@ -113,6 +114,17 @@ async def test_a_look_for_what_is_due_reads_nothing_of_what_is_not(rows: Rows, i
     before = await entries_read(rows, index)
     assert not await look(rows)
     assert await entries_read(rows, index) - before <= FEW
+
+
+async def test_what_waits_for_its_time_costs_the_scaling_of_its_pool_nothing(rows: Rows) -> None:
+    await rows.submit(count=MANY)
+    await rows.connection.execute(f"UPDATE task SET status = 'waiting', available_at = {LATER}")
+    await rows.submit()
+    await rows.connection.execute("VACUUM")
+    before = await entries_read(rows, "task_runnable")
+    assert [row["due"] for row in await scaling_reads.due(rows.connection, ["default"])] == [1]
+    assert await scaling_reads.running(rows.connection, ["default"]) == []
+    assert await entries_read(rows, "task_runnable") - before <= FEW
 
 
 async def test_a_poll_reads_nothing_of_what_went_through_before_its_window(rows: Rows, another: Open) -> None:

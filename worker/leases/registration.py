@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from uuid import UUID
@@ -25,9 +25,18 @@ _PATIENCE_SECONDS = 60.0
 class Registration:
     """The contents of the worker's row. The main loop and the heartbeat's thread use it, each on its own connection."""
 
-    def __init__(self, worker: UUID, queues: Iterable[str]) -> None:
+    def __init__(
+        self, worker: UUID, queues: Iterable[str], *, slots: Mapping[str, int] | None = None, pool: str = "default"
+    ) -> None:
+        """`slots`: by queue, of all queues that the worker may ever serve."""
         self.worker = worker
         self._queues = sorted(queues)
+        self._slots_of = slots
+        self._worker_pool = pool
+
+    @property
+    def _slots(self) -> list[int] | None:
+        return None if self._slots_of is None else [self._slots_of[queue] for queue in self._queues]
 
     async def write(self, connection: Connection) -> int:
         """Write the row, unless it exists. Returns the presence key."""
@@ -38,6 +47,8 @@ class Registration:
             pid=os.getpid(),
             version=version("leasehold"),
             queues=self._queues,
+            slots=self._slots,
+            pool=self._worker_pool,
         )
 
     async def change_queues(self, pool: Pool, queues: Iterable[str]) -> None:
@@ -46,24 +57,25 @@ class Registration:
 
         async def change() -> None:
             async with pool.acquire() as connection, _schema_awaited():
-                await workers.serves(connection, self.worker, self._queues)
+                await workers.serves(connection, self.worker, self._queues, self._slots)
 
         await until_answered(change, within=_PATIENCE_SECONDS)
 
 
 @asynccontextmanager
 async def _schema_awaited() -> AsyncIterator[None]:
-    """A missing table is an outage: `until_answered` repeats the block until the migration that makes it is done."""
+    """A missing table or column is an outage: `until_answered` repeats the block until the migration that makes it is
+    done.
+    """
     try:
         yield
-    except asyncpg.UndefinedTableError as error:
+    except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError) as error:
         raise ConnectionError("the database is not migrated yet") from error
 
 
 @asynccontextmanager
-async def registered(pool: Pool, worker: UUID, queues: Iterable[str]) -> AsyncIterator[Registration]:
+async def registered(pool: Pool, registration: Registration) -> AsyncIterator[Registration]:
     """Register the worker for the block."""
-    registration = Registration(worker, queues)
 
     async def register() -> None:
         async with pool.acquire() as connection, _schema_awaited():
@@ -73,7 +85,7 @@ async def registered(pool: Pool, worker: UUID, queues: Iterable[str]) -> AsyncIt
     try:
         yield registration
     finally:
-        await _unregister(pool, worker)
+        await _unregister(pool, registration.worker)
 
 
 async def _unregister(pool: Pool, worker: UUID) -> None:

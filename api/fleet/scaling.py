@@ -1,0 +1,158 @@
+"""The endpoint `/v1/scaling/{pool}`: how much a pool of workers has to do, and how many workers it should have.
+
+What scales workers by load (KEDA, a cloud's autoscaler, a cron job) asks it. A pool is a name that workers carry
+(`LEASEHOLD_WORKER_POOL`), and its declaration in the API's setting `LEASEHOLD_POOLS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from leasehold.api.auth.security import OPERATE, Require
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
+from leasehold.api.http.openapi import problems
+from leasehold.api.http.responses import json_response
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services, services_of
+from leasehold.db import scaling_reads
+from leasehold.db.job_reads import Row
+from leasehold.domain.errors import NotFound
+from leasehold.domain.scaling import QueueLoad, served_queues, wanted_workers
+from leasehold.settings import POOL_NAME, WorkerPool
+
+router = APIRouter(tags=["operators"], prefix="/v1", route_class=AuthenticatedFirst)
+#: A worker that has not renewed for so many of its intervals does not count.
+_SILENT_INTERVALS = 3
+
+
+class VersionLoad(BaseModel):
+    """The workers of one version. `wanted` is 0 for all but the version whose worker started last: older ones drain."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: str
+    workers: int = Field(ge=0)
+    draining: int = Field(ge=0)
+    running: int = Field(ge=0)
+    wanted: int = Field(ge=0)
+
+
+class Scaling(BaseModel):
+    """`due`: tasks that could start now, counted up to 10,000 a queue. `oldest`: the seconds that the oldest of them
+    has waited. `slots`: of all workers that do not drain, of the queue with the most. `attempt_seconds`: about how long
+    the attempts last that run now. `wanted`: the workers that the pool should have.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    pool: str
+    queues: list[str]
+    due: int = Field(ge=0)
+    running: int = Field(ge=0)
+    oldest: float = Field(ge=0)
+    slots: int = Field(ge=0)
+    workers: int = Field(ge=0)
+    attempt_seconds: float | None = Field(ge=0)
+    target_wait_seconds: float = Field(gt=0)
+    wanted: int = Field(ge=0)
+    versions: list[VersionLoad]
+
+
+@router.get(
+    "/scaling/{pool}",
+    operation_id="getScaling",
+    summary="Get what a pool of workers should scale to",
+    description="Reads at most 10,000 due tasks a queue, 10,000 leases and 2,000 lines (a queue, a priority and a "
+    "tenant). It keeps no state: the size that the pool has now is its hysteresis.",
+    response_model=Scaling,
+    responses=problems({HTTPStatus.NOT_FOUND: "`pool_not_found`"}),
+)
+async def get_scaling(
+    request: Request,
+    pool: Annotated[str, Path(max_length=40, pattern=POOL_NAME)],
+    _caller: Annotated[Caller, Depends(Require(OPERATE))],
+) -> Response:
+    services = services_of(request)
+    declared = services.settings.pool(pool)
+    if declared is None:
+        raise NotFound("pool_not_found", "LEASEHOLD_POOLS declares no such pool.")
+    queues = sorted(served_queues(frozenset(declared.queues) or _all_queues(services), declared.labels))
+    silent = _SILENT_INTERVALS * services.settings.renew_seconds
+    async with services.pool.acquire() as connection:
+        due = await scaling_reads.due(connection, queues)
+        running = await scaling_reads.running(connection, queues)
+        workers = await scaling_reads.workers(connection, pool, silent)
+    return json_response(_answer(pool, declared, queues, due, running, workers))
+
+
+def _all_queues(services: Services) -> frozenset[str]:
+    of_kinds = (pipeline for kind in services.kinds for pipeline in kind.pipelines)
+    return frozenset(step.queue for pipeline in (*services.templates.pipelines, *of_kinds) for step in pipeline.steps)
+
+
+def _answer(
+    pool: str,
+    declared: WorkerPool,
+    queues: Sequence[str],
+    due: Sequence[Row],
+    running: Sequence[Row],
+    workers: Sequence[Row],
+) -> dict[str, Any]:
+    taking = [row for row in workers if not row["draining"]]
+    loads = _loads(queues, due, running, taking)
+    current = taking[0]["version"] if taking else None
+    present = sum(row["version"] == current for row in taking)
+    bounds = {"least": declared.least, "most": declared.most}
+    wanted = wanted_workers(loads, target_wait=declared.target_wait_seconds, present=present, **bounds)
+    lengths = [(row["running"], row["attempt_seconds"]) for row in running]
+    in_all = sum(count for count, _ in lengths)
+    versions = {row["version"]: None for row in workers}  # the newest first
+    return {
+        "pool": pool,
+        "queues": list(queues),
+        "due": sum(load.due for load in loads.values()),
+        "running": in_all,
+        "oldest": max((load.oldest for load in loads.values()), default=0.0),
+        "slots": sum(max(row["slots"] or [0], default=0) for row in taking),
+        "workers": len(taking),
+        "attempt_seconds": sum(count * seconds for count, seconds in lengths) / in_all if in_all else None,
+        "target_wait_seconds": declared.target_wait_seconds,
+        "wanted": wanted,
+        "versions": [
+            {
+                "version": version,
+                "workers": sum(row["version"] == version for row in taking),
+                "draining": sum(row["version"] == version and row["draining"] for row in workers),
+                "running": sum(row["running"] for row in running if row["version"] == version),
+                "wanted": wanted if version == current else 0,
+            }
+            for version in versions
+        ],
+    }
+
+
+def _loads(
+    queues: Sequence[str], due: Sequence[Row], running: Sequence[Row], workers: Sequence[Row]
+) -> Mapping[str, QueueLoad]:
+    waiting = {row["queue"]: row for row in due}
+    slots: dict[str, int] = {}
+    for row in workers:
+        for queue, number in zip(row["queues"], row["slots"] or [], strict=False):
+            slots[queue] = max(slots.get(queue, 0), number)
+    loads = {}
+    for queue in queues:
+        leases = [row for row in running if row["queue"] == queue]
+        count = sum(row["running"] for row in leases)
+        loads[queue] = QueueLoad(
+            due=waiting[queue]["due"] if queue in waiting else 0,
+            running=count,
+            oldest=waiting[queue]["oldest"] if queue in waiting else 0.0,
+            attempt_seconds=sum(row["running"] * row["attempt_seconds"] for row in leases) / count if count else None,
+            slots=slots.get(queue),
+        )
+    return loads

@@ -1,0 +1,86 @@
+"""What a pool of workers has to do, and what it has to do it with. Each statement reads a bounded number of rows,
+however many tasks wait or are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leasehold.db.database import Connection
+from leasehold.db.job_reads import Row
+
+#: Due tasks that are counted of a queue, and leases that are read of the whole installation.
+MAX_COUNTED = 10_000
+#: Lines (a queue, a priority and a tenant) that are read.
+MAX_LINES = 2000
+
+# Jumps through the index task_runnable from line to line, as the exporter does: what waits for its time is not read.
+# $1 the queues, $2 the most due tasks of a queue, $3 the most lines of a queue.
+_DUE = """
+-- scaling_due
+WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
+    SELECT asked.queue, first.priority, first.tenant_id, 1
+    FROM unnest($1::text[]) AS asked(queue) CROSS JOIN LATERAL (
+        SELECT t.priority, t.tenant_id FROM task t
+        WHERE t.queue = asked.queue AND t.status IN ('pending', 'retry', 'waiting')
+        ORDER BY t.priority, t.tenant_id LIMIT 1) AS first
+    UNION ALL
+    SELECT line.queue, next.priority, next.tenant_id, line.nth + 1
+    FROM line CROSS JOIN LATERAL (
+        SELECT t.priority, t.tenant_id FROM task t
+        WHERE t.queue = line.queue AND t.status IN ('pending', 'retry', 'waiting')
+          AND (t.priority, t.tenant_id) > (line.priority, line.tenant_id)
+        ORDER BY t.priority, t.tenant_id LIMIT 1) AS next
+    WHERE line.nth < $3
+), share AS (
+    SELECT queue, greatest($2 / count(*), 1) AS most FROM line GROUP BY queue
+)
+SELECT line.queue, sum(due.n)::int AS due, coalesce(max(due.seconds), 0)::float8 AS oldest
+FROM line JOIN share ON share.queue = line.queue
+CROSS JOIN LATERAL (
+    SELECT count(*) AS n, max(extract(epoch FROM now() - available_at)) AS seconds FROM (
+        SELECT t.available_at FROM task t
+        WHERE t.queue = line.queue AND t.priority = line.priority AND t.tenant_id = line.tenant_id
+          AND t.status IN ('pending', 'retry', 'waiting') AND t.available_at <= now()
+        ORDER BY t.available_at LIMIT share.most) AS counted
+) AS due
+WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = line.queue)
+GROUP BY line.queue
+"""
+
+# An attempt that is met at some moment is half through, on average: its whole length is about twice its age.
+# $1 the queues, $2 the most leases.
+_RUNNING = """
+-- scaling_running
+SELECT lease.queue, w.version, count(*)::int AS running,
+       2 * avg(greatest(extract(epoch FROM now() - lease.started_at), 0))::float8 AS attempt_seconds
+FROM (SELECT queue, started_at, lease_owner FROM task WHERE status = 'running' LIMIT $2) AS lease
+LEFT JOIN worker w ON w.id = lease.lease_owner
+WHERE lease.queue = ANY($1)
+GROUP BY lease.queue, w.version
+"""
+
+# $1 the pool, $2 seconds after which a worker without a heartbeat counts as silent.
+_WORKERS = """
+-- scaling_workers
+SELECT w.version, w.queues, w.slots, w.draining, w.started_at FROM worker w
+WHERE w.pool = $1 AND w.seen_at > now() - make_interval(secs => $2)
+ORDER BY w.started_at DESC LIMIT 10000
+"""
+
+
+async def due(connection: Connection, queues: Sequence[str]) -> Sequence[Row]:
+    """By queue: the tasks that could start now, and the seconds that the oldest of them has waited. Paused queues and
+    those without tasks are absent.
+    """
+    return await connection.fetch(_DUE, list(queues), MAX_COUNTED, MAX_LINES)
+
+
+async def running(connection: Connection, queues: Sequence[str]) -> Sequence[Row]:
+    """By queue and version of the worker: the attempts that run, and about how long they last."""
+    return await connection.fetch(_RUNNING, list(queues), MAX_COUNTED)
+
+
+async def workers(connection: Connection, pool: str, silent: float) -> Sequence[Row]:
+    """The living workers of the pool, the newest first. `slots`: for each of `queues`, of the same index."""
+    return await connection.fetch(_WORKERS, pool, silent)

@@ -1,0 +1,276 @@
+"""What the rendered objects promise: who may do what, what starts after what, and what goes when."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from grafana.build import files
+from leasehold.settings import Settings
+from tests.chart.helm import CHART, environment, every_values, objects, pods, rendered
+
+PRIVATE_4 = {"10.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"}
+
+
+@every_values
+def test_no_pod_has_more_rights_than_it_needs(values: str) -> None:
+    for name, pod in pods(values).items():
+        spec = pod["spec"]
+        (container,) = spec["containers"]
+        assert spec["automountServiceAccountToken"] is False, name
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] == 10001  # deploy/Dockerfile's
+        assert spec["securityContext"]["seccompProfile"]["type"] in ("RuntimeDefault", "Localhost")
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,  # sets no_new_privs: without it no process may add a filter of its own
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert not spec.keys() & {"hostNetwork", "hostPID", "hostIPC", "initContainers"}
+        assert all(volume.keys() & {"emptyDir", "projected"} for volume in spec["volumes"])
+        assert container["resources"]["limits"]["memory"]
+        assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+
+
+@every_values
+def test_no_object_grants_rights_or_holds_a_secret(values: str) -> None:
+    kinds = {one["kind"] for one in rendered(values)}
+    assert not kinds & {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount", "Secret"}
+    assert kinds <= {
+        "Deployment", "Job", "Service", "PodDisruptionBudget", "NetworkPolicy", "Ingress", "ConfigMap",
+        "HorizontalPodAutoscaler", "ScaledObject", "TriggerAuthentication", "ServiceMonitor", "PrometheusRule",
+    }  # fmt: skip
+
+
+@every_values
+def test_secrets_are_files_that_are_mounted_where_the_variables_say(values: str) -> None:
+    for pod in pods(values).values():
+        (sources,) = [
+            volume["projected"]["sources"] for volume in pod["spec"]["volumes"] if volume["name"] == "secrets"
+        ]
+        mounted = {f"/run/leasehold/{item['path']}" for source in sources for item in source["secret"]["items"]}
+        named = {value for name, value in environment(pod).items() if name.endswith("_FILE")}
+        assert mounted == named
+        assert "/run/leasehold/database_url" in mounted
+
+
+@every_values
+def test_the_migration_ends_before_anything_else_starts(values: str) -> None:
+    (job,) = objects(values, "Job").values()
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
+    assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"
+    assert job["spec"]["activeDeadlineSeconds"] >= Settings(_env_file=None).migrate_seconds
+    assert job["spec"]["template"]["spec"]["containers"][0]["args"] == ["leasehold", "migrate"]
+    # A hook runs before the release's objects exist: the Job may name none of them.
+    assert not {volume for volume in json.dumps(job).split('"') if volume.startswith("configMap")}
+    policies = [one for one in objects(values, "NetworkPolicy").values() if one["metadata"]["name"].endswith("migrate")]
+    for policy in policies:
+        annotations = policy["metadata"]["annotations"]
+        assert annotations["helm.sh/hook"] == "pre-install,pre-upgrade"
+        assert int(annotations["helm.sh/hook-weight"]) < int(job["metadata"]["annotations"]["helm.sh/hook-weight"])
+    hooks = {one["kind"] for one in rendered(values) if "helm.sh/hook" in one["metadata"].get("annotations", {})}
+    assert hooks <= {"Job", "NetworkPolicy"}
+
+
+def test_the_migration_connects_as_the_owner_and_nothing_else_does() -> None:
+    made = pods("least")
+    owner = made.pop("jobs-leasehold-migrate")
+    assert "leasehold-owner" in json.dumps(owner)
+    assert environment(owner)["LEASEHOLD_DATABASE_APP_ROLE"] == "leasehold_app"
+    assert "leasehold-owner" not in json.dumps(made)
+
+
+@every_values
+def test_a_pod_has_time_to_end(values: str) -> None:
+    for name, pod in pods(values).items():
+        grace = pod["spec"]["terminationGracePeriodSeconds"]
+        (container,) = pod["spec"]["containers"]
+        if "worker" in name:
+            assert grace >= int(environment(pod)["LEASEHOLD_DRAIN_SECONDS"]) + 10
+        elif "migrate" not in name:
+            slept = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+            assert grace >= slept + 15 + 10  # api/__main__.py gives requests 15 seconds
+
+
+@every_values
+def test_probes_ask_what_the_processes_answer(values: str) -> None:
+    for name, pod in pods(values).items():
+        (container,) = pod["spec"]["containers"]
+        if "migrate" in name:
+            continue
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        asked = {probe: container[probe]["httpGet"] for probe in ("livenessProbe", "readinessProbe", "startupProbe")}
+        assert asked["livenessProbe"]["path"] == "/livez"
+        assert asked["readinessProbe"]["path"] == "/readyz"
+        assert {probe["port"] for probe in asked.values()} <= ports.keys()
+        assert int(environment(pod)["LEASEHOLD_METRICS_PORT"]) == ports["metrics"]
+        assert environment(pod)["LEASEHOLD_METRICS_HOST"] == "0.0.0.0"
+        if "http" in ports:
+            assert ports["http"] == Settings(_env_file=None).api_port
+            assert environment(pod)["LEASEHOLD_API_HOST"] == "0.0.0.0"
+
+
+@every_values
+def test_every_selector_finds_the_pods_that_it_means_and_no_other(values: str) -> None:
+    labels = {name: pod["metadata"]["labels"] for name, pod in pods(values).items()}
+
+    def chosen(selector: dict[str, str]) -> set[str]:
+        return {name for name, of in labels.items() if selector.items() <= of.items()}
+
+    for name, one in objects(values, "Deployment").items():
+        assert chosen(one["spec"]["selector"]["matchLabels"]) == {name}
+    for name, one in objects(values, "PodDisruptionBudget").items():
+        assert chosen(one["spec"]["selector"]["matchLabels"]) == {name}
+    assert objects(values, "PodDisruptionBudget").keys() == objects(values, "Deployment").keys()
+    for name, one in objects(values, "Service").items():
+        expected = labels.keys() - {"jobs-leasehold-migrate"} if name.endswith("-metrics") else {name}
+        assert chosen(one["spec"]["selector"]) - {"jobs-leasehold-migrate"} == expected
+    policies = objects(values, "NetworkPolicy").values()
+    covered = [chosen(one["spec"]["podSelector"]["matchLabels"]) for one in policies]
+    assert not covered or set.union(*covered) == labels.keys()
+
+
+def test_two_pods_of_a_deployment_are_spread_and_one_at_a_time_may_be_evicted() -> None:
+    for name, one in objects("fleet", "Deployment").items():
+        spread = one["spec"]["template"]["spec"]["topologySpreadConstraints"]
+        assert [at["topologyKey"] for at in spread] == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
+        own = one["spec"]["selector"]
+        assert all(at["labelSelector"] == own for at in spread), name
+        assert one["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    budgets = {name: one["spec"]["maxUnavailable"] for name, one in objects("fleet", "PodDisruptionBudget").items()}
+    assert set(budgets.values()) == {1, "25%"}
+
+
+def test_a_pool_serves_its_queues_with_its_own_resources() -> None:
+    made = pods("fleet")
+    models = environment(made["jobs-leasehold-worker-models"])
+    assert models["LEASEHOLD_WORKER_POOL"] == "models"
+    assert models["LEASEHOLD_WORKER_QUEUES"] == "conversion"
+    assert models["LEASEHOLD_WORKER_LABELS"] == "gpu"
+    assert (models["LEASEHOLD_WORKER_CHILDREN"], models["LEASEHOLD_DRAIN_SECONDS"]) == ("1", "600")
+    assert made["jobs-leasehold-worker-models"]["spec"]["nodeSelector"] == {"accelerator": "yes"}
+    assert made["jobs-leasehold-worker-pictures"]["spec"]["containers"][0]["resources"]["limits"]["memory"] == "8Gi"
+    assert environment(made["jobs-leasehold-worker-default"])["LEASEHOLD_WORKER_QUEUES"] == "default,webhooks"
+
+
+def test_the_api_knows_each_pool_as_its_workers_are() -> None:
+    """What GET /v1/scaling answers is of the declared queues: a difference would scale by another's work."""
+    made = pods("fleet")
+    declared = json.loads(environment(made["jobs-leasehold-api"])["LEASEHOLD_POOLS"])
+    settings = Settings(_env_file=None, pools=declared)
+    for name, pool in settings.pools.items():
+        worker = environment(made[f"jobs-leasehold-worker-{name}"])
+        assert ",".join(pool.queues) == worker["LEASEHOLD_WORKER_QUEUES"]
+        assert ",".join(pool.labels) == worker["LEASEHOLD_WORKER_LABELS"]
+    assert (settings.pools["models"].target_wait_seconds, settings.pools["models"].most) == (300, 20)
+    for name, one in objects("fleet", "ScaledObject").items():
+        pool = settings.pools[name.removeprefix("jobs-leasehold-worker-")]
+        assert one["spec"]["scaleTargetRef"]["name"] == name
+        assert (one["spec"]["minReplicaCount"], one["spec"]["maxReplicaCount"]) == (pool.least, pool.most)
+        url = one["spec"]["triggers"][0]["metadata"]["url"]
+        assert url == f"http://jobs-leasehold-api.work.svc/v1/scaling/{name.removeprefix('jobs-leasehold-worker-')}"
+        assert "jobs-leasehold-api" in objects("fleet", "Service")
+
+
+@pytest.mark.parametrize(("values", "number"), [("fleet", 4), ("cpu", 1), ("least", 0)])
+def test_what_is_scaled_has_no_number_of_replicas_of_its_own(values: str, number: int) -> None:
+    """Else each upgrade would set the number back."""
+    scalers = objects(values, "ScaledObject") | objects(values, "HorizontalPodAutoscaler")
+    scaled = {one["spec"]["scaleTargetRef"]["name"] for one in scalers.values()}
+    assert len(scaled) == number
+    for name, one in objects(values, "Deployment").items():
+        assert ("replicas" in one["spec"]) == (name not in scaled), name
+
+
+def test_a_number_is_written_as_it_is_meant_and_a_mapping_as_json() -> None:
+    api = environment(pods("fleet")["jobs-leasehold-api"])
+    assert api["LEASEHOLD_PICTURE_MAX_BYTES"] == "33554432"
+    assert api["LEASEHOLD_TRACES"] == "true"
+    assert json.loads(api["LEASEHOLD_CONSOLE_OIDC_ROLES"])["sre"]["role"] == "admin"
+    fraction = environment(pods("least", "settings.poll_seconds=0.5")["jobs-leasehold-api"])
+    assert fraction["LEASEHOLD_POLL_SECONDS"] == "0.5"
+    chosen = {name.removeprefix("LEASEHOLD_").lower(): value for name, value in api.items()
+              if name.startswith("LEASEHOLD_") and not name.endswith("_FILE")}  # fmt: skip
+    for name in ("console_oidc_roles", "pools"):
+        chosen[name] = json.loads(chosen[name])
+    Settings(_env_file=None, **chosen)  # the platform itself takes them
+
+
+def test_the_console_is_served_once() -> None:
+    apart, together = pods("least"), pods("small")
+    assert apart["jobs-leasehold-console"]["spec"]["containers"][0]["args"] == ["leasehold", "console"]
+    assert environment(apart["jobs-leasehold-api"])["LEASEHOLD_CONSOLE"] == "off"
+    assert environment(apart["jobs-leasehold-console"]).get("LEASEHOLD_CONSOLE", "on") != "off"
+    assert "jobs-leasehold-console" not in together
+    assert environment(together["jobs-leasehold-api"]).get("LEASEHOLD_CONSOLE", "on") == "on"
+
+
+def test_an_app_is_named_to_every_process_that_loads_it() -> None:
+    commands = {name: pod["spec"]["containers"][0]["args"] for name, pod in pods("small").items()}
+    assert commands["jobs-leasehold-api"] == ["leasehold", "api", "shop:app"]
+    assert commands["jobs-leasehold-worker-default"] == ["leasehold", "worker", "shop:app"]
+
+
+def test_images_are_named_by_tag_or_by_digest() -> None:
+    images = {pod["spec"]["containers"][0]["image"] for values in ("least", "small", "fleet")
+              for pod in pods(values).values()}  # fmt: skip
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    assert f"registry.example/team/leasehold-api:{version}" in images
+    assert "registry.example/team/leasehold-worker:1.2.3" in images
+    assert any(image.startswith("registry.example/team/leasehold-api@sha256:") for image in images)
+
+
+def test_the_chart_is_of_this_release() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    project = (CHART.parents[2] / "pyproject.toml").read_text()
+    assert f'version = "{chart["appVersion"]}"' in project
+    assert chart["version"] == chart["appVersion"]
+
+
+def test_a_strict_network_lets_only_named_peers_through() -> None:
+    policies = objects("strict", "NetworkPolicy")
+    worker = policies["jobs-leasehold-worker"]["spec"]
+    assert worker["policyTypes"] == ["Ingress", "Egress"]
+    assert [rule["ports"] for rule in worker["ingress"]] == [[{"port": "metrics"}]]
+    assert policies["jobs-leasehold-migrate"]["spec"]["ingress"] == []
+    for name, one in policies.items():
+        assert "ipBlock" not in json.dumps(one), name
+        assert all(rule["from"] for rule in one["spec"]["ingress"])
+
+
+def test_the_internet_is_never_the_cluster_s_own_network() -> None:
+    def blocks(policy: dict[str, Any]) -> list[dict[str, Any]]:
+        return [to["ipBlock"] for rule in policy["spec"]["egress"] for to in rule.get("to", []) if "ipBlock" in to]
+
+    for name, one in objects("least", "NetworkPolicy").items():
+        assert bool(blocks(one)) != name.endswith("migrate")
+        for block in blocks(one):
+            wanted = (
+                {"10.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"}
+                if "." in block["cidr"]
+                else {"fc00::/7"}
+            )
+            assert wanted <= set(block["except"])
+
+
+def test_alerts_and_boards_are_those_of_the_repository() -> None:
+    (rule,) = objects("fleet", "PrometheusRule").values()
+    written = files()
+    (rules,) = [text for path, text in written.items() if path.parts[-2:] == ("rules", "leasehold.yaml")]
+    assert rule["spec"] == yaml.safe_load(rules)
+    boards = {name: text for one in objects("fleet", "ConfigMap").values() for name, text in one["data"].items()}
+    assert boards == {path.name: text for path, text in written.items() if path.suffix == ".json"}
+
+
+def test_prometheus_scrapes_every_process_under_the_name_that_the_alerts_know() -> None:
+    (monitor,) = objects("fleet", "ServiceMonitor").values()
+    services = [one for one in objects("fleet", "Service").values()
+                if monitor["spec"]["selector"]["matchLabels"].items() <= one["metadata"]["labels"].items()]  # fmt: skip
+    assert [one["metadata"]["name"] for one in services] == ["jobs-leasehold-metrics"]
+    assert services[0]["spec"]["publishNotReadyAddresses"] is True
+    assert services[0]["metadata"]["labels"][monitor["spec"]["jobLabel"]].startswith("leasehold")  # LeaseholdTargetDown
+    assert [port["name"] for port in services[0]["spec"]["ports"]] == [monitor["spec"]["endpoints"][0]["port"]]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
