@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ
 from leasehold.api.console.rendering import content_of, go_to, page
-from leasehold.api.console.routes import Fields
+from leasehold.api.console.routes import Fields, Form
 from leasehold.api.console.session import SignedIn
 from leasehold.api.http.cursors import IdCursor
 from leasehold.api.jobs import unsettled as endpoints
@@ -45,21 +45,11 @@ async def settle(request: Request, caller: Operator, form: Fields) -> Response:
     picked = dict.fromkeys(form.picked("job"))
     if not picked:
         raise Invalid("nothing_picked", "Pick the orders first.")
+    items = [_item(form, job_id, action) for job_id in picked]
     try:
-        items = [
-            SettleItem(
-                job_id=UUID(job_id),
-                action=action,
-                ref=(form.get(f"ref-{job_id}", "").strip() or None) if action == "adopt" else None,
-                reason=form.get("reason", "")[:500],
-            )
-            for job_id in picked
-        ]
         body = BulkSettleRequest(settlements=items)
     except ValidationError as error:
-        raise Invalid("invalid_request", _sentence(error, action)) from None
-    except ValueError:
-        raise Invalid("invalid_request", "An order is picked by its job's id.") from None
+        raise Invalid("invalid_request", f"Nothing was settled: {error.errors()[0]['msg']}.") from None
     answer = content_of(await endpoints.settle_jobs(request, body, caller))
     settled, refused = len(answer["settled"]), answer["refused"]
     sentence = f"{settled} of {len(picked)} {_DEEDS[action]}."
@@ -68,7 +58,20 @@ async def settle(request: Request, caller: Operator, form: Fields) -> Response:
     return go_to(request, "/to-settle", sentence, good=not refused)
 
 
-def _sentence(error: ValidationError, action: str) -> str:
-    if action == "adopt":
-        return "To adopt an order, write the id that it has at the provider into its row."
-    return f"The orders cannot be settled so: {error.errors()[0]['msg']}."
+def _item(form: Form, job_id: str, action: Any) -> SettleItem:
+    """The row of the job in the form. Raises Invalid, which names the job."""
+    ref = form.get(f"ref-{job_id}", "").strip() or None
+    if action == "adopt" and ref is None:
+        sentence = "To adopt an order, write the id that it has at the provider into its row"
+        raise Invalid("invalid_request", f"{sentence}: nothing was settled, because {job_id} has none.")
+    try:
+        return SettleItem(
+            job_id=UUID(job_id),
+            action=action,
+            ref=ref if action == "adopt" else None,
+            reason=form.get("reason", "")[:500],
+        )
+    except ValidationError as error:
+        raise Invalid("invalid_request", f"Nothing was settled: {job_id}: {error.errors()[0]['msg']}.") from None
+    except ValueError:
+        raise Invalid("invalid_request", "The form names a job by something that is no id.") from None

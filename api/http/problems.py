@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from math import ceil
 from typing import Any
+from urllib.parse import quote
 
 import asyncpg
 import orjson
@@ -37,7 +38,8 @@ from leasehold.domain.errors import (
     Unsupported,
 )
 from leasehold.domain.job_filter import InvalidFilter
-from leasehold.runtime.transient import TRY_AGAIN
+from leasehold.domain.json_pointer import pointer_to
+from leasehold.runtime.transient import may_try_again
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -63,6 +65,10 @@ RETRY_AFTER = 2
 #: The errors by which PostgreSQL refuses a NUL character in text, and in JSON.
 NOT_STORABLE = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
 
+#: At most so many wrong values are named: a small body can have very many.
+_MAX_ERRORS = 100
+#: The ASCII characters that stand for themselves in the fragment of a URI (RFC 3986, 3.5).
+_OF_FRAGMENTS = "/?:@!$&'()*+,;="
 _SENTENCES = {
     HTTPStatus.NOT_FOUND: ("not_found", "There is nothing at this address."),
     HTTPStatus.METHOD_NOT_ALLOWED: ("method_not_allowed", "This address does not support the method."),
@@ -132,8 +138,8 @@ def _problem_of_library_error(error: Exception) -> Problem:
 
 
 def is_database_away(error: BaseException) -> bool:
-    """Whether the same request may succeed once PostgreSQL answers again."""
-    return isinstance(error, TRY_AGAIN)
+    """Whether the error is one that a lost or overloaded PostgreSQL causes."""
+    return may_try_again(error)
 
 
 def _unavailable(code: str, detail: str) -> Problem:
@@ -179,8 +185,10 @@ def _of_validation(error: RequestValidationError) -> Problem:
     return Problem(
         HTTPStatus.UNPROCESSABLE_ENTITY,
         "invalid_request",
-        "Some values of the request are not acceptable: `errors` names each.",
-        errors=[_field_error(item) for item in errors],
+        f"Some values of the request are not acceptable: `errors` names the first {_MAX_ERRORS}."
+        if len(errors) > _MAX_ERRORS
+        else "Some values of the request are not acceptable: `errors` names each.",
+        errors=[_field_error(item) for item in errors[:_MAX_ERRORS]],
     )
 
 
@@ -188,6 +196,6 @@ def _field_error(item: Mapping[str, Any]) -> dict[str, str]:
     """Where the error is (a JSON pointer into the body, or a parameter's name) and why. Never the value itself."""
     place, *path = (str(part) for part in item["loc"]) if item["loc"] else ("body",)
     if place == "body":
-        steps = (part.replace("~", "~0").replace("/", "~1") for part in path)
-        return {"pointer": "#" + "".join(f"/{step}" for step in steps), "detail": str(item["msg"])}
+        # The fragment of a URI (RFC 6901, 6).
+        return {"pointer": "#" + quote(pointer_to(path), safe=_OF_FRAGMENTS), "detail": str(item["msg"])}
     return {"parameter": ".".join(path), "in": place, "detail": str(item["msg"])}

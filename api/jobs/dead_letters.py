@@ -30,7 +30,6 @@ from leasehold.db.database import Connection
 from leasehold.db.job_reads import DeadLetterFilter, Row
 from leasehold.domain.errors import Conflict, Forbidden, Invalid, NotFound, TooMany
 from leasehold.kinds.operations import RUN
-from leasehold.limits.admission import queues_waited_in
 from leasehold.transitions.runs import CreatedRun
 
 router = APIRouter(tags=["dead letters"], prefix="/v1/dead-letters", route_class=AuthenticatedFirst)
@@ -185,7 +184,7 @@ async def _replay(services: Services, connection: Connection, caller: Caller, jo
         effects = await revive(services.actions, connection, access.target, template_version)
         if effects is not None:
             await record(connection, access, "job.retried")
-        charge.queues |= await queues_waited_in(connection, job_id)
+        await services.admission.add_queues_of(connection, charge, job_id)
     return effects
 
 

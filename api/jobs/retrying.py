@@ -13,7 +13,6 @@ from leasehold.api.jobs.ending import invalid_state, record
 from leasehold.api.jobs.schemas import RetryRequest
 from leasehold.api.process.services import Services
 from leasehold.domain.errors import Invalid
-from leasehold.limits.admission import queues_waited_in
 
 
 async def retry(services: Services, access: JobAccess, body: RetryRequest) -> dict[str, str]:
@@ -39,6 +38,6 @@ async def retry(services: Services, access: JobAccess, body: RetryRequest) -> di
             raise invalid_state(access.row["status"])
         other_payload = None if params is None else True
         await record(connection, access, "job.retried", from_step=body.from_step, other_payload=other_payload)
-        charge.queues |= await queues_waited_in(connection, access.id)
+        await services.admission.add_queues_of(connection, charge, access.id)
     await publish_and_admit_run(services, effects)
     return charge.fields

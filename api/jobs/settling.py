@@ -16,7 +16,6 @@ from leasehold.api.process.services import Services
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid
 from leasehold.kinds.operations import Settling
-from leasehold.limits.admission import queues_waited_in
 from leasehold.transitions.jobs import resolve, resolving
 from leasehold.transitions.jobs.resolving import Unresolved
 from leasehold.transitions.runs import CreatedRun
@@ -39,7 +38,7 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
             queues = {row["queue"]: 1 for row in access.row["steps"] if row["id"] == settling.step}
             async with services.admission.submitting(connection, access.caller.payer, queues) as charge:
                 effects = await _adopt_or_repeat(services, connection, access, settling, step, body)
-                charge.queues |= await queues_waited_in(connection, access.id)
+                await services.admission.add_queues_of(connection, charge, access.id)
             fields = charge.fields
         await record(connection, access, "job.settled", **details)
     if effects is not None:

@@ -37,7 +37,6 @@ from leasehold.domain import cron
 from leasehold.domain.errors import Conflict, Invalid, NotFound, RequestError, TooMany, Unavailable
 from leasehold.domain.ids import new_id
 from leasehold.domain.json_values import MAX_SMALLINT, Flag, Integer, JsonNumber
-from leasehold.limits.admission import queues_waited_in
 from leasehold.limits.bounds import make_room
 from leasehold.schedules import firing as schedules
 from leasehold.transitions import quarantine
@@ -355,7 +354,7 @@ async def run_now(
                 await services.admission.refund(connection, caller.payer)
                 # The transaction is committed, because it has written the refusal to the schedule.
                 return Answer(HTTPStatus.CONFLICT, b"", is_stored=False)
-            charge.queues |= await queues_waited_in(connection, effects.id)
+            await services.admission.add_queues_of(connection, charge, effects.id)
             await record(connection, caller, "schedule.run_now", schedule_id, job_id=effects.id)
         started.append(effects)
         limit_headers.update(charge.fields)
@@ -416,7 +415,8 @@ async def backfill(
             for tick in missing[-1:] if refused else missing:
                 effects = await schedules.start(connection, prepared, row, tick, keep)
                 created.append(effects)
-                charge.queues |= set() if effects is None else await queues_waited_in(connection, effects.id)
+                if effects is not None:
+                    await services.admission.add_queues_of(connection, charge, effects.id)
             await services.admission.refund(connection, caller.payer, len(missing) if refused else created.count(None))
         limit_headers.update(charge.fields)
         span: dict[str, Any] = {"start": body.start, "end": body.end, "ticks": len(ticks)}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import threading
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
 from leasehold.app.dev_file import dev_variables
-from leasehold.app.portal import Portal
+from leasehold.app.portal import Portal, PortalClosed
 
 if TYPE_CHECKING:
     from pydantic_settings import BaseSettings
@@ -41,16 +44,28 @@ def settings_of_folder() -> Settings:
     return FolderSettings()
 
 
+@dataclass(slots=True)
+class _Opened:
+    """A portal, and what was opened in its loop."""
+
+    portal: Portal
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    link: asyncio.Task[Link] | None = None
+
+
 class Connections:
     """One app's way to its installation. A child process that was forked opens connections of its own."""
 
     def __init__(self, app: str) -> None:
         self._app = app
         self._settings: Settings | None = None
+        self._opened: _Opened | None = None
+        self._renew_lock()
+        _all.add(self)
+
+    def _renew_lock(self) -> None:
+        """A child that was forked while another thread held the lock would wait for ever."""
         self._lock = threading.Lock()
-        self._portal: Portal | None = None
-        self._opening: asyncio.Task[Link] | None = None
-        self._stack = AsyncExitStack()
 
     @property
     def settings(self) -> Settings:
@@ -77,31 +92,46 @@ class Connections:
 
     def _open_portal(self) -> Portal:
         with self._lock:
-            if self._portal is None or not self._portal.is_usable:
-                self._portal = Portal(f"leasehold {self._app}")
-                self._opening = None
-                self._stack = AsyncExitStack()
+            if self._opened is None or not self._opened.portal.is_usable:
+                self._opened = _Opened(Portal(f"leasehold {self._app}"))
                 atexit.register(self.close)
-            return self._portal
+            return self._opened.portal
 
     async def link(self) -> Link:
-        """The open link. Call it in the portal's loop."""
-        if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
-            self._opening = asyncio.create_task(self._open())
-        return await asyncio.shield(self._opening)
+        """The open link. Call it in the portal's loop. Raises PortalClosed."""
+        opened = self._opened
+        if opened is None:
+            raise PortalClosed
+        if opened.link is None or (opened.link.done() and opened.link.exception() is not None):
+            opened.link = asyncio.create_task(self._open(opened.stack))
+        return await asyncio.shield(opened.link)
 
-    async def _open(self) -> Link:
+    async def _open(self, stack: AsyncExitStack) -> Link:
         from leasehold.app.link import DatabaseLink  # noqa: PLC0415 - declaring a task loads no driver
 
         settings = self.settings
-        return await self._stack.enter_async_context(DatabaseLink.opened(settings, settings.tenant))
+        return await stack.enter_async_context(DatabaseLink.opened(settings, settings.tenant))
 
     def close(self) -> None:
         """Close what is open, after its last hints are sent. The next use opens it again."""
         with self._lock:
-            portal, self._portal = self._portal, None
+            opened, self._opened = self._opened, None
             atexit.unregister(self.close)
-            if portal is None or not portal.is_usable:
-                return
-            portal.call(self._stack.aclose())
-            portal.close()
+        if opened is None or not opened.portal.is_usable:
+            return
+        try:
+            opened.portal.call(opened.stack.aclose())
+        finally:
+            opened.portal.close()
+
+
+_all: WeakSet[Connections] = WeakSet()
+
+
+def _renew_locks() -> None:
+    for connections in _all:
+        connections._renew_lock()  # noqa: SLF001 - of the same module
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_renew_locks)

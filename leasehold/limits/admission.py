@@ -101,6 +101,15 @@ class Admission:
             await self._usage.check_exactly(connection, payer.tenant_id)
         await self._hold_depth(connection, paid.queues)
 
+    async def add_queues_of(self, connection: Connection, paid: Paid, job_id: UUID) -> None:
+        """Count the job's runnable tasks, for example after a retry, in the queues in which they wait."""
+        if self._settings.queue_depth_limit is None:
+            return
+        rows = await connection.fetch(
+            "SELECT DISTINCT queue FROM task WHERE job_id = $1 AND status IN ('pending', 'retry', 'waiting')", job_id
+        )
+        paid.queues |= {row["queue"] for row in rows}
+
     async def check(
         self, connection: Connection, payer: Payer, queues: Mapping[str, int], charged_as: Charge = "submissions"
     ) -> None:
@@ -206,11 +215,3 @@ def _rate_limited(quota: Quota, charged_as: Charge) -> TooMany:
 def _queue_full(at_most: int) -> TooMany:
     sentence = f"At most {at_most} tasks may wait in the queue: try again later."
     return TooMany("queue_full", sentence, policy="queue", at_most=at_most, retry_after=_FULL_QUEUE_SECONDS)
-
-
-async def queues_waited_in(connection: Connection, job_id: UUID) -> set[str]:
-    """The queues in which the job's runnable tasks wait, for example after a replay."""
-    rows = await connection.fetch(
-        "SELECT DISTINCT queue FROM task WHERE job_id = $1 AND status IN ('pending', 'retry', 'waiting')", job_id
-    )
-    return {row["queue"] for row in rows}

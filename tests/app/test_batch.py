@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, List  # noqa: UP035 - people write it
 
 import pytest
 
@@ -182,7 +182,23 @@ def test_a_function_of_one_item_is_refused_at_import(terms: dict[str, Any], word
 
     def unlisted(numbers: list[int]) -> int: ...
 
-    for function, sentence in ((single, words), (unlisted, r"returns a list\[")):
+    def untyped(numbers: List) -> list[int]: ...  # type: ignore[type-arg]  # noqa: UP006 - that is the test
+
+    def untyped_results(numbers: list[int]) -> List: ...  # type: ignore[type-arg]  # noqa: UP006 - as above
+
+    def named(*, numbers: list[int]) -> list[int]: ...
+
+    def starred(*numbers: list[int]) -> list[int]: ...
+
+    refused = [
+        (single, words),
+        (untyped, words),
+        (unlisted, r"returns a list\["),
+        (untyped_results, r"returns a list\["),
+        (named, "by their position"),
+        (starred, "by their position"),
+    ]
+    for function, sentence in refused:
         with pytest.raises(DeclarationError, match=rf"test_batch\.py:\d+: .*{sentence}"):
             App("a").task(batch=Batch(size=2), **terms)(function)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from leasehold import App
+from leasehold.app.connection import Connections
 from leasehold.app.endings import Endings
 from leasehold.app.portal import Portal, PortalClosed
 from leasehold.domain.ids import new_id
@@ -42,6 +45,60 @@ async def test_a_thread_and_a_coroutine_that_wait_for_a_run_end_when_the_app_is_
     await asyncio.to_thread(thread.join, SECONDS)
     assert [type(error) for error in errors] == [PortalClosed]
     assert await run.astatus() in ("pending", "queued")  # the next use opens the connections again
+
+
+class Slow:
+    """Stands for what closes slowly, or not at all: hints to send, a broker that is silent."""
+
+    def __init__(self, connections: Connections, error: Exception | None = None) -> None:
+        self.begun, self.release = threading.Event(), threading.Event()
+        self._error = error
+
+        async def register() -> None:
+            assert connections._opened is not None
+            connections._opened.stack.push_async_callback(self._close)
+
+        connections.call(register())
+
+    async def _close(self) -> None:
+        self.begun.set()
+        await asyncio.to_thread(self.release.wait, SECONDS)
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.mark.parametrize("held", ["by a close", "at the fork"])
+def test_a_child_that_was_forked_during_a_close_opens_connections_of_its_own(held: str) -> None:
+    connections = Connections("shop")
+    slow = Slow(connections)
+    thread = threading.Thread(target=connections.close)
+    thread.start()
+    assert slow.begun.wait(SECONDS)
+    if held == "at the fork":
+        connections._lock.acquire()
+    child = os.fork()
+    if child == 0:  # nothing here may reach pytest's own end
+        signal.alarm(int(SECONDS))
+        try:
+            connections.call(asyncio.sleep(0))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    if held == "at the fork":
+        connections._lock.release()
+    slow.release.set()
+    thread.join(SECONDS)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_close_that_fails_leaves_no_thread() -> None:
+    connections = Connections("shop")
+    before = threading.active_count()
+    slow = Slow(connections, OSError("gone"))
+    slow.release.set()
+    with pytest.raises(OSError, match="gone"):
+        connections.close()
+    assert threading.active_count() <= before
 
 
 def test_a_call_after_the_close_is_refused_and_not_left_to_wait() -> None:

@@ -48,6 +48,10 @@ async def test_an_order_is_adopted_by_its_id_in_its_row(person: MakePerson, make
     job_id = await unknown(maker)
     without = await somebody.do("/to-settle/settle", job=[str(job_id)], action="adopt", back="/to-settle")
     assert "write the id that it has at the provider into its row" in without
+    wrong = await somebody.do(
+        "/to-settle/settle", job=[str(job_id)], action="adopt", back="/to-settle", **{f"ref-{job_id}": "/order/17"}
+    )
+    assert f"Nothing was settled: {job_id}: String should match pattern" in unescape(wrong)
     fields = {f"ref-{job_id}": "order-17", f"ref-{uuid4()}": "another"}
     assert "1 of 1 adopted." in await somebody.do("/to-settle/settle", job=[str(job_id)], action="adopt", **fields)
     assert await rows.fetchval("SELECT ref FROM settlement WHERE job_id = $1", job_id) == "order-17"

@@ -23,6 +23,7 @@ from leasehold.broker.amqp.watchdog import watch
 from leasehold.broker.amqp.wire import Wire
 from leasehold.domain.backoff import delay_after
 from leasehold.domain.errors import BrokerUnavailable
+from leasehold.runtime.foreign_errors import text_of
 from leasehold.runtime.gather import cancel_and_wait, check_not_cancelled
 from leasehold.settings import Settings
 from leasehold.telemetry.outages import BROKER
@@ -72,8 +73,8 @@ async def until_closed(resource: AbstractConnection | AbstractChannel) -> None:
 
 def _reason(connection: AbstractConnection) -> str:
     closing = connection.closing
-    ended = closing.done() and not closing.cancelled()
-    return str(closing.exception()) if ended else "given up"
+    error = closing.exception() if closing.done() and not closing.cancelled() else None
+    return "without an error" if error is None else text_of(error)
 
 
 class Ladder:

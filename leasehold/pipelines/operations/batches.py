@@ -16,7 +16,7 @@ from leasehold.actions.retrying import is_plain, revive, revive_together, templa
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid, NotFound
 from leasehold.evaluation.templates import TemplateVersion
-from leasehold.limits.admission import Payer, queues_waited_in
+from leasehold.limits.admission import Payer
 from leasehold.pipelines.operations.context import OperationContext
 from leasehold.pipelines.operations.pipeline import Operation
 from leasehold.runtime.transient import may_try_again
@@ -121,9 +121,8 @@ async def _retry_charged(
 
         async def retry_plain() -> None:
             await revive_together(context.actions, connection, plain)
-            if context.settings.queue_depth_limit is not None:
-                for target in plain:
-                    paid.queues |= await queues_waited_in(connection, target.id)
+            for target in plain:
+                await context.admission.add_queues_of(connection, paid, target.id)
 
         together = bool(plain) and await _together(connection, plain, outcome, retry_plain)
         retried = {target.id for target in plain} if together else set()
@@ -139,8 +138,7 @@ async def _retry_charged(
                 outcome.limits |= set(effects.limits)
                 outcome.departed += effects.departed
                 outcome.ended += effects.ended
-                if context.settings.queue_depth_limit is not None:
-                    paid.queues |= await queues_waited_in(connection, target.id)
+                await context.admission.add_queues_of(connection, paid, target.id)
 
             await _alone(connection, target, outcome, retry)
         await context.admission.refund(connection, payer, len(job_ids) - len(outcome.acted))
