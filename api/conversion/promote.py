@@ -106,10 +106,10 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
     if len(set(keys)) != len(keys):
         raise Invalid("targets_not_distinct", "Two targets have the same key.")
     async with services.pool.acquire() as connection:
-        turn_and_leftovers = await promotions.begin(connection, caller.tenant_id, job_id)
-    if turn_and_leftovers is None:
+        begun = await promotions.begin(connection, caller.tenant_id, job_id)
+    if begun is None:
         return await _answer_without_turn(services, caller, job_id, keys)
-    turn, leftovers = turn_and_leftovers
+    turn, earlier = begun
 
     async def record_promotion(connection: Connection) -> None:
         await record(connection, caller, "job.promoted", job_id, kind="conversion", keys=keys)
@@ -117,7 +117,7 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
     try:
         async with open_target(services.settings, services.store) as target:
             await Promoter(services.pool.acquire, services.store, target).promote(
-                turn, leftovers, copies, record_promotion
+                turn, earlier, copies, record_promotion
             )
     except BaseException:
         await asyncio.shield(_give_up(services, turn))

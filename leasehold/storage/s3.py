@@ -6,7 +6,7 @@ Every request to the store runs inside the block `request`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from time import perf_counter
@@ -152,6 +152,11 @@ def empty_if_no_range() -> Iterator[None]:
     except ClientError as error:
         if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") != 416:  # noqa: PLR2004 - HTTP's own
             raise
+
+
+def lowered(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The metadata of an object, with names in lower case: some stores answer with upper case."""
+    return {name.lower(): value for name, value in metadata.items()}
 
 
 def _translated(error: ClientError, key: str) -> StoreError:

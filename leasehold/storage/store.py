@@ -31,7 +31,7 @@ from leasehold.domain.ids import id_at, new_id
 from leasehold.settings import Settings
 from leasehold.storage.content import CHUNK, digest_of, digest_of_bytes
 from leasehold.storage.multipart import put_in_parts
-from leasehold.storage.s3 import PutRefused, empty_if_no_range, open_client, request
+from leasehold.storage.s3 import PutRefused, empty_if_no_range, lowered, open_client, request
 from leasehold.storage.streaming import Upload
 
 if TYPE_CHECKING:
@@ -65,10 +65,6 @@ def _never(_stored: Stored) -> bool:
 
 def _ignored(_answer: GetObjectOutputTypeDef) -> None:
     return
-
-
-def _lower(metadata: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): value for name, value in metadata.items()}
 
 
 ABSENT = "This installation has no object store: LEASEHOLD_OBJECT_STORE is none."
@@ -260,7 +256,7 @@ class ObjectStore:
                     answer = await self._client.head_object(Bucket=self._bucket, Key=key)
         except ObjectMissing:
             return None
-        metadata = _lower(answer.get("Metadata", {}))
+        metadata = lowered(answer.get("Metadata", {}))
         return Stored(
             key,
             answer["ContentLength"],
@@ -466,7 +462,7 @@ async def _remove(path: Path) -> None:
 
 def _stored(key: str, size: int, sha256: str, answer: GetObjectOutputTypeDef) -> Stored:
     content_type = answer.get("ContentType", _UNKNOWN_TYPE)
-    return Stored(key, size, sha256, content_type, answer.get("ETag"), _lower(answer.get("Metadata", {})))
+    return Stored(key, size, sha256, content_type, answer.get("ETag"), lowered(answer.get("Metadata", {})))
 
 
 def _size_of(answer: GetObjectOutputTypeDef) -> int:

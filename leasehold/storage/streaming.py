@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
-from leasehold.domain.errors import StoreError
+from leasehold.domain.errors import ObjectMissing, StoreError
+from leasehold.domain.ids import new_id
 from leasehold.runtime.gather import cancel_and_wait
-from leasehold.storage.s3 import request
+from leasehold.storage.s3 import PutRefused, lowered, request
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
@@ -27,6 +28,8 @@ log = structlog.get_logger(__name__)
 
 #: The smallest part that S3 allows, because parts are held in memory. 10,000 parts, the most, are 52 GB.
 PART_BYTES = 5 * 1024 * 1024
+#: The metadata field of an object that names the upload that wrote it.
+_UPLOAD = "upload"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,9 @@ class Upload:
     ) -> None:
         self._client = client
         self._target: dict[str, Any] = {"Bucket": bucket, "Key": key}
-        self._attributes = attributes  # content type and metadata
+        self._id = str(new_id())
+        metadata = attributes["Metadata"] | {_UPLOAD: self._id}
+        self._attributes = attributes | {"Metadata": metadata}  # and the content type
         self._condition: dict[str, Any] = {"IfNoneMatch": "*"} if only_new else {}
         self._limit = limit
         self._upload_id: str | None = None
@@ -85,14 +90,19 @@ class Upload:
         if self._upload_id is None:
             body = self._take_part()
             self._digest.update(body)
-            with request("put", self.key):
-                async with self._limit(len(body)):
-                    await self._client.put_object(**self._target, Body=body, **self._attributes, **self._condition)
+            storing = self._put(body)
         else:
             if self._part:
                 await self._start_part()
             await self._wait_for_part()
-            await self._complete()
+            storing = self._complete()
+        try:
+            await storing
+        except (PutRefused, ObjectMissing):
+            # The client of the store repeats a request whose answer was an error or was lost. If the first request
+            # has stored the object, the store refuses the second: there is an object, or the multipart upload is over.
+            if not await self._is_stored():
+                raise
         self._finished = True
         return Written(self.size, self._digest.hexdigest())
 
@@ -122,12 +132,27 @@ class Upload:
                 answer = await self._client.upload_part(**self._upload(), PartNumber=number, Body=body)
         self._parts.append({"PartNumber": number, "ETag": answer["ETag"]})
 
+    async def _put(self, body: bytes) -> None:
+        with request("put", self.key):
+            async with self._limit(len(body)):
+                await self._client.put_object(**self._target, Body=body, **self._attributes, **self._condition)
+
     async def _complete(self) -> None:
         with request("put", self.key):
             async with self._limit(self.size):
                 await self._client.complete_multipart_upload(
                     **self._upload(), MultipartUpload={"Parts": self._parts}, **self._condition
                 )
+
+    async def _is_stored(self) -> bool:
+        """Whether the object at the key is the object of this upload. A store that keeps no metadata cannot tell."""
+        try:
+            with request("head", self.key):
+                async with self._limit(0):
+                    answer = await self._client.head_object(**self._target)
+        except ObjectMissing:
+            return False
+        return lowered(answer.get("Metadata", {})).get(_UPLOAD) == self._id
 
     async def _abort(self) -> None:
         if self._sending is not None:
@@ -138,6 +163,8 @@ class Upload:
             with request("put", self.key):
                 async with self._limit(0):
                     await self._client.abort_multipart_upload(**self._upload())
+        except ObjectMissing:  # the first of two requests has aborted it, or completed it
+            return
         except StoreError as error:  # log it only: the caller must get the error that made it leave the block
             log.warning("parts of an upload are left in the store", key=self.key, error=type(error).__name__)
 

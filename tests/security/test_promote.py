@@ -19,7 +19,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
 from leasehold.domain.ids import new_id
 from leasehold.pipelines.conversion.promotion import ownership
-from leasehold.pipelines.conversion.promotion.copying import undo_dead
+from leasehold.pipelines.conversion.promotion.copying import Copy, Promoter, undo_dead
 from leasehold.pipelines.conversion.promotion.ownership import folder_of
 from leasehold.pipelines.conversion.promotion.targets import _FileService, open_target
 from leasehold.security import oauth
@@ -366,6 +366,109 @@ async def test_a_file_service_that_only_knows_put_and_delete_loses_nothing_it_di
                 await stage.models.lay("acme/m/out.nef", b"a stranger's")
                 assert code(await acme.promote(path, TWO)) == (502, "promotion_failed")
                 assert list(service.files) == ["/models/acme/m/out.nef"]
+
+
+async def test_what_a_stranger_laid_during_the_call_stays_though_postgresql_fails_meanwhile(
+    settings: Settings, rows: Connection, make_key: MakeKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HEAD finds nothing, and the PUT is refused. The file service cannot tell whose object a DELETE removes."""
+    failures = iter([ConnectionResetError(), TimeoutError()])
+    record_undone = ownership.record_undone
+
+    async def fails_at_first(connection: Connection, change: ownership.KeyChange) -> None:
+        for error in failures:
+            raise error
+        await record_undone(connection, change)
+
+    with serving_files() as service:
+        async with serving(at(settings, service)) as running:
+            stage = Stage(at(settings, service), running, rows, Models(service, None), make_key)
+            async with stage.tenant("acme") as acme:
+                path = await acme.convert(b"new")
+                monkeypatch.setattr(ownership, "record_undone", fails_at_first)
+                service.on_put = lambda path: service.files.setdefault(path, b"a stranger's") and None
+                assert code(await acme.promote(path, ONE)) == (409, "target_exists")
+                await rows.execute("UPDATE promoted_object SET until = clock_timestamp() - interval '1 s'")
+                services = running.services
+                assert await undo_dead(stage.settings, services.pool.acquire, services.store) == 0
+            assert service.files == {"/models/acme/m/out.nef": b"a stranger's"}
+
+
+class LateCommit:
+    """A connection whose next COMMIT takes effect, but is answered too late."""
+
+    def __init__(self, connection: Connection, armed: list[bool]) -> None:
+        self._connection = connection
+        self._armed = armed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        async with self._connection.transaction():
+            yield
+        if self._armed and not self._connection.is_in_transaction():
+            self._armed.clear()
+            raise TimeoutError
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_a_promotion_whose_commit_is_answered_late_is_undone_only_if_it_did_not_take_effect(
+    stage: Stage, commits: bool
+) -> None:
+    armed: list[bool] = []
+    services = stage.running.services
+
+    @asynccontextmanager
+    async def connections() -> AsyncIterator[Connection]:
+        async with services.pool.acquire() as connection:
+            yield cast("Connection", LateCommit(connection, armed))
+
+    async def on_finish(_connection: Connection) -> None:
+        if not commits:
+            raise TimeoutError
+        armed.append(True)
+
+    async with stage.tenant("acme") as acme:
+        path = await acme.convert(b"new")
+        job_id = UUID(path.rpartition("/")[2])
+        begun = await ownership.begin(stage.rows, "acme", job_id)
+        assert begun is not None
+        copies = [Copy("acme/m/out.nef", f"jobs/{job_id}/output/out.nef", 3, replace=False)]
+        async with open_target(stage.settings, services.store) as target:
+            promoting = Promoter(connections, services.store, target).promote(begun[0], [], copies, on_finish)
+            if commits:
+                await promoting
+            else:
+                with pytest.raises(TimeoutError):  # PostgreSQL's, for which the target is not blamed
+                    await promoting
+    promoted = await stage.rows.fetchval("SELECT promoted FROM conversion WHERE job_id = $1", job_id)
+    assert promoted == (["acme/m/out.nef"] if commits else None)
+    assert await stage.models.all() == ({"acme/m/out.nef": b"new"} if commits else {})
+
+
+@pytest.mark.parametrize("question", ["finished", "changes"])
+async def test_whoever_undoes_a_call_waits_for_a_commit_that_is_under_way(stage: Stage, question: str) -> None:
+    async with stage.tenant("acme") as acme:
+        path = await acme.convert(b"new")
+    begun = await ownership.begin(stage.rows, "acme", UUID(path.rpartition("/")[2]))
+    assert begun is not None
+    turn, keys = begun[0], ["acme/m/out.nef"]
+    await ownership.claim(stage.rows, turn, keys, [])
+    asking: asyncio.Task[Any]
+    pid = stage.rows.get_server_pid()
+    async with stage.running.services.pool.acquire() as connection, connection.transaction():
+        await ownership.finish(connection, turn, keys)
+        if question == "finished":
+            asking = asyncio.create_task(ownership.is_finished(stage.rows, turn, keys))
+        else:
+            asking = asyncio.create_task(ownership.changes_of(stage.rows, turn))
+        async with asyncio.timeout(10):
+            while not await connection.fetchval("SELECT cardinality(pg_blocking_pids($1)) > 0", pid):
+                assert not asking.done()
+                await asyncio.sleep(0.01)
+    assert await asking == (True if question == "finished" else [])
 
 
 async def test_two_targets_of_one_key_are_refused(stage: Stage) -> None:

@@ -1,30 +1,34 @@
 """Copies a job's artifacts to the promotion target, all or none, and undoes the copies of a call that failed or died.
 
-The promote endpoint makes a call: it begins a turn with `ownership` and hands the turn to `Promoter`. The leading
-worker undoes the copies of dead calls (`undo_dead`). Neither holds a database connection during a request to the
-target or the store.
+A call is one request to the promote endpoint. The endpoint claims the job (`ownership.begin` returns the turn) and
+hands the turn to `Promoter`. The leading worker undoes the copies of dead calls (`undo_dead`). Neither holds a database
+connection during a request to the target or the store.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
 from leasehold.db.database import Connection
-from leasehold.domain.errors import BadGateway, LeaseholdError, StoreError
+from leasehold.domain.errors import BadGateway, Conflict, StoreError
 from leasehold.limits.uploads import Acquire
 from leasehold.pipelines.conversion.promotion import ownership as promotions
-from leasehold.pipelines.conversion.promotion.ownership import Trace, Turn, exists
+from leasehold.pipelines.conversion.promotion.ownership import KeyChange, Turn, exists
 from leasehold.pipelines.conversion.promotion.targets import Existing, Target, is_configured, open_target
-from leasehold.runtime.transient import TRY_AGAIN
+from leasehold.runtime.transient import TRY_AGAIN, until_answered
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 
 log = structlog.get_logger(__name__)
+
+#: Seconds for which a call tries to learn whether its COMMIT took effect.
+_FINISH_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,18 @@ class Copy:
     replace: bool
 
 
+@asynccontextmanager
+async def _limited(seconds: float) -> AsyncIterator[None]:
+    """Raises BadGateway where the target takes longer. A TimeoutError of PostgreSQL goes on as it is."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise BadGateway("promotion_failed", "The target took too long; nothing was promoted.") from None
+
+
 class Promoter:
     """Copies and undoes for one call, or undoes for the leading worker."""
 
@@ -44,115 +60,136 @@ class Promoter:
         self._connections = connections
         self._store = store
         self._target = target
+        self._refused: set[str] = set()  # keys whose objects are somebody else's: an undo must leave them
 
     async def promote(
         self,
         turn: Turn,
-        traces: Sequence[Trace],
+        earlier: Sequence[KeyChange],
         copies: Sequence[Copy],
         on_finish: Callable[[Connection], Awaitable[None]],
     ) -> None:
-        """Undo the `traces` of earlier calls, claim the keys, copy, and record that the job is promoted. The record
+        """Undo the changes of `earlier` calls, claim the keys, copy, and record that the job is promoted. The record
         commits in one transaction with the writes of `on_finish`.
 
-        Raises Conflict or BadGateway. Then the call has copied nothing, or its copies are undone: now, or later by the
-        leading worker.
+        Raises Conflict or BadGateway, and the errors of PostgreSQL. Then the call has copied nothing, or its copies are
+        undone: now, or later by the leading worker. One exception: after an error of PostgreSQL the job may be promoted
+        if PostgreSQL cannot be read afterwards. A repetition of the call learns it.
         """
-        await self._undo_earlier(traces)
-        replaceable = [copy.key for copy in copies if copy.replace]
+        await self._undo_earlier(earlier)
+        keys = [copy.key for copy in copies]
         async with self._connections() as connection:
-            owned = await promotions.claim(connection, turn, [copy.key for copy in copies], replaceable)
+            owned = await promotions.claim(connection, turn, keys, [copy.key for copy in copies if copy.replace])
         try:
-            async with asyncio.timeout(promotions.COPY_SECONDS):
+            async with _limited(promotions.COPY_SECONDS):
                 for nth, copy in enumerate(copies):
                     await self._copy(turn, copy, f"jobs/{turn.job_id}/promotion/{turn.id}/{nth}", owned)
-            async with self._connections() as connection:
-                backups = [trace.backup for trace in await promotions.traces(connection, turn) if trace.backup]
-                async with connection.transaction():
-                    await promotions.finish(connection, turn, [copy.key for copy in copies])
-                    await on_finish(connection)
-        except TimeoutError:
-            await asyncio.shield(self._undo_turn(turn))
-            raise BadGateway("promotion_failed", "The target took too long; nothing was promoted.") from None
+            backups = await self._finish(turn, keys, on_finish)
         except BaseException:
             await asyncio.shield(self._undo_turn(turn))
             raise
         await self._delete_backups(backups)
 
-    async def _undo_earlier(self, traces: Sequence[Trace]) -> None:
+    async def _undo_earlier(self, changes: Sequence[KeyChange]) -> None:
         is_undone = False
-        with suppress(TimeoutError):
-            async with asyncio.timeout(promotions.UNDO_SECONDS):
-                is_undone = await self.undo(traces)
+        with suppress(BadGateway):
+            async with _limited(promotions.UNDO_SECONDS):
+                is_undone = await self.undo(changes)
         if not is_undone:
             raise BadGateway("promotion_failed", "The copies of an earlier call could not be removed.")
 
     async def _copy(self, turn: Turn, copy: Copy, backup: str, owned: Mapping[str, bool]) -> None:
-        existing = await self._target.existing(copy.key)
-        if existing is not Existing.NOTHING and owned[copy.key]:
-            await self._target.back_up(copy.key, backup)
-            async with self._connections() as connection:
-                await promotions.touch(connection, turn, copy.key, "replaced", backup)
-            await self._target.replace(copy.key, copy.source, copy.size, str(turn.id))
-            return
-        if existing is Existing.SOMETHING:
-            raise exists(copy.key)  # nobody knows who wrote this object, so nobody may overwrite it
-        surely_absent = existing is Existing.NOTHING
+        match await self._target.existing(copy.key), owned[copy.key]:
+            case Existing.NOTHING, _:
+                await self._create(turn, copy, known_absent=True)
+            case _, True:
+                await self._replace(turn, copy, backup)
+            case Existing.UNKNOWN, False:
+                await self._create(turn, copy, known_absent=False)
+            case _:
+                raise exists(copy.key)  # nobody knows who wrote this object, so nobody may overwrite it
+
+    async def _replace(self, turn: Turn, copy: Copy, backup: str) -> None:
+        await self._target.back_up(copy.key, backup)
         async with self._connections() as connection:
-            await promotions.touch(connection, turn, copy.key, "created" if surely_absent else "unsure")
+            await promotions.record_intent(connection, turn, copy.key, "replaced", backup)
+        await self._target.replace(copy.key, copy.source, copy.size, str(turn.id))
+
+    async def _create(self, turn: Turn, copy: Copy, *, known_absent: bool) -> None:
+        async with self._connections() as connection:
+            await promotions.record_intent(connection, turn, copy.key, "created" if known_absent else "unsure")
         try:
             created = await self._target.create(copy.key, copy.source, copy.size, str(turn.id))
-        except LeaseholdError as error:
-            if getattr(error, "code", None) == "target_exists":
-                await self._release_key(turn, copy.key)
+        except Conflict:  # since `existing`, somebody else has laid an object there
+            self._refused.add(copy.key)
             raise
-        if created and not surely_absent:
+        if created and not known_absent:
             async with self._connections() as connection:
-                await promotions.touch(connection, turn, copy.key, "created")
+                await promotions.record_intent(connection, turn, copy.key, "created")
 
-    async def _release_key(self, turn: Turn, key: str) -> None:
-        """Release the key: the target refused to create the object, so this call may not remove the object that lies
-        there.
-        """
+    async def _finish(
+        self, turn: Turn, keys: Sequence[str], on_finish: Callable[[Connection], Awaitable[None]]
+    ) -> list[str]:
+        """Record that the job is promoted. Returns the backups that nobody needs any more."""
         async with self._connections() as connection:
-            await promotions.record_undone(connection, Trace(turn.id, key, None, None))
+            backups = [change.backup for change in await promotions.changes_of(connection, turn) if change.backup]
+        try:
+            async with self._connections() as connection, connection.transaction():
+                await promotions.finish(connection, turn, keys)
+                await on_finish(connection)
+        except TRY_AGAIN:  # PostgreSQL may have committed, and its answer was late or lost
+            if not await until_answered(partial(self._is_finished, turn, keys), within=_FINISH_SECONDS):
+                raise
+        return backups
+
+    async def _is_finished(self, turn: Turn, keys: Sequence[str]) -> bool:
+        async with self._connections() as connection:
+            return await promotions.is_finished(connection, turn, keys)
 
     async def _undo_turn(self, turn: Turn) -> None:
         try:
             async with asyncio.timeout(promotions.UNDO_SECONDS):
+                if self._refused:  # repeated: a worker that undid the call later would remove what is somebody else's
+                    await until_answered(partial(self._release_refused, turn), within=promotions.UNDO_SECONDS)
                 async with self._connections() as connection:
-                    traces = await promotions.traces(connection, turn)
-                await self.undo(traces)
+                    changes = await promotions.changes_of(connection, turn)
+                await self.undo(changes)
         except TRY_AGAIN as error:
             log.warning("a failed promotion will be undone later", error=type(error).__name__)
 
-    async def undo(self, traces: Sequence[Trace]) -> bool:
+    async def _release_refused(self, turn: Turn) -> None:
+        """Forget that this call changed these keys."""
+        async with self._connections() as connection:
+            for key in self._refused:
+                await promotions.record_undone(connection, KeyChange(turn.id, key, None, None))
+
+    async def undo(self, changes: Sequence[KeyChange]) -> bool:
         """Remove created objects and restore replaced objects. False: the leading worker must try some of
         them again.
         """
         complete = True
-        for trace in traces:
+        for change in changes:
             try:
-                await self._undo_trace(trace)
+                await self._undo_change(change)
             except (BadGateway, StoreError) as error:
                 log.warning(
-                    "a copy of a failed promotion could not be undone", key=trace.key, error=type(error).__name__
+                    "a copy of a failed promotion could not be undone", key=change.key, error=type(error).__name__
                 )
                 complete = False
                 continue
             async with self._connections() as connection:
-                await promotions.record_undone(connection, trace)
-            await self._delete_backups([trace.backup] if trace.backup else [])
+                await promotions.record_undone(connection, change)
+            await self._delete_backups([change.backup] if change.backup else [])
         return complete
 
-    async def _undo_trace(self, trace: Trace) -> None:
-        match trace.reached:
+    async def _undo_change(self, change: KeyChange) -> None:
+        match change.change:
             case "created":
-                await self._target.remove(trace.key, str(trace.turn))
-            case "replaced" if trace.backup is not None:
-                await self._target.restore(trace.key, trace.backup)
+                await self._target.remove(change.key, str(change.turn))
+            case "replaced" if change.backup is not None:
+                await self._target.restore(change.key, change.backup)
             case "unsure":
-                log.warning("a copy stays: the target does not report whether this call wrote it", key=trace.key)
+                log.warning("a copy stays: the target does not report whether this call wrote it", key=change.key)
 
     async def _delete_backups(self, backups: Sequence[str]) -> None:
         try:
@@ -162,20 +199,22 @@ class Promoter:
 
 
 async def undo_dead(settings: Settings, connections: Acquire, store: ObjectStore) -> int:
-    """Undo the copies of dead calls at the target. Returns the number of their keys."""
+    """Undo the copies of dead calls at the target. Returns the number of keys that it tried to undo. Those that the
+    target does not undo now are tried again when the worker's hold of them ends.
+    """
     if not is_configured(settings):
         return 0
     async with connections() as connection:
-        traces, turns = await promotions.dead(connection)
-    if not traces:
+        changes, turns = await promotions.dead(connection)
+    if not changes:
         return 0
     try:
-        async with asyncio.timeout(promotions.UNDO_SECONDS), open_target(settings, store) as target:
-            await Promoter(connections, store, target).undo(traces)
-    except TimeoutError:
+        async with _limited(promotions.UNDO_SECONDS), open_target(settings, store) as target:
+            await Promoter(connections, store, target).undo(changes)
+    except BadGateway:
         log.warning("the target took too long: copies of dead promotions are undone later")
     finally:
         async with connections() as connection:
             for turn in turns:
                 await promotions.give_up(connection, turn)
-    return len(traces)
+    return len(changes)

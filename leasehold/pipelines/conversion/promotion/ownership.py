@@ -32,7 +32,7 @@ _PLAIN_TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 #: What a call may have done to an object. created: the call created it. unsure: the call created it if no object lay
 #: there, but the target does not report whether. replaced: the call overwrote an object of the tenant after a backup.
-Reached: TypeAlias = Literal["created", "unsure", "replaced"]
+Change: TypeAlias = Literal["created", "unsure", "replaced"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,12 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
-    """The change that a call may have made at a key. `reached`: created, unsure or replaced (see above); None: no
-    change yet.
-    """
+class KeyChange:
+    """The change that a call may have made at a key: created, unsure or replaced (see above). None: no change yet."""
 
     turn: UUID
     key: str
-    reached: Reached | None
+    change: Change | None
     backup: str | None
 
 
@@ -83,7 +81,7 @@ ON CONFLICT (key) DO UPDATE SET turn = excluded.turn, for_job = excluded.for_job
 WHERE p.tenant_id = excluded.tenant_id AND p.turn IS NULL AND p.key = ANY($5::text[])
 RETURNING p.key, p.job_id
 """
-_TOUCH = """
+_RECORD_INTENT = """
 -- promotion_touch
 UPDATE promoted_object SET reached = $3, backup = $4 WHERE key = $1 AND turn = $2 RETURNING key
 """
@@ -92,6 +90,16 @@ _FINISH_JOB = """
 UPDATE conversion SET promoted = $3, promoting_until = NULL
 WHERE job_id = $1 AND tenant_id = $2 AND promoted IS NULL
 RETURNING job_id
+"""
+# The row lock waits for the end of a transaction that has run _FINISH_JOB.
+_IS_FINISHED = """
+-- promotion_is_finished
+SELECT promoted IS NOT DISTINCT FROM $3::jsonb FROM conversion WHERE job_id = $1 AND tenant_id = $2 FOR UPDATE
+"""
+# Without the row locks, a COMMIT that is under way would keep the job promoted while its objects are removed.
+_CHANGES = """
+-- promotion_changes
+SELECT turn, key, reached, backup FROM promoted_object WHERE turn = $1 FOR UPDATE
 """
 _NO_TURN = "turn = NULL, for_job = NULL, until = NULL, reached = NULL, backup = NULL"
 _FINISH_KEYS = f"""
@@ -137,7 +145,7 @@ WHERE key IN (SELECT key FROM held)
 RETURNING turn, key, reached, backup, tenant_id, for_job
 """
 # This call has claimed the job: any other call that wrote keys for it is dead, or has failed to undo its copies.
-_OTHER_TRACES = """
+_OTHER_CHANGES = """
 -- promotion_left
 UPDATE promoted_object SET until = clock_timestamp() + make_interval(secs => $3)
 WHERE for_job = $1 AND tenant_id = $2 AND turn IS NOT NULL
@@ -145,16 +153,16 @@ RETURNING turn, key, reached, backup
 """
 
 
-async def begin(connection: Connection, tenant_id: str, job_id: UUID) -> tuple[Turn, list[Trace]] | None:
-    """Claim the job. Returns the turn, and the traces of earlier calls for the job: undo them before `claim`.
+async def begin(connection: Connection, tenant_id: str, job_id: UUID) -> tuple[Turn, list[KeyChange]] | None:
+    """Claim the job. Returns the turn, and the changes of earlier calls for the job: undo them before `claim`.
 
     None: the job is promoted, or another call is promoting it.
     """
     async with connection.transaction():
         if await connection.fetchval(_BEGIN, job_id, tenant_id, LEASE_SECONDS) is None:
             return None
-        rows = await connection.fetch(_OTHER_TRACES, job_id, tenant_id, _UNDO_LEASE_SECONDS)
-    return Turn(new_id(), tenant_id, job_id), _traces(rows)
+        rows = await connection.fetch(_OTHER_CHANGES, job_id, tenant_id, _UNDO_LEASE_SECONDS)
+    return Turn(new_id(), tenant_id, job_id), _changes(rows)
 
 
 async def claim(
@@ -192,9 +200,11 @@ def exists(key: str) -> Conflict:
     return Conflict("target_exists", message)
 
 
-async def touch(connection: Connection, turn: Turn, key: str, reached: Reached, backup: str | None = None) -> None:
+async def record_intent(
+    connection: Connection, turn: Turn, key: str, change: Change, backup: str | None = None
+) -> None:
     """Record what the call is about to do at the key. Raises Conflict if the turn was lost."""
-    if await connection.fetchval(_TOUCH, key, turn.id, reached, backup) is None:
+    if await connection.fetchval(_RECORD_INTENT, key, turn.id, change, backup) is None:
         raise in_progress()
 
 
@@ -209,13 +219,20 @@ async def finish(connection: Connection, turn: Turn, keys: Sequence[str]) -> Non
             raise in_progress()
 
 
-async def record_undone(connection: Connection, trace: Trace) -> None:
+async def is_finished(connection: Connection, turn: Turn, keys: Sequence[str]) -> bool:
+    """Whether the job is promoted to the keys. The answer is final: a `finish` whose COMMIT is still under way ends
+    before it.
+    """
+    return bool(await connection.fetchval(_IS_FINISHED, turn.job_id, turn.tenant_id, list(keys)))
+
+
+async def record_undone(connection: Connection, change: KeyChange) -> None:
     """Record that nothing of the call is left at the key: the key is free, or belongs to the earlier
     promotion again.
     """
     async with connection.transaction():
-        await connection.execute(_FORGET_KEY, trace.turn, trace.key)
-        await connection.execute(_RELEASE_KEY, trace.turn, trace.key)
+        await connection.execute(_FORGET_KEY, change.turn, change.key)
+        await connection.execute(_RELEASE_KEY, change.turn, change.key)
 
 
 async def give_up(connection: Connection, turn: Turn) -> None:
@@ -223,20 +240,20 @@ async def give_up(connection: Connection, turn: Turn) -> None:
     await connection.execute(_GIVE_UP, turn.job_id, turn.tenant_id)
 
 
-async def traces(connection: Connection, turn: Turn) -> list[Trace]:
-    """The keys that the call has claimed, and what it has done at each so far."""
-    return _traces(
-        await connection.fetch("SELECT turn, key, reached, backup FROM promoted_object WHERE turn = $1", turn.id)
-    )
+async def changes_of(connection: Connection, turn: Turn) -> list[KeyChange]:
+    """The keys that the call has claimed, and what it has done at each so far. None if the call has finished: the
+    statement waits for a COMMIT of `finish` that is still under way.
+    """
+    return _changes(await connection.fetch(_CHANGES, turn.id))
 
 
-async def dead(connection: Connection) -> tuple[list[Trace], set[Turn]]:
-    """Some of the traces of dead calls, and the turns of these calls. The caller holds the keys and the jobs for a
+async def dead(connection: Connection) -> tuple[list[KeyChange], set[Turn]]:
+    """Some of the changes of dead calls, and the turns of these calls. The caller holds the keys and the jobs for a
     while, and ends each turn with `give_up`.
     """
     rows = await connection.fetch(_DEAD, _UNDO_LEASE_SECONDS, _MAX_DEAD_KEYS)
-    return _traces(rows), {Turn(row["turn"], row["tenant_id"], row["for_job"]) for row in rows}
+    return _changes(rows), {Turn(row["turn"], row["tenant_id"], row["for_job"]) for row in rows}
 
 
-def _traces(rows: Sequence[asyncpg.Record]) -> list[Trace]:
-    return [Trace(row["turn"], row["key"], row["reached"], row["backup"]) for row in rows]
+def _changes(rows: Sequence[asyncpg.Record]) -> list[KeyChange]:
+    return [KeyChange(row["turn"], row["key"], row["reached"], row["backup"]) for row in rows]
