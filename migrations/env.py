@@ -83,7 +83,7 @@ async def _main() -> None:
             await asyncio.sleep(_LOOK_SECONDS)
         pid: int = await connection.scalar(text("SELECT pg_backend_pid()"))
         await connection.commit()
-        progress = Progress()
+        progress = context.config.attributes.get("progress") or Progress()
         run = partial(connection.run_sync, partial(_run, progress))
         await run_patiently(run, progress, partial(_roll_back, connection), pid, connect, patience)
         await connection.commit()

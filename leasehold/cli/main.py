@@ -69,7 +69,7 @@ def migrate(
     if as_json:
         typer.echo(json.dumps({"revision": revision, "migrated": True}))
     else:
-        print_line("The schema is up to date.")
+        print_line("The schema is up to date." if revision == "head" else f"The schema is at {revision}.")
 
 
 @app.command()

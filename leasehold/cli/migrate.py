@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from alembic.script.revision import RevisionError
 from alembic.util import CommandError
@@ -11,16 +11,18 @@ from alembic.util import CommandError
 from leasehold.cli.running import command_actor
 from leasehold.db import audit
 from leasehold.db.audit import Target
-from leasehold.db.database import connected, migrate
+from leasehold.db.database import Connection, connected, migrate
 from leasehold.db.poolers import refuse_shared_sessions
-from leasehold.db.roles import grant
-from leasehold.db.schemas import CORE, state_of
-from leasehold.db.upgrading.patience import Patience
+from leasehold.db.roles import check_role, grant
+from leasehold.db.schemas import CORE, Schema, state_of
+from leasehold.db.upgrading.patience import Patience, Progress
 from leasehold.db.upgrading.plan import Plan, plan_of
+from leasehold.db.upgrading.rendering import passed_revision
 from leasehold.domain.errors import Invalid
 from leasehold.domain.registry import Pipelines
 from leasehold.kinds.schemas import schemas_of
 from leasehold.pipelines import kinds_of
+from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.settings import Settings
 
 
@@ -43,31 +45,64 @@ def _known_revision() -> Iterator[None]:
 
 async def upgrade(settings: Settings, revision: str, waiting: Callable[[str], None] = lambda _: None) -> None:
     """Bring the platform's schema to `revision`. With `head`, bring the schemas of all kinds of work up to date, too.
+    The audit gets a row for each schema that changed.
 
     `waiting` gets a sentence when the migration waits for somebody.
 
-    Raises DeclarationError for an unknown kind, before any change. Raises Invalid for an unknown revision, and when the
-    role `database_app_role` does not exist, or could change the schema all the same. Raises SchemaLocked.
+    Raises before any change: DeclarationError for an unknown kind; Invalid for an unknown revision, for a revision that
+    the schema has passed, and if the role `database_app_role` does not exist or has the right to change the schema.
+    Raises SchemaLocked: revisions that were applied before it stay.
     """
     settings = settings.direct()
     await refuse_shared_sessions(settings)
-    url = settings.database_url.get_secret_value()
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
+    role = settings.database_app_role
     async with connected(settings, "migrate") as connection:
-        before = (await state_of(connection, CORE)).revision
+        with _known_revision():
+            await _check_not_passed(connection, revision)
+        if role is not None:
+            await check_role(connection, role)
     patience = Patience(settings.migrate_lock_seconds, settings.migrate_seconds, waiting)
     with _known_revision():
-        await migrate(url, revision, patience=patience)
+        await _migrate(settings, CORE, revision, patience)
     for schema in schemas:
         if schema is not CORE and revision == "head":
-            await migrate(url, versions=schema.versions, table=schema.table, patience=patience)
+            await _migrate(settings, schema, "head", patience)
+    if role is not None:
+        async with connected(settings, "migrate") as connection:
+            await grant(connection, role)
+
+
+async def _check_not_passed(connection: Connection, revision: str) -> None:
+    """Raises Invalid for a revision that the platform's schema has passed, and alembic's error for an unknown one."""
+    current = (await state_of(connection, CORE)).revision
+    if current is not None and (passed := passed_revision(current, revision)) is not None:
+        raise Invalid(
+            "revision_passed",
+            f"The schema is at {current}, past {passed}: migrations only go forward.",
+        )
+
+
+async def _migrate(settings: Settings, schema: Schema, revision: str, patience: Patience) -> None:
+    """Bring one schema to `revision`, and record what was applied, also before an error."""
+    progress = Progress()
+    url = settings.database_url.get_secret_value()
+    versions = None if schema is CORE else schema.versions
+    try:
+        await migrate(url, revision, versions=versions, table=schema.table, patience=patience, progress=progress)
+    except BaseException:
+        with suppress(*TRY_AGAIN):  # PostgreSQL is away: the error of the migration says so
+            await _record(settings, schema, progress)
+        raise
+    await _record(settings, schema, progress)
+
+
+async def _record(settings: Settings, schema: Schema, progress: Progress) -> None:
+    if progress.after is None:
+        return
     async with connected(settings, "migrate") as connection:
-        if settings.database_app_role is not None:
-            await grant(connection, settings.database_app_role)
-        after = (await state_of(connection, CORE)).revision
-        if (
-            after != before
-            and after is not None
-            and await connection.fetchval("SELECT to_regclass('audit') IS NOT NULL")
-        ):
-            await audit.record(connection, command_actor(), "schema.migrated", Target("schema", after), was=before)
+        if not await connection.fetchval("SELECT to_regclass('audit') IS NOT NULL"):
+            return  # a revision before the audit
+        kind = None if schema is CORE else schema.name
+        target = Target("schema", progress.after)
+        await audit.record(connection, command_actor(), "schema.migrated", target, was=progress.before, kind=kind)

@@ -7,10 +7,11 @@ nor a worker loads SQLAlchemy.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from uuid import UUID
 
@@ -25,7 +26,7 @@ from leasehold.settings import Settings
 from leasehold.urls import database_url
 
 if TYPE_CHECKING:
-    from leasehold.db.upgrading.patience import Patience
+    from leasehold.db.upgrading.patience import Patience, Progress
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]"
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
@@ -180,14 +181,19 @@ def unindexed(condition: str) -> str:
     return f"CASE WHEN {condition} THEN true ELSE false END"
 
 
-def _upgrade(url: str, revision: str, versions: Path | None, table: str, patience: Patience | None) -> None:
+#: Alembic has one context for the whole process.
+_ALEMBIC = Lock()
+
+
+def _upgrade(revision: str, versions: Path | None, attributes: Mapping[str, object]) -> None:
     from alembic import command  # noqa: PLC0415 - only migrations need alembic; it costs every process 10 MB
 
     from leasehold.db.upgrading.rendering import config_of  # noqa: PLC0415 - as above
 
     config = config_of(versions)
-    config.attributes.update(url=url, version_table=table, patience=patience)
-    command.upgrade(config, revision)
+    config.attributes.update(attributes)
+    with _ALEMBIC:
+        command.upgrade(config, revision)
 
 
 async def migrate(
@@ -197,13 +203,16 @@ async def migrate(
     versions: Path | None = None,
     table: str = "alembic_version",
     patience: Patience | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Bring the schema at the libpq URL `url` to `revision`. Concurrent callers wait for one another.
 
     `versions`, `table`: the folder of another schema's revisions, and the table that stores its current revision.
-    `patience`: with locks that others hold; None: the defaults. Raises SchemaLocked.
+    `patience`: with locks that others hold; None: the defaults. `progress` gets what was applied, also before an error.
+    Raises SchemaLocked.
     """
-    await asyncio.to_thread(_upgrade, url, revision, versions, table, patience)
+    attributes = {"url": url, "version_table": table, "patience": patience, "progress": progress}
+    await asyncio.to_thread(_upgrade, revision, versions, attributes)
 
 
 def records(rows: list[asyncpg.Record]) -> list[dict[str, Any]]:

@@ -30,11 +30,30 @@ _APPEND_ONLY: dict[str, tuple[str, ...]] = {
 
 
 async def grant(connection: Connection, role: str) -> None:
-    """Let `role` read and write the rows of every table that the caller owns. Repeating it changes nothing.
+    """Let `role` read and write the rows of every table that the caller owns. Repeating it changes nothing. The schema
+    may be at an older revision: what it does not have yet is left out.
 
     Exceptions: `role` only reads views and Alembic's table, and only reads and inserts into the audit.
 
     Rights to change the schema that were granted to `role` itself are revoked.
+
+    Raises Invalid as `check_role`.
+    """
+    name, schema = await check_role(connection, role)
+    async with connection.transaction():
+        await connection.execute(f"REVOKE ALL ON SCHEMA {schema} FROM {name}")
+        await connection.execute(f"GRANT USAGE ON SCHEMA {schema} TO {name}")
+        for table in await connection.fetch(_OWN_TABLES):
+            await _grant_rows(connection, table["name"], name, only_read=table["only_read"])
+        if await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", _DEFAULT_EVENT_PARTITION):
+            await _grant_rows(connection, _DEFAULT_EVENT_PARTITION, name)
+        for function in _FUNCTIONS:
+            if await connection.fetchval("SELECT to_regprocedure($1) IS NOT NULL", function):
+                await connection.execute(f"GRANT EXECUTE ON FUNCTION {function} TO {name}")
+
+
+async def check_role(connection: Connection, role: str) -> tuple[str, str]:
+    """The quoted names of the role and of the schema.
 
     Raises Invalid: `role_unknown`, or `role_owns_schema` for a role that keeps the right to change the schema.
     """
@@ -50,15 +69,7 @@ async def grant(connection: Connection, role: str) -> None:
             "role_owns_schema",
             f"The role {role} is a superuser or a member of the role that migrates: it could change the schema.",
         )
-    name, schema = row["name"], row["schema"]
-    async with connection.transaction():
-        await connection.execute(f"REVOKE ALL ON SCHEMA {schema} FROM {name}")
-        await connection.execute(f"GRANT USAGE ON SCHEMA {schema} TO {name}")
-        for table in await connection.fetch(_OWN_TABLES):
-            await _grant_rows(connection, table["name"], name, only_read=table["only_read"])
-        await _grant_rows(connection, _DEFAULT_EVENT_PARTITION, name)
-        for function in _FUNCTIONS:
-            await connection.execute(f"GRANT EXECUTE ON FUNCTION {function} TO {name}")
+    return row["name"], row["schema"]
 
 
 async def _grant_rows(connection: Connection, table: str, role: str, *, only_read: bool = False) -> None:

@@ -97,7 +97,7 @@ async def test_each_revision_has_the_whole_time_for_itself(old: str) -> None:
         tries += 1
         if tries < REVISIONS:
             await asyncio.sleep(0.3)
-            progress()
+            progress.applied += 1
             raise DBAPIError("ALTER TABLE", None, asyncpg.LockNotAvailableError("canceling statement"))
 
     async def roll_back() -> None:

@@ -10,11 +10,15 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import asyncpg
 from sqlalchemy.exc import SQLAlchemyError
 
 from leasehold.domain.errors import SchemaLocked
+
+if TYPE_CHECKING:
+    from alembic.runtime.migration import MigrationInfo
 
 _IN_USE = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
 _OF_THE_SERVER = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
@@ -57,12 +61,19 @@ class Patience:
 
 
 class Progress:
-    """Counts the revisions that were applied: alembic calls it after each."""
+    """The revisions that were applied: alembic calls it after each. `before`: the schema's revision before the first of
+    them, None for an empty schema. `after`: the newest of them.
+    """
 
     def __init__(self) -> None:
         self.applied = 0
+        self.before: str | None = None
+        self.after: str | None = None
 
-    def __call__(self, *_context: object, **_revision: object) -> None:
+    def __call__(self, ctx: object, step: MigrationInfo, heads: object, run_args: object) -> None:  # noqa: ARG002 - alembic's signature
+        if not self.applied:
+            self.before = next(iter(step.down_revision_ids), None)
+        self.after = step.up_revision_id
         self.applied += 1
 
 

@@ -56,6 +56,20 @@ def config_of(versions: Path | None) -> Config:
     return config
 
 
+def passed_revision(current: str, target: str) -> str | None:
+    """The revision that `target` names, if the platform's schema at `current` has passed it. None: it has not, or it is
+    newer than this code.
+
+    Raises alembic's error for an unknown `target`.
+    """
+    script = ScriptDirectory.from_config(config_of(None))
+    if target.startswith("+") or current not in {known.revision for known in script.walk_revisions()}:
+        return None
+    wanted = script.get_revision(target)
+    older = {known.revision for known in script.iterate_revisions(current, "base")} - {current}
+    return wanted.revision if wanted.revision in older else None
+
+
 def render(
     current: str | None, target: str = "head", *, versions: Path | None = None, indexes: Mapping[str, bool]
 ) -> Iterator[Rendered]:
