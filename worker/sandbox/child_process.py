@@ -44,10 +44,16 @@ class ChildProcess:
 
     @classmethod
     async def adopt(cls, pid: int, channel: socket.socket, output: ChildOutput, reap: Reap) -> ChildProcess:
-        """The child `pid`, which the zygote has just forked, with its channel and its output."""
+        """The child `pid`, which the zygote has just forked, with its channel and its output. Raises OSError: then the
+        caller ends the child.
+        """
         output.watch(pid)
         reader, writer = await asyncio.open_unix_connection(sock=channel)
-        return cls(pid, reader, writer, output, reap)
+        try:
+            return cls(pid, reader, writer, output, reap)
+        except BaseException:
+            writer.close()
+            raise
 
     def _on_end(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
@@ -121,9 +127,7 @@ class ChildProcess:
         """Send SIGKILL to the child's whole group at once. `stop` reaps the child."""
         self.killed = True
         if not self._ended.is_set():
-            for kill in (os.killpg, os.kill):  # a young child may have no group of its own yet
-                with contextlib.suppress(ProcessLookupError):
-                    kill(self.pid, signal.SIGKILL)
+            kill_child(self.pid)
 
     async def ended(self) -> None:
         """Wait until the child has ended. From then on it holds no memory, even if it is not reaped yet."""
@@ -160,6 +164,13 @@ class ChildProcess:
             async with asyncio.timeout(_GRACE_SECONDS):
                 await self._ended.wait()
         return await self.stop()
+
+
+def kill_child(pid: int) -> None:
+    """Send SIGKILL to the whole group of a child that is not reaped yet."""
+    for kill in (os.killpg, os.kill):  # a young child may have no group of its own yet
+        with contextlib.suppress(ProcessLookupError):
+            kill(pid, signal.SIGKILL)
 
 
 def hung_up(connection: socket.socket) -> bool:

@@ -17,14 +17,15 @@ from pydantic import ValidationError
 from leasehold.domain.errors import DeclarationError
 from leasehold.worker.sandbox import frames
 from leasehold.worker.sandbox.child_output import ChildOutput
-from leasehold.worker.sandbox.child_process import ChildProcess, fate, hung_up
+from leasehold.worker.sandbox.child_process import ChildProcess, fate, hung_up, kill_child
 
 #: The environment variables that Python needs. All others, secrets above all, stay with the worker.
 _PASSED_ON = (
     "PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH",
     "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
 )  # fmt: skip
-#: Unless the worker's environment says otherwise: one core for each child, and no threads before a fork.
+#: Defaults, which the worker's environment overrides: a child uses one core, and the zygote starts no threads before it
+#: forks.
 _DEFAULTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 #: glibc keeps large blocks that a step frees, for its next allocation.
 _MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456"
@@ -74,6 +75,7 @@ class Zygote:
         self._control = control
         self._output = output
         self._asking = asyncio.Lock()
+        self._discarding: set[asyncio.Task[None]] = set()
         self.pid = process.pid
         self.isolation = greeting.isolation
 
@@ -99,7 +101,6 @@ class Zygote:
                 start_new_session=True,
             )
             undo.pop_all()
-        child_end.close()
         output.watch(process.pid)
         try:
             return cls(process, worker_end, output, await _greeting(process, worker_end, recipe))
@@ -109,8 +110,8 @@ class Zygote:
 
     @property
     def alive(self) -> bool:
-        """Whether the zygote lives. The kernel answers this by the state of the control socket: when a zygote dies, its
-        socket closes before its children are killed.
+        """Whether the zygote lives. Read from the control socket, which closes before the children of a dead zygote are
+        killed: so no child is handed out that is about to die.
         """
         return not hung_up(self._control)
 
@@ -120,8 +121,10 @@ class Zygote:
         try:
             return await asyncio.shield(forking)
         except asyncio.CancelledError:
-            with contextlib.suppress(OSError, EOFError):  # there is no child: the zygote died meanwhile
-                await (await forking).stop()
+            discarding = asyncio.create_task(_discard(forking))
+            self._discarding.add(discarding)
+            discarding.add_done_callback(self._discarding.discard)
+            await asyncio.shield(discarding)  # a second cancel leaves at once, and the task goes on
             raise
 
     async def _fork(self) -> ChildProcess:
@@ -133,8 +136,19 @@ class Zygote:
             pid = await self._ask(frames.FORK, [child_end.fileno(), output.write_end])
             if pid < 0:
                 raise OSError(-pid, os.strerror(-pid))
+            try:
+                child = await ChildProcess.adopt(pid, worker_end, output, self.reap)
+            except BaseException:
+                await self._end(pid)
+                raise
             undo.pop_all()
-        return await ChildProcess.adopt(pid, worker_end, output, self.reap)
+        return child
+
+    async def _end(self, pid: int) -> None:
+        """Kill and reap a child that could not be adopted."""
+        kill_child(pid)
+        with contextlib.suppress(OSError, EOFError):  # the zygote died, and its children with it
+            await self.reap(pid)
 
     async def reap(self, pid: int) -> int:
         """The exit status of a child that has ended, as subprocess gives it. Raises OSError or EOFError."""
@@ -143,8 +157,8 @@ class Zygote:
     async def _ask(self, number: int, descriptors: list[int]) -> int:
         """Send a request and return the zygote's answer. Raises OSError or EOFError.
 
-        Answers come in the order of the requests. The callers shield this call from cancellation, and a zygote that is
-        too slow is killed: so no late answer is taken for the next request's.
+        Answers come in the order of the requests. A zygote is killed if it is too slow, or if the caller is cancelled:
+        else the next request would get this answer.
         """
         async with self._asking:
             socket.send_fds(self._control, [frames.NUMBER.pack(number)], descriptors)
@@ -155,6 +169,10 @@ class Zygote:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
                 raise EOFError("the zygote does not answer") from None
+            except asyncio.CancelledError:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+                raise
         if not answer:
             raise EOFError("the zygote has ended")
         return int(frames.NUMBER.unpack(answer)[0])
@@ -168,6 +186,12 @@ class Zygote:
             self._control.shutdown(socket.SHUT_RDWR)
         async with self._asking:
             await asyncio.shield(_kill_and_reap(self._process, self._control, self._output))
+
+
+async def _discard(forking: asyncio.Task[ChildProcess]) -> None:
+    """End the child that nobody waits for any more."""
+    with contextlib.suppress(OSError, EOFError):  # there is no child: the zygote died meanwhile
+        await (await forking).stop()
 
 
 async def _greeting(process: asyncio.subprocess.Process, control: socket.socket, recipe: Recipe) -> frames.Ready:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -232,6 +233,10 @@ async def test_closing_while_a_replacement_warms_up_leaves_no_process(tmp_path: 
     assert _children_of(os.getpid()) == others
 
 
+def _open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def _children_of(pid: int) -> set[int]:
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -276,3 +281,65 @@ async def test_children_die_with_a_worker_that_is_killed(tmp_path: Path, state: 
     worker.kill()
     await worker.wait()
     await until(lambda: not any(is_running(pid) for pid in pids), "the children are gone")
+
+
+def _open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def _children_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+async def test_a_child_that_cannot_be_adopted_is_ended_and_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_pid: int, _flags: int = 0) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    zygote = await zygote_process.Zygote.start(zygote_process.Recipe(SOURCE, "scripted", tmp_path))
+    try:
+        await (await zygote.fork()).stop()
+        descriptors = _open_descriptors()
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pidfd_open", refused)
+            for _ in range(3):
+                with pytest.raises(OSError, match="Too many open files"):
+                    await zygote.fork()
+        await until(lambda: _open_descriptors() == descriptors, "all is closed")
+        assert _children_of(zygote.pid) == []
+    finally:
+        await zygote.stop()
+
+
+async def test_a_fork_that_is_cancelled_twice_ends_its_child_and_the_next_fork_gets_its_own(tmp_path: Path) -> None:
+    zygote = await zygote_process.Zygote.start(zygote_process.Recipe(SOURCE, "scripted", tmp_path))
+    try:
+        forking = asyncio.create_task(zygote.fork())
+        while not zygote._asking.locked():
+            await asyncio.sleep(0)
+        for _ in range(2):
+            forking.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await forking
+        child = await zygote.fork()
+        await until(lambda: _children_of(zygote.pid) == [str(child.pid)], "the first child is gone")
+        assert await child.stop() == -signal.SIGKILL
+    finally:
+        await zygote.stop()
+
+
+async def test_a_request_that_is_cancelled_before_its_answer_leaves_no_answer_for_the_next(tmp_path: Path) -> None:
+    zygote = await zygote_process.Zygote.start(zygote_process.Recipe(SOURCE, "scripted", tmp_path))
+    try:
+        forking = asyncio.create_task(zygote._fork())
+        while not zygote._asking.locked():
+            await asyncio.sleep(0)
+        forking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await forking
+        with pytest.raises((OSError, EOFError)):  # the zygote is killed, and replaced
+            await zygote.fork()
+    finally:
+        await zygote.stop()
