@@ -1,7 +1,7 @@
 """The arguments of a task's function, as JSON.
 
-A function with one parameter that is a pydantic model has that model. For any other function a model is made of its
-signature.
+A function with one parameter that is a pydantic model has that model, if the model's JSON is an object. For any other
+function a model is made of its signature.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError, create_model
 from pydantic.errors import PydanticUserError
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, SchemaError
 
 from leasehold.app.place import declaration_error
 from leasehold.domain.errors import InvalidArguments
@@ -44,13 +44,13 @@ class Arguments:
         self._single: str | None = None
         first = hints[parameters[0].name] if len(parameters) == 1 else None
         try:
-            if isinstance(first, type) and issubclass(first, BaseModel):
+            if isinstance(first, type) and issubclass(first, BaseModel) and _is_object(first):
                 self._single = parameters[0].name
                 self.model: type[BaseModel] = first
             else:
                 self.model = _model_of(function, parameters, hints)
             self.model.model_json_schema()  # clients read it, and a type without one could not be sent
-        except (PydanticUserError, TypeError) as error:
+        except (PydanticUserError, SchemaError, TypeError, ValueError) as error:
             raise declaration_error(function, f"its parameters have no JSON: {error}") from error
 
     @property
@@ -60,17 +60,10 @@ class Arguments:
 
     def encoded(self, positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         """The call as JSON. Raises InvalidArguments with the path of what does not fit."""
+        values = self._bound(positional, named)
         try:
-            call = self._signature.bind(*positional, **named)
-        except TypeError as error:
-            raise InvalidArguments("", f"{error}") from None
-        if self._single is None:
-            values: Any = call.arguments
-        else:
-            call.apply_defaults()  # else the fields' own defaults would replace a default of the parameter
-            values = call.arguments[self._single]
-        try:
-            # An instance of the model was checked when it was made. A changed one is checked again, by its JSON.
+            # Pydantic does not check an instance again. The second validation, of the JSON, finds what was assigned
+            # after the instance was made.
             checked = self.model.model_validate(values)
             encoded: dict[str, Any] = checked.model_dump(mode="json", by_alias=True)
             self.model.model_validate(encoded)
@@ -81,7 +74,20 @@ class Arguments:
             raise InvalidArguments(error.path, error.reason) from None
         except (PydanticSerializationError, ValueError) as error:  # pydantic raises a ValueError for a circular list
             raise InvalidArguments("", str(error)) from None
+        if not isinstance(encoded, dict):  # a serialiser of the model's own
+            raise InvalidArguments("", f"the JSON of {self.model.__name__} is a {type(encoded).__name__}, no object")
         return encoded
+
+    def _bound(self, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """The values of `model`'s fields, or the instance of the single model. Raises InvalidArguments."""
+        try:
+            call = self._signature.bind(*positional, **named)
+        except TypeError as error:
+            raise InvalidArguments("", f"{error}") from None
+        if self._single is None:
+            return call.arguments
+        call.apply_defaults()  # `f(x: M = M(a=3))` called without arguments gets a=3, not the default of M.a
+        return call.arguments[self._single]
 
     def decoded(self, params: BaseModel) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The positional and the named arguments of a call with these checked parameters."""
@@ -95,7 +101,7 @@ class Arguments:
 
 def hints_of(function: Callable[..., Any], names: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The annotations of the function, evaluated. `names`: of the caller's scope, for annotations that name a local
-    class. Raises DeclarationError for a name that is not known yet.
+    class. Raises DeclarationError for a name that is not known yet, and for what is no type.
     """
     try:
         return get_type_hints(inspect.unwrap(function), localns=dict(names or {}), include_extras=True)
@@ -103,8 +109,24 @@ def hints_of(function: Callable[..., Any], names: Mapping[str, Any] | None = Non
         raise declaration_error(
             function, f"an annotation names {error.name!r}, which is not defined above it"
         ) from error
-    except TypeError as error:
+    except Exception as error:  # an annotation is an expression, and may raise anything
         raise declaration_error(function, f"an annotation is no type: {error}") from error
+
+
+def _is_object(model: type[BaseModel]) -> bool:
+    """Whether the model's JSON is an object. That of a RootModel may be anything."""
+    if not issubclass(model, RootModel):
+        return True
+    schema = model.model_json_schema()
+    return _is_object_schema(schema, schema.get("$defs", {}))
+
+
+def _is_object_schema(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> bool:
+    if "$ref" in schema:
+        return _is_object_schema(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    if options := schema.get("anyOf", schema.get("oneOf")):
+        return all(_is_object_schema(option, definitions) for option in options)
+    return schema.get("type") == "object"
 
 
 def _field(name: str) -> str:
@@ -115,8 +137,6 @@ def _field(name: str) -> str:
 def _model_of(
     function: Callable[..., Any], parameters: Sequence[inspect.Parameter], hints: Mapping[str, Any]
 ) -> type[BaseModel]:
-    from pydantic import Field  # noqa: PLC0415 - only here: an alias gives each parameter its own name in the JSON
-
     fields: dict[str, Any] = {}
     for parameter in parameters:
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default

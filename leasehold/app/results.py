@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, SchemaError
 
 from leasehold.app.place import declaration_error
 from leasehold.domain.errors import Permanent, ResultUnreadable
@@ -32,7 +32,7 @@ class Results:
         self._annotation = annotation
         try:
             self._adapter: TypeAdapter[Any] = TypeAdapter(annotation)
-        except PydanticUserError as error:
+        except (PydanticUserError, SchemaError, TypeError, ValueError) as error:
             raise declaration_error(function, f"its result has no JSON: {error}") from error
 
     def encoded(self, result: Any) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -54,6 +55,12 @@ def stars(**numbers: int) -> None: ...
 def untyped(number) -> None: ...  # type: ignore[no-untyped-def]  # that is the test
 def unknown(thing: Unknown) -> None: ...
 def undefined(thing: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821 - that is the test
+def misspelt(when: dt.Missing) -> None: ...  # type: ignore[name-defined]
+def unfinished(number: "int[") -> None: ...  # type: ignore[valid-type]  # noqa: F722
+def divided(number: "1 / 0") -> None: ...  # type: ignore[valid-type]  # noqa: UP037
+def unmatched(name: Annotated[str, Field(pattern="(")]) -> None: ...
+def unordered(number: Annotated[int, Field(gt="a")]) -> None: ...  # type: ignore[arg-type]
+def unmatched_result() -> Annotated[str, Field(pattern="(")]: ...  # type: ignore[empty-body]
 def endless() -> Iterator[int]:
     yield 1
 
@@ -69,6 +76,12 @@ def ShoutedName() -> None: ...  # noqa: N802 - that is the test
         (untyped, "parameter 'number' has no type"),
         (unknown, "its parameters have no JSON"),
         (undefined, "names 'Nowhere', which is not defined above it"),
+        (misspelt, "an annotation is no type"),
+        (unfinished, "an annotation is no type"),
+        (divided, "an annotation is no type"),
+        (unmatched, "its parameters have no JSON"),
+        (unordered, "its parameters have no JSON"),
+        (unmatched_result, "its result has no JSON"),
         (endless, "endless is a generator"),
         (ShoutedName, "'ShoutedName' must match"),
     ],

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 import pytest
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, RootModel, SecretStr, model_serializer, model_validator
 
 from leasehold import App, InvalidArguments, Retry, TaskFailed, current
 from leasehold.app.link import DatabaseLink
@@ -68,6 +68,48 @@ def later_if_again(n: int) -> int:
     return n
 
 
+class Numbers(RootModel[list[int]]): ...
+
+
+class Prices(RootModel[dict[str, int]]): ...
+
+
+class Either(RootModel[Order | Prices]): ...
+
+
+class Listed(BaseModel):
+    number: int
+
+    @model_serializer
+    def _as_list(self) -> list[int]:
+        return [self.number]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_list(cls, value: Any) -> Any:
+        return {"number": value[0]} if isinstance(value, list) else value
+
+
+@app.task
+def total(numbers: Numbers) -> int:
+    return sum(numbers.root)
+
+
+@app.task
+def total_price(prices: Prices) -> int:
+    return sum(prices.root.values())
+
+
+@app.task
+def either(thing: Either) -> str:
+    return type(thing.root).__name__
+
+
+@app.task
+def listed(thing: Listed) -> int:
+    return thing.number
+
+
 @pytest.fixture(autouse=True)
 def _use(using: Using) -> Iterator[None]:
     using(app)
@@ -82,6 +124,30 @@ async def test_a_run_is_submitted_waited_for_and_read(serve: Serve) -> None:
         assert await (await run.awaited(timeout=1)).aresult() == "sent to me@home"
         assert await send_receipt.find(run.id).aresult() == "sent to me@home"
         assert await (await nothing.asubmit()) is None
+
+
+@pytest.mark.parametrize(
+    ("submit", "params", "result"),
+    [
+        (lambda: total.asubmit(Numbers([1, 2])), {"numbers": [1, 2]}, 3),
+        (lambda: total_price.asubmit(Prices({"a": 3})), {"a": 3}, 3),
+        (lambda: either.asubmit(Either(Prices({"a": 3}))), {"a": 3}, "Prices"),
+    ],
+    ids=["a list", "an object", "one of two objects"],
+)
+async def test_parameters_are_stored_as_an_object_of_whatever_type_they_are(
+    serve: Serve, connection: Connection, submit: Callable[[], Awaitable[Any]], params: Any, result: Any
+) -> None:
+    async with serve(app), asyncio.timeout(SECONDS):
+        run = await submit()
+        assert await run == result
+    assert await connection.fetchval("SELECT params FROM job WHERE id = $1", run.id) == params
+
+
+async def test_a_model_that_writes_itself_as_no_object_is_refused(connection: Connection) -> None:
+    with pytest.raises(InvalidArguments, match="the JSON of Listed is a list, no object"):
+        await listed.asubmit(Listed(number=1))
+    assert await connection.fetchval("SELECT count(*) FROM job") == 0
 
 
 async def test_a_program_without_a_loop_does_the_same(serve: Serve) -> None:
