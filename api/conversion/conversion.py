@@ -37,7 +37,7 @@ from leasehold.api.http.callback_urls import REFUSED_URL
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.early import refuse_early
 from leasehold.api.http.edge import identity_of
-from leasehold.api.http.etags import matches
+from leasehold.api.http.etags import WaitSeconds, matches, may_be_current
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, multipart, problems
 from leasehold.api.http.problems import Problem
@@ -251,14 +251,12 @@ async def get_conversion(
     job_id: UUID,
     caller: Reader,
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
-    wait: Annotated[
-        float, Query(ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a change, if unfinished.")
-    ] = 0,
+    wait: WaitSeconds = 0,
 ) -> Response:
     services = services_of(request)
     rate_fields = await check_rate(services, caller, "reads")
     row = await find(services, caller, job_id)
-    if wait and not is_finished(row) and (if_none_match is None or matches(if_none_match, _etag(row))):
+    if wait and not is_finished(row) and may_be_current(if_none_match, _etag(row)):
         await services.watch.changed(job_id, row["event_seq"], wait)
         row = await find(services, caller, job_id)
     headers = rate_fields | {"ETag": _etag(row)} | ({} if is_finished(row) else {"Retry-After": "1"})

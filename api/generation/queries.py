@@ -11,7 +11,7 @@ from leasehold.api.auth.security import GENERATION_READ, Require
 from leasehold.api.generation.schemas import SERVER_ID, TASK_ID, GenerationAnswer, GenerationStatistics, TaskQuery
 from leasehold.api.generation.view import answer, etag, is_finished, statistics, unknown
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
-from leasehold.api.http.etags import matches
+from leasehold.api.http.etags import WaitSeconds, matches, may_be_current
 from leasehold.api.http.openapi import problems
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
@@ -26,7 +26,6 @@ Consume = Annotated[
     bool, Query(description="Read a finished result once and for all: the task is unknown from then on.")
 ]
 IfNoneMatch = Annotated[str | None, Header(max_length=1000)]
-Wait = Annotated[float, Query(ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a change.")]
 
 _QUERIES = {
     "response_model": GenerationAnswer,
@@ -44,7 +43,7 @@ async def query_images(
     response: Response,
     caller: Reader,
     task_id: TaskId,
-    wait: Wait = 0,
+    wait: WaitSeconds = 0,
     if_none_match: IfNoneMatch = None,
     *,
     consume: Consume = False,
@@ -65,7 +64,7 @@ async def query_video(
     response: Response,
     caller: Reader,
     task_id: TaskId,
-    wait: Wait = 0,
+    wait: WaitSeconds = 0,
     if_none_match: IfNoneMatch = None,
     *,
     consume: Consume = False,
@@ -93,7 +92,7 @@ async def _query(
 ) -> GenerationAnswer | Response:
     services = services_of(request)
     row = await _find(request, caller, kind, task_id)
-    if row is not None and wait and not is_finished(row) and _client_is_current(row, if_none_match):
+    if row is not None and wait and not is_finished(row) and may_be_current(if_none_match, etag(row)):
         await services.watch.changed(row["job_id"], row["event_seq"], wait)
         row = await _find(request, caller, kind, task_id)
     if row is None:
@@ -108,11 +107,6 @@ async def _query(
                 return unknown(task_id)
     response.headers.update(headers)
     return generation_answer
-
-
-def _client_is_current(row: Row, if_none_match: str | None) -> bool:
-    """Whether the client may already have the current state. If not, the API answers without waiting."""
-    return if_none_match is None or matches(if_none_match, etag(row))
 
 
 async def _find(request: Request, caller: Caller, kind: Kind, task_id: str) -> Row | None:

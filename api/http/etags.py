@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Annotated, TypeAlias
+
+from fastapi import Query
+
+#: The parameter of a long poll.
+WaitSeconds: TypeAlias = Annotated[
+    float,
+    Query(
+        ge=0,
+        le=30,
+        allow_inf_nan=False,
+        description="Seconds to wait for a change while the job is unfinished. A client whose `If-None-Match` names an "
+        "older state gets the current one at once.",
+    ),
+]
 
 
 def weak(version: str | bytes) -> str:
@@ -10,6 +25,13 @@ def weak(version: str | bytes) -> str:
     state may differ in their bytes: in the signature of a URL, for example.
     """
     return f'W/"{hashlib.sha256(version.encode() if isinstance(version, str) else version).hexdigest()[:32]}"'
+
+
+def may_be_current(if_none_match: str | None, etag: str) -> bool:
+    """Whether the client may have the current answer already, so that a long poll waits for the next. A client with an
+    older state gets the current one at once.
+    """
+    return if_none_match is None or matches(if_none_match, etag)
 
 
 def matches(if_none_match: str | None, etag: str) -> bool:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
-from leasehold.api.http.etags import matches, weak
+from leasehold.api.http.etags import WaitSeconds, matches, may_be_current, weak
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import encoded, json_response
 from leasehold.api.http.streams import HEADERS, LastEventId, content_of, number_of, stream
@@ -52,15 +52,18 @@ async def get_job(
     job_id: UUID,
     caller: Reader,
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
-    wait: Annotated[float, Query(ge=0, le=30, allow_inf_nan=False)] = 0,
+    wait: WaitSeconds = 0,
 ) -> Response:
     services = services_of(request)
     access = await find(services, caller, job_id)
-    if wait and access.row["finished_at"] is None:
+    body = answer(access)
+    etag = _etag(services, access, body)
+    if wait and access.row["finished_at"] is None and may_be_current(if_none_match, etag):
         await services.watch.changed(job_id, access.row["event_seq"], wait)
         access = await find(services, caller, job_id)
-    body = answer(access)
-    headers = {"ETag": _etag(services, access, body)}
+        body = answer(access)
+        etag = _etag(services, access, body)
+    headers = {"ETag": etag}
     if access.row["status"] not in JOB_TERMINAL:
         headers["Retry-After"] = "1"
     if matches(if_none_match, headers["ETag"]):

@@ -11,12 +11,12 @@ from typing import Annotated
 from uuid import UUID
 
 import structlog
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Request, Response
 
 from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import MEDIA_READ, MEDIA_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
-from leasehold.api.http.etags import matches, weak
+from leasehold.api.http.etags import WaitSeconds, matches, may_be_current, weak
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import publish_and_admit
 from leasehold.api.media.schemas import MediaAnswer
@@ -54,10 +54,7 @@ async def get_media(
     media_id: UUID,
     caller: Reader,
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
-    wait: Annotated[
-        float,
-        Query(ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a change if the job is unfinished."),
-    ] = 0,
+    wait: WaitSeconds = 0,
 ) -> MediaAnswer | Response:
     services = services_of(request)
     structlog.contextvars.bind_contextvars(media_id=str(media_id))
@@ -116,10 +113,10 @@ async def find_media(services: Services, caller: Caller, media_id: UUID) -> Medi
 
 
 def _worth_waiting(services: Services, media: MediaView, if_none_match: str | None) -> bool:
-    """Whether to wait: the job is unfinished, and the client already has the present state."""
+    """Whether to wait: the job is unfinished, and the client may have the present state."""
     if media.job_id is None or is_finished(media):
         return False
-    return if_none_match is None or matches(if_none_match, _etag(services, media))
+    return may_be_current(if_none_match, _etag(services, media))
 
 
 def _etag(services: Services, media: MediaView) -> str:

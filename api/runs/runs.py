@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
-from leasehold.api.http.etags import matches, weak
+from leasehold.api.http.etags import WaitSeconds, matches, may_be_current, weak
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import encoded, json_response
 from leasehold.api.jobs.access import JobAccess, access_of
@@ -24,7 +24,7 @@ from leasehold.api.process.services import Services, services_of
 from leasehold.api.runs.schemas import RunList, run_answer, run_summary
 from leasehold.db import job_reads, run_reads
 from leasehold.db.job_reads import Row
-from leasehold.domain.errors import NotFound
+from leasehold.domain.errors import Invalid, NotFound
 from leasehold.domain.states import JOB_TERMINAL, JobState
 
 router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=AuthenticatedFirst)
@@ -44,17 +44,24 @@ async def list_runs(
     caller: Reader,
     template: Annotated[str | None, Query(max_length=63)] = None,
     status: JobState | None = None,
-    scope: Annotated[str | None, Query(max_length=63)] = None,
-    scope_id: Annotated[str, Query(max_length=200)] = "",
+    scope: Annotated[
+        str | None, Query(max_length=63, description="Only runs of this scope and `scope_id`, together.")
+    ] = None,
+    scope_id: Annotated[
+        str | None,
+        Query(max_length=200, description="It needs `scope`. If left out: the runs of the scope that have no id."),
+    ] = None,
     cursor: IdCursor = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> Response:
+    if scope is None and scope_id is not None:
+        raise Invalid("invalid_request", "`scope_id` needs `scope`.")
     async with services_of(request).pool.acquire() as connection:
         rows = await run_reads.list_runs(
             connection,
             caller.tenant_id,
             template=template,
-            scope=None if scope is None else (scope, scope_id),
+            scope=None if scope is None else (scope, scope_id or ""),
             status=status,
             before=id_at(cursor),
             limit=limit + 1,
@@ -75,14 +82,15 @@ async def get_run(
     run_id: UUID,
     caller: Reader,
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
-    wait: Annotated[float, Query(ge=0, le=30, allow_inf_nan=False)] = 0,
+    wait: WaitSeconds = 0,
 ) -> Response:
     services = services_of(request)
     run = await find_run(services, caller, run_id)
-    if wait and run["finished_at"] is None:
+    body = encoded(run_answer(run))
+    if wait and run["finished_at"] is None and may_be_current(if_none_match, weak(body)):
         await services.watch.changed(run_id, run["event_seq"], wait)
         run = await find_run(services, caller, run_id)
-    body = encoded(run_answer(run))
+        body = encoded(run_answer(run))
     headers = {"ETag": weak(body)}
     if run["status"] not in JOB_TERMINAL:
         headers["Retry-After"] = "1"
@@ -92,23 +100,31 @@ async def get_run(
 
 
 async def find_run(services: Services, caller: Caller, run_id: UUID) -> Row:
-    """Read the run. Raises NotFound `run_not_found`, also for another tenant's run."""
+    """Read the run with its steps and outputs. Raises NotFound `run_not_found`, also for another tenant's run."""
     async with services.pool.acquire() as connection:
         row = await run_reads.find_run(connection, caller.tenant_id, run_id)
-    if row is None:
-        raise NotFound("run_not_found", "There is no such run.")
-    structlog.contextvars.bind_contextvars(job_id=str(run_id))
-    return row
+    return _known(row, run_id)
+
+
+async def find_head(services: Services, caller: Caller, run_id: UUID) -> Row:
+    """Read the run as lists have it, without its payload, steps and outputs. Raises as `find_run`."""
+    async with services.pool.acquire() as connection:
+        row = await run_reads.find_head(connection, caller.tenant_id, run_id)
+    return _known(row, run_id)
 
 
 async def run_access(services: Services, caller: Caller, run_id: UUID) -> JobAccess:
     """The run as a job. A job of another kind (media, conversion) is no run. Raises NotFound `run_not_found`."""
     async with services.pool.acquire() as connection:
         row = await job_reads.find_job(connection, caller.tenant_id, run_id)
-    if row is None or not row["is_run"]:
+    return access_of(services, caller, _known(row if row is not None and row["is_run"] else None, run_id))
+
+
+def _known(row: Row | None, run_id: UUID) -> Row:
+    if row is None:
         raise NotFound("run_not_found", "There is no such run.")
     structlog.contextvars.bind_contextvars(job_id=str(run_id))
-    return access_of(services, caller, row)
+    return row
 
 
 @router.post(
@@ -137,4 +153,4 @@ async def cancel_run(request: Request, run_id: UUID, caller: Writer, body: Reaso
 )
 async def explain_run(request: Request, run_id: UUID, caller: Reader) -> Response:
     services = services_of(request)
-    return json_response(await explain(services, caller.tenant_id, await find_run(services, caller, run_id)))
+    return json_response(await explain(services, caller.tenant_id, await find_head(services, caller, run_id)))

@@ -18,7 +18,7 @@ from leasehold.api.http.responses import encoded as response_body
 from leasehold.api.http.responses import json_response, publish_and_admit
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
-from leasehold.api.runs.runs import find_run
+from leasehold.api.runs.runs import find_head
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
@@ -69,7 +69,7 @@ async def signal_run(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     services = services_of(request)
-    await find_run(services, caller, run_id)
+    await find_head(services, caller, run_id)
     payload = None if body is None else body.payload
     encoded = encoded_payload({"payload": payload})
     hints: list[Announcement] = []

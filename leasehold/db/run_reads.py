@@ -42,6 +42,17 @@ FROM ({_RUN} WHERE r.job_id = $1 AND r.tenant_id = $2) AS found JOIN job j ON j.
 """
 
 
+HEAD = f"""
+-- run_head
+{_RUN} WHERE r.job_id = $1 AND r.tenant_id = $2
+"""
+
+
+async def find_head(connection: Connection, tenant_id: str, run_id: UUID) -> Row | None:
+    """The run as `list_runs` reads it. None: no such run, or another tenant's."""
+    return await connection.fetchrow(HEAD, run_id, tenant_id)
+
+
 async def find_run(connection: Connection, tenant_id: str, run_id: UUID) -> Row | None:
     """The run with its steps and outputs. None: no such run, or another tenant's."""
     return await connection.fetchrow(FIND, run_id, tenant_id)

@@ -10,8 +10,12 @@ from uuid import UUID, uuid4
 import pytest
 import time_machine
 
+from leasehold.api.auth.security import JOBS_READ, RUNS_READ
+from leasehold.db import run_reads
 from leasehold.db.database import Connection
+from leasehold.security.credentials import create_key
 from leasehold.worker.worker import Worker
+from tests.api.conftest import Running, client_of
 from tests.api.media_api import problem
 from tests.factories import Rows, assert_history
 from tests.runs.conftest import Client, step_of
@@ -281,3 +285,43 @@ async def test_an_instant_may_have_any_offset_that_its_format_knows(client: Clie
         for run in runs:
             found = await rows.fetchval("SELECT scheduled_at FROM run WHERE job_id = $1", UUID(run))
             assert found == datetime.fromisoformat(utc)
+
+
+@pytest.mark.parametrize("path", ["/v1/runs", "/v1/jobs"])
+async def test_a_long_poll_of_a_client_with_an_older_state_is_answered_at_once(
+    client: Client, running: Running, rows: Connection, path: str
+) -> None:
+    later = datetime.now(UTC) + timedelta(days=1)
+    run = f"{path}/{await client.start(scheduled_at=later.isoformat())}"
+    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=(RUNS_READ, JOBS_READ))
+    async with client_of(running.url, key.text) as reader:
+        async with asyncio.timeout(20):
+            answer = await reader.get(run, params={"wait": 30}, headers={"If-None-Match": 'W/"an older state"'})
+        assert answer.status_code == 200
+        same = await reader.get(run, params={"wait": 0.1}, headers={"If-None-Match": answer.headers["ETag"]})
+        assert same.status_code == 304
+
+
+async def test_runs_are_listed_by_scope_and_id_together(client: Client) -> None:
+    runs = {scope_id: await client.start(scope="user", scope_id=scope_id) for scope_id in ("u1", "u2", "")}
+
+    async def listed(**params: str) -> list[str]:
+        return [run["id"] for run in (await client.http.get("/v1/runs", params=params)).json()["runs"]]
+
+    assert await listed(scope="user", scope_id="u1") == [runs["u1"]]
+    assert await listed(scope="user") == [runs[""]]
+    assert len(await listed()) == 3
+    for alone in ("u1", ""):
+        problem(await client.http.get("/v1/runs", params={"scope_id": alone}), 422, "invalid_request")
+
+
+async def test_what_only_asks_whether_a_run_is_there_reads_none_of_its_steps(client: Client, rows: Connection) -> None:
+    """A run may have thousands of steps, each with a result: a signal, a page of logs and so on need none of them."""
+    run = UUID(await client.start())
+    plan = "\n".join(row[0] for row in await rows.fetch(f"EXPLAIN {run_reads.HEAD}", run, "acme"))
+    for table in ("task", "result", "failure", "progress", "output"):
+        assert f" on {table} " not in plan
+    head = await run_reads.find_head(rows, "acme", run)
+    assert head is not None
+    assert (head["id"], head["status"]) == (run, "pending")
+    assert await run_reads.find_head(rows, "another", run) is None
