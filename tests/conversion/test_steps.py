@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import orjson
 import pytest
 from onnx import helper, numpy_helper
 
@@ -16,7 +17,8 @@ from leasehold.domain.work import Work
 from leasehold.pipelines.conversion import nef
 from leasehold.pipelines.conversion.pipeline import ConversionParams
 from leasehold.pipelines.conversion.toolchain import open_toolchain, optimise, refusals, tflite
-from leasehold.pipelines.conversion.toolchain.comparison import compare
+from leasehold.pipelines.conversion.toolchain.comparison import LARGEST, compare, describe
+from leasehold.pipelines.conversion.toolchain.layer_sensitivity import _noise
 from leasehold.pipelines.conversion.toolchain.optimise import largest_difference, trial_answers
 from leasehold.pipelines.conversion.toolchain.running import Runnable
 from tests.conversion.conftest import PARAMS, Bench
@@ -220,10 +222,58 @@ async def test_a_model_with_too_many_values_for_the_packages_manifest_is_refused
 def test_an_answer_that_is_infinite_in_int8_is_as_far_away_as_can_be() -> None:
     reference, answer = {"y": np.array([[1.0, 2.0]])}, {"y": np.array([[np.inf, 2.0]])}
     compared = compare([reference], [answer])["y"]
-    assert compared == {"snr_db": -200.0, "cosine": 0.0, "max_error": np.inf, "top1_agreement": 0.0}
+    assert compared == {"snr_db": -200.0, "cosine": 0.0, "max_error": LARGEST, "top1_agreement": 0.0}
     assert compare([answer], [answer])["y"] == {
         "snr_db": 200.0, "cosine": 1.0, "max_error": 0.0, "top1_agreement": 1.0,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_layer_that_is_not_finite_in_int8_is_the_worst_one(bad: float) -> None:
+    reference = np.array([[1.0, 2.0]])
+    assert _noise(reference, np.array([[bad, 2.0]])) == LARGEST
+    assert _noise(reference, np.array([[1.0]])) == LARGEST
+    assert _noise(np.array([[bad, 2.0]]), np.array([[bad, 2.0]])) == 0.0
+
+
+@pytest.mark.parametrize("values", [[], [np.nan, 1.0], [np.inf, np.nan]])
+def test_what_a_report_holds_is_what_its_json_holds(values: list[float]) -> None:
+    answers = [{"y": np.array([values])}, {"y": np.array([[1.0] * len(values)])}]
+    for figures in (describe(answers), compare(answers[1:], answers[:1])):
+        assert orjson.loads(orjson.dumps(figures)) == figures
+
+
+async def test_the_parsed_model_is_dropped_before_its_trial(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may have 500 MB, and a session has a copy of its own."""
+    parsed: list[weakref.ref[Any]] = []
+    check, trial_answers = optimise.check, optimise.trial_answers
+
+    class Parsed:
+        """A ModelProto, which has no weak references."""
+
+        def __init__(self, model: onnx.ModelProto) -> None:
+            self._model = model
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._model, name)
+
+    def note(model: onnx.ModelProto, limits: Any) -> tuple[Any, list[str]]:
+        checked, changes = check(model, limits)
+        noted = Parsed(checked)
+        parsed.append(weakref.ref(noted))
+        return noted, changes
+
+    def answer(original: Path, seed: int) -> Any:
+        assert [model() for model in parsed] == [None]
+        return trial_answers(original, seed)
+
+    monkeypatch.setattr(optimise, "check", note)
+    monkeypatch.setattr(optimise, "trial_answers", answer)
+    directory = bench.directory()
+    params = ConversionParams.model_validate(PARAMS)
+    work = Work("conversion", "onnx", params, {"model": saved(network(opset=13), directory / "model")}, directory)
+    open_toolchain.optimise(work)
+    assert parsed
 
 
 @pytest.mark.parametrize(

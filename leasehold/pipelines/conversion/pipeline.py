@@ -77,7 +77,7 @@ conversion = Pipeline(
         ),
         Step(
             "bie", needs=("onnx",), reads=("onnx", "references"), writes="output/out.bie", queue="conversion",
-            isolated=True, limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3, version=2,
+            isolated=True, limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3, version=3,
         ),
         Step(
             "nef", needs=("bie",), reads=("bie", "references"), writes="output/out.nef", queue="conversion",

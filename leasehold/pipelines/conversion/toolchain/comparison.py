@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -12,6 +13,8 @@ import numpy as np
 from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors
 
 _MAX_DB = 200.0  # reported for equal signals, whose ratio is infinite; and negative for an infinite difference
+#: Reported for an infinite difference: JSON has no infinity, and would have null as if nothing had been measured.
+LARGEST = sys.float_info.max
 _TIMED_RUNS = 5
 
 
@@ -19,7 +22,7 @@ def compare(reference: list[Tensors], answers: list[Tensors]) -> dict[str, dict[
     """For each output, over all samples: SNR in dB, cosine similarity, largest error, top-1 agreement of 0 to 1.
 
     Values that are NaN or infinite in the reference are left out of the first three. Outputs of different shapes, and
-    an answer that is NaN or infinite where the reference is not, count as infinitely different.
+    an answer that is NaN or infinite where the reference is not, count as infinitely different (`LARGEST`).
     """
     return {
         name: _compare_output([answer[name] for answer in reference], [answer[name] for answer in answers])
@@ -33,7 +36,7 @@ def _compare_output(first: list[np.ndarray[Any, Any]], second: list[np.ndarray[A
     agreement = sum(top1_equal) / len(top1_equal)
     a, b = (np.concatenate([np.asarray(x, np.float64).ravel() for x in side]) for side in (first, second))
     if any(x.shape != y.shape for x, y in zip(first, second, strict=True)) or not np.isfinite(b[np.isfinite(a)]).all():
-        return {"snr_db": -_MAX_DB, "cosine": 0.0, "max_error": math.inf, "top1_agreement": agreement}
+        return {"snr_db": -_MAX_DB, "cosine": 0.0, "max_error": LARGEST, "top1_agreement": agreement}
     a, b = a[np.isfinite(a)], b[np.isfinite(a)]
     noise, signal = float(np.sum((a - b) ** 2)), float(np.sum(a**2))
     lengths = math.sqrt(signal) * float(np.linalg.norm(b))
@@ -64,21 +67,22 @@ def _rows(answer: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.asarray(answer).reshape(answer.shape[0] if answer.ndim > 1 else 1, -1)
 
 
-def describe(answers: list[Tensors]) -> dict[str, dict[str, float]]:
-    """Mean, minimum and maximum of each output, for clients that compare them with a simulation of their own. They are
-    NaN for an output without values.
+def describe(answers: list[Tensors]) -> dict[str, dict[str, float | None]]:
+    """Mean, minimum and maximum of each output, for clients that compare them with a simulation of their own. None: the
+    output has no values, or the figure is NaN or infinite.
     """
     return {name: _describe_output([answer[name] for answer in answers if answer[name].size]) for name in answers[0]}
 
 
-def _describe_output(values: list[np.ndarray[Any, Any]]) -> dict[str, float]:
+def _describe_output(values: list[np.ndarray[Any, Any]]) -> dict[str, float | None]:
     if not values:
-        return dict.fromkeys(("mean", "min", "max"), math.nan)
-    return {
+        return dict.fromkeys(("mean", "min", "max"))
+    figures = {
         "mean": float(np.mean([np.mean(value) for value in values])),
-        "min": float(min(np.min(value) for value in values)),
-        "max": float(max(np.max(value) for value in values)),
+        "min": float(np.min([np.min(value) for value in values])),
+        "max": float(np.max([np.max(value) for value in values])),
     }
+    return {name: figure if math.isfinite(figure) else None for name, figure in figures.items()}
 
 
 def milliseconds(model: Runnable, sample: Tensors) -> float:

@@ -37,7 +37,7 @@ from leasehold.pipelines.conversion.toolchain.artifacts import (
 from leasehold.pipelines.conversion.toolchain.loading import load
 from leasehold.pipelines.conversion.toolchain.references import samples
 from leasehold.pipelines.conversion.toolchain.running import Tensors
-from leasehold.pipelines.conversion.toolchain.shapes import facts, fix_inputs
+from leasehold.pipelines.conversion.toolchain.shapes import facts_of, fix_inputs
 from leasehold.pipelines.conversion.toolchain.tflite import is_tflite
 
 _OLD_OPSET = 11  # the vendor's converter from ONNX 1.4 lifts models of older opsets
@@ -56,19 +56,19 @@ def optimise(work: Work) -> Done:
     if is_tflite(source):
         report_progress(work, 0, "converting from TFLite")
         model = _call(tools.tflite2onnx_flow, str(source.absolute()), release_mode=True, bottom_nodes=[])
-        before = facts(model)
+        before = facts_of(model)
     else:
         report_progress(work, 0, "loading")
         model = load(source, params.limits)
         fix_inputs(model)
-        before = facts(model)
+        before = facts_of(model)
         if before["opset"] < _OLD_OPSET:
             model = _call(tools.onnx1_4to1_6, model)
     report_progress(work, 30, "optimising")
     model = _optimise_graph(tools, model)
     target = work.directory / "out.onnx"
     onnx.save(model, target)
-    after = facts(model)
+    after = facts_of(model)
     report = {"toolchain": "kneron", "original": before, "optimised": after}
     return Done(json_file(work, ONNX_REPORT, report) | {ONNX: File(target, BINARY)}, {"macs": after["macs"]})
 
@@ -89,7 +89,7 @@ def quantise(work: Work) -> Done:
     """Quantise with the reference images. Simulate in float and in fixed point if the parameters ask for it."""
     params: ConversionParams = work.params
     ktc, source = _ktc(), work.files[ONNX].absolute()
-    inputs = facts(load(source, params.limits))["inputs"]
+    inputs = facts_of(load(source, params.limits))["inputs"]
     inputs_to_run, origin = samples(work.files["references"], inputs, params.preprocessing, params.limits, params.seed)
     config = _config(ktc, params, onnx_path=str(source))
     report: dict[str, Any] = {

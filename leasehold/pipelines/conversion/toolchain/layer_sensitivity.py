@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from leasehold.pipelines.conversion.toolchain.comparison import LARGEST
 from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors
 from leasehold.pipelines.conversion.toolchain.shapes import shape_of
 
@@ -84,11 +85,17 @@ def _outputs_by_sample(path: Path, inputs: list[Tensors]) -> list[Tensors]:
 
 
 def _noise(reference: np.ndarray[Any, Any], quantised: np.ndarray[Any, Any]) -> float:
-    """The power of the difference, as a share of the reference's power. Infinite if the shapes are different."""
+    """The power of the difference, as a share of the reference's power. Values that are NaN or infinite in the
+    reference are left out. LARGEST if the shapes are different, or an answer is NaN or infinite where the reference is
+    not.
+    """
     if reference.shape != quantised.shape:
-        return math.inf
-    signal = float(np.sum(np.square(reference, dtype=np.float64)))
-    error = float(np.sum(np.square(reference - quantised, dtype=np.float64)))
+        return LARGEST
+    finite = np.isfinite(reference)
+    first, second = (side[finite].astype(np.float64) for side in (reference, quantised))
+    if not np.isfinite(second).all():
+        return LARGEST
+    signal, error = float(np.sum(np.square(first))), float(np.sum(np.square(first - second)))
     return error / signal if signal else float(error > 0)
 
 

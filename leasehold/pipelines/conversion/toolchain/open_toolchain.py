@@ -3,8 +3,8 @@
 BIE is the int8 model and NEF is the package: the vendor's names.
 
 Every step is deterministic in its input bytes, parameters and version. Measured times go into `Done.value`, never into
-a file. A model may have 500 MB, so the steps hold few copies in memory: onnxruntime loads a model from its path, and
-only one model is open at a time.
+a file. A model may have 500 MB, so the steps hold few copies in memory: onnxruntime loads a model from its path, and a
+step drops the parsed model before it opens the next session.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from leasehold.pipelines.conversion.toolchain.loading import load
 from leasehold.pipelines.conversion.toolchain.quantise import quantise_static
 from leasehold.pipelines.conversion.toolchain.references import samples
 from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors, compile_graph
-from leasehold.pipelines.conversion.toolchain.shapes import facts, infer_shapes, specification
+from leasehold.pipelines.conversion.toolchain.shapes import facts_of, infer_shapes, specification
 from leasehold.pipelines.conversion.toolchain.tflite import is_tflite, to_onnx
 
 #: Below this share of equal top-1 answers, the report names the worst layers even if the parameters do not ask for it.
@@ -72,15 +72,17 @@ def optimise(work: Work) -> Done:
     report_progress(work, 5, "checking")
     opset = optimising.opset_of(model)
     model, changes = optimising.check(model, params.limits)
-    original_facts = facts(model) | {"opset": opset}
+    original_facts = facts_of(model) | {"opset": opset}
     report_progress(work, 20, "running the original")
-    answers = optimising.trial_answers(_save(model, target), params.seed)
+    _save(model, target)
+    del model
+    answers = optimising.trial_answers(target, params.seed)
     report_progress(work, 35, "converting the opset")
-    model = optimising.convert(model, params.opset)
+    model = optimising.convert(onnx.load_model(target, load_external_data=False), params.opset)
     report_progress(work, 50, "simplifying")
     model = infer_shapes(optimising.simplify(model), params.limits)
     report_progress(work, 80, "comparing with the original")
-    optimised_facts = facts(model)
+    optimised_facts = facts_of(model)
     _save(model, target)
     del model
     difference = optimising.largest_difference(answers, target)
@@ -103,7 +105,7 @@ def quantise(work: Work) -> Done:
     params: ConversionParams = work.params
     source, target = work.files[ONNX], work.directory / "out.bie"
     report_progress(work, 0, "reading the reference images")
-    inputs = facts(load(source, params.limits))["inputs"]
+    inputs = facts_of(load(source, params.limits))["inputs"]
     inputs_to_run, origin = samples(work.files["references"], inputs, params.preprocessing, params.limits, params.seed)
     report_progress(work, 5, "running the float model")
     float_answers, float_time = _run(source, inputs_to_run, timed=params.enable_evaluate)
@@ -126,7 +128,7 @@ def quantise(work: Work) -> Done:
     if params.enable_evaluate or agreement < _GOOD_AGREEMENT:
         report_progress(work, 85, "finding the worst layers")
         report["worst_layers"] = worst_layers(source, target, inputs_to_run, work.directory)
-    # The vendor's names: simulate the floating-point model, and the fixed-point one.
+    # `sim_fp` and `sim_fixed` are the vendor's words for statistics of the float and the int8 outputs.
     if params.enable_sim_fp:
         report["sim_fp"] = comparison.describe(float_answers)
     if params.enable_sim_fixed:

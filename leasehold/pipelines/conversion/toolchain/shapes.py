@@ -87,7 +87,7 @@ def specification(values: Any) -> list[dict[str, Any]]:
     ]
 
 
-def facts(model: onnx.ModelProto) -> dict[str, Any]:
+def facts_of(model: onnx.ModelProto) -> dict[str, Any]:
     """Operators, parameters, multiply-accumulates (of convolutions and matrix products), inputs and outputs."""
     graph = model.graph
     weights = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
