@@ -1,4 +1,4 @@
-"""The lines that attempts log, kept with their jobs. No state changes.
+"""Writes the lines that attempts log into `job_log`. It changes no state of a job or a task.
 
 A chunk has the lines that an attempt has logged since its last chunk. It names its attempt, and is written even if the
 attempt has lost its lease: the lines of a lost attempt help most.
@@ -27,15 +27,17 @@ class LogChunk:
     lines: Sequence[bytes]
 
 
-# The statement need not wait for the disk: the settlement of the attempt follows, and its commit flushes this one, too.
+# The commit need not wait for the disk: the attempt's settlement commits next, and flushes this one. Without one, after
+# a lost lease, a crash of the server may lose the last lines. PostgreSQL evaluates `set_config` only because a later
+# part reads `setting`. `insert_numbered` ends the statement: it numbers the lines of each job and inserts the chunks.
 APPEND_LOG = f"""
 -- append_log
-WITH eager AS MATERIALIZED (
+WITH without_disk AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true) AS setting
 ), chunk AS MATERIALIZED (
     SELECT t.job_id, t.tenant_id, t.id, t.step, c.epoch, c.attempt, c.first, c.n, c.lines, c.nth,
-           sum(c.n) OVER (PARTITION BY t.job_id ORDER BY c.nth) AS last, eager.setting
-    FROM eager
+           sum(c.n) OVER (PARTITION BY t.job_id ORDER BY c.nth) AS running, without_disk.setting
+    FROM without_disk
     CROSS JOIN unnest($1::uuid[], $2::int[], $3::int[], $4::int[], $5::int[], $6::jsonb[])
         WITH ORDINALITY AS c(id, epoch, attempt, first, n, lines, nth)
     JOIN task t ON t.id = c.id

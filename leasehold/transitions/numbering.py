@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 def insert_numbered(table: str, sequence: str, columns: str) -> str:
-    """The end of a statement whose `chunk` holds what `table` gets, with the running sum of a job's items in `last`.
+    """The end of a statement whose `chunk` holds what `table` gets, with the sum of a job's items so far in `running`.
 
     `sequence` is the column of `tail` that numbers the items. `columns` are those of `chunk` that only `table` has.
     The statement may be repeated: `first` makes a chunk's second copy a conflict. The copy's numbers then stay unused.
@@ -22,7 +22,7 @@ def insert_numbered(table: str, sequence: str, columns: str) -> str:
     SELECT job_id, sum(n) AS n FROM chunk GROUP BY job_id
 )
 INSERT INTO {table} (job_id, last, tenant_id, task_id, step, epoch, attempt, first, n, {columns})
-SELECT c.job_id, numbered.{sequence} - total.n + c.last, c.tenant_id, c.id, c.step, c.epoch, c.attempt, c.first, c.n,
+SELECT c.job_id, numbered.{sequence} - total.n + c.running, c.tenant_id, c.id, c.step, c.epoch, c.attempt, c.first, c.n,
        {", ".join(f"c.{column}" for column in columns.split(", "))}
 FROM chunk c JOIN numbered ON numbered.job_id = c.job_id JOIN total ON total.job_id = c.job_id
 ORDER BY c.nth

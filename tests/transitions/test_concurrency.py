@@ -54,6 +54,23 @@ async def test_room_is_counted_for_each_limit_by_itself(rows: Rows) -> None:
     assert await held(rows) == set()
 
 
+async def test_jobs_with_limits_are_written_with_their_places_or_not_at_all(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A held job without a place in a queue would never be let in."""
+
+    async def lost(*_arguments: object) -> None:
+        raise ConnectionResetError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(concurrency, "queue_up", lost)
+        with pytest.raises(ConnectionResetError):
+            await rows.submit(ONE, limits=[ConcurrencyLimit("t", "k", at_most=1)])
+    assert await rows.connection.fetchval("SELECT count(*) FROM job") == 0
+    await rows.submit(ONE, limits=[ConcurrencyLimit("t", "k", at_most=1)])
+    assert await named(rows, "gate_job") == {("t", "k")}
+
+
 async def test_a_rate_is_counted_for_each_limit_by_itself(rows: Rows) -> None:
     for tenant, key in NEIGHBOURS:
         await wait_at(rows, ConcurrencyLimit(tenant, key, per_minute=3), tenant=tenant, count=3)

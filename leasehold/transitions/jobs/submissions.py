@@ -1,9 +1,11 @@
-"""`submit`: the API, schedulers and your own code write jobs."""
+"""`submit` writes new jobs. The API, the schedulers and the code of apps call it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from leasehold.broker.outbox import Announcement
@@ -51,7 +53,7 @@ WITH new_job AS MATERIALIZED (
     SELECT id, tenant_id, template, version, scope, scope_id, not_before, schedule_id, tick, rerun_of
     FROM new_job WHERE template IS NOT NULL
 ), tags AS (
-    -- Without tags a job costs nothing here.
+    -- A job without tags adds no row.
     INSERT INTO job_tag (job_id, name, tenant_id, value)
     SELECT j.id, t.key, j.tenant_id, t.value FROM new_job j, jsonb_each_text(j.tags) AS t WHERE j.tags IS NOT NULL
 ), callbacks AS (
@@ -77,22 +79,23 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 
 async def submit(connection: Connection, jobs: Sequence[NewJob]) -> list[Announcement]:
-    """- -> pending: writes the job, its run, one task a step, the first event and the hints; all jobs or none. Each
-    statement writes about `PIECE` tasks.
+    """Write new jobs (pending, or waiting_worker): of each its row, its run, a task for each step, the first event and
+    the hints. All jobs or none are written. Each statement writes about `PIECE` tasks.
 
     Publish the returned hints once the transaction has committed. A job id that exists already raises
     asyncpg.UniqueViolationError and writes nothing. Jobs with concurrency limits are held: call `concurrency.admit`
     after the commit. Raises Invalid when the parameters skip every step.
     """
     piece = max(1, PIECE // max((len(new.pipeline.steps) for new in jobs), default=1))  # jobs a statement
-    if len(jobs) <= piece:
-        hints = await _write(connection, *_records(jobs))
-    else:
-        async with connection.transaction():
-            hints = await _write_in_pieces(connection, jobs, piece)
     limited = [new for new in jobs if new.limits]
-    if limited:
-        await concurrency.queue_up(connection, limited)
+    in_pieces = len(jobs) > piece
+    # A single statement needs no transaction of its own, and no savepoint in the caller's.
+    needs_transaction = in_pieces or (limited and not connection.is_in_transaction())
+    async with connection.transaction() if needs_transaction else nullcontext():
+        write = partial(_write_in_pieces, piece=piece) if in_pieces else _write_at_once
+        hints = await write(connection, jobs)
+        if limited:
+            await concurrency.queue_up(connection, limited)
     return hints
 
 
@@ -101,20 +104,20 @@ async def _write_in_pieces(connection: Connection, jobs: Sequence[NewJob], piece
     event loop serves other callers between two pieces.
     """
     hints: list[Announcement] = []
-    writing: asyncio.Task[list[Announcement]] | None = None
+    writing = asyncio.create_task(_write(connection, *_records(jobs[:piece])))
     try:
-        for first in range(0, len(jobs), piece):
+        for first in range(piece, len(jobs), piece):
+            await asyncio.sleep(0)  # gives the task a turn, so that PostgreSQL gets its piece while the next is made
             records = _records(jobs[first : first + piece])
-            if writing is not None:
-                hints += await writing
-            writing = asyncio.create_task(_write(connection, *records))
-            await asyncio.sleep(0)  # lets the task send this piece before the next piece begins
-        if writing is not None:
             hints += await writing
+            writing = asyncio.create_task(_write(connection, *records))
+        return hints + await writing
     finally:
-        if writing is not None:
-            await cancel_and_wait(writing)  # waits until the connection is free again
-    return hints
+        await cancel_and_wait(writing)  # after an error: waits until the connection is free again
+
+
+async def _write_at_once(connection: Connection, jobs: Sequence[NewJob]) -> list[Announcement]:
+    return await _write(connection, *_records(jobs))
 
 
 def _records(jobs: Sequence[NewJob]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
