@@ -136,7 +136,7 @@ def views_of(caller: Caller) -> list[tuple[str, str]]:
 def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Response:
     services = services_of(request)
     kinds = ["media", "conversion", "generation", "run", "webhook"]
-    templates = sorted({*services.job_kinds.others, *services.job_kinds.owned})
+    templates = sorted({*services.job_kinds.unowned, *services.job_kinds.owned})
     words = [
         *(f"status:{state}" for state in JobState),
         *(f"kind:{kind}" for kind in kinds if services.job_kinds.named(kind) is not None),

@@ -19,7 +19,7 @@ from leasehold.api.process.services import Services
 from leasehold.db import job_reads
 from leasehold.db.job_reads import Row
 from leasehold.domain.errors import Forbidden, Gone, NotFound
-from leasehold.kinds.operations import JobKind, Sight
+from leasehold.kinds.job_kinds import JobKind, NameableJobs
 from leasehold.pipelines.operations.pipeline import bulk_operation
 
 
@@ -80,7 +80,7 @@ def check_retry(access: JobAccess) -> None:
         raise Forbidden("insufficient_scope", f"To retry a bulk delete, the API key needs the scope {JOBS_DELETE}.")
 
 
-def sight_of(services: Services, caller: Caller, *, write: bool = False, kind: str | None = None) -> Sight:
+def sight_of(services: Services, caller: Caller, *, write: bool = False, kind: str | None = None) -> NameableJobs:
     return services.job_kinds.sight(tenant_of(caller), caller.scopes, write=write, kind=kind)
 
 

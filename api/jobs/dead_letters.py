@@ -29,7 +29,7 @@ from leasehold.db import job_reads
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import DeadLetterFilter, Row
 from leasehold.domain.errors import Conflict, Forbidden, Invalid, NotFound, TooMany
-from leasehold.kinds.operations import RUN
+from leasehold.domain.kind import RUN
 from leasehold.transitions.runs import CreatedRun
 
 router = APIRouter(tags=["dead letters"], prefix="/v1/dead-letters", route_class=AuthenticatedFirst)

@@ -77,7 +77,7 @@ def scope_of(services: Services, caller: Caller, job_filter: JobFilter) -> Scope
     tenant_id = sight.tenant_id if sight.tenant_id is not None else job_filter.tenant
     if sight.nothing or (job_filter.tenant is not None and job_filter.tenant != tenant_id):
         return None
-    return Scope(tenant_id, sight.pipelines, sight.runs, kinds.others, kinds.owned)
+    return Scope(tenant_id, sight.pipelines, sight.runs, kinds.unowned, kinds.owned)
 
 
 def _answer(services: Services, job_filter: JobFilter, page: Page) -> dict[str, object]:

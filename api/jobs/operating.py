@@ -62,7 +62,7 @@ def _check(services: Services, caller: Caller, request: NewOperation, now: datet
         raise Forbidden("insufficient_scope", "The API key lacks the scopes of the kinds of these jobs.")
     of_tenant = sight.tenant_id if sight.tenant_id is not None else job_filter.tenant
     kinds = services.job_kinds
-    return job_filter, Scope(of_tenant, pipelines, sight.runs, kinds.others, kinds.owned)
+    return job_filter, Scope(of_tenant, pipelines, sight.runs, kinds.unowned, kinds.owned)
 
 
 def _check_terms(services: Services, job_filter: JobFilter, action: Action) -> None:

@@ -15,7 +15,7 @@ from leasehold.api.jobs.schemas import SettleRequest
 from leasehold.api.process.services import Services
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid
-from leasehold.kinds.operations import Settling
+from leasehold.kinds.job_kinds import UnknownOrders
 from leasehold.transitions.jobs import resolve, resolving
 from leasehold.transitions.jobs.resolving import Unresolved
 from leasehold.transitions.runs import CreatedRun
@@ -25,19 +25,19 @@ _DEEDS = {"adopt": "adopted the order {ref}", "again": "ordered again", "give_up
 
 async def settle(services: Services, access: JobAccess, body: SettleRequest) -> dict[str, str]:
     """Settle the job, and return the RateLimit fields. Raises the problems of `settleJob`."""
-    settling = access.kind.operations.settling
-    if settling is None:
+    orders = access.kind.operations.unknown_orders
+    if orders is None:
         raise _not_unsettled(access)
     effects: CreatedRun | None = None
     fields: dict[str, str] = {}
     async with services.pool.acquire() as connection, connection.transaction():
-        step = await _write_settlement(services, connection, access, settling, body)
+        step = await _write_settlement(services, connection, access, orders, body)
         details: dict[str, Any] = {"settlement": body.action, "ref": body.ref, "reason": body.reason or None}
         if body.action != "give_up":
             # The limits may hold the job. Then no task of it waits in the queue yet, so the depth is read now.
-            queues = {row["queue"]: 1 for row in access.row["steps"] if row["id"] == settling.step}
+            queues = {row["queue"]: 1 for row in access.row["steps"] if row["id"] == orders.step}
             async with services.admission.submitting(connection, access.caller.payer, queues) as charge:
-                effects = await _adopt_or_repeat(services, connection, access, settling, step, body)
+                effects = await _adopt_or_repeat(services, connection, access, orders, step, body)
                 await services.admission.add_queues_of(connection, charge, access.id)
             fields = charge.fields
         await record(connection, access, "job.settled", **details)
@@ -47,21 +47,21 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
 
 
 async def _write_settlement(
-    services: Services, connection: Connection, access: JobAccess, settling: Settling, body: SettleRequest
+    services: Services, connection: Connection, access: JobAccess, orders: UnknownOrders, body: SettleRequest
 ) -> Unresolved:
     """Lock the job, and write the settlement. Returns the step whose order it settles.
 
     Raises Conflict if the job has no order to settle, or somebody has settled it; Invalid if it cannot be adopted.
     """
     caller = access.caller
-    step = await resolving.lock(connection, access.id, caller.tenant_id, settling.step, settling.codes)
+    step = await resolving.lock(connection, access.id, caller.tenant_id, orders.step, orders.codes)
     if step is not None:
         system = None
         if body.action == "adopt":
             # Checked after the lock: a job without an order, such as a withdrawal, has no parameters of an order.
-            if not settling.adoptable(services.opened.get(access.kind.name), access.row["params"]):
+            if not orders.adoptable(services.opened.get(access.kind.name), access.row["params"]):
                 raise Invalid("order_not_adoptable", "The provider cannot be asked for an order by its id.")
-            system = settling.sent(access.row["params"], step.note, access.id).system
+            system = orders.sent(access.row["params"], step.note, access.id).system
         if await resolving.write(
             connection, access.id, caller.tenant_id, step, body.action, caller.client_id, system=system, ref=body.ref
         ):
@@ -83,14 +83,14 @@ async def _adopt_or_repeat(
     services: Services,
     connection: Connection,
     access: JobAccess,
-    settling: Settling,
+    orders: UnknownOrders,
     step: Unresolved,
     body: SettleRequest,
 ) -> CreatedRun | None:
     if body.action == "adopt":
         assert body.ref is not None
-        value = settling.adopted(body.ref, step.note)
-        await resolve(connection, access.id, access.caller.tenant_id, settling.step, value, access.caller.client_id)
+        value = orders.adopted(body.ref, step.note)
+        await resolve(connection, access.id, access.caller.tenant_id, orders.step, value, access.caller.client_id)
     else:
         await resolving.forget_note(connection, step)
     return await revive(services.actions, connection, access.target, None)

@@ -79,10 +79,10 @@ def settled_by_people(services: Services, caller: Caller, tenant_id: str) -> lis
     """The orders that only a person settles, of the kinds that the caller may read: pipeline, step and code."""
     kinds = services.job_kinds
     return [
-        (pipeline, settling.step, code)
+        (pipeline, orders.step, code)
         for pipeline in kinds.sight(tenant_id, caller.scopes, write=False).pipelines
-        if (settling := kinds.of(pipeline, is_run=False).operations.settling) is not None
-        for code in settling.codes
+        if (orders := kinds.of(pipeline, is_run=False).operations.unknown_orders) is not None
+        for code in orders.codes
     ]
 
 
@@ -97,8 +97,8 @@ async def _orders(
     items = []
     for row in rows[:limit]:
         kind = kinds.of(row["pipeline"], is_run=False)
-        assert kind.operations.settling is not None
-        sent = kind.operations.settling.sent(row["params"], row["note"] or {}, row["job_id"])
+        assert kind.operations.unknown_orders is not None
+        sent = kind.operations.unknown_orders.sent(row["params"], row["note"] or {}, row["job_id"])
         items.append({
             "job_id": row["job_id"], "tenant_id": row["tenant_id"], "kind": kind.name, "since": row["since"],
             "because": row["error"]["message"], "system": sent.system, "sent_at": sent.at, "sent": sent.what,

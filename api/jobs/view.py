@@ -13,12 +13,12 @@ from leasehold.api.process.services import Services
 from leasehold.db.job_reads import Row
 from leasehold.domain.errors import StoreAbsent
 from leasehold.domain.states import JOB_TERMINAL, TaskState
-from leasehold.kinds.operations import JobKind
+from leasehold.kinds.job_kinds import JobKind
 from leasehold.transitions.jobs import client_queue
 
-#: Outputs of an answer that are linked: each link is signed anew.
+#: At most this many outputs of an answer have a link, because each link is signed anew.
 MAX_LINKS = 100
-_OPEN = (TaskState.PENDING, TaskState.RETRY, TaskState.WAITING)
+_WAITING = (TaskState.PENDING, TaskState.RETRY, TaskState.WAITING)
 
 
 def summary(row: Row, kind: JobKind) -> dict[str, Any]:
@@ -95,12 +95,14 @@ def _waits_for(row: Row, steps: list[Mapping[str, Any]]) -> list[dict[str, Any]]
             until=_later(step["available_at"], now),
         )
         for step in steps
-        if step["state"] in _OPEN
+        if step["state"] in _WAITING
     ]
 
 
 def _later(text: str | None, now: datetime) -> str | None:
-    """The instant if it is still to come. `text` None: a workflow waits for a signal or a step, and for no instant."""
+    """The instant if it is still to come. `text`: ISO 8601. None: a workflow waits for a signal or a step, without an
+    end.
+    """
     return text if text is not None and datetime.fromisoformat(text) > now else None
 
 

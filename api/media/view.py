@@ -1,4 +1,4 @@
-"""Builds the JSON answer of a media from its row and its job: the states' public names, the signed URLs."""
+"""Builds the JSON answer for a picture from its row and its job: the states' public names, the signed URLs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from leasehold.pipelines.media.pipeline import media as pipeline
 from leasehold.pipelines.media.reads import MediaView, StepView
 from leasehold.pipelines.media.variants import VARIANTS
 
-#: The step whose result has the size of the original.
-_MEASURES = "resize"
+#: The step whose result has the original's width and height.
+_MEASURING_STEP = "resize"
 #: The name of the output that is the final picture.
 _FINAL = pipeline.by_name["webp"].writes
 
@@ -46,7 +46,7 @@ _STEP_STATUS: dict[TaskState, StepStatus] = {
 }
 
 #: The error of a job that ended badly and has no error of its own.
-_ENDED = {
+_DEFAULT_ERRORS = {
     JobState.CANCELLED: {"code": "cancelled", "message": "The job was cancelled.", "retryable": True},
     JobState.EXPIRED: {"code": "deadline_exceeded", "message": "The job ran past its deadline.", "retryable": True},
     JobState.FAILED: {"code": "failed", "message": "The job failed.", "retryable": False},
@@ -116,7 +116,7 @@ async def _variants(services: Services, media: MediaView) -> dict[str, VariantAn
 def _original(media: MediaView) -> Original | None:
     if media.job_id is None or media.size is None:
         return None
-    values = [step.value for step in media.steps if step.name == _MEASURES and step.value is not None]
+    values = [step.value for step in media.steps if step.name == _MEASURING_STEP and step.value is not None]
     measured: Mapping[str, Any] = values[0].get("original", {}) if values else {}
     return Original(
         width=measured.get("width"),
@@ -151,4 +151,4 @@ def _error(media: MediaView) -> Failure | None:
         return Failure.model_validate(media.error)
     if media.job_status is None or media_status(media) != "FAILED":
         return None
-    return Failure.model_validate(media.job_error or _ENDED[JobState(media.job_status)])
+    return Failure.model_validate(media.job_error or _DEFAULT_ERRORS[JobState(media.job_status)])

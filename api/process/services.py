@@ -33,9 +33,9 @@ from leasehold.evaluation.evaluator import evaluating
 from leasehold.evaluation.templates import Templates
 from leasehold.exporter.exporter import exporting
 from leasehold.kinds.housekeeping import HousekeepingContext, hooks_before_jobs_go, housekeeping_of
+from leasehold.kinds.job_kinds import RUN_SCOPES, JobKinds
 from leasehold.kinds.metrics import questions_of
 from leasehold.kinds.opening import open_all
-from leasehold.kinds.operations import RUN_SCOPES, JobKinds
 from leasehold.limits.admission import Admission
 from leasehold.limits.external_files import Files
 from leasehold.pipelines import RESERVED_NAMES, kinds_of

@@ -12,7 +12,7 @@ from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 from leasehold.evaluation.templates import Templates
 from leasehold.kinds.housekeeping import BeforeJobsGo
-from leasehold.kinds.operations import JobKind, JobKinds
+from leasehold.kinds.job_kinds import JobKind, JobKinds
 from leasehold.settings import Settings
 from leasehold.transitions import webhooks
 

@@ -13,8 +13,9 @@ import asyncpg
 from leasehold.actions.context import Actions, Target
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
+from leasehold.domain.kind import RUN
 from leasehold.evaluation.templates import TemplateVersion
-from leasehold.kinds.operations import RUN, FailedJob, SecondLife
+from leasehold.kinds.job_kinds import FailedJob, RetryTerms
 from leasehold.transitions import jobs, limits, runs
 from leasehold.transitions.jobs import AdmissionTerms
 from leasehold.transitions.limits import TenantRules
@@ -112,9 +113,9 @@ async def _revive_other(
     return None if hints is None else CreatedRun(target.id, hints, names)
 
 
-def _terms_of_retry(actions: Actions, target: Target) -> SecondLife:
+def _terms_of_retry(actions: Actions, target: Target) -> RetryTerms:
     before_retry = target.kind.operations.before_retry
     if before_retry is None or target.kind.name == RUN:
-        return SecondLife()
+        return RetryTerms()
     job = FailedJob(target.tenant_id, target.row["params"], target.queue.partition("@")[2] or None)
     return before_retry(actions.settings, actions.opened.get(target.kind.name), job)

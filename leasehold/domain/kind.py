@@ -15,6 +15,8 @@ from leasehold.domain.pipeline import Pipeline
 
 #: The name of a kind. Tables (`alembic_version_{name}`) and settings (`LEASEHOLD_{NAME}_`) contain it.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+#: The kind of the jobs of templates, and of pipelines that belong to no kind. No other kind may have this name.
+RUN = "run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Kind:
     `redacted`: the names of parameters that /v1/jobs never shows.
     `parents`: pipeline -> JSON pointer to the id of the causing job, in the parameters of that pipeline's jobs.
     `signed_links`: whether /v1/jobs links to outputs. False: only the kind's own endpoints do, because they count it.
-    `operations`: a callable that returns the kind's part in cancels and retries (leasehold.kinds.operations).
+    `operations`: a callable that returns the kind's part in cancels and retries (leasehold.kinds.job_kinds).
     `questions`: a callable that returns the kind's queries for the exporter (leasehold.kinds.metrics).
     """
 
@@ -68,3 +70,5 @@ class Kind:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise DeclarationError(f"kind name {self.name!r} must match {_NAME.pattern}")
+        if self.name == RUN:
+            raise DeclarationError(f"{RUN!r} is the name of the kind of all runs")

@@ -22,11 +22,12 @@ from prometheus_client.registry import Collector
 
 from leasehold.broker.base import Broker
 from leasehold.db.database import Connection, Pool
+from leasehold.domain.errors import DeclarationError
 from leasehold.exporter import queries
 from leasehold.exporter.broker_parts import BrokerParts
 from leasehold.kinds.metrics import CAP, Question
 from leasehold.kinds.metrics import gauge as _gauge
-from leasehold.kinds.metrics import labelled as _labelled
+from leasehold.kinds.metrics import labelled_gauge as _labelled
 from leasehold.runtime.duty_cycle import Pauses
 from leasehold.runtime.periodic import Periodic
 from leasehold.settings import Settings
@@ -72,8 +73,9 @@ def _questions(silent: float) -> dict[str, tuple[str, tuple[object, ...]]]:
 async def query_all(connection: Connection, silent: float, of_kinds: Sequence[Question] = ()) -> Rows:
     """The rows of one round, by question. `silent`: a worker without a heartbeat for this many seconds is silent.
 
-    A question that the database refuses is counted and left out, and so is the first that takes too long. The second
-    timeout ends the round, because then the database is slow as a whole. Raises one of TRY_AGAIN.
+    A question that the database refuses, or whose values asyncpg cannot encode, is counted and left out. So is the
+    first that takes too long. The second timeout ends the round, because then the database is slow as a whole. Raises
+    one of TRY_AGAIN.
     """
     rows: dict[str, Sequence[Any]] = {}
     timeouts = 0
@@ -81,7 +83,7 @@ async def query_all(connection: Connection, silent: float, of_kinds: Sequence[Qu
     for name, (statement, values) in questions.items():
         try:
             rows[name] = await connection.fetch(statement, *values, timeout=_STATEMENT_SECONDS)
-        except (asyncpg.PostgresError, TimeoutError) as error:
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
             timeouts += isinstance(error, TimeoutError)
             if is_away(connection, error) or timeouts > 1:
                 raise
@@ -90,10 +92,20 @@ async def query_all(connection: Connection, silent: float, of_kinds: Sequence[Qu
     return rows
 
 
+def _check_names(of_kinds: Sequence[Question]) -> None:
+    taken = set(_questions(0.0))
+    for question in of_kinds:
+        if question.name in taken:
+            raise DeclarationError(f"two of the exporter's questions are named {question.name!r}")
+        taken.add(question.name)
+
+
 class Exporter(Collector):
     """Asks the questions while `run` runs; once registered, adds the latest answers to each scrape."""
 
     def __init__(self, settings: Settings, owner: UUID, pool: Pool, of_kinds: Sequence[Question] = ()) -> None:
+        """Raises DeclarationError if a kind's question has the name of another question."""
+        _check_names(of_kinds)
         self._of_kinds = of_kinds
         self._owner = owner
         self._pool = pool
@@ -142,10 +154,22 @@ def families(rows: Rows, of_kinds: Sequence[Question] = ()) -> Iterator[Metric]:
     """The metrics of one round."""
     if "queues" in rows and "leases" in rows:
         yield from _of_queues(rows["queues"], rows["leases"])
-    by_name = dict(_FAMILIES) | {question.name: question.families for question in of_kinds}
-    for name, to_metrics in by_name.items():
+    for name, to_metrics in _FAMILIES.items():
         if name in rows:
             yield from to_metrics(rows[name])
+    for question in of_kinds:
+        if question.name in rows:
+            yield from _of_kind(question, rows[question.name])
+
+
+def _of_kind(question: Question, rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
+    """The metrics of a kind's question; none if its code fails, because the other metrics must reach the scrape."""
+    try:
+        return list(question.to_metrics(rows))
+    except Exception as error:  # noqa: BLE001 - code of others
+        EXPORTER_REFUSED.labels(question.name).inc()
+        log.warning("a question's rows became no metrics", question=question.name, error=type(error).__name__)
+        return []
 
 
 def _of_backlog(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:

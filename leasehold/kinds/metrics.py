@@ -13,24 +13,24 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from leasehold.domain.kind import Kind
 from leasehold.kinds.loading import load
 
-#: Counts are exact up to this number, and never higher: ten thousand or a million mean the same to an operator, and
-#: then cost the same.
+#: Counts stop here. An operator does the same at ten thousand as at a million, and the cost of counting stays bounded.
 CAP = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A statement, its parameters (`values`), and the function that makes metrics of its rows (`families`).
+    """A statement, its parameters (`values`), and the function that makes metrics of its rows (`to_metrics`).
 
-    The exporter runs the statement every ten seconds and stops it after three. So the statement must read a small
-    index, never a table, and stop counting at CAP. If the database refuses it, the exporter leaves out its metrics
-    only.
+    The exporter runs the statement every 10 to 60 s and stops it after 3 s. So the statement must read a small index,
+    never a table, and stop counting at CAP. If the database refuses it, or `to_metrics` raises, the exporter leaves out
+    its metrics only, unless another question was too slow in the same round. `name`: no other question may have it, of
+    any kind or of the platform.
     """
 
     name: str
     statement: str
     values: tuple[object, ...]
-    families: Callable[[Sequence[Mapping[str, Any]]], Iterator[Metric]]
+    to_metrics: Callable[[Sequence[Mapping[str, Any]]], Iterator[Metric]]
 
 
 def questions_of(kinds: Iterable[Kind]) -> list[Question]:
@@ -43,7 +43,9 @@ def gauge(name: str, meaning: str, value: float) -> Metric:
     return GaugeMetricFamily(f"leasehold_{name}", meaning, value=value)
 
 
-def labelled(name: str, meaning: str, labels: Sequence[str], values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+def labelled_gauge(
+    name: str, meaning: str, labels: Sequence[str], values: Iterable[tuple[tuple[str, ...], float]]
+) -> Metric:
     """The gauge `leasehold_{name}`, with a value for each tuple of label values. The caller bounds their number."""
     family = GaugeMetricFamily(f"leasehold_{name}", meaning, labels=labels)
     for label_values, value in values:

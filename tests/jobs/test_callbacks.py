@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from leasehold.api.jobs.schemas import JobAnswer
 from leasehold.db.database import Connection
-from leasehold.kinds.operations import subjects_of
+from leasehold.kinds.job_kinds import subjects_of
 from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
 from leasehold.settings import Settings
 from leasehold.transitions import webhooks

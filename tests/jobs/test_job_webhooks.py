@@ -8,7 +8,7 @@ from uuid import UUID
 import httpx2
 
 from leasehold.db.database import Connection
-from leasehold.kinds.operations import subjects_of
+from leasehold.kinds.job_kinds import subjects_of
 from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
 from leasehold.transitions import webhooks
 from tests.api.conftest import Running

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 from uuid import uuid4
 
 import orjson
 import pytest
+from prometheus_client.metrics_core import Metric
 
 from leasehold.db.database import connect
+from leasehold.domain.errors import DeclarationError
 from leasehold.exporter import queries
 from leasehold.exporter.exporter import Exporter, families, query_all
+from leasehold.kinds.metrics import Question, gauge
 from leasehold.settings import Settings
 from leasehold.transitions import jobs, workers
 from leasehold.transitions.settlements import Failure, fail
@@ -23,6 +27,33 @@ SILENT = 30.0
 
 async def seen(rows: Rows) -> Page:
     return Page(families(await query_all(rows.connection, SILENT)))
+
+
+def _one(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    yield gauge("one", "One", rows[0]["one"])
+
+
+def _none(_rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    raise KeyError("column")
+
+
+GOOD = Question("good", "SELECT 1 AS one", (), _one)
+REFUSED = Question("refused", "SELECT 1 FROM missing", (), _one)
+NOT_ENCODED = Question("not_encoded", "SELECT $1::int AS one", ("text",), _one)
+NO_METRIC = Question("no_metric", "SELECT 1 AS one", (), _none)
+
+
+@pytest.mark.parametrize("bad", [REFUSED, NOT_ENCODED, NO_METRIC], ids=lambda bad: bad.name)
+async def test_a_question_that_cannot_be_answered_leaves_the_other_metrics(rows: Rows, bad: Question) -> None:
+    questions = [bad, GOOD]
+    names = {metric.name for metric in families(await query_all(rows.connection, SILENT, questions), questions)}
+    assert {"leasehold_one", "leasehold_jobs_unfinished", "leasehold_database_bytes"} <= names
+
+
+@pytest.mark.parametrize("name", ["queues", "backlog", "good"])
+def test_a_question_with_the_name_of_another_is_refused(settings: Settings, name: str) -> None:
+    with pytest.raises(DeclarationError, match=f"two of the exporter's questions are named '{name}'"):
+        Exporter(settings, uuid4(), cast("Any", None), [GOOD, Question(name, "SELECT 1", (), _one)])
 
 
 def of_queue(page: Page, name: str, queue: str = "default", **labels: str) -> float | None:

@@ -102,6 +102,13 @@ def FACTORY() -> Pipelines:  # noqa: N802 - a test replaces it
     return Pipelines()
 
 
+@pytest.mark.parametrize("name", ["run", "Run", "a-b", ""])
+def test_a_kind_with_a_name_that_is_taken_or_wrong_is_refused(name: str) -> None:
+    """`run` is the kind of all runs: another kind of this name would decide who reads them."""
+    with pytest.raises(DeclarationError):
+        Kind(name)
+
+
 @pytest.mark.parametrize("names", [("b", "a"), ("b", "b")])
 def test_a_kind_that_is_refused_adds_nothing(names: tuple[str, ...]) -> None:
     def pipeline(name: str) -> Pipeline:

@@ -22,7 +22,7 @@ from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import Pipeline
 from leasehold.evaluation.templates import Templates
 from leasehold.exporter.jobs import count_ended_jobs
-from leasehold.kinds.operations import subjects_of
+from leasehold.kinds.job_kinds import subjects_of
 from leasehold.limits import downloads, external_files, people, rates
 from leasehold.limits.admission import Admission
 from leasehold.runtime.duty_cycle import Pauses

@@ -12,7 +12,7 @@ from uuid import UUID
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
-from leasehold.kinds.operations import FailedJob, KindOperations, SecondLife, Sent, Settling
+from leasehold.kinds.job_kinds import FailedJob, KindOperations, RetryTerms, SentOrder, UnknownOrders
 from leasehold.pipelines.generation.pipeline import GenerationParams, withdrawal
 from leasehold.pipelines.generation.provider import Kind
 from leasehold.pipelines.generation.providers import Catalogue, ProviderTerms
@@ -23,18 +23,18 @@ from leasehold.transitions.jobs import NewJob
 
 def operations() -> KindOperations:
     """The hook `operations` of the kind `generation`."""
-    settling = Settling("submit", ("submit_outcome_unknown",), sent_order, adopted_order, is_adoptable)
-    return KindOperations(settling, after_cancel=withdraw, before_retry=second_life)
+    orders = UnknownOrders("submit", ("submit_outcome_unknown",), sent_order, adopted_order, is_adoptable)
+    return KindOperations(orders, after_cancel=withdraw, before_retry=retry_terms)
 
 
 #: The parameters of an order that are shown to people. The provider's token is the job's id.
 _SHOWN = ("kind", "model", "prompt", "negative_prompt", "width", "height", "duration", "ratio", "is_pro", "images")
 
 
-def sent_order(params: Mapping[str, Any], note: Mapping[str, Any], job_id: UUID) -> Sent:
+def sent_order(params: Mapping[str, Any], note: Mapping[str, Any], job_id: UUID) -> SentOrder:
     """The order of a generation, as its provider got it."""
     shown = {name: params[name] for name in _SHOWN if params.get(name) not in (None, [], False)}
-    return Sent(params["provider"], note.get("asked_at"), {"token": str(job_id), **shown})
+    return SentOrder(params["provider"], note.get("asked_at"), {"token": str(job_id), **shown})
 
 
 def adopted_order(ref: str, note: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -67,14 +67,14 @@ async def withdraw(connection: Connection, settings: Settings, job_id: UUID, ten
     return await jobs.submit(connection, [job])
 
 
-def second_life(settings: Settings, catalogue: Catalogue, job: FailedJob) -> SecondLife:
+def retry_terms(settings: Settings, catalogue: Catalogue, job: FailedJob) -> RetryTerms:
     if "provider" not in job.params:  # a withdrawal
-        return SecondLife()
+        return RetryTerms()
     params = GenerationParams.model_validate(job.params)
     terms = catalogue.find(params.provider)
     until = datetime.now(UTC) + timedelta(seconds=seconds_of(settings, params.kind))
     again: dict[str, Any] = params.model_copy(update={"deadline_at": until}).model_dump(mode="json")
-    return SecondLife(again, own_limits(settings, job.tenant_id, job.pin, terms))
+    return RetryTerms(again, own_limits(settings, job.tenant_id, job.pin, terms))
 
 
 def seconds_of(settings: Settings, kind: Kind) -> int:

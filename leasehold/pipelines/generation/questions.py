@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client.metrics_core import Metric
 
-from leasehold.kinds.metrics import CAP, Question, labelled
+from leasehold.kinds.metrics import CAP, Question, labelled_gauge
 from leasehold.pipelines.generation.rows import STATUS, UNDER_WAY
 
 #: The exporter reports at most this many servers, the busiest first.
@@ -41,9 +41,9 @@ def _families(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
         if row["status"] in UNDER_WAY:
             by_server[row["server_id"]] += row["n"]
     meaning = f"Unfinished generations by the API's status words, counted up to {CAP}"
-    yield labelled("generation_tasks", meaning, ["kind", "status"], by_status.items())
+    yield labelled_gauge("generation_tasks", meaning, ["kind", "status"], by_status.items())
     busiest = by_server.most_common(MAX_SERVERS)
-    yield labelled(
+    yield labelled_gauge(
         "generation_server_tasks", "Generations that a server has under way", ["server_id"],
         [((name,), n) for name, n in busiest],
     )  # fmt: skip

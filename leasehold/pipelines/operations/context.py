@@ -12,8 +12,8 @@ from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.evaluator import evaluating
 from leasehold.evaluation.templates import Templates
 from leasehold.kinds.housekeeping import HousekeepingContext, hooks_before_jobs_go, housekeeping_of
+from leasehold.kinds.job_kinds import RUN_SCOPES, JobKinds
 from leasehold.kinds.opening import open_all
-from leasehold.kinds.operations import RUN_SCOPES, JobKinds
 from leasehold.limits.admission import Admission
 from leasehold.pipelines import kinds_of
 from leasehold.settings import Settings

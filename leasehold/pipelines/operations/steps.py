@@ -120,7 +120,7 @@ class _Turn:
             job_filter = parse(operation.filter, operation.at)
         except Invalid as error:  # a newer release has accepted the filter
             raise Permanent(error.code, error.message) from None
-        scope = Scope(operation.of_tenant, operation.pipelines, operation.runs, kinds.others, kinds.owned)
+        scope = Scope(operation.of_tenant, operation.pipelines, operation.runs, kinds.unowned, kinds.owned)
         bound = Bound(operation.at, bound_of(operation.action))
         return Listing(scope, job_filter, self._progress.before, bound=bound, max_read=max_read)
 

@@ -1,5 +1,5 @@
-"""The kinds of jobs for `/v1/jobs`: the scopes that may read and change their jobs, and the hook `Kind.operations`,
-which adds to cancels and retries.
+"""The kinds of jobs for `/v1/jobs`: the scopes that may read and change their jobs, and the hook `Kind.operations`:
+what a kind does besides when its jobs are cancelled, retried or settled by people.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ from uuid import UUID
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
-from leasehold.domain.kind import Kind, Scopes
+from leasehold.domain.kind import RUN, Kind, Scopes
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.registry import Pipelines
 from leasehold.kinds.loading import load
 from leasehold.settings import Settings
 from leasehold.transitions.webhooks import Subjects
 
-#: Jobs of templates, and of pipelines that belong to no kind.
-RUN = "run"
 #: The scopes that may read and change runs.
 RUN_SCOPES = Scopes(read="runs:read", write="runs:write")
 
@@ -35,7 +33,7 @@ class FailedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class SecondLife:
+class RetryTerms:
     """How a failed job runs again. `params`: the new parameters; None: they stay. `limits`: the job's own limits,
     beside the declared limits.
     """
@@ -47,11 +45,11 @@ class SecondLife:
 #: In the transaction of a cancel: (connection, settings, job id, tenant). Returns hints to publish after the commit.
 AfterCancel: TypeAlias = Callable[[Connection, Settings, UUID, str], Awaitable[Sequence[Announcement]]]
 #: (settings, what the kind opened for its endpoints, the job). It does no input or output.
-BeforeRetry: TypeAlias = Callable[[Settings, Any, FailedJob], SecondLife]
+BeforeRetry: TypeAlias = Callable[[Settings, Any, FailedJob], RetryTerms]
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentOrder:
     """An order that a step sent to `system`. `at`: the time in ISO 8601. `what`: the order without secrets."""
 
     system: str
@@ -60,17 +58,18 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Settling:
+class UnknownOrders:
     """How people settle jobs of a kind that failed because nobody knows whether another system accepted an order.
 
-    `step`: the step that orders. `codes`: the error codes of such jobs. `sent`: (parameters, the step's note, job id).
-    `adopted`: (the order's id at the system, the step's note): the value with which the step succeeds. `adoptable`:
-    (what the kind opened for its endpoints, parameters): whether an order can be asked for by its id.
+    `step`: the step that orders. `codes`: the error codes of such jobs. `sent(parameters, note, job_id)` returns the
+    order; `note` is the step's. `adopted(order_id, note)` returns the value with which the step succeeds.
+    `adoptable(opened, parameters)` tells whether the system can be asked for an order by its id; `opened` is what the
+    kind opened for its endpoints.
     """
 
     step: str
     codes: tuple[str, ...]
-    sent: Callable[[Mapping[str, Any], Mapping[str, Any], UUID], Sent]
+    sent: Callable[[Mapping[str, Any], Mapping[str, Any], UUID], SentOrder]
     adopted: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
     adoptable: Callable[[Any, Mapping[str, Any]], bool]
 
@@ -79,7 +78,7 @@ class Settling:
 class KindOperations:
     """The hook `Kind.operations`."""
 
-    settling: Settling | None = None
+    unknown_orders: UnknownOrders | None = None
 
     after_cancel: AfterCancel | None = None
     before_retry: BeforeRetry | None = None
@@ -99,7 +98,7 @@ class JobKind:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class NameableJobs:
     """Which jobs a request may name. `tenant_id` None: the jobs of all tenants. `pipelines`: the pipelines of kinds.
     `runs`: also runs, and jobs of pipelines that belong to no kind.
     """
@@ -114,14 +113,16 @@ class Sight:
 
 
 def subjects_of(kinds: Iterable[Kind]) -> Subjects:
-    """The jobs of which webhooks send events."""
+    """The pipelines about which webhooks send events, with the names of their kinds, and those about which they send
+    none.
+    """
     named_pipelines = [(kind.name, pipeline) for kind in kinds for pipeline in kind.pipelines]
     own = frozenset(pipeline.name for _, pipeline in named_pipelines if pipeline.terms.unlimited)
     return Subjects({pipeline.name: name for name, pipeline in named_pipelines}, own)
 
 
 class JobKinds:
-    """All kinds of jobs of an installation. `others`: the pipelines of the registry that belong to no kind."""
+    """All kinds of jobs of an installation. `unowned`: the pipelines of the registry that belong to no kind."""
 
     def __init__(self, kinds: Sequence[Kind], pipelines: Pipelines, runs: Scopes) -> None:
         self._by_name = {RUN: JobKind(RUN, scopes=runs)}
@@ -140,7 +141,7 @@ class JobKinds:
         self.owned = tuple(sorted(self._by_pipeline))
         self._registry = pipelines
         self.subjects = subjects_of(kinds)
-        self.others = tuple(sorted(pipeline.name for pipeline in pipelines if pipeline.name not in self._by_pipeline))
+        self.unowned = tuple(sorted(pipeline.name for pipeline in pipelines if pipeline.name not in self._by_pipeline))
 
     def of(self, pipeline: str, *, is_run: bool) -> JobKind:
         return self._by_name[RUN] if is_run else self._by_pipeline.get(pipeline, self._by_name[RUN])
@@ -152,8 +153,12 @@ class JobKinds:
         kind = self._by_pipeline.get(name)
         return self._registry.find(name) if kind is None else kind.pipelines[name]
 
-    def sight(self, tenant_id: str | None, scopes: frozenset[str], *, write: bool, kind: str | None = None) -> Sight:
-        """What a key with `scopes` may read, or change; `kind`: of this kind only."""
+    def sight(
+        self, tenant_id: str | None, scopes: frozenset[str], *, write: bool, kind: str | None = None
+    ) -> NameableJobs:
+        """The jobs that a key with `scopes` may read; with `write`, change. `kind`: only jobs of it; None: of every
+        kind.
+        """
         allowed_kinds = [
             job_kind
             for job_kind in self._by_name.values()
@@ -162,4 +167,4 @@ class JobKinds:
             and kind in (None, job_kind.name)
         ]
         pipelines = tuple(sorted(name for job_kind in allowed_kinds for name in job_kind.pipelines))
-        return Sight(tenant_id, any(job_kind.name == RUN for job_kind in allowed_kinds), pipelines)
+        return NameableJobs(tenant_id, any(job_kind.name == RUN for job_kind in allowed_kinds), pipelines)
