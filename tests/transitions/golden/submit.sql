@@ -33,7 +33,7 @@ WITH new_job AS MATERIALIZED (
     SELECT id, tenant_id, template, version, scope, scope_id, not_before, schedule_id, tick, rerun_of
     FROM new_job WHERE template IS NOT NULL
 ), tags AS (
-    -- Without tags a job costs nothing here.
+    -- A job without tags adds no row.
     INSERT INTO job_tag (job_id, name, tenant_id, value)
     SELECT j.id, t.key, j.tenant_id, t.value FROM new_job j, jsonb_each_text(j.tags) AS t WHERE j.tags IS NOT NULL
 ), callbacks AS (
