@@ -23,7 +23,7 @@ from leasehold.api.http.edge import Edge, identity_of
 from leasehold.api.http.methods import Methods
 from leasehold.api.http.openapi import Contract
 from leasehold.api.http.problems import NOT_STORABLE, problem_of
-from leasehold.api.jobs import dead_letters, jobs, operations, unsettled
+from leasehold.api.jobs import dead_letters, jobs, operations, unsettled, views
 from leasehold.api.jobs import lists as job_lists
 from leasehold.api.jobs import logs as job_logs
 from leasehold.api.process import metrics
@@ -72,6 +72,7 @@ _REST = (
     operations.router,
     dead_letters.router,
     unsettled.router,
+    views.router,
     operators.router,
     scaling.router,
     audit.router,

@@ -256,6 +256,7 @@ class Settings(SettingsWithFiles):
     schedules_per_tenant: int = Field(1000, ge=1, description="Schedules that a tenant may have.")
     webhooks_per_tenant: int = Field(50, ge=1, description="Webhooks that a tenant may have.")
     limits_per_tenant: int = Field(500, ge=1, description="Concurrency limits declared for a tenant, or for `*`.")
+    views_per_tenant: int = Field(100, ge=1, le=500, description="Saved views of jobs that a tenant may have.")
     keys_per_tenant: int = Field(1000, ge=1, description="API keys of a tenant that are valid at the same time.")
 
     external_silent_seconds: float = Field(

@@ -82,6 +82,16 @@ async def show_audit(
     )
 
 
+@router.get("/audit/export")
+async def export_audit(
+    request: Request, caller: Reader, tenant: Annotated[str, Query(max_length=100)] = ""
+) -> Response:
+    """The chains as JSON lines, as a file: as `GET /v1/audit/export`, for who has no key at hand."""
+    response = await endpoints.export_audit(request, caller, tenant or None)
+    response.headers["Content-Disposition"] = 'attachment; filename="audit.jsonl"'
+    return response
+
+
 async def _chain(services: Services, shared: Shared[Checked], tenant_id: str) -> Checked | None:
     """The chain, checked from its newest row. None: it has no rows."""
     async with services.pool.acquire() as connection:

@@ -1,4 +1,4 @@
-"""The page of jobs: a list by a filter, its refreshes, and acts on the jobs that a person picks."""
+"""The page of jobs: a list by a filter, its refreshes, saved views, and acts on the jobs that a person picks."""
 
 from __future__ import annotations
 
@@ -7,23 +7,29 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Any
+from urllib.parse import urlencode
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import ValidationError
 
 from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, tenant_of
 from leasehold.api.console.rendering import go_to, page
-from leasehold.api.console.routes import Fields
+from leasehold.api.console.routes import Fields, form_error
 from leasehold.api.console.session import SignedIn, viewer_of
+from leasehold.api.console.shared import Shared
+from leasehold.api.console.state import state_of
 from leasehold.api.http.cursors import IdCursor, id_at
 from leasehold.api.jobs import jobs as endpoints
+from leasehold.api.jobs import views
 from leasehold.api.jobs.lists import listed, scope_of
 from leasehold.api.jobs.schemas import Reason, RetryRequest
 from leasehold.api.jobs.view import summary
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.db import job_lists, job_reads
+from leasehold.db import job_lists, job_reads, saved_views
 from leasehold.db.job_lists import Listing
+from leasehold.db.job_reads import Row
 from leasehold.domain.errors import Invalid, RequestError
 from leasehold.domain.ids import id_at as id_at_instant
 from leasehold.domain.ids import instant_of
@@ -31,6 +37,8 @@ from leasehold.domain.job_filter import MAX_CHARACTERS, InvalidFilter, parse
 from leasehold.domain.states import JobState
 
 router = APIRouter()
+#: Seconds for which all open lists of a tenant share its saved views.
+_SHARED_SECONDS = 5.0
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
 Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE))]
 Filter = Annotated[str, Query(max_length=MAX_CHARACTERS)]
@@ -59,13 +67,24 @@ async def show_jobs(
     cursor: IdCursor = None,
     count: bool = False,  # noqa: FBT001, FBT002 - a query parameter
 ) -> Response:
-    services = services_of(request)
+    services, saved = services_of(request), await _saved(request, caller)
     try:
         job_filter = parse(q, datetime.now(UTC))
         job_page = await listed(services, caller, job_filter, id_at(cursor), PAGE, count=count)
     except InvalidFilter as error:
-        return _page(request, HTTPStatus.UNPROCESSABLE_ENTITY, q=q, wrong=error, jobs=[], next_cursor=None)
-    return _page(request, q=q, cursor=cursor, **job_page)
+        return _page(request, HTTPStatus.UNPROCESSABLE_ENTITY, q=q, wrong=error, jobs=[], next_cursor=None, saved=saved)
+    return _page(request, q=q, cursor=cursor, saved=saved, **job_page)
+
+
+async def _saved(request: Request, caller: Caller) -> list[Row]:
+    """The saved views of the caller's own tenant."""
+
+    async def read() -> list[Row]:
+        async with services_of(request).pool.acquire() as connection:
+            return list(await saved_views.listed(connection, caller.tenant_id))
+
+    shared: Shared[list[Row]] = state_of(request).answers.of("views", _SHARED_SECONDS)
+    return await shared.get(caller.tenant_id, read)
 
 
 @router.get("/jobs/fresh")
@@ -89,7 +108,8 @@ async def refresh_jobs(
             summaries[UUID(str(row["id"]))] = summary(row, kind)
     jobs = [summaries.get(job_id) or {"id": job_id, "gone": True} for job_id in ids]
     newer = 0 if cursor is not None else await _newer(services, caller, q, ids)
-    return _page(request, q=q, cursor=cursor, jobs=jobs, next_cursor=following, newer=newer)
+    saved = await _saved(request, caller)
+    return _page(request, q=q, cursor=cursor, jobs=jobs, next_cursor=following, newer=newer, saved=saved)
 
 
 async def _newer(services: Services, caller: Caller, q: str, ids: Sequence[UUID]) -> int:
@@ -176,3 +196,28 @@ async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Res
     word = "retried" if action == "retry" else "asked to stop"
     sentences = [f"{done} of {len(ids)} jobs {word}.", *(f"{n} refused: {why}" for why, n in refused.items())]
     return go_to(request, form.get("back", "/jobs"), " ".join(sentences), good=not refused)
+
+
+@router.post("/jobs/views/save")
+async def save_view(request: Request, caller: Operator, form: Fields) -> Response:
+    """Give a filter a name. Everybody of the tenant sees it above the list."""
+    q = form.get("filter", "")
+    try:
+        body = views.NewView(name=form.get("name", "").strip(), filter=q)
+    except ValidationError as error:
+        raise form_error(error, "The view") from None
+    await views.save_view(request, body, caller)
+    state_of(request).answers.of("views", _SHARED_SECONDS).forget()
+    return go_to(request, _list_of(caller, q), f"The view {body.name} is saved.")
+
+
+@router.post("/jobs/views/{view_id}/delete")
+async def delete_view(request: Request, view_id: UUID, caller: Operator, form: Fields) -> Response:
+    await views.delete_view(request, view_id, caller)
+    state_of(request).answers.of("views", _SHARED_SECONDS).forget()
+    return go_to(request, _list_of(caller, form.get("filter", "")), "The view is deleted.")
+
+
+def _list_of(caller: Caller, q: str) -> str:
+    """The list by this filter, of who may read it."""
+    return f"/jobs?{urlencode({'q': q})}" if JOBS_READ in caller.scopes else "/"

@@ -12,6 +12,7 @@ from leasehold.api.console.rendering import content_of, go_to, page
 from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn
 from leasehold.api.fleet import people as endpoints
+from leasehold.api.http.cursors import InstantCursor
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.domain.errors import Invalid
@@ -30,15 +31,19 @@ async def show_people(
     caller: Admin,
     tenant: Annotated[str, Query(max_length=100)] = "",
     text: Annotated[str, Query(max_length=100)] = "",
+    cursor: InstantCursor = None,
 ) -> Response:
-    response = await endpoints.list_people(request, caller, tenant or None, text.strip() or None, _SHOWN)
+    answer = content_of(
+        await endpoints.list_people(request, caller, tenant or None, text.strip() or None, cursor, _SHOWN)
+    )
     return page(
         request,
         "people.html",
-        people=content_of(response)["people"],
+        people=answer["people"],
+        cursor=cursor,
+        next_cursor=answer["next_cursor"],
         tenant=tenant if OPERATE in caller.scopes else "",
         text=text,
-        most=_SHOWN,
         roles=NAMES,
         is_open=services_of(request).openid is not None,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import ValidationError
 
 from leasehold.api.auth.security import OPERATE
@@ -15,6 +15,7 @@ from leasehold.api.console.session import SignedIn
 from leasehold.api.console.shared import Shared
 from leasehold.api.console.state import state_of
 from leasehold.api.fleet import operators as endpoints
+from leasehold.api.http.cursors import TextsCursor, cursor_of_texts, texts_at
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.db import overview_reads, run_reads
@@ -25,6 +26,8 @@ Operator = Annotated[Caller, Depends(SignedIn(OPERATE))]
 #: The runnable tasks of a queue, and of all queues together, are counted up to these numbers.
 _MAX_TASKS, _MAX_OF_ALL = 1000, 4000
 _SHARED_SECONDS = 2.0
+#: Jobs inside a limit, and jobs that wait at it, on a page.
+_MAX_JOBS = 50
 
 
 @router.get("/queues")
@@ -75,13 +78,46 @@ async def drain(request: Request, worker_id: UUID, caller: Operator) -> Response
 
 
 @router.get("/limits")
-async def show_limits(request: Request, _caller: Operator) -> Response:
+async def show_limits(request: Request, _caller: Operator, cursor: TextsCursor = None) -> Response:
     async with services_of(request).pool.acquire() as connection:
-        limits = await overview_reads.limits(connection)
+        rows = await overview_reads.limits(connection, texts_at(cursor))
+    limits = rows[: overview_reads.MAX_LIMITS]
+    following = cursor_of_texts(limits[-1]["tenant_id"], limits[-1]["key"]) if len(rows) > len(limits) else None
     return page(
-        request, "limits.html", live=5, live_url=request.url.path, limits=limits, most=overview_reads.MAX_LIMITS,
+        request,
+        "limits.html",
+        live=5,
+        live_url=f"{request.url.path}?{request.url.query}",
+        limits=limits,
+        cursor=cursor,
+        next_cursor=following,
         most_jobs=overview_reads.MAX_AT_LIMIT,
-    )  # fmt: skip
+    )
+
+
+@router.get("/limits/jobs")
+async def show_jobs_at_limit(
+    request: Request,
+    _caller: Operator,
+    tenant: Annotated[str, Query(max_length=100)],
+    key: Annotated[str, Query(max_length=1000)],
+) -> Response:
+    """Show which jobs fill a limit, and which wait at it."""
+    async with services_of(request).pool.acquire() as connection:
+        inside, waiting = [
+            await overview_reads.jobs_at_limit(connection, tenant, key, _MAX_JOBS + 1, admitted=admitted)
+            for admitted in (True, False)
+        ]
+    return page(
+        request,
+        "limit_jobs.html",
+        live=5,
+        live_url=f"{request.url.path}?{request.url.query}",
+        tenant=tenant,
+        key=key,
+        groups=[("Inside", inside[:_MAX_JOBS]), ("Waiting", waiting[:_MAX_JOBS])],
+        most=_MAX_JOBS,
+    )
 
 
 @router.post("/limits/set")

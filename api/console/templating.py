@@ -1,4 +1,4 @@
-"""The pages of templates: their versions, steps and schemas. A person enables and disables a version."""
+"""The pages of templates: their versions, steps and schemas. A person enables, disables and deletes a version."""
 
 from __future__ import annotations
 
@@ -40,3 +40,9 @@ async def enable(request: Request, kind: str, version: endpoints.Version, caller
     await endpoints.enable_template(request, kind, version, endpoints.Enabling(enabled=enabled), caller)
     sentence = f"Version {version} is {'enabled' if enabled else 'disabled: new runs of it are refused'}."
     return go_to(request, f"/templates/{kind}/{version}", sentence)
+
+
+@router.post("/templates/{kind}/{version}/delete")
+async def delete(request: Request, kind: str, version: endpoints.Version, caller: Writer) -> Response:
+    await endpoints.delete_template(request, kind, version, caller)
+    return go_to(request, "/templates", f"Version {version} of {kind} is deleted.")

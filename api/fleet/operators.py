@@ -8,12 +8,13 @@ from http import HTTPStatus
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import OPERATE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
+from leasehold.api.http.cursors import TextsCursor, cursor_of_texts, texts_at
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response, publish_and_admit
 from leasehold.api.process.keyring import Caller
@@ -125,13 +126,31 @@ async def drain_worker(request: Request, worker_id: UUID, caller: Operator) -> R
     return json_response({"id": worker_id, "draining": True}, HTTPStatus.ACCEPTED)
 
 
-@router.get("/limits", operation_id="listLimits", summary="List limits", responses=problems({}))
-async def list_limits(request: Request, _caller: Operator) -> Response:
+@router.get(
+    "/limits",
+    operation_id="listLimits",
+    summary="List limits, by tenant and key",
+    responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
+)
+async def list_limits(
+    request: Request,
+    _caller: Operator,
+    cursor: TextsCursor = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+) -> Response:
+    tenant_id, key = texts_at(cursor) or (None, None)
     async with services_of(request).pool.acquire() as connection:
         rows = await connection.fetch(
-            "SELECT tenant_id, key, at_most, per_minute FROM gate WHERE declared ORDER BY tenant_id, key LIMIT 1000"
+            "SELECT tenant_id, key, at_most, per_minute FROM gate"
+            " WHERE declared AND ($1::text IS NULL OR (tenant_id, key) > ($1, $2::text))"
+            " ORDER BY tenant_id, key LIMIT $3",
+            tenant_id,
+            key,
+            limit + 1,
         )
-    return json_response({"limits": [dict(row) for row in rows]})
+    last = rows[limit - 1] if len(rows) > limit else None
+    next_cursor = None if last is None else cursor_of_texts(last["tenant_id"], last["key"])
+    return json_response({"limits": [dict(row) for row in rows[:limit]], "next_cursor": next_cursor})
 
 
 @router.put(

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from leasehold.api.auth.security import PEOPLE_WRITE, Require, tenant_of, tenant_wanted
 from leasehold.api.fleet.keys import refuse_more
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
+from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response
 from leasehold.api.process.keyring import Caller
@@ -54,6 +55,7 @@ class Person(BaseModel):
 
 class People(BaseModel):
     people: list[Person]
+    next_cursor: str | None
 
 
 class PersonChange(BaseModel):
@@ -81,19 +83,21 @@ def shown(row: Row) -> dict[str, Any]:
     operation_id="listPeople",
     summary="List people, those who signed in last before others",
     response_model=People,
-    responses=problems({}),
+    responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
 )
 async def list_people(
     request: Request,
     caller: Admin,
     tenant: Annotated[str | None, Query(max_length=100, description="For operators: this tenant's.")] = None,
     text: Annotated[str | None, Query(max_length=100, description="A part of the login or the name.")] = None,
+    cursor: InstantCursor = None,
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 50,
 ) -> Response:
-    tenant_id = tenant_wanted(caller, tenant)
+    tenant_id, before = tenant_wanted(caller, tenant), instant_and_id_at(cursor)
     async with services_of(request).pool.acquire() as connection:
-        rows = await people.search(connection, tenant_id, text, limit)
-    return json_response({"people": [shown(row) for row in rows]})
+        rows = await people.search(connection, tenant_id, text, limit + 1, before)
+    next_cursor = cursor_of(rows[limit - 1]["seen_at"], rows[limit - 1]["id"]) if len(rows) > limit else None
+    return json_response({"people": [shown(row) for row in rows[:limit]], "next_cursor": next_cursor})
 
 
 @router.patch(

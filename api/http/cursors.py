@@ -1,5 +1,5 @@
-"""Opaque cursors of lists: the place of the last row (its id, its instant, or its name and version) in base64url. A
-cursor holds nothing secret.
+"""Opaque cursors of lists: the place of the last row (its id, its instant, its name and version, or two texts) in
+base64url. A cursor holds nothing secret.
 
 Every text of the right length and alphabet decodes to some position, so that the OpenAPI document can give the exact
 pattern. Any other text is refused with `invalid_cursor`.
@@ -19,7 +19,7 @@ from pydantic import Field
 from leasehold.domain.cron import FIRST, LAST
 from leasehold.domain.errors import Invalid
 
-_MAX_LETTERS = 200
+_MAX_LETTERS, _MAX_TEXTS = 200, 1600
 _ID, _INSTANT = 16, 8
 #: Bytes of a version, and of a name: the longest name of a template has 63.
 _VERSION, _NAME = 2, 64
@@ -41,6 +41,26 @@ VersionCursor: TypeAlias = Annotated[
     Annotated[str, Field(max_length=_MAX_LETTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{88}$"})] | None,
     Query(description="The `next_cursor` of the page before."),
 ]
+
+
+#: The cursor of a list in the order of two texts.
+TextsCursor: TypeAlias = Annotated[
+    Annotated[str, Field(max_length=_MAX_TEXTS, json_schema_extra={"pattern": "^([A-Za-z0-9_-]{4}){1,400}$"})] | None,
+    Query(description="The `next_cursor` of the page before."),
+]
+
+
+def cursor_of_texts(first: str, second: str) -> str:
+    packed = f"{first}\x00{second}".encode()  # PostgreSQL's texts have no NUL
+    return base64.urlsafe_b64encode(packed + b"\x00" * (-len(packed) % 3)).decode()  # of full length, without "="
+
+
+def texts_at(cursor: str | None) -> tuple[str, str] | None:
+    """The two texts of the cursor. None: there is no cursor. Raises Invalid."""
+    if cursor is None:
+        return None
+    first, _, second = _unpacked(cursor).decode("utf-8", "ignore").partition("\x00")
+    return first, second.replace("\x00", "")
 
 
 def cursor_of_version(name: str, version: int) -> str:

@@ -113,6 +113,7 @@ def _add_links(by_name: dict[str, dict[str, Any]]) -> None:
     created["links"] = {
         "getTemplate": {"operationId": "getTemplate", "parameters": version},
         "enableTemplate": {"operationId": "enableTemplate", "parameters": version},
+        "deleteTemplate": {"operationId": "deleteTemplate", "parameters": version},
         "listTemplateVersions": {
             "operationId": "listTemplateVersions", "parameters": {"kind": "$response.body#/type"},
         },

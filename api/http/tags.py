@@ -10,7 +10,7 @@ from leasehold.domain.errors import Invalid
 from leasehold.domain.tags import MAX_TAG_CHARACTERS, MAX_TAGS, NAME_PATTERN, check_tags
 
 #: Members that requests got in later releases.
-_ADDED = ("tags", "callback_url")
+_ADDED = ("tags", "callback_url", "dry_run")
 
 
 def _checked(tags: dict[str, str]) -> dict[str, str]:
@@ -33,7 +33,7 @@ Tags: TypeAlias = Annotated[
 
 
 def json_of_request(body: BaseModel) -> bytes:
-    """The request as JSON, for its fingerprint. A request without tags and callback has the same JSON as in releases
-    that had neither: so a repetition across the upgrade is still recognised.
+    """The request as JSON, for its fingerprint. Without the members of _ADDED it is the same as in releases that had
+    none of them: so a repetition across the upgrade is still recognised.
     """
     return body.model_dump_json(exclude={name for name in _ADDED if not getattr(body, name, None)}).encode()

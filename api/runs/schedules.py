@@ -426,7 +426,7 @@ async def backfill(
         ids = [effects.id for effects in created if effects is not None]
         return Answer(HTTPStatus.ACCEPTED, encoded({"ticks": len(ticks), "runs": ids}))
 
-    request_hash = fingerprint(b"POST /v1/schedules/backfill", schedule_id.bytes, body.model_dump_json().encode())
+    request_hash = fingerprint(b"POST /v1/schedules/backfill", schedule_id.bytes, json_of_request(body))
     async with services.bulk.turn(caller.tenant_id):
         answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     for effects in created:

@@ -162,3 +162,24 @@ async def enable_template(request: Request, kind: str, version: Version, body: E
         action = "template.enabled" if body.enabled else "template.disabled"
         await record(connection, caller, action, f"{kind}/{version}")
         return json_response(answer)
+
+
+@router.delete(
+    "/{kind}/{version}",
+    operation_id="deleteTemplate",
+    summary="Delete a version that nothing uses",
+    description="Runs that have ended stay, and can no longer be retried or repeated. A deleted version may be written "
+    "again.",
+    status_code=204,
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`template_not_found`",
+        HTTPStatus.CONFLICT: "`template_in_use`: a schedule or an unfinished run uses it; `template_reserved`: it is "
+        "declared in code",
+    }),
+)  # fmt: skip
+async def delete_template(request: Request, kind: str, version: Version, caller: Writer) -> Response:
+    services = services_of(request)
+    async with services.pool.acquire() as connection, connection.transaction():
+        await services.templates.delete(connection, caller.tenant_id, kind, version)
+        await record(connection, caller, "template.deleted", f"{kind}/{version}")
+    return Response(status_code=HTTPStatus.NO_CONTENT)

@@ -35,7 +35,7 @@ TENANT = "dev"
 SCOPES = (
     "media:read", "media:write", "runs:read", "runs:write", "templates:write", "external:work", "webhooks:write",
     "fleet:operate", "jobs:read", "jobs:operate", "jobs:delete", "conversion:read", "conversion:write",
-    "generation:read", "generation:write",
+    "generation:read", "generation:write", "keys:write", "people:write", "audit:read",
 )  # fmt: skip
 _START_SECONDS = 60.0
 _STOP_SECONDS = 40.0

@@ -107,12 +107,33 @@ SELECT g.tenant_id, g.key, g.at_most, g.per_minute,
         AND o.admitted_at IS NOT NULL LIMIT {MAX_AT_LIMIT}) AS i)::int AS inside,
     (SELECT count(*) FROM (SELECT 1 FROM gate_job o WHERE o.tenant_id = g.tenant_id AND o.key = g.key
         AND o.admitted_at IS NULL LIMIT {MAX_AT_LIMIT}) AS w)::int AS waiting
-FROM (SELECT * FROM gate WHERE declared ORDER BY tenant_id, key LIMIT {MAX_LIMITS}) AS g ORDER BY g.tenant_id, g.key
+FROM (SELECT * FROM gate WHERE declared AND ($1::text IS NULL OR (tenant_id, key) > ($1, $2::text))
+      ORDER BY tenant_id, key LIMIT {MAX_LIMITS + 1}) AS g ORDER BY g.tenant_id, g.key
 """
 
 
-async def limits(connection: Connection) -> Sequence[Row]:
-    """For operators: the first MAX_LIMITS declared limits of all tenants, each with its numbers of admitted jobs
-    (`inside`) and of waiting jobs, counted up to MAX_AT_LIMIT.
+async def limits(connection: Connection, after: tuple[str, str] | None = None) -> Sequence[Row]:
+    """For operators: MAX_LIMITS declared limits of all tenants, and one more if there is, each with its numbers of
+    admitted jobs (`inside`) and of waiting jobs, counted up to MAX_AT_LIMIT. `after`: the tenant and key of the limit
+    that the page follows.
     """
-    return await connection.fetch(_LIMITS)
+    return await connection.fetch(_LIMITS, *(after or (None, None)))
+
+
+_AT_LIMIT = """
+-- overview_jobs_at_limit
+SELECT o.job_id AS id, j.tenant_id, coalesce(r.template, j.pipeline) AS template, j.status, j.created_at, o.admitted_at
+FROM (SELECT g.job_id, g.admitted_at FROM gate_job g
+      WHERE g.tenant_id = $1 AND g.key = $2 AND (g.admitted_at IS NOT NULL) = $3
+      ORDER BY g.owner, g.priority, g.job_id LIMIT $4) AS o
+JOIN job j ON j.id = o.job_id LEFT JOIN run r ON r.job_id = o.job_id
+"""
+
+
+async def jobs_at_limit(
+    connection: Connection, tenant_id: str, key: str, limit: int, *, admitted: bool
+) -> Sequence[Row]:
+    """For operators: at most `limit` of the jobs that the limit has admitted, or of those that wait at it, in the order
+    in which each tenant's jobs get their turn.
+    """
+    return await connection.fetch(_AT_LIMIT, tenant_id, key, admitted, limit)

@@ -219,6 +219,24 @@ class Templates:
         ):
             raise NotFound("template_not_found", "There is no such template.")
 
+    async def delete(self, connection: Connection, tenant_id: str, kind: str, version: int) -> None:
+        """Delete a version that nothing uses. Call it in a transaction.
+
+        Raises NotFound, and Conflict `template_in_use` or, for a template in code, `template_reserved`.
+        """
+        if self.declared_in_code(kind) is not None:
+            raise Conflict("template_reserved", "A template that code declares is deleted with its code.")
+        row = await connection.fetchrow(_USED, tenant_id, kind, version)
+        if row is None:
+            raise NotFound("template_not_found", "There is no such template.")
+        if row["scheduled"]:
+            raise Conflict("template_in_use", "A schedule runs this version: delete the schedule first.")
+        if row["unfinished"]:
+            raise Conflict("template_in_use", "Runs of this version are unfinished: disable it first.")
+        await connection.execute(
+            "DELETE FROM template WHERE tenant_id = $1 AND type = $2 AND version = $3", tenant_id, kind, version
+        )
+
     async def page(
         self,
         connection: Connection,
@@ -246,6 +264,20 @@ class Templates:
         readable = [version for place in page if (version := versions[place]) is not None]
         return TemplatePage(readable, None if last is None else (last[0], -last[1]))
 
+
+#: What uses a version: a schedule of this version, or a schedule of the newest version if this is the only one; and
+#: unfinished runs.
+_USED = """
+-- template_used
+SELECT EXISTS (SELECT FROM schedule s WHERE s.tenant_id = $1 AND s.template = $2
+               AND CASE WHEN s.version IS NULL
+                        THEN NOT EXISTS (SELECT FROM template o WHERE o.tenant_id = $1 AND o.type = $2
+                                         AND o.version <> $3)
+                        ELSE s.version = $3 END) AS scheduled,
+       EXISTS (SELECT FROM job j JOIN run r ON r.job_id = j.id
+               WHERE j.tenant_id = $1 AND j.pipeline = $2 AND j.finished_at IS NULL AND r.version = $3) AS unfinished
+FROM template t WHERE t.tenant_id = $1 AND t.type = $2 AND t.version = $3 FOR UPDATE
+"""
 
 #: Types compare by their bytes, as in Python, and in no language's order. $3, $4: the type and version before the page.
 _PAGE = """

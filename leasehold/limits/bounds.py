@@ -17,6 +17,7 @@ _COUNTS = {
     "webhook": "true",
     "gate": "declared",
     "person": "true",
+    "saved_view": "true",
     "api_key": "revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp())",
 }
 _WORDS = {
@@ -26,19 +27,31 @@ _WORDS = {
     "gate": "limits",
     "api_key": "keys",
     "person": "people",
+    "saved_view": "views",
+}
+
+#: What makes room for another.
+_REMEDIES = {
+    "template": "delete one first that nothing uses",
+    "schedule": "delete one first",
+    "webhook": "delete one first",
+    "gate": "lift one first",
+    "api_key": "revoke one first",
+    "saved_view": "delete one first",
+    "person": "an operator of the platform raises LEASEHOLD_PEOPLE_PER_TENANT",
 }
 
 
 async def make_room(
     connection: Connection,
-    thing: Literal["template", "schedule", "webhook", "gate", "api_key", "person"],
+    thing: Literal["template", "schedule", "webhook", "gate", "api_key", "person", "saved_view"],
     tenant_id: str,
     at_most: int,
 ) -> None:
     """Check that the tenant has fewer than `at_most` rows. The caller then inserts one row, in the same transaction.
 
     Another transaction that adds a row for this tenant waits until this one ends. Raises Conflict `too_many_templates`,
-    `too_many_schedules`, `too_many_webhooks`, `too_many_limits`, `too_many_keys`, `too_many_people`.
+    `too_many_schedules`, `too_many_webhooks`, `too_many_limits`, `too_many_keys`, `too_many_people`, `too_many_views`.
     """
     await lock_name(connection, f"{thing} of {tenant_id}")
     counted = await connection.fetchval(
@@ -46,4 +59,4 @@ async def make_room(
     )
     if counted >= at_most:
         code = "templates" if thing == "template" else _WORDS[thing]
-        raise Conflict(f"too_many_{code}", f"A tenant has at most {at_most} {_WORDS[thing]}: delete one first.")
+        raise Conflict(f"too_many_{code}", f"A tenant has at most {at_most} {_WORDS[thing]}: {_REMEDIES[thing]}.")

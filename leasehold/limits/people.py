@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal, TypeAlias
 from uuid import UUID
 
@@ -49,7 +50,8 @@ _LIST = f"""
 SELECT {_COLUMNS} FROM person p
 WHERE ($1::text IS NULL OR p.tenant_id = $1)
   AND ($2::text IS NULL OR strpos(lower(p.login), lower($2)) > 0 OR strpos(lower(p.name), lower($2)) > 0)
-ORDER BY p.seen_at DESC LIMIT $3
+  AND ($4::timestamptz IS NULL OR (p.seen_at, p.id) < ($4, $5::uuid))
+ORDER BY p.seen_at DESC, p.id DESC LIMIT $3
 """
 
 _OF_SUBJECT = f"""
@@ -157,11 +159,17 @@ async def enter(
     return entered
 
 
-async def search(connection: Connection, tenant_id: str | None, text: str | None, at_most: int) -> list[Row]:
+async def search(
+    connection: Connection,
+    tenant_id: str | None,
+    text: str | None,
+    at_most: int,
+    before: tuple[datetime, UUID] | None = None,
+) -> list[Row]:
     """People of the tenant (None: of all tenants), the latest sign-ins first. `text`: only people whose login or name
-    contains it.
+    contains it. `before`: the last sign-in and the id of the person that the page follows.
     """
-    return await connection.fetch(_LIST, tenant_id, text or None, at_most)
+    return await connection.fetch(_LIST, tenant_id, text or None, at_most, *(before or (None, None)))
 
 
 async def find(connection: Connection, person_id: UUID, tenant_id: str | None) -> Row:

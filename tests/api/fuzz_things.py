@@ -79,11 +79,20 @@ class Things:
         self._post(f"/v1/runs/{run}/cancel")
         return run
 
+    def template(self) -> str:
+        steps = [{"id": "only", "worker_type": "external", "queue": QUEUE}]
+        return str(self._post("/v1/templates", {"type": f"t{uuid4().hex}", "steps": steps})["type"])
+
     def schedule(self) -> str:
         return str(self._post("/v1/schedules", {"template": TEMPLATE, "cron": "0 0 1 1 *"})["id"])
 
     def webhook(self) -> str:
         return str(self._post("/v1/webhooks", {"url": HOOK})["id"])
+
+    def view(self) -> str:
+        answer = self._http.put("/v1/views", json={"name": uuid4().hex, "filter": NOTHING})
+        assert answer.is_success, answer.text
+        return str(answer.json()["id"])
 
     def delivery(self) -> Subject:
         hook = self.webhook()
@@ -213,6 +222,7 @@ _PATHS: dict[str, Making] = {
     "listTemplateVersions": _kind(TEMPLATE),
     "getTemplate": _kind(TEMPLATE, 1),
     "enableTemplate": _kind(SWITCHED, 1),
+    "deleteTemplate": lambda things: Subject(path={"kind": things.template(), "version": 1}),
     "getSchedule": _path("schedule_id", Things.schedule),
     "changeSchedule": _path("schedule_id", Things.schedule, cron="@weekly", timezone="Asia/Kolkata"),
     "deleteSchedule": _path("schedule_id", Things.schedule),
@@ -241,6 +251,7 @@ _PATHS: dict[str, Making] = {
     "changeWebhook": _path("webhook_id", Things.webhook, url=HOOK),
     "testWebhook": _path("webhook_id", Things.webhook),
     "redeliverWebhook": lambda things: things.delivery(),
+    "deleteView": _path("view_id", Things.view),
     "deleteWebhook": _path("webhook_id", Things.webhook),
     "rotateWebhookSecret": _path("webhook_id", Things.webhook),
     "listDeliveries": _path("webhook_id", Things.webhook),

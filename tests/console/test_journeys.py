@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
@@ -177,3 +178,69 @@ async def test_a_key_is_made_and_revoked_without_a_command(visit: Visit) -> None
     await expect(page.locator("tr", has_text="billing")).to_have_count(0)
     operator = await visit("operator")
     assert await operator.get_by_role("link", name="Keys").count() == 0
+
+
+@pytest.mark.parametrize("role", ["viewer", "operator"])
+async def test_a_silent_external_step_is_found_and_its_end_is_seen(
+    visit: Visit, maker: Maker, rows: Connection, running: Running, role: str
+) -> None:
+    """From the sentence of Overview to the job, which a worker outside then does while the page is open."""
+    job_id = await maker.make("run")
+    await rows.execute("UPDATE task SET available_at = now() - interval '1 day' WHERE job_id = $1", job_id)
+    page = await visit(role)
+    await expect(page.get_by_label("Findings")).to_contain_text("No external worker works on one step that is due.")
+    await page.get_by_label("Findings").get_by_role("link", name="To settle").click()
+    await expect(page.locator("tbody tr")).to_have_count(1)
+    await page.locator("tbody a").first.click()
+    why = page.get_by_label("Why it waits")
+    await expect(why).to_contain_text("waits until an external worker claims tasks of the queue q.")
+    key = await create_key(rows, tenant_id="acme", client_id="outside", scopes=["external:work"])
+    async with client_of(running.url, key.text) as worker:
+        for step in ("a", "b"):
+            asked = {"worker_id": "w1", "queues": ["q"]}
+            (task,) = (await worker.post("/v1/external/claim", json=asked)).json()["tasks"]
+            if step == "a":
+                await expect(why).to_contain_text("a is running.")  # nobody has loaded the page again
+            done = {"worker_id": "w1", "epoch": task["epoch"], "result": {"found": 7}}
+            assert (await worker.post(f"/v1/external/tasks/{task['task_id']}/complete", json=done)).is_success
+    await expect(page.locator(".head .state")).to_have_text("succeeded")
+    await expect(page.locator("main")).to_contain_text('"found": 7')
+    await expect(page.get_by_role("heading", name="Ledger")).to_be_visible()
+    await page.get_by_role("link", name="To settle").click()
+    await page.get_by_role("link", name="Silent external steps").click()
+    await expect(page.get_by_text("No external step is silent.")).to_be_visible()
+
+
+async def test_a_view_is_saved_used_and_forgotten(visit: Visit, maker: Maker) -> None:
+    await maker.make("media")
+    await maker.make("run")
+    page = await visit("operator", "/jobs")
+    await page.keyboard.press("/")
+    await page.keyboard.type("kind:media status:pending")
+    await page.keyboard.press("Enter")
+    await page.get_by_text("Save the view…").click()
+    await page.get_by_label("Its name, for everybody of acme").fill("Pictures that wait")
+    await page.get_by_role("button", name="Save", exact=True).click()
+    await expect(page.get_by_role("status").first).to_contain_text("The view Pictures that wait is saved.")
+    viewer = await visit("viewer", "/jobs")
+    await expect(viewer.locator("tbody tr")).to_have_count(2)
+    await viewer.get_by_role("link", name="Pictures that wait").click()
+    await expect(viewer.locator("tbody tr")).to_have_count(1)
+    await page.get_by_role("button", name="Forget this view").click()
+    await expect(page.get_by_role("link", name="Pictures that wait")).to_have_count(0)
+
+
+async def test_a_backfill_is_seen_before_it_starts(visit: Visit, maker: Maker) -> None:
+    await maker.make("run")
+    body = {"template": "outside", "cron": "0 9 * * *", "overlap": "allow_all", "scope": "user", "scope_id": "s"}
+    made = (await maker.client.post("/v1/schedules", json=body)).json()
+    page = await visit("operator", f"/schedules/{made['id']}")
+    day = datetime.now(UTC).date()
+    await page.get_by_text("Backfill…").click()
+    await page.get_by_label("From, in UTC").fill(f"{day - timedelta(days=3)}T12:00")
+    await page.get_by_label("Up to; empty: now").fill(f"{day - timedelta(days=1)}T12:00")
+    await page.get_by_role("button", name="Preview").click()
+    await expect(page.get_by_role("heading", name="Backfill 2 runs")).to_be_visible()
+    await page.get_by_role("button", name="Start 2 runs").click()
+    await expect(page.get_by_role("status").first).to_contain_text("2 runs have started.")
+    await expect(page.locator("table").last.locator("tbody tr")).to_have_count(2)

@@ -23,6 +23,8 @@ from tests.security.test_public_endpoints import flat
 #: By path: the scopes any one of which allows the act. Written by hand, and compared with what the routes declare.
 ACTS: dict[str, set[str]] = {
     "/jobs/act": {"jobs:operate"},
+    "/jobs/views/save": {"jobs:operate"},
+    "/jobs/views/{view_id}/delete": {"jobs:operate"},
     "/jobs/{job_id}/cancel": {"jobs:operate"},
     "/jobs/{job_id}/retry": {"jobs:operate"},
     "/jobs/{job_id}/delete": {"jobs:delete"},
@@ -38,6 +40,7 @@ ACTS: dict[str, set[str]] = {
     "/schedules/{schedule_id}/change": {"runs:write"},
     "/schedules/{schedule_id}/backfill": {"runs:write"},
     "/templates/{kind}/{version}/enable": {"templates:write"},
+    "/templates/{kind}/{version}/delete": {"templates:write"},
     "/webhooks/{webhook_id}/test": {"webhooks:write"},
     "/webhooks/{webhook_id}/enable": {"webhooks:write"},
     "/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver": {"webhooks:write"},
@@ -127,9 +130,15 @@ async def furnished(maker: Maker, rows: Connection) -> list[str]:
         new_id(),
     )
     past = (datetime.now(UTC) - timedelta(days=3)).strftime("%Y-%m-%d")
+    await rows.execute(
+        "INSERT INTO saved_view (id, tenant_id, name, filter, saved_by) VALUES ($1, 'acme', 'v', 'kind:media', 'x')",
+        new_id(),
+    )
     return [
-        "/jobs", "/operations", "/operations/new?action=retry&q=status:failed", f"/jobs/{failed}", f"/jobs/{running}",
+        "/jobs", "/jobs?q=kind:run", "/jobs?q=kind:media", "/operations",
+        "/operations/new?action=retry&q=status:failed", f"/jobs/{failed}", f"/jobs/{running}",
         "/dead-letters", f"/dead-letters/{letters[0]['fingerprint']}", "/queues", "/workers", "/limits", "/keys",
+        "/limits/jobs?tenant=*&key=queue:media",
         "/schedules", scheduled, f"{scheduled}/backfill?start={past}",
         "/templates", "/templates/outside/1", "/webhooks",
         f"/webhooks/{webhook}", "/to-settle", "/to-settle?what=external", "/to-settle?what=webhooks",

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from leasehold.api.console import schedules
+from leasehold.api.console import people, schedules
+from leasehold.cli.main import app
+from leasehold.db import overview_reads
 from leasehold.db.database import Connection
 from leasehold.domain.ids import new_id
 from leasehold.security.credentials import revoke_key
@@ -199,3 +204,82 @@ async def test_a_schedule_is_changed_in_all_that_decides_about_its_runs(
     assert await rows.fetchval("SELECT payload_template FROM schedule") == {"n": 2}
     for wrong in ({"payload_template": "{"}, {"payload_template": "[1]"}, {"overlap": "never"}, {"catch_up": "x"}):
         assert "flash bad" in await operator.do(f"{at}/change", back=at, **wrong), wrong
+
+
+async def test_a_limit_shows_which_jobs_fill_it_and_which_wait(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    await rows.execute("INSERT INTO gate (tenant_id, key, at_most, declared) VALUES ('acme', 'tenant', 1, true)")
+    inside = await maker.make("run", scope="user", scope_id="1")
+    waiting = await maker.make("run", scope="user", scope_id="2")
+    admin, operator = await person(ROLES["admin"]), await person(ROLES["operator"])
+    link = re.findall(r'href="/console(/limits/jobs[^"]+)"', await admin.see("/limits"))
+    first, second = (await admin.see(html.unescape(link[0]))).split("<h2>Waiting")
+    assert (str(inside) in first, str(waiting) in first) == (True, False)
+    assert (str(inside) in second, str(waiting) in second) == (False, True)
+    await operator.see(html.unescape(link[0]), 403)
+    assert (await admin.see("/limits/jobs?tenant=acme&key=nothing")).count("None.") == 2
+
+
+async def test_the_audit_is_exported_as_a_file_that_verifies(
+    person: MakePerson, rows: Connection, tmp_path: Path
+) -> None:
+    admin, operator = await person(ROLES["admin"]), await person(ROLES["operator"])
+    await admin.do("/queues/media/pause", reason="x")
+    await admin.do("/limits/set", tenant="acme", key="tenant", at_most="5")
+    assert "/audit/export?tenant=acme" in await admin.see("/audit?tenant=acme")
+    answer = await admin.http.get("/console/audit/export?tenant=acme")
+    assert answer.headers["content-disposition"] == 'attachment; filename="audit.jsonl"'
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    assert lines[0]["head"]["tenant_id"] == "acme"
+    assert [line["action"] for line in lines[1:]][-1] == "limit.set"
+    (tmp_path / "audit.jsonl").write_text(answer.text)
+    verified = CliRunner().invoke(app, ["audit", "verify", str(tmp_path / "audit.jsonl")])
+    assert verified.exit_code == 0, verified.output
+    await operator.see("/audit/export", 403)
+
+
+async def test_the_list_of_shortcuts_has_each_page_that_the_person_may_open(person: MakePerson) -> None:
+    for role, more in (("viewer", 0), ("admin", 1)):
+        page = await (await person(ROLES[role])).see("/")
+        keys = re.findall(r'data-go="(.)"', page)
+        assert len(keys) == len(set(keys))
+        assert re.findall(r"<kbd>g</kbd> <kbd>(.)</kbd>", page) == keys
+        assert ("a" in keys) == bool(more)
+
+
+async def test_limits_and_people_go_on_in_pages(
+    person: MakePerson, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(people, "_SHOWN", 2)
+    admin = await person(ROLES["admin"])
+    assert 'rel="next"' not in await admin.see("/limits")
+    for number in range(overview_reads.MAX_LIMITS + 1):
+        await rows.execute(
+            "INSERT INTO gate (tenant_id, key, at_most, declared) VALUES ('acme', $1, 5, true)",
+            f"payload:t:/{number:02}",
+        )
+        if number < 3:
+            await rows.execute(
+                "INSERT INTO person (id, tenant_id, issuer, subject, login, name, scopes)"
+                " VALUES ($1, 'acme', 'https://id.example', $2, $2, 'Anna', '{role:viewer}')",
+                new_id(), f"login{number}",
+            )  # fmt: skip
+    for path, last in (("/limits", "payload:t:/25"), ("/people", "login0")):
+        first = await admin.see(path)
+        assert last not in first
+        further = re.findall(r'rel="next" href="/console([^"]+)"', first)
+        page = await admin.see(html.unescape(further[0]))
+        assert (last in page, 'rel="next"' in page) == (True, False)
+
+
+async def test_a_template_is_deleted_where_nothing_uses_it(person: MakePerson, maker: Maker, rows: Connection) -> None:
+    admin = await person(ROLES["admin"])
+    job_id = await maker.make("run")
+    back = "/templates/outside/1"
+    assert f'action="/console{back}/delete"' in await admin.see(back)
+    page = await admin.do(f"{back}/delete", back=back)
+    assert "Runs of this version are unfinished" in page
+    await maker.client.post(f"/v1/jobs/{job_id}/cancel")
+    assert "Version 1 of outside is deleted." in await admin.do(f"{back}/delete", back=back)
+    assert await rows.fetchval("SELECT count(*) FROM template") == 0

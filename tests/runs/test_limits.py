@@ -233,3 +233,32 @@ async def test_a_limit_by_a_pointer_with_an_equals_sign_is_not_moved_by_its_neig
         reason["limit"] for reason in await reasons(client, held)
     }
     await client.post(f"/v1/runs/{run}/cancel")
+
+
+async def test_limits_are_listed_in_pages(client: Client) -> None:
+    """Also where a key has several bytes for a letter, and a name is the beginning of another."""
+    expected = []
+    for tenant, key in (
+        ("*", "tenant"), ("acme", "payload:a:/\u00e4"), ("acme", "payload:a:/\u00e4/b"), ("acme", "tenant"),
+        ("ac\nme", "tenant"),
+    ):  # fmt: skip
+        answer = await client.http.put("/v1/limits", json={"tenant_id": tenant, "key": key, "at_most": 9})
+        assert answer.status_code == 200, answer.text
+        expected.append((tenant, key))
+    whole = (await client.http.get("/v1/limits")).json()
+    listed = [(one["tenant_id"], one["key"]) for one in whole["limits"]]
+    assert (sorted(listed), whole["next_cursor"]) == (sorted(expected), None)
+    for limit in range(1, 6):
+        found: list[tuple[str, str]] = []
+        cursor = None
+        while True:
+            params = {"limit": limit} | ({} if cursor is None else {"cursor": cursor})
+            page = (await client.http.get("/v1/limits", params=params)).json()
+            found += [(one["tenant_id"], one["key"]) for one in page["limits"]]
+            if (cursor := page["next_cursor"]) is None:
+                break
+        assert found == listed
+    for wrong in ("x", "\u00c4" * 4):
+        problem(await client.http.get("/v1/limits", params={"cursor": wrong}), 422, "invalid_cursor")
+    for odd in ("____", "AAAA"):  # of the right length and alphabet: some place of the list
+        assert (await client.http.get("/v1/limits", params={"cursor": odd})).status_code == 200

@@ -190,3 +190,30 @@ async def test_a_template_says_whether_its_runs_are_scheduled_also_to_the_schedu
     problem(await client.post(f"{path}/run-now"), 409, "not_started")
     assert (await client.http.get(path)).json()["last_error"]["code"] == "not_schedulable"
     assert len((await client.http.get("/v1/runs", params={"template": "report"})).json()["runs"]) == 1
+
+
+async def test_a_version_that_nothing_uses_is_deleted(client: Client, rows: Connection) -> None:
+    """And makes room for another where the tenant has as many as it may."""
+    for version in (1, 2):
+        assert (await client.post("/v1/templates", type="mine", version=version, steps=[STEP])).status_code == 201
+    at = "/v1/templates/mine"
+    run = (await client.submit("mine")).json()["id"]
+    problem(await client.http.delete(f"{at}/2"), 409, "template_in_use")
+    await client.http.post(f"/v1/runs/{run}/cancel")
+    schedule = {"template": "mine", "cron": "0 0 1 1 *"}
+    newest = (await client.post("/v1/schedules", **schedule)).json()["id"]
+    second = (await client.post("/v1/schedules", **schedule, version=2)).json()["id"]
+    problem(await client.http.delete(f"{at}/2"), 409, "template_in_use")
+    assert (await client.http.delete(f"{at}/1")).status_code == 204
+    await client.http.delete(f"/v1/schedules/{second}")
+    problem(await client.http.delete(f"{at}/2"), 409, "template_in_use")  # it is the last: the other schedule runs it
+    await client.http.delete(f"/v1/schedules/{newest}")
+    assert (await client.http.delete(f"{at}/2")).status_code == 204
+    problem(await client.http.delete(f"{at}/2"), 404, "template_not_found")
+    problem(await client.http.get(at), 404, "template_not_found")
+    assert (await client.http.get(f"/v1/jobs/{run}")).json()["status"] == "cancelled"
+    in_code = (await client.http.get("/v1/templates")).json()["templates"][0]
+    assert in_code["source"] == "code"
+    problem(await client.http.delete(f"/v1/templates/{in_code['type']}/1"), 409, "template_reserved")
+    targets = [row["target"] for row in await rows.fetch("SELECT target FROM audit WHERE action = 'template.deleted'")]
+    assert targets == ["mine/1", "mine/2"]

@@ -311,6 +311,23 @@ async def disabling(world: World) -> Request:
     return lambda: world.http.patch("/v1/templates/outside/1", json={"enabled": False})
 
 
+async def deleting_template(world: World) -> Request:
+    name = f"t{uuid4().hex}"
+    assert (await world.post("/v1/templates", type=name, steps=[{"id": "a"}])).status_code == 201
+    return lambda: world.http.delete(f"/v1/templates/{name}/1")
+
+
+def viewing(method: str) -> Way:
+    async def prepare(world: World) -> Request:
+        view = {"name": uuid4().hex, "filter": "status:failed"}
+        if method == "PUT":
+            return lambda: world.http.put("/v1/views", json=view)
+        made = (await world.http.put("/v1/views", json=view)).json()
+        return lambda: world.http.delete(f"/v1/views/{made['id']}")
+
+    return prepare
+
+
 async def templating(world: World) -> Request:
     return lambda: world.post("/v1/templates", type="another", steps=[{"id": "a"}])
 
@@ -357,9 +374,12 @@ MAKES_NOTHING: dict[str, Way | None] = {
     "acknowledgeCancelExternal": None,
     "createTemplate": templating,
     "enableTemplate": disabling,
+    "deleteTemplate": deleting_template,
     "createSchedule": plain("/v1/schedules", template="outside", cron="0 0 1 1 *"),
     "changeSchedule": with_schedule("PATCH", enabled=False),
     "deleteSchedule": with_schedule("DELETE"),
+    "saveView": viewing("PUT"),
+    "deleteView": viewing("DELETE"),
     "createWebhook": plain("/v1/webhooks", url="https://127.0.0.1/"),
     "changeWebhook": of_webhook("PATCH", enabled=True),
     "rotateWebhookSecret": of_webhook("POST", "/rotate"),

@@ -182,3 +182,28 @@ async def test_what_a_tenant_has_is_counted(api: Running, admin: Any, make_key: 
 def test_the_scopes_of_the_roles_are_those_of_the_api() -> None:
     known = {str(value) for name, value in vars(security).items() if name.isupper() and ":" in str(value)}
     assert ROLES["admin"] <= known
+
+
+async def test_people_are_listed_in_pages(api: Running, admin: Any, rows: Connection) -> None:
+    """Also where several signed in at the same instant."""
+    for number in range(5):
+        await rows.execute(
+            "INSERT INTO person (id, tenant_id, issuer, subject, login, name, scopes, seen_at)"
+            " VALUES (gen_random_uuid(), 'acme', 'https://id.example', $1, $1, 'Somebody', '{role:viewer}',"
+            " to_timestamp($2))",
+            f"p{number}", 1_700_000_000.0 + number // 2,
+        )  # fmt: skip
+    async with client_of(api.url, admin.text) as http:
+        whole = (await http.get("/v1/people")).json()
+        logins = [one["login"] for one in whole["people"]]
+        assert ({*logins}, logins[0], whole["next_cursor"]) == ({f"p{number}" for number in range(5)}, "p4", None)
+        found: list[str] = []
+        cursor = None
+        while True:
+            params = {"limit": 2, "text": "some"} | ({} if cursor is None else {"cursor": cursor})
+            page = (await http.get("/v1/people", params=params)).json()
+            found += [one["login"] for one in page["people"]]
+            if (cursor := page["next_cursor"]) is None:
+                break
+        assert found == logins
+        problem(await http.get("/v1/people?cursor=x"), 422, "invalid_cursor")

@@ -26,10 +26,11 @@ OPENS: dict[str, str] = {
     "runs:read": """listRuns getRun streamRunEvents explainRun listSchedules getSchedule listTemplates
         listTemplateVersions getTemplate listDeadLetters groupDeadLetters readRunLogs readRunStream""",
     "jobs:read": """getUsage listUnsettled listJobs getJob explainJob streamJobEvents readJobLogs readJobStream
-        listDeadLetters groupDeadLetters listOperations getOperation listRefusals""",
-    "jobs:operate": "settleJob settleJobs cancelJob retryJob replayDeadLetter replayDeadLetters createOperation",
+        listDeadLetters groupDeadLetters listOperations getOperation listRefusals listViews""",
+    "jobs:operate": """settleJob settleJobs cancelJob retryJob replayDeadLetter replayDeadLetters createOperation
+        saveView deleteView""",
     "jobs:delete": "deleteJob createOperation",
-    "templates:write": "createTemplate enableTemplate",
+    "templates:write": "createTemplate enableTemplate deleteTemplate",
     "external:work": """claimExternal heartbeatExternal progressExternal completeExternal failExternal
         acknowledgeCancelExternal announceExternalFiles""",
     "webhooks:write": """listWebhooks createWebhook changeWebhook deleteWebhook rotateWebhookSecret listDeliveries

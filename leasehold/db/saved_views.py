@@ -1,0 +1,50 @@
+"""Reads and writes the saved views of a tenant: filters of jobs that its people gave a name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from leasehold.db.database import Connection
+from leasehold.db.job_reads import Row
+from leasehold.domain.ids import new_id
+
+#: A tenant has no more views, whatever its setting says: they are listed without pages.
+MAX_VIEWS = 500
+
+_COLUMNS = "id, name, filter, saved_by, saved_at"
+
+
+async def listed(connection: Connection, tenant_id: str) -> Sequence[Row]:
+    """The tenant's views, by name."""
+    return await connection.fetch(
+        f"SELECT {_COLUMNS} FROM saved_view WHERE tenant_id = $1 ORDER BY lower(name), id LIMIT {MAX_VIEWS}", tenant_id
+    )
+
+
+async def is_there(connection: Connection, tenant_id: str, name: str) -> bool:
+    there: bool = await connection.fetchval(
+        "SELECT EXISTS (SELECT FROM saved_view WHERE tenant_id = $1 AND name = $2)", tenant_id, name
+    )
+    return there
+
+
+async def save(connection: Connection, tenant_id: str, name: str, job_filter: str, by: str) -> Row:
+    """Write the view, or the new filter of the view with this name."""
+    row = await connection.fetchrow(
+        "INSERT INTO saved_view (id, tenant_id, name, filter, saved_by) VALUES ($1, $2, $3, $4, $5)"
+        " ON CONFLICT (tenant_id, name) DO UPDATE"
+        " SET filter = excluded.filter, saved_by = excluded.saved_by, saved_at = clock_timestamp()"
+        f" RETURNING {_COLUMNS}",
+        new_id(), tenant_id, name, job_filter, by,
+    )  # fmt: skip
+    assert row is not None
+    return row
+
+
+async def delete(connection: Connection, tenant_id: str, view_id: UUID) -> str | None:
+    """Delete the view. Returns its name; None: there is no such view."""
+    name: str | None = await connection.fetchval(
+        "DELETE FROM saved_view WHERE id = $1 AND tenant_id = $2 RETURNING name", view_id, tenant_id
+    )
+    return name
