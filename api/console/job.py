@@ -66,7 +66,7 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         lines = await log_reads.log_end(connection, tenant_id, job_id, _MAX_LINES)
         has_journal = access.row["is_run"] and access.row["status"] not in JOB_TERMINAL
         waits = await signals.waits_of(connection, job_id, tenant_id) if has_journal else []
-    ended = access.row["status"] in JOB_TERMINAL
+    ended, is_cut = access.row["status"] in JOB_TERMINAL, len(explanation["ledger"]) == _DEPTH.entries
     return page(
         request,
         "job.html",
@@ -81,10 +81,10 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         why=explanation,
         waits=[{"name": row["name"], "due_at": row["due_at"], "inputs": inputs_of(row["schema"])} for row in waits],
         once=once_of(request, "signal", str(job_id)),
-        line=timeline(job, steps, explanation["ledger"], tasks, now),
+        line=timeline(job, steps, explanation["ledger"], tasks, now, is_cut=is_cut),
         graph=graph_of(tasks),
         ledger=explanation["ledger"][-_MAX_SHOWN:],
-        more_ledger=len(explanation["ledger"]) > _MAX_SHOWN,
+        more_ledger=is_cut or len(explanation["ledger"]) > _MAX_SHOWN,
         events=list(reversed(events)),
         lines=lines,
         most_lines=_MAX_LINES,

@@ -20,7 +20,7 @@ from leasehold.db.job_reads import Row
 
 router = APIRouter()
 #: Seconds for which all requests share the same answers. A page that is refreshed more often would get the same state.
-REFRESH_SECONDS, _RATES_SECONDS = 10, 60
+REFRESH_SECONDS, _RATES_SECONDS = 10, 20
 
 
 @dataclass(frozen=True, slots=True)

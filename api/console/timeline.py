@@ -75,9 +75,12 @@ def timeline(
     ledger: Sequence[Mapping[str, Any]],
     tasks: Sequence[Row],
     now: datetime,
+    *,
+    is_cut: bool = False,
 ) -> Timeline:
     """`tasks`: what ties the steps together (`job_reads.step_links`). A step waits from the end of those that it needs;
-    a part of a fan-out, and a step of a workflow, from when it was made.
+    a part of a fan-out, and a step of a workflow, from when it was made. `is_cut`: the ledger lacks earlier entries, so
+    the first wait of a step is not known.
     """
     needs = needs_of(tasks)
     made = {task["step"]: instant_of(task["id"]) for task in tasks if task["parent_id"] is not None}
@@ -95,7 +98,7 @@ def timeline(
         ready = [at for name in needed if (at := ended.get(name)) is not None]
         is_blocked = any(ended.get(name) is None for name in needed)
         first = max(ready, default=made.get(step["id"], job["created_at"]))
-        lines.append(_line(step, events.get(step["id"], []), None if is_blocked else first, scale, now))
+        lines.append(_line(step, events.get(step["id"], []), None if is_blocked or is_cut else first, scale, now))
     return Timeline(lines, scale.seconds, max(0, len(steps) - MAX_LINES))
 
 

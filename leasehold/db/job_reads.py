@@ -19,7 +19,7 @@ Row: TypeAlias = asyncpg.Record
 
 #: An answer about one job has at most this many steps, attempts of each step, and outputs.
 MAX_STEPS, MAX_ATTEMPTS, MAX_OUTPUTS = 1000, 20, 1000
-#: The ledger of a job has at most this many events.
+#: The ledger of a job has at most this many events, the latest.
 MAX_LEDGER = 5000
 
 #: Tasks of a queue are counted up to this number. A count of MAX_COUNTED means "at least".
@@ -215,12 +215,15 @@ async def step_links(connection: Connection, tenant_id: str, job_id: UUID) -> Se
 
 
 async def ledger(connection: Connection, tenant_id: str, job_id: UUID, at_most: int = MAX_LEDGER) -> Sequence[Row]:
-    """The events of a job's tasks, in order: each claim, its end, and the outputs that its commit wrote."""
+    """The latest `at_most` events of a job's tasks, in order: each claim, its end, and the outputs that its commit
+    wrote.
+    """
     return await connection.fetch(
         "SELECT e.seq, e.at, e.kind, e.step, e.epoch, e.task_status, e.data,"
         " CASE WHEN e.kind = 'completed' THEN (SELECT jsonb_agg(jsonb_build_object('key', o.key, 'sha256', o.sha256,"
         "  'size', o.size)) FROM output o WHERE o.task_id = e.task_id) END AS outputs"
-        " FROM history e WHERE e.job_id = $1 AND e.tenant_id = $2 AND e.task_id IS NOT NULL ORDER BY e.seq LIMIT $3",
+        " FROM (SELECT * FROM history WHERE job_id = $1 AND tenant_id = $2 AND task_id IS NOT NULL"
+        " ORDER BY seq DESC LIMIT $3) AS e ORDER BY e.seq",
         job_id,
         tenant_id,
         at_most,

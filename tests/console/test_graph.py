@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
+import pytest
+
+from leasehold.api.console import job
 from leasehold.api.console.graph import Graph, graph_of, needs_of
+from leasehold.db import job_reads
 from leasehold.db.database import Connection
 from leasehold.domain.ids import new_id
+from leasehold.transitions import settlements
+from leasehold.transitions.settlements import Failure
 from tests.console.conftest import ROLES, MakePerson
 from tests.jobs.conftest import Maker
 
@@ -107,3 +114,23 @@ async def test_a_part_of_a_fan_out_waits_from_when_it_was_made(
     page = await (await person()).see(f"/jobs/{run}")
     line = page[page.index('aria-label="a.0: ') :].split("</svg>")[0]
     assert 'class="wait" x="997"' in line, line
+
+
+async def test_a_long_ledger_shows_its_end(
+    person: MakePerson, maker: Maker, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await maker.make("run")
+    for _ in range(3):
+        claimed = await maker.claim(run)
+        await settlements.fail(rows, [Failure(claimed.lease, "error", "flaky", "again", True, 0.0)])
+    whole = (await maker.client.get(f"/v1/jobs/{run}/explain")).json()["ledger"]
+    assert len(whole) == 6
+    last = await job_reads.ledger(rows, "acme", run, 2)
+    assert [row["seq"] for row in last] == [entry["seq"] for entry in whole[-2:]]
+    somebody = await person(ROLES["viewer"])
+    page = await somebody.see(f"/jobs/{run}")
+    assert page.count('<rect class="no"') == 3 + 1  # and in the legend
+    monkeypatch.setattr(job, "_DEPTH", replace(job._DEPTH, entries=2))
+    page = await somebody.see(f"/jobs/{run}")
+    assert "the last entries" in page
+    assert page.count('<rect class="no"') == 1 + 1

@@ -149,6 +149,9 @@ async def test_dead_letters_are_grouped_and_tried_by_a_canary(person: MakePerson
     assert '<td class="n">3</td>' in groups
     page = await somebody.see(found[1])
     assert page.count("It did not work.") == 3
+    operation = re.search(r'href="/console(/operations/new[^"]+)"', page)
+    assert operation is not None
+    assert "Retry 3 jobs" in await somebody.see(operation[1].replace("&amp;", "&"))
     assert "as a trial of its group" in await somebody.do(f"{found[1]}/replay", canary="yes")
     assert "2 jobs run again." in await somebody.do(f"{found[1]}/replay")
     assert "The group is empty" in await somebody.see(found[1])

@@ -24,7 +24,7 @@ function countTimes() {
   // Without JavaScript these stand in UTC.
   for (const element of document.querySelectorAll("time[data-local]")) {
     const at = new Date(element.dataset.local);
-    const words = at.toLocaleString([], { weekday: "short", year: "numeric", month: "short", day: "2-digit", hour: "2-digit", minute: "2-digit", timeZoneName: "short" });
+    const words = at.toLocaleString([], { weekday: "short", month: "short", day: "2-digit", hour: "2-digit", minute: "2-digit", timeZoneName: "short" });
     if (element.textContent !== words) element.textContent = words;
   }
 }
