@@ -38,7 +38,7 @@ Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
 Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE))]
 Signaller = Annotated[Caller, Depends(SignedIn(RUNS_WRITE))]
 Deleter = Annotated[Caller, Depends(SignedIn(JOBS_DELETE))]
-#: Characters of a payload in a command to copy.
+#: Characters of a payload in a command to copy, and in a form.
 _MAX_COMMAND = 2000
 #: Of one page: events, entries of the ledger, steps, outputs and lines of the log.
 _MAX_EVENTS, _MAX_SHOWN, _MAX_STEPS, _MAX_OUTPUTS, _MAX_LINES = 100, 100, 100, 40, 100
@@ -90,9 +90,16 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         most_lines=_MAX_LINES,
         pictures=[output for output in job["outputs"] if _is_picture(services, access, output)],
         may_retry=may_retry(access),
+        payload=_editable(job),
         is_writer=access.kind.scopes is not None and access.kind.scopes.write in caller.scopes,
         curl=_curl(services, request, access),
     )
+
+
+def _editable(job: Mapping[str, Any]) -> str:
+    """The payload as text for the form that changes it. Empty: it is long, or parts of it are not shown."""
+    text = orjson.dumps(job["parameters"], option=orjson.OPT_INDENT_2, default=str).decode()
+    return "" if job.get("redacted") or len(text) > _MAX_COMMAND else text
 
 
 def _is_picture(services: Services, access: JobAccess, output: Mapping[str, Any]) -> bool:
@@ -141,7 +148,12 @@ async def cancel(request: Request, job_id: UUID, caller: Operator, form: Fields)
 
 @router.post("/jobs/{job_id}/retry")
 async def retry(request: Request, job_id: UUID, caller: Operator, form: Fields) -> Response:
-    await endpoints.retry_job(request, job_id, caller, _retry_request(request, form))
+    body = _retry_request(request, form)
+    if body.payload is not None:
+        access = await find(services_of(request), caller, job_id, write=True)
+        if body.payload == access.row["params"]:  # the form had it, and the person left it as it was
+            body = RetryRequest(from_step=body.from_step)
+    await endpoints.retry_job(request, job_id, caller, body)
     return go_to(request, f"/jobs/{job_id}", "The job runs again.")
 
 

@@ -216,7 +216,7 @@ async def test_a_view_is_saved_used_and_forgotten(visit: Visit, maker: Maker) ->
     await maker.make("run")
     page = await visit("operator", "/jobs")
     await page.keyboard.press("/")
-    await page.keyboard.type("kind:media status:pending")
+    await page.keyboard.type("kind:media created:<1h")
     await page.keyboard.press("Enter")
     await page.get_by_text("Save the view…").click()
     await page.get_by_label("Its name, for everybody of acme").fill("Pictures that wait")

@@ -123,6 +123,11 @@ async def test_a_retry_with_another_payload_is_checked(person: MakePerson, maker
     back = f"/jobs/{job_id}"
     for wrong in ("{", "[1]", "[" * 150 + "]" * 150):
         assert "flash bad" in await somebody.do(f"{back}/retry", back=back, payload=wrong)
+    assert ">{\n  &#34;n&#34;: 1\n}</textarea>" in await somebody.see(back)
+    assert "flash good" in await somebody.do(f"{back}/retry", back=back, payload='{ "n": 1 }', from_step="a")
+    details = await rows.fetchval("SELECT details FROM audit WHERE action = 'job.retried'")
+    assert "other_payload" not in details  # it is the same
+    await maker.fail(job_id)
     assert "flash good" in await somebody.do(f"{back}/retry", back=back, payload='{"n": 2}', from_step="a")
     assert await rows.fetchval("SELECT params FROM job WHERE id = $1", job_id) == {"n": 2}
 
