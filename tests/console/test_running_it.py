@@ -57,7 +57,7 @@ async def test_limits_show_who_fills_them(person: MakePerson, maker: Maker, rows
     for number in range(3):
         await maker.make("run", scope="user", scope_id=str(number))
     page = await admin.see("/limits")
-    assert re.search(r'tenant</code></td><td>acme</td><td class="n">1</td>', page)
+    assert re.search(r'tenant</code></a></td><td>acme</td><td class="n">1</td>', page)
     assert re.search(r'<td class="n">1</td><td class="n"><span class="late">2</span></td>', page)
     for wrong in ({"key": "nothing", "at_most": "1"}, {"key": "tenant"}, {"key": "tenant", "at_most": "-1"}):
         answer = await admin.send("/limits/set", tenant="acme", **wrong)

@@ -211,7 +211,7 @@ async def test_a_version_that_nothing_uses_is_deleted(client: Client, rows: Conn
     assert (await client.http.delete(f"{at}/2")).status_code == 204
     problem(await client.http.delete(f"{at}/2"), 404, "template_not_found")
     problem(await client.http.get(at), 404, "template_not_found")
-    assert (await client.http.get(f"/v1/jobs/{run}")).json()["status"] == "cancelled"
+    assert (await client.http.get(f"/v1/runs/{run}")).json()["status"] == "cancelled"
     in_code = (await client.http.get("/v1/templates")).json()["templates"][0]
     assert in_code["source"] == "code"
     problem(await client.http.delete(f"/v1/templates/{in_code['type']}/1"), 409, "template_reserved")
