@@ -6,9 +6,10 @@ import re
 from uuid import uuid4
 
 import httpx2
+import pytest
 
+from leasehold.db import saved_views
 from leasehold.db.database import Connection
-from tests.api.conftest import Running
 from tests.api.media_api import problem
 from tests.console.conftest import ROLES, MakePerson
 from tests.jobs.conftest import MakeClient, Maker
@@ -51,7 +52,7 @@ async def test_a_view_that_cannot_be_is_refused(person: MakePerson) -> None:
 
 
 async def test_views_over_http(
-    client: httpx2.AsyncClient, client_with: MakeClient, running: Running, rows: Connection
+    client: httpx2.AsyncClient, client_with: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = (await client.put("/v1/views", json={"name": "b", "filter": "status:failed"})).json()
     again = (await client.put("/v1/views", json={"name": "b", "filter": "status:running"})).json()
@@ -65,7 +66,7 @@ async def test_views_over_http(
     stranger = await client_with("jobs:read", "jobs:operate", tenant="other")
     assert (await stranger.get("/v1/views")).json() == {"views": []}
     problem(await stranger.delete(f"/v1/views/{made['id']}"), 404, "view_not_found")
-    running.services.settings.views_per_tenant = 2
+    monkeypatch.setattr(saved_views, "MAX_VIEWS", 2)
     problem(await client.put("/v1/views", json={"name": "c", "filter": "kind:run"}), 409, "too_many_views")
     assert (await client.put("/v1/views", json={"name": "b", "filter": "kind:run"})).status_code == 200
     assert (await client.delete(f"/v1/views/{made['id']}")).status_code == 204

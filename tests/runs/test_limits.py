@@ -239,7 +239,7 @@ async def test_limits_are_listed_in_pages(client: Client) -> None:
     """Also where a key has several bytes for a letter, and a name is the beginning of another."""
     expected = []
     for tenant, key in (
-        ("*", "tenant"), ("acme", "payload:scripted:/\u00e4"), ("acme", "payload:scripted:/\u00e4/b"), 
+        ("*", "tenant"), ("acme", "payload:scripted:/\u00e4"), ("acme", "payload:scripted:/\u00e4/b"),
         ("acme", "tenant"), ("ac\nme", "tenant"),
     ):  # fmt: skip
         answer = await client.http.put("/v1/limits", json={"tenant_id": tenant, "key": key, "at_most": 9})
