@@ -265,14 +265,14 @@ class Templates:
         return TemplatePage(readable, None if last is None else (last[0], -last[1]))
 
 
-#: What uses a version: a schedule of this version, or a schedule of the newest version if this is the only one; and
+#: What uses a version: a schedule of this version, or a schedule of the newest version if no other is enabled; and
 #: unfinished runs.
 _USED = """
 -- template_used
 SELECT EXISTS (SELECT FROM schedule s WHERE s.tenant_id = $1 AND s.template = $2
                AND CASE WHEN s.version IS NULL
                         THEN NOT EXISTS (SELECT FROM template o WHERE o.tenant_id = $1 AND o.type = $2
-                                         AND o.version <> $3)
+                                         AND o.version <> $3 AND o.enabled)
                         ELSE s.version = $3 END) AS scheduled,
        EXISTS (SELECT FROM job j JOIN run r ON r.job_id = j.id
                WHERE j.tenant_id = $1 AND j.pipeline = $2 AND j.finished_at IS NULL AND r.version = $3) AS unfinished

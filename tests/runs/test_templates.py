@@ -204,6 +204,9 @@ async def test_a_version_that_nothing_uses_is_deleted(client: Client, rows: Conn
     newest = (await client.post("/v1/schedules", **schedule)).json()["id"]
     second = (await client.post("/v1/schedules", **schedule, version=2)).json()["id"]
     problem(await client.http.delete(f"{at}/2"), 409, "template_in_use")
+    await client.http.patch(f"{at}/2", json={"enabled": False})
+    problem(await client.http.delete(f"{at}/1"), 409, "template_in_use")  # no other is enabled, and a schedule runs it
+    await client.http.patch(f"{at}/2", json={"enabled": True})
     assert (await client.http.delete(f"{at}/1")).status_code == 204
     await client.http.delete(f"/v1/schedules/{second}")
     problem(await client.http.delete(f"{at}/2"), 409, "template_in_use")  # it is the last: the other schedule runs it
@@ -215,5 +218,5 @@ async def test_a_version_that_nothing_uses_is_deleted(client: Client, rows: Conn
     in_code = (await client.http.get("/v1/templates")).json()["templates"][0]
     assert in_code["source"] == "code"
     problem(await client.http.delete(f"/v1/templates/{in_code['type']}/1"), 409, "template_reserved")
-    targets = [row["target"] for row in await rows.fetch("SELECT target FROM audit WHERE action = 'template.deleted'")]
-    assert targets == ["mine/1", "mine/2"]
+    acts = await rows.fetch("SELECT target FROM audit WHERE action = 'template.deleted' ORDER BY seq")
+    assert [act["target"] for act in acts] == ["mine/1", "mine/2"]
