@@ -28,6 +28,8 @@ PAUSES = {
     "operation": 2.5, "workflow": 2.0, "workflow cancel": 2.0,
     "batch": 3.0, "cancel": 1.2, "mend": 1.5, "replay": 4.0, "repeat": 3.0, "schedule": 1.5, "errand": 0.8,
 }  # fmt: skip
+#: How many times the pauses are as long once the load has had its time.
+_SLOWER = 4.0
 
 
 class Load:
@@ -49,7 +51,9 @@ class Load:
         self._external = [asyncio.create_task(workers.serve(tenant)) for tenant in TENANTS]
 
     async def run(self, seconds: float, over: asyncio.Event | None = None) -> None:
-        """For so long, and until `over` is set."""
+        """For so long; then, at a quarter of the rate, until `over` is set. An upgrade may take minutes, in which jobs
+        would pile up faster than the machine does them.
+        """
         async with asyncio.TaskGroup() as clients:
             for name, ask in self.asks.items():
                 clients.create_task(self._repeat(name, ask, seconds, over))
@@ -98,7 +102,8 @@ class Load:
             while time.monotonic() < until or (over is not None and not over.is_set()):
                 asked.create_task(self.ask_once(name, ask, self._asked[name]))
                 self._asked[name] += 1
-                await asyncio.sleep(PAUSES[name] * self.diary.rng.uniform(0.5, 1.5))
+                slower = 1.0 if time.monotonic() < until else _SLOWER
+                await asyncio.sleep(slower * PAUSES[name] * self.diary.rng.uniform(0.5, 1.5))
 
     async def ask_once(self, name: str, ask: Ask, nth: int) -> None:
         """The `nth` request of a client: the seed decides what it is."""

@@ -137,6 +137,18 @@ async def test_an_expired_conversion_is_gone_also_when_its_row_is(
     assert code(await client.get(path)) == (404, "job_not_found")
 
 
+async def test_only_conversions_that_go_now_are_remembered(client: httpx2.AsyncClient, rows: Connection) -> None:
+    """Another one that is due stays, with its objects, until its own turn."""
+    jobs = []
+    for _ in range(2):
+        path = (await send(client)).headers["Location"]
+        await client.post(f"{path}/cancel")
+        jobs.append(UUID(path.rpartition("/")[2]))
+    await rows.execute("UPDATE job SET expires_at = clock_timestamp() - interval '1 s'")
+    await remember_with_jobs(rows, jobs[:1])
+    assert [row["job_id"] for row in await rows.fetch("SELECT job_id FROM expired_conversion")] == jobs[:1]
+
+
 @pytest.mark.parametrize(
     ("proxies", "forwarded", "source"),
     [

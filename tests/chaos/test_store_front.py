@@ -14,7 +14,7 @@ from chaos.store_front import StoreFront, Trouble
 from leasehold.domain.errors import ObjectExists, StoreUnavailable
 from leasehold.embedded.s3 import S3
 from leasehold.settings import Settings
-from leasehold.storage.store import SINGLE_PUT_BYTES, ObjectStore
+from leasehold.storage.store import SINGLE_PUT_BYTES, ObjectStore, Stored
 
 
 @pytest.fixture(scope="module")
@@ -210,3 +210,27 @@ async def test_trouble_that_met_nothing_it_could_break_has_not_happened(store: O
     front.faults.begin(Trouble.MUTE, 1.0)
     assert await store.head("no-body") is not None
     assert front.faults.fired == 0
+
+
+async def test_a_replacement_on_its_way_replaces_nothing_that_came_meanwhile(
+    store: ObjectStore, front: StoreFront
+) -> None:
+    """It looks again: the object that it was allowed to replace is not there any more."""
+    await store.probe()
+    await put(store, "turns", b"first")
+    asked: list[str | None] = []
+
+    def may_replace(there: Stored) -> bool:
+        asked.append(there.etag)
+        front.faults.hold_put = "" if len(asked) > 1 else "turns"
+        return True
+
+    late = asyncio.create_task(
+        store.put("turns", b"late", content_type="text/plain", metadata={}, may_replace=may_replace)
+    )
+    await front.faults.held.wait()
+    await store.put("turns", b"other", content_type="text/plain", metadata={}, may_replace=lambda _there: True)
+    front.faults.released.set()
+    await late
+    assert len(set(asked)) == 2
+    assert await store.fetch_bytes("turns", max_bytes=100) == b"late"

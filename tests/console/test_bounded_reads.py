@@ -66,6 +66,17 @@ async def test_queues_share_what_is_counted_of_them(maker: Maker, rows: Connecti
     assert (many["q0"]["runnable"], many["q0"]["has_more"]) == (30, False)
 
 
+async def test_a_queue_whose_tasks_have_all_ended_is_not_listed(maker: Maker, rows: Connection) -> None:
+    job_id = await maker.make("media")
+    for queue, status in (("a", "pending"), ("m", "pending"), ("n", "retry"), ("o", "waiting"), ("z", "pending")):
+        await add_tasks(rows, job_id, queue, 1, status)
+        await rows.execute("UPDATE task SET step = queue || step WHERE job_id = $1 AND step = 's1'", job_id)
+    await rows.execute(
+        "UPDATE task SET status = 'succeeded', finished_at = clock_timestamp() WHERE queue IN ('a', 'z')"
+    )
+    assert [row["queue"] for row in await run_reads.queues(rows)] == ["m", "media", "n", "o"]
+
+
 async def test_each_worker_has_its_own_leases(maker: Maker, rows: Connection) -> None:
     job_id, workers = await maker.make("media"), [new_id(), new_id()]
     for worker_id in workers:
