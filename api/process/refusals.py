@@ -61,11 +61,16 @@ class Refusals:
 
     def add(self, code: str, actor: Actor, path: str) -> None:
         """Count a refusal: `code` is the problem's code."""
-        refused = (code, replace(actor, request_id=None))
+        first = _FirstRefusal(datetime.now(UTC), path[:_MAX_PATH], actor.request_id)
+        self._count((code, replace(actor, request_id=None)), 1, first)
+
+    def _count(self, refused: _Refused, number: int, first: _FirstRefusal) -> None:
         if refused not in self._counts and len(self._counts) >= self._at_most:
-            refused = (code, Actor("key", "others"))
-        self._counts[refused] += 1
-        self._firsts.setdefault(refused, _FirstRefusal(datetime.now(UTC), path[:_MAX_PATH], actor.request_id))
+            refused = (refused[0], Actor("key", "others"))
+        self._counts[refused] += number
+        known = self._firsts.get(refused)
+        if known is None or first.at < known.at:
+            self._firsts[refused] = first
 
     async def _flush(self) -> None:
         counts, firsts = self._counts, self._firsts
@@ -83,8 +88,8 @@ class Refusals:
                             count=counts[code, actor], first_at=first.at, first_path=first.path,
                         )  # fmt: skip
             except BaseException:
-                self._counts.update(counts)
-                self._firsts |= {refused: firsts[refused] for refused in counts}
+                for refused, number in counts.items():  # within the bound: an outage may last for hours
+                    self._count(refused, number, firsts[refused])
                 raise
             for refused in of_chain:
                 del counts[refused]

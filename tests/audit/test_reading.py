@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from leasehold.api.process.refusals import Refusals
 from leasehold.cli.main import app
 from leasehold.db import audit
 from leasehold.db.audit import Target
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, Pool
 from leasehold.domain.audit import Actor
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, Running, api, client_of, make_key, rows, serving
@@ -136,6 +138,27 @@ async def test_refusals_are_not_lost_while_the_database_refuses(api: Running, ro
     await rows.execute("ALTER TABLE audit DROP CONSTRAINT nothing")
     await api.services.refusals.flush()
     assert json.loads(await rows.fetchval("SELECT details FROM audit"))["count"] == 2
+
+
+async def test_refusals_stay_bounded_however_long_the_database_is_away() -> None:
+    """Strangers go on while a turn waits for the database in vain."""
+    numbers = itertools.count()
+
+    def refuse() -> None:
+        for _ in range(10):
+            refusals.add("invalid_api_key", Actor("key", "", key_prefix=f"{next(numbers):012}"), "/v1/jobs")
+
+    class Away:
+        def acquire(self) -> Any:
+            refuse()
+            raise ConnectionRefusedError
+
+    refusals = Refusals(cast("Pool", Away()), at_most=3)
+    for _ in range(5):
+        refuse()
+        await refusals.flush()
+    assert len(refusals._counts) == len(refusals._firsts) == 3 + 1  # one counts the others together
+    assert refusals._counts.total() == next(numbers)
 
 
 Cli = Callable[..., Awaitable[Result]]

@@ -59,7 +59,8 @@ def first(attempt: PlainAttempt) -> Done | None:
             while True:
                 attempt.checkpoint()
                 time.sleep(0.01)
-    attempt.progress(50, "half")
+    attempt.progress(25)
+    attempt.progress(percent=50, summary="half")
     attempt.write("greeting.txt", b"hello", "text/plain")
     said = logs._FACTS.get()  # what each line of the log says in this context
     return Done(value={"thread": threading.current_thread().name, "job_id": str(said["job_id"])})

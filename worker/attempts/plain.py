@@ -34,6 +34,12 @@ class BlockingAttempt:
         """The attempt has ended: from now on every use of this object in the thread raises Cancelled."""
         self._over = True
 
+    def progress(self, percent: float, summary: str = "") -> None:
+        """As Attempt.progress. It sets an event of the loop, which only the loop's thread may do."""
+        if self._over:
+            raise Cancelled
+        self._loop.call_soon_threadsafe(self._attempt.progress, percent, summary)
+
     def __getattr__(self, name: str) -> Any:
         if name not in _PUBLIC:  # tools that print tracebacks read many attributes
             raise AttributeError(name)
@@ -42,8 +48,6 @@ class BlockingAttempt:
         value = getattr(self._attempt, name)
         if inspect.iscoroutinefunction(value):
             return partial(self._wait, value)
-        if name == "progress":  # sets an event of the loop, which only the loop's thread may do
-            return lambda *report: self._loop.call_soon_threadsafe(value, *report)
         return value
 
     def _wait(self, method: Callable[..., Any], *positional: Any, **named: Any) -> Any:
