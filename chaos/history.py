@@ -22,6 +22,8 @@ _STILL_SECONDS = 0.5
 #: The load of a run commits many times a second: a longer time without a commit counts as an outage.
 _SILENT_SECONDS = 1.0
 _CLOSED = JOB_TERMINAL | {JobState.CANCEL_REQUESTED}
+#: The moves of a job that is retried: `pending` if it waits at limits or for an external worker.
+REPLAYED = {("failed", "pending"), ("failed", "queued")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,11 +223,7 @@ class History:
     @cached_property
     def revived(self) -> set[str]:
         """The jobs that failed and were retried."""
-        return {
-            change.row["id"]
-            for change in self.changes
-            if change.of == "job" and change.moved() == ("failed", "pending")
-        }
+        return {change.row["id"] for change in self.changes if change.of == "job" and change.moved() in REPLAYED}
 
     @cached_property
     def task_by_id(self) -> dict[str, Row]:

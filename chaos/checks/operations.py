@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from chaos.audit import Change
 from chaos.checks.verdict import Seen, seen
-from chaos.history import History, Operation, Row
+from chaos.history import REPLAYED, History, Operation, Row
 
 #: The event of each action. A job that it acted on has one; a retry has one for each step that runs again.
 _EVENTS = {"retry": "replayed", "cancel": "cancel_requested"}
@@ -78,8 +78,7 @@ def _acts(history: History, operation: Operation, job: str) -> int:
     if operation.action == "cancel":
         return sum(event["kind"] == _EVENTS["cancel"] for event in history.events_of.get(job, ()))
     return sum(
-        change.of == "job" and change.row["id"] == job and change.moved() == ("failed", "pending")
-        for change in history.changes
+        change.of == "job" and change.row["id"] == job and change.moved() in REPLAYED for change in history.changes
     )
 
 

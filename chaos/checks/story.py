@@ -25,7 +25,7 @@ TASK_EDGES: set[tuple[str | None, str | None]] = (
     | {(None, "blocked"), (None, "pending"), ("blocked", "pending")}
     | {(str(old), new) for old in _UNFINISHED for new in ("skipped", "cancelled")}
 )
-JOB_EDGES: set[tuple[str | None, str | None]] = _edges(JOB_MOVES) | {(None, "pending")}
+JOB_EDGES: set[tuple[str | None, str | None]] = _edges(JOB_MOVES) | {(None, "pending"), (None, "queued")}
 
 
 def i3(history: History) -> Iterator[Seen]:

@@ -143,16 +143,8 @@ class Announcer:
                 self._is_idle.set()
 
     async def publish(self, batch: Sequence[Announcement]) -> int:
-        """Publish now, and delete the rows of the hints that the broker confirmed. Returns how many.
-
-        If PostgreSQL is the broker, the rows are deleted first. The delete locks the jobs, and the poll of a worker
-        that is woken passes over locked jobs: the worker would find the tasks only by its next poll.
-        """
+        """Publish now, and delete the rows of the hints that the broker confirmed. Returns how many."""
         hints = [announcement.hint for announcement in batch]
-        if self._broker.name == "postgres":
-            await self._forget(batch)
-            await self._broker.publish(hints)
-            return len(batch)
         with traces.announced([hint.headers for hint in hints]) as headers:
             traced = [replace(hint, headers=added) for hint, added in zip(hints, headers, strict=True)]
             confirmed = await self._broker.publish(traced)

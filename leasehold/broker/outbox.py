@@ -44,20 +44,14 @@ WHERE o.id = ANY(ARRAY(
 RETURNING o.id AS outbox_id, o.task_id, o.queue, o.priority, o.headers
 """
 
-# Deletes the rows. Their jobs become queued if they were pending.
+# The commit does not wait for the disk: after a crash of PostgreSQL that undoes the delete, the relay publishes the
+# hints once more.
 ANNOUNCED = """
 -- announced
-WITH gone AS (
-    DELETE FROM outbox WHERE id = ANY($1::bigint[]) RETURNING job_id
-), jobs AS MATERIALIZED (
-    SELECT j.id FROM job j WHERE j.id IN (SELECT job_id FROM gone) AND j.status = 'pending' ORDER BY j.id FOR UPDATE
-), queued AS (
-    UPDATE job j SET status = 'queued', event_seq = j.event_seq + 1
-    FROM jobs WHERE j.id = jobs.id
-    RETURNING j.id, j.tenant_id, j.event_seq
+WITH unflushed AS MATERIALIZED (
+    SELECT set_config('synchronous_commit', 'off', true)
 )
-INSERT INTO event (job_id, seq, tenant_id, kind, job_status)
-SELECT id, event_seq, tenant_id, 'queued', 'queued' FROM queued
+DELETE FROM outbox o USING unflushed WHERE o.id = ANY($1::bigint[])
 """
 
 
@@ -70,7 +64,11 @@ async def take(connection: Connection, limit: int, back: float | None = None) ->
 
 
 async def announced(connection: Connection, outbox_ids: Sequence[int]) -> None:
-    """Delete the rows of hints that the broker confirmed; their jobs: pending -> queued."""
+    """Delete the rows of hints that the broker confirmed. Raises RuntimeError inside a transaction: the transaction's
+    commit would not wait for the disk.
+    """
+    if connection.is_in_transaction():
+        raise RuntimeError("hints are marked as sent outside of transactions")
     await connection.execute(ANNOUNCED, list(outbox_ids))
 
 

@@ -102,7 +102,7 @@ job = Table(
     CheckConstraint("priority BETWEEN 0 AND 2", name="priority_band"),
     CheckConstraint("steps_left >= 0", name="steps_left_not_negative"),
     # The two indexes below change only when a job is written and when it ends.
-    Index("job_deadline", "deadline_at", postgresql_where=text("finished_at IS NULL")),
+    Index("job_overdue", "deadline_at", postgresql_where=text("deadline_at IS NOT NULL AND finished_at IS NULL")),
     Index("job_expires", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
     Index("job_tenant_newest", "tenant_id", "pipeline", text("id DESC")),  # lists, newest first (UUIDv7)
     # Lists by state. The predicates name no column that changes while a job makes progress.
@@ -135,7 +135,8 @@ job = Table(
         unique=True,
         postgresql_where=text("dedupe_key IS NOT NULL AND finished_at IS NULL"),
     ),
-    postgresql_with={"fillfactor": "80"},
+    # A claim updates all jobs of a batch, which mostly stand together: each row has room for its new version beside it.
+    postgresql_with={"fillfactor": "50"},
 )
 
 #: A client's own tags of a job. They have a table of their own: so a job without tags costs nothing, and a list by tag

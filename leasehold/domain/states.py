@@ -19,8 +19,8 @@ from enum import StrEnum
 
 
 class JobState(StrEnum):
-    PENDING = "pending"  # written; the broker has not yet confirmed a hint of it
-    QUEUED = "queued"  # announced
+    PENDING = "pending"  # its time has not come, or it waits at its concurrency limits
+    QUEUED = "queued"  # a worker may claim a step
     RUNNING = "running"  # a step was claimed
     WAITING_WORKER = "waiting_worker"  # the next step belongs to an external worker
     # A cancel was requested; a running step has not stopped yet, or a workflow that waited has yet to see it.
@@ -83,7 +83,6 @@ TASK_MOVES: dict[str, tuple[frozenset[TaskState], frozenset[TaskState]]] = {
 _LIVE = frozenset(JobState) - JOB_TERMINAL
 #: verb -> (states of a job that the verb accepts, states that it may leave the job in).
 JOB_MOVES: dict[str, tuple[frozenset[JobState], frozenset[JobState]]] = {
-    "announce": (frozenset({JobState.PENDING}), frozenset({JobState.QUEUED})),
     "claim": (
         frozenset({JobState.PENDING, JobState.QUEUED, JobState.RUNNING, JobState.WAITING_WORKER}),
         frozenset({JobState.RUNNING, JobState.WAITING_WORKER}),
@@ -115,7 +114,10 @@ JOB_MOVES: dict[str, tuple[frozenset[JobState], frozenset[JobState]]] = {
         frozenset({JobState.CANCEL_REQUESTED, JobState.CANCELLED}),
     ),
     "end_cancel": (frozenset({JobState.CANCEL_REQUESTED}), frozenset({JobState.CANCEL_REQUESTED, JobState.CANCELLED})),
-    "admit": (frozenset({JobState.PENDING}), frozenset({JobState.PENDING, JobState.WAITING_WORKER})),
+    "admit": (
+        frozenset({JobState.PENDING}),
+        frozenset({JobState.PENDING, JobState.QUEUED, JobState.WAITING_WORKER}),
+    ),
     "expire": (_LIVE, frozenset({JobState.EXPIRED})),
-    "replay": (frozenset({JobState.FAILED}), frozenset({JobState.PENDING})),
+    "replay": (frozenset({JobState.FAILED}), frozenset({JobState.PENDING, JobState.QUEUED})),
 }

@@ -248,14 +248,14 @@ async def test_submissions_need_no_broker(settings: Settings, make_key: MakeKey,
         await MediaApi(client).submitted()
     # The hint waits in the outbox for a relay.
     assert await rows.fetchval("SELECT count(*) FROM outbox") == 1
-    assert await rows.fetchval("SELECT status FROM job") == "pending"
+    assert await rows.fetchval("SELECT status FROM job") == "queued"
 
 
 async def test_the_hint_is_published_as_soon_as_the_job_is_written(
     media_api: MediaApi, api: Running, rows: Connection
 ) -> None:
     ticket = await media_api.submitted()
-    while (await rows.fetchval("SELECT status FROM job")) != "queued":
+    while await count(rows, "outbox"):
         found = await media_api.look(ticket, params={"wait": 5})
         assert found.status_code == 200
     assert await count(rows, "outbox") == 0

@@ -67,11 +67,11 @@ async def test_every_phase_of_a_job_writes_what_its_statement_changes(testbed: T
         written = await writes.by_phase(installation, jobs)
     assert tuple(written) == writes.PHASES
     batches = jobs / 32
-    for phase in written.values():
+    for name, phase in written.items():
         assert phase.wal_bytes > 24 * phase.wal_records > 0  # a record's header has 24 bytes
-        assert phase.flushes * jobs >= batches  # each batch is one durable commit
+        assert name == "announce" or phase.flushes * jobs >= batches  # each batch is one durable commit
         assert batches <= phase.commits * jobs <= batches + 2  # and the two statements that read the counters
-    assert written["submit"].updates == 0
+    assert written["submit"].updates == written["announce"].updates == 0
     assert written["claim"].updates == written["settle"].updates == 2  # the task's row, and the job's
     assert written["settle"].as_details()["heap_only_percent"] == 0.0
 

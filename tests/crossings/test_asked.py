@@ -71,8 +71,8 @@ BASES = ("held", "pending", "running", "stopping", "failed")
 _WORKED = ("running", "late", "retry", "stopping", "succeeded", "failed")
 _NAMES = {
     ("waiting_worker", "pending"): "pending", ("pending", "waiting"): "scheduled", ("pending", "pending"): "pending",
-    ("waiting_worker", "waiting"): "scheduled", ("waiting_worker", "running"): "running",
-    ("cancel_requested", "running"): "stopping",
+    ("queued", "pending"): "pending", ("waiting_worker", "waiting"): "scheduled",
+    ("waiting_worker", "running"): "running", ("cancel_requested", "running"): "stopping",
 }  # fmt: skip
 
 

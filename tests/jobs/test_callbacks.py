@@ -64,7 +64,7 @@ async def test_each_end_of_a_job_of_every_kind_is_sent_to_its_url(
     ]
     shown = (await job_of(client, job_id))["callback"]["delivery"]
     last = await job_of(client, UUID(shown["id"]))
-    assert (shown["status"], last["parent"]["id"]) == ("pending", str(job_id))
+    assert (shown["status"], last["parent"]["id"]) == ("queued", str(job_id))
     assert (last["parameters"]["event"]["type"], last["redacted"]) == ("job.cancelled", ["url"])
     assert len(await dispatched(running, rows)) == 2, "each end is sent once"
 

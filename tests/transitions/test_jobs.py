@@ -218,14 +218,27 @@ async def test_a_job_is_written_whole_or_not_at_all(rows: Rows) -> None:
     assert await rows.connection.fetchval("SELECT count(*) FROM task") == 3
 
 
-async def test_an_announced_job_is_queued_once_and_its_hint_forgotten(rows: Rows) -> None:
+async def test_a_job_that_can_run_is_queued_at_once_and_its_announcement_only_forgets_the_hint(rows: Rows) -> None:
     (hint,) = await rows.submit()
     job_id = (await rows.task(hint.hint.task_id))["job_id"]
+    before = await rows.job(job_id)
+    assert before["status"] == "queued"
     for _ in range(2):
         await outbox.announced(rows.connection, [hint.outbox_id])
-    assert (await rows.job(job_id))["status"] == "queued"
+    assert await rows.job(job_id) == before
     assert await rows.connection.fetchval("SELECT count(*) FROM outbox") == 0
-    assert [event["kind"] for event in await rows.events(job_id)] == ["submitted", "queued"]
+    assert [(event["kind"], event["job_status"]) for event in await rows.events(job_id)] == [("submitted", "queued")]
+
+
+async def test_only_the_announcement_goes_on_before_its_commit_is_on_disk(rows: Rows) -> None:
+    (hint,) = await rows.submit()
+    with pytest.raises(RuntimeError, match="outside of transactions"):
+        async with rows.connection.transaction():
+            await outbox.announced(rows.connection, [hint.outbox_id])
+    assert await rows.connection.fetchval("SELECT count(*) FROM outbox") == 1
+    await rows.connection.execute("SET synchronous_commit = on")
+    await outbox.announced(rows.connection, [hint.outbox_id])
+    assert await rows.connection.fetchval("SHOW synchronous_commit") == "on"
 
 
 async def test_the_relay_takes_only_what_its_committer_did_not_send_in_time(rows: Rows) -> None:

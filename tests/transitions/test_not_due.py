@@ -48,7 +48,7 @@ FOR_EACH = f"FROM generate_series(1, {MANY}) AS n"
 CASES: dict[str, tuple[str, Look]] = {
     "task_runnable": (f"UPDATE task SET status = 'waiting', available_at = {LATER}", Rows.claim_all),
     "outbox_relay_at": (f"UPDATE outbox SET relay_at = {LATER}", on_connection(lambda c: outbox.take(c, 10))),
-    "job_deadline": (f"UPDATE job SET deadline_at = {LATER}", on_connection(sweeps.expire_jobs)),
+    "job_overdue": (f"UPDATE job SET deadline_at = {LATER}", on_connection(sweeps.expire_jobs)),
     "job_expires": (
         f"UPDATE job SET status = 'cancelled', finished_at = clock_timestamp(), expires_at = {LATER}",
         on_connection(sweeps.forgettable_jobs),
@@ -151,9 +151,9 @@ async def test_a_sweep_reads_nothing_of_what_has_ended(rows: Rows, another: Open
         while taken := await rows.claim_all():
             await settlements.complete(rows.connection, [Completion(claimed.lease) for claimed in taken])
         await rows.connection.execute("ANALYZE job, task")
-        before = await entries_read(rows, "job_deadline"), await entries_read(rows, "task_running")
+        before = await entries_read(rows, "job_overdue"), await entries_read(rows, "task_running")
         assert not await sweep(rows.connection)
-        after = await entries_read(rows, "job_deadline"), await entries_read(rows, "task_running")
+        after = await entries_read(rows, "job_overdue"), await entries_read(rows, "task_running")
         assert sum(after) - sum(before) <= FEW
 
 

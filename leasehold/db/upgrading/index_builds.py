@@ -42,6 +42,17 @@ def build_index(
         op.execute("RESET lock_timeout")
 
 
+def drop_index(name: str) -> None:
+    """Drop the index, if it is there, while others read and write its table. The statements before it in the revision
+    are committed first, as for `build_index`.
+    """
+    with op.get_context().autocommit_block():
+        # It waits for the transactions that run now, without holding up others.
+        op.execute("SET lock_timeout = 0")
+        op.execute(f'DROP INDEX CONCURRENTLY IF EXISTS "{name}"')
+        op.execute("RESET lock_timeout")
+
+
 def end_transaction() -> None:
     """Commit the statements before it, which must be safe to repeat (`if_not_exists`).
 

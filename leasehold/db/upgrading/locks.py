@@ -177,6 +177,11 @@ def _validate(_schema: Schema, table: str, _found: re.Match[str], _action: str) 
     return Effect((Lock(table, _BESIDE, "scan"),))
 
 
+def _store(_schema: Schema, table: str, _found: re.Match[str], _action: str) -> Effect:
+    """How full PostgreSQL fills the pages that it writes from now on."""
+    return Effect((Lock(table, _BESIDE),))
+
+
 def _narrow(work: str, reason: str) -> Callable[[Schema, str, re.Match[str], str], Effect]:
     def rule(_schema: Schema, table: str, found: re.Match[str], _action: str) -> Effect:
         return Effect((Lock(table, _ALONE, work),), reason.format(table=table, name=found[1]))
@@ -253,6 +258,7 @@ _ACTIONS: Sequence[tuple[re.Pattern[str], Callable[[Schema, str, re.Match[str], 
         (rf"ALTER COLUMN {_NAME} DROP DEFAULT", _narrow("", "{table}.{name} has no default: older code writes none")),
         (rf"DROP COLUMN (?:IF EXISTS )?{_NAME}", _narrow("", "{table}.{name} is gone")),
         (rf"DROP CONSTRAINT (?:IF EXISTS )?{_NAME}", _loosen),
+        (r"SET \(fillfactor = \d+\)", _store),
         (rf"RENAME (?:COLUMN )?(?:{_NAME} )?TO", _narrow("", "{table} is not what older code names")),
     )
 ]

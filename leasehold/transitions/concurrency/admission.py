@@ -92,7 +92,9 @@ WITH jobs AS MATERIALIZED (
 ), counted AS MATERIALIZED (
     SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth,
            CASE WHEN bool_and(starts_with(queue, 'ext:')) OVER (PARTITION BY job_id)
-                THEN 'waiting_worker' ELSE was END AS becomes
+                THEN 'waiting_worker'
+                WHEN was = 'pending' AND bool_or(status = 'pending' AND NOT starts_with(queue, 'ext:'))
+                    OVER (PARTITION BY job_id) THEN 'queued' ELSE was END AS becomes
     FROM freed f
 ), advanced AS (
     UPDATE job j

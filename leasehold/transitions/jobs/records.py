@@ -92,15 +92,13 @@ class NewJob:
 def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     terms = new.pipeline.terms
     by_clock = new.deadline_at is None  # PostgreSQL computes the deadline
-    first_tasks = [task for task in tasks if task["status"] in ("pending", "waiting")]
-    waits_for_external = bool(first_tasks) and all(task["queue"].startswith(EXTERNAL) for task in first_tasks)
     return (
         {
             "id": new.id,
             "tenant_id": new.tenant_id,
             "pipeline": new.pipeline.name,
             "pipeline_version": new.pipeline.version,
-            "status": JobState.WAITING_WORKER if waits_for_external else JobState.PENDING,
+            "status": _first_job_state(tasks),
             "priority": new.priority,
             "steps": sum(task["status"] != "skipped" for task in tasks),
             "keep_seconds": new.keep_seconds,
@@ -124,6 +122,14 @@ def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any
         | ({"tags": check_tags(new.tags)} if new.tags else {})
         | ({"callback_url": new.callback_url} if new.callback_url is not None else {})
     )
+
+
+def _first_job_state(tasks: Sequence[Mapping[str, Any]]) -> JobState:
+    first_tasks = [task for task in tasks if task["status"] in ("pending", "waiting")]
+    own = [task for task in first_tasks if not task["queue"].startswith(EXTERNAL)]
+    if first_tasks and not own:
+        return JobState.WAITING_WORKER
+    return JobState.QUEUED if any(task["status"] == "pending" for task in own) else JobState.PENDING
 
 
 def _whole_seconds(duration: timedelta | None) -> int | None:

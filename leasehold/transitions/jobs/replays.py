@@ -50,11 +50,13 @@ WITH locked AS MATERIALIZED (
     RETURNING t.id, t.job_id, t.step, t.position, t.queue, t.priority, t.status, t.epoch,
               t.contained AND before.status = 'failed' AS uncounted
 ), counted AS MATERIALIZED (
-    SELECT locked.id, count(r.id)::int AS n, (count(*) FILTER (WHERE r.uncounted))::int AS uncounted
+    SELECT locked.id, count(r.id)::int AS n, (count(*) FILTER (WHERE r.uncounted))::int AS uncounted,
+           coalesce(bool_or(r.status = 'pending' AND NOT starts_with(r.queue, 'ext:')), false) AS runnable
     FROM locked LEFT JOIN revived r ON r.job_id = locked.id GROUP BY locked.id
 ), advanced AS (
     UPDATE job j
-    SET status = 'pending', error = NULL, finished_at = NULL, expires_at = NULL, leased = 0,
+    SET status = CASE WHEN counted.runnable THEN 'queued' ELSE 'pending' END,
+        error = NULL, finished_at = NULL, expires_at = NULL, leased = 0,
         params = coalesce($3::jsonb, j.params), held = $4, gated = j.gated OR $4,
         exclusive_key = CASE WHEN $5 THEN $6 ELSE j.exclusive_key END,
         -- The job gets as much time as it had at first, or at its last replay.
@@ -72,11 +74,11 @@ WITH locked AS MATERIALIZED (
         steps_left = j.steps_left + counted.uncounted,
         event_seq = j.event_seq + counted.n
     FROM counted WHERE j.id = counted.id
-    RETURNING j.id, j.tenant_id, j.trace, j.event_seq - counted.n AS seq
+    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - counted.n AS seq
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT r.job_id, a.seq + row_number() OVER (PARTITION BY r.job_id ORDER BY r.position), a.tenant_id, 'replayed',
-           'pending', r.id, r.step, r.status, r.epoch
+           a.status, r.id, r.step, r.status, r.epoch
     FROM revived r JOIN advanced a ON a.id = r.job_id
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
