@@ -1,6 +1,7 @@
 """What `scripts/first-run` does: install the wheel, write the README's shop.py, start it, submit, and read the clock.
 
-With `--cold` pip has an empty cache, and Leasehold's own cache is empty, too. The goals: 120 s cold, 15 s warm.
+With `--uv` uv installs it, as the README offers; else pip. With `--cold` the installer has an empty cache, and so has
+Leasehold itself. The goals: 120 s cold, 15 s warm.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ README = (Path(__file__).parents[1] / "README.md").read_text()
 PATIENCE = 300.0
 GOALS = {True: 120.0, False: 15.0}
 #: What the reader's shell has; no setting of Leasehold's is among it.
-KEPT = re.compile(r"PATH|HOME|LANG|PIP_.*|SSL_CERT_FILE|https?_proxy", re.IGNORECASE)
+KEPT = re.compile(r"PATH|HOME|LANG|PIP_.*|UV_.*|SSL_CERT_FILE|https?_proxy", re.IGNORECASE)
 
 
 def typed() -> tuple[str, str, str, str]:
-    """Of the README: the code, the extras that pip installs, the submission, and what it prints."""
+    """Of the README: the code, the extras that pip and uv install, the submission, and what it prints."""
     part = README.partition("## Run your own function")[2].partition("\n## ")[0]
     code = re.search(r"```python\n(.*?)```", part, re.DOTALL)
     pip = re.search(r"\$ pip install '?leasehold(\[[a-z,]+\])?'?", part)
+    uv = pip and f"`uv pip install 'leasehold{pip[1] or ''}'`" in part
     dev = re.search(r"\$ leasehold dev shop:app\n", part)
     submitted = re.search(r"\$ python -c (\".*?\")\n(.*)\n", part)
-    if code is None or pip is None or dev is None or submitted is None:
+    if code is None or not uv or pip is None or dev is None or submitted is None:
         raise SystemExit("the README's part 'Run your own function' has another shape: change scripts/first_run.py")
     return code[1], pip[1] or "", shlex.split(submitted[1])[0], submitted[2]
 
@@ -39,14 +41,16 @@ def typed() -> tuple[str, str, str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wheel", type=Path)
+    parser.add_argument("installer", type=Path, help="the program uv, for --uv")
+    parser.add_argument("--uv", action="store_true", help="install by uv, and not by pip")
     parser.add_argument("--cold", action="store_true", help="with empty caches")
     parser.add_argument("--json", action="store_true", help="print the seconds as JSON")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="leasehold-first-run-") as scratch:
-        seconds = measure(asked.wheel, Path(scratch), cold=asked.cold)
+        seconds = measure(asked.wheel, Path(scratch), asked.installer if asked.uv else None, cold=asked.cold)
     total = sum(seconds.values())
     if asked.json:
-        print(json.dumps({**seconds, "total": total, "cold": asked.cold}))
+        print(json.dumps({**seconds, "total": total, "cold": asked.cold, "uv": asked.uv}))
     else:
         for name, spent in seconds.items():
             print(f"{name:12} {spent:6.1f} s")
@@ -54,14 +58,17 @@ def main() -> int:
     return 0 if total < GOALS[asked.cold] else 1
 
 
-def measure(wheel: Path, scratch: Path, *, cold: bool) -> dict[str, float]:
-    """Seconds of each thing that the reader types. Raises SystemExit with what went wrong."""
+def measure(wheel: Path, scratch: Path, uv: Path | None, *, cold: bool) -> dict[str, float]:
+    """Seconds of each thing that the reader types. `uv`: the program; None: pip installs. Raises SystemExit with what
+    went wrong.
+    """
     code, extras, submission, printed = typed()
     folder, home = scratch / "mine", scratch / "venv"
     folder.mkdir()
     environment = {name: value for name, value in os.environ.items() if KEPT.fullmatch(name)}
     if cold:
-        environment |= {"PIP_CACHE_DIR": str(scratch / "pip"), "XDG_CACHE_HOME": str(scratch / "cache")}
+        empty = {"PIP_CACHE_DIR": "pip", "UV_CACHE_DIR": "uv", "XDG_CACHE_HOME": "cache"}
+        environment |= {name: str(scratch / folder) for name, folder in empty.items()}
     seconds: dict[str, float] = {}
 
     def run(name: str, *command: str) -> str:
@@ -74,8 +81,13 @@ def measure(wheel: Path, scratch: Path, *, cold: bool) -> dict[str, float]:
         seconds[name] = time.monotonic() - began
         return done.stdout
 
-    run("venv", sys.executable, "-m", "venv", str(home))
-    run("pip install", str(home / "bin/pip"), "install", "--quiet", f"{wheel}{extras}")
+    if uv is None:
+        run("venv", sys.executable, "-m", "venv", str(home))
+        run("pip install", str(home / "bin/pip"), "install", "--quiet", f"{wheel}{extras}")
+    else:
+        run("uv venv", str(uv), "venv", "--quiet", "--python", sys.executable, str(home))
+        wanted = f"leasehold{extras} @ {wheel.as_uri()}"
+        run("uv pip install", str(uv), "pip", "install", "--quiet", "--python", str(home), wanted)
     (folder / "shop.py").write_text(code)
     began = time.monotonic()
     dev = subprocess.Popen(

@@ -37,6 +37,12 @@ def test_a_readme_of_another_shape_is_an_error(first_run: ModuleType, monkeypatc
         first_run.typed()
 
 
+def test_a_readme_that_uv_does_not_follow_is_an_error(first_run: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_run, "README", first_run.README.replace("`uv pip install 'leasehold[embedded]'`", "`uv`"))
+    with pytest.raises(SystemExit, match="another shape"):
+        first_run.typed()
+
+
 def test_settings_and_caches_of_the_caller_stay_outside(first_run: ModuleType) -> None:
     names = ("PATH", "HOME", "PIP_INDEX_URL", "LEASEHOLD_DATABASE_URL", "VIRTUAL_ENV", "PYTHONPATH")
     assert [name for name in names if first_run.KEPT.fullmatch(name)] == ["PATH", "HOME", "PIP_INDEX_URL"]

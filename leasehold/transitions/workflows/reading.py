@@ -13,6 +13,7 @@ from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
 from leasehold.transitions.settlements.guard import lease_columns
 
+# Each LIMIT has PostgreSQL find the row by its key: joined as tables, each row could be compared with each other one.
 # The columns stand in the order of `Entry`. `greatest` would make 0 of a NULL: a wait without an end would have ended.
 _ENTRIES = """
     SELECT coalesce(jsonb_agg(jsonb_build_array(
@@ -23,8 +24,10 @@ _ENTRIES = """
         coalesce(step.finished_at, child.finished_at, CASE WHEN e.kind = 'sleep' THEN e.due_at END, e.at))
         ORDER BY e.branch, e.number), '[]')
     FROM {rows}
-    LEFT JOIN task step ON e.kind = 'run' AND step.id = e.child_id
-    LEFT JOIN job child ON e.kind = 'result' AND child.id = e.child_id AND child.tenant_id = t.tenant_id
+    LEFT JOIN LATERAL (SELECT * FROM task s WHERE e.kind = 'run' AND s.id = e.child_id LIMIT 1) AS step ON true
+    LEFT JOIN LATERAL (
+        SELECT * FROM job c WHERE e.kind = 'result' AND c.id = e.child_id AND {of_tenant} LIMIT 1
+    ) AS child ON true
     LEFT JOIN result r ON r.task_id = CASE WHEN step.status = 'succeeded' THEN step.id
         WHEN child.status = 'succeeded' THEN (SELECT o.id FROM task o WHERE o.job_id = child.id AND NOT o.contained) END
     LEFT JOIN LATERAL (
@@ -40,7 +43,7 @@ SELECT a.nth, t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipe
     (SELECT coalesce(jsonb_agg(jsonb_build_object('id', s.id, 'name', s.name, 'payload', s.payload, 'at', s.at)
                                ORDER BY s.id), '[]')
      FROM signal s WHERE s.job_id = t.job_id) AS signals,
-    ({_ENTRIES.format(rows=rows)}) AS entries
+    ({_ENTRIES.format(rows=rows, of_tenant=unindexed("c.tenant_id = t.tenant_id"))}) AS entries
 FROM unnest($1::uuid[], $2::uuid[], $3::int[]) WITH ORDINALITY AS a(owner, id, epoch, nth)
 JOIN task t ON t.id = a.id JOIN job j ON j.id = t.job_id
 WHERE t.lease_owner = a.owner AND t.epoch = a.epoch AND {unindexed("t.status = 'running'")}
@@ -53,7 +56,8 @@ READ = _read("read_journal", "(SELECT * FROM journal x WHERE x.job_id = t.job_id
 READ_OPEN = _read(
     "read_open_calls",
     "jsonb_array_elements(($4::jsonb[])[a.nth] -> 'of') AS p(place)"
-    " JOIN journal e ON e.job_id = t.job_id AND e.branch = p.place ->> 0 AND e.number = (p.place ->> 1)::int",
+    " CROSS JOIN LATERAL (SELECT * FROM journal x WHERE x.job_id = t.job_id AND x.branch = p.place ->> 0"
+    " AND x.number = (p.place ->> 1)::int LIMIT 1) AS e",
 )
 
 

@@ -12,9 +12,11 @@ SELECT a.nth, t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipe
         CASE WHEN e.due_at IS NOT NULL THEN greatest(extract(epoch FROM e.due_at - clock_timestamp()), 0)::float8 END,
         coalesce(step.finished_at, child.finished_at, CASE WHEN e.kind = 'sleep' THEN e.due_at END, e.at))
         ORDER BY e.branch, e.number), '[]')
-    FROM jsonb_array_elements(($4::jsonb[])[a.nth] -> 'of') AS p(place) JOIN journal e ON e.job_id = t.job_id AND e.branch = p.place ->> 0 AND e.number = (p.place ->> 1)::int
-    LEFT JOIN task step ON e.kind = 'run' AND step.id = e.child_id
-    LEFT JOIN job child ON e.kind = 'result' AND child.id = e.child_id AND child.tenant_id = t.tenant_id
+    FROM jsonb_array_elements(($4::jsonb[])[a.nth] -> 'of') AS p(place) CROSS JOIN LATERAL (SELECT * FROM journal x WHERE x.job_id = t.job_id AND x.branch = p.place ->> 0 AND x.number = (p.place ->> 1)::int LIMIT 1) AS e
+    LEFT JOIN LATERAL (SELECT * FROM task s WHERE e.kind = 'run' AND s.id = e.child_id LIMIT 1) AS step ON true
+    LEFT JOIN LATERAL (
+        SELECT * FROM job c WHERE e.kind = 'result' AND c.id = e.child_id AND CASE WHEN c.tenant_id = t.tenant_id THEN true ELSE false END LIMIT 1
+    ) AS child ON true
     LEFT JOIN result r ON r.task_id = CASE WHEN step.status = 'succeeded' THEN step.id
         WHEN child.status = 'succeeded' THEN (SELECT o.id FROM task o WHERE o.job_id = child.id AND NOT o.contained) END
     LEFT JOIN LATERAL (
