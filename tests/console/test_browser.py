@@ -222,20 +222,22 @@ async def test_the_keyboard_goes_everywhere(visit: Visit, maker: Maker) -> None:
     assert await page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
-async def test_on_a_phone_every_menu_is_on_the_screen(visit: Visit, maker: Maker, rows: Connection) -> None:
+@pytest.mark.parametrize("width", [390, 1024])
+async def test_every_menu_is_on_the_screen(visit: Visit, maker: Maker, rows: Connection, width: int) -> None:
+    """And no page is wider than the screen, on a phone and on a tablet."""
     paths = await furnished(maker, rows)
-    page = await visit("admin", viewport={"width": 390, "height": 844})
+    page = await visit("admin", viewport={"width": width, "height": 844})
     opened = 0
     for path in paths:
         await page.goto(f"{visit.running.url}/console{path}")
-        assert await page.evaluate("document.documentElement.scrollWidth") <= 390, path
+        assert await page.evaluate("document.documentElement.scrollWidth") <= width, path
         menus = page.locator("main details.ask > summary:visible")
         for number in range(min(await menus.count(), 4)):
             await menus.nth(number).click()
             box = await page.locator("details.ask[open] > :not(summary)").bounding_box()
             assert box is not None
             assert box["x"] >= 0, path
-            assert box["x"] + box["width"] <= 390, path
+            assert box["x"] + box["width"] <= width, path
             assert box["y"] + box["height"] <= 844, path
             opened += 1
             await page.keyboard.press("Escape")

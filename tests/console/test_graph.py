@@ -134,3 +134,4 @@ async def test_a_long_ledger_shows_its_end(
     page = await somebody.see(f"/jobs/{run}")
     assert "the last entries" in page
     assert page.count('<rect class="no"') == 1 + 1
+    assert page.count('<rect class="wait"') == 1 + 1  # for the next attempt: the first wait is not known
