@@ -16,6 +16,7 @@ from pydantic import SecretStr
 
 from leasehold.cli import terminal
 from leasehold.cli.installation import decided
+from leasehold.db.database import Connection, connect
 from leasehold.embedded.directories import RunDirectory
 from leasehold.embedded.management import Management
 from leasehold.embedded.postgres import Postgres
@@ -208,6 +209,20 @@ def settings(database_url: str, shared_vhost: str, s3: Bucket, monkeypatch: pyte
         "s3_secret_key": SecretStr(s3.secret_key),
     }
     return _defaults().model_copy(update=chosen)
+
+
+@pytest.fixture
+async def connection(settings: Settings) -> AsyncIterator[Connection]:
+    """A connection to the test's own database."""
+    opened = await connect(settings, "test")
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def rows(connection: Connection) -> Connection:
+    """The same connection, for tests that only read and write rows with it."""
+    return connection
 
 
 @cache

@@ -19,7 +19,7 @@ from leasehold.api.app import make_app
 from leasehold.api.auth.security import MEDIA_READ, MEDIA_WRITE
 from leasehold.api.http.connections import guarded
 from leasehold.api.process.services import Services
-from leasehold.db.database import Connection, connect
+from leasehold.db.database import Connection
 from leasehold.security.credentials import NewKey, create_key
 from leasehold.settings import Settings
 from tests.api.media_api import MediaApi
@@ -94,13 +94,6 @@ async def serving(settings: Settings, *routers: APIRouter) -> AsyncIterator[Runn
         app.state.services.drain()
         server.stop()
         await task
-
-
-@pytest.fixture
-async def rows(settings: Settings) -> AsyncIterator[Connection]:
-    connection = await connect(settings, "test")
-    yield connection
-    await connection.close()
 
 
 @pytest.fixture

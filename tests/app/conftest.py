@@ -10,18 +10,10 @@ from typing import Any
 import pytest
 
 from leasehold import App
-from leasehold.db.database import Connection, connect
 from leasehold.settings import Settings
 from leasehold.worker.worker import Worker
 
 Serve = Callable[..., AbstractAsyncContextManager[Worker]]
-
-
-@pytest.fixture
-async def connection(settings: Settings) -> AsyncIterator[Connection]:
-    connection = await connect(settings, "test")
-    yield connection
-    await connection.close()
 
 
 @pytest.fixture

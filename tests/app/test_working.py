@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from leasehold import App, Retry, current
-from leasehold.db.database import Connection, connect
+from leasehold.db.database import Connection
 from leasehold.settings import Settings
 from leasehold.transitions.jobs import NewJob, submit
 from leasehold.worker.worker import Worker
@@ -77,13 +77,6 @@ async def fail_in_the_loop(kind: str) -> None:
 @app.task
 def unserialisable() -> Any:
     return object()
-
-
-@pytest.fixture
-async def connection(settings: Settings) -> AsyncIterator[Connection]:
-    connection = await connect(settings, "test")
-    yield connection
-    await connection.close()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from leasehold.db import audit
 from leasehold.db.audit_tables import metadata
-from leasehold.db.database import Connection, connect
+from leasehold.db.database import Connection
 from leasehold.settings import Settings
 from tests.api.test_conversion_result import TARGETS, convert
 from tests.security.test_limits import _IMAGE, MAKES_NOTHING, SUBMITS, TENANT, Request, Way, World, changing, world
@@ -174,13 +174,6 @@ def test_of_every_operation_it_is_known_which_row_it_leaves(settings: Settings) 
     """A new operation that changes something leaves a row, and is named in ACTIONS; or it is named in SPARED."""
     assert changing(settings) == ACTIONS.keys() | SPARED.keys()
     assert not ACTIONS.keys() & SPARED.keys()
-
-
-@pytest.fixture
-async def rows(settings: Settings) -> AsyncIterator[Connection]:
-    connection = await connect(settings, "test")
-    yield connection
-    await connection.close()
 
 
 @pytest.fixture

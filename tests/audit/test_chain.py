@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
@@ -19,13 +18,6 @@ from leasehold.settings import Settings
 
 ANNA = Actor("key", "anna", "acme", "abcdefghijkl", "192.0.2.7", "request-1")
 DAY = timedelta(days=1)
-
-
-@pytest.fixture
-async def rows(settings: Settings) -> AsyncIterator[Connection]:
-    connection = await connect(settings, "test")
-    yield connection
-    await connection.close()
 
 
 async def act(rows: Connection, n: int = 1, tenant: str = "acme", **details: Any) -> None:

@@ -11,9 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from leasehold.cli.main import app
-from leasehold.db.database import Connection, connect
+from leasehold.db.database import Connection
 from leasehold.security.credentials import find_key
-from leasehold.settings import Settings
 
 HOUR = timedelta(hours=1)
 
@@ -39,13 +38,6 @@ class Keys:
 @pytest.fixture
 def keys(database_url: str) -> Keys:
     return Keys(database_url)
-
-
-@pytest.fixture
-async def rows(settings: Settings) -> Any:
-    connection = await connect(settings, "test")
-    yield connection
-    await connection.close()
 
 
 async def ends(rows: Connection, prefix: str) -> datetime | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 from uuid import uuid4
 
@@ -12,10 +11,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from leasehold.cli.main import app
-from leasehold.db.database import Connection, connect
+from leasehold.db.database import Connection
 from leasehold.limits import people
 from leasehold.security.openid import Identity
-from leasehold.settings import Settings
 
 
 class People:
@@ -29,13 +27,6 @@ class People:
         result = await self(*arguments, "--json")
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout)
-
-
-@pytest.fixture
-async def rows(settings: Settings) -> AsyncIterator[Connection]:
-    connection = await connect(settings, "test")
-    yield connection
-    await connection.close()
 
 
 @pytest.fixture

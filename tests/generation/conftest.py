@@ -16,7 +16,7 @@ from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
 from leasehold.api.auth.security import GENERATION_READ, GENERATION_WRITE
-from leasehold.db.database import Connection, connect
+from leasehold.db.database import Connection
 from leasehold.pipelines.generation.pipeline import GenerationParams, generation
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
@@ -123,13 +123,6 @@ async def client(generation_settings: Settings, connection: Connection) -> Async
 async def worker(generation_settings: Settings) -> AsyncIterator[Worker]:
     async with Worker(generation_settings) as running:
         yield running
-
-
-@pytest.fixture
-async def connection(settings: Settings) -> AsyncIterator[Connection]:
-    opened = await connect(settings, "test")
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
 from leasehold.api.auth import security
-from leasehold.db.database import Connection, connect
+from leasehold.db.database import Connection
 from leasehold.pipelines.webhooks.pipeline import webhooks
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
@@ -43,13 +43,6 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
     )
     async with serving(configured) as running:
         yield running
-
-
-@pytest.fixture
-async def rows(settings: Settings) -> AsyncIterator[Connection]:
-    connection = await connect(settings, "test")
-    yield connection
-    await connection.close()
 
 
 MakeClient = Callable[..., Awaitable[httpx2.AsyncClient]]

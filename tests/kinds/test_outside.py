@@ -19,7 +19,7 @@ import httpx2
 import pytest
 from pydantic import SecretStr
 
-from leasehold.db.database import Connection, connect
+from leasehold.db.database import Connection
 from leasehold.embedded.ports import free_port
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
@@ -45,13 +45,6 @@ def environment(settings: Settings) -> dict[str, str]:
         "LEASEHOLD_POLL_SECONDS": "0.1",
         "LEASEHOLD_PRINTING_MOST_COPIES": "7",
     }
-
-
-@pytest.fixture
-async def rows(settings: Settings) -> AsyncIterator[Connection]:
-    connection = await connect(settings, "test")
-    yield connection
-    await connection.close()
 
 
 async def leasehold(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:

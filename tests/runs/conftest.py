@@ -20,7 +20,7 @@ from leasehold.api.auth.security import (
     TEMPLATES_WRITE,
     WEBHOOKS_WRITE,
 )
-from leasehold.db.database import Connection, connect
+from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.worker.worker import Worker
@@ -89,13 +89,6 @@ def runs_settings(settings: Settings, tmp_path: Path) -> Settings:
 async def running(runs_settings: Settings) -> AsyncIterator[Running]:
     async with serving(runs_settings) as running:
         yield running
-
-
-@pytest.fixture
-async def rows(settings: Settings) -> AsyncIterator[Connection]:
-    connection = await connect(settings, "test")
-    yield connection
-    await connection.close()
 
 
 @pytest.fixture

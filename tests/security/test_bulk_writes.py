@@ -38,13 +38,6 @@ PATIENCE = 20.0
 FLOOD = 12
 
 
-@pytest.fixture
-async def rows(settings: Settings) -> AsyncIterator[Connection]:
-    connection = await connect(settings, "test")
-    yield connection
-    await connection.close()
-
-
 Ask = Callable[[], Awaitable[httpx2.Response]]
 
 

@@ -13,7 +13,7 @@ import pytest
 from cryptography.fernet import Fernet
 from pydantic import SecretStr, ValidationError
 
-from leasehold.db.database import Connection, connect, make_pool
+from leasehold.db.database import Connection, make_pool
 from leasehold.pipelines.webhooks.limits import DeliveryLimits
 from leasehold.runtime.holding import ConnectionHeld
 from leasehold.security.credentials import create_key
@@ -80,13 +80,6 @@ async def tarpit() -> AsyncIterator[Receiver]:
 async def honest() -> AsyncIterator[Receiver]:
     async for receiver in _serve(Receiver(answers=True)):
         yield receiver
-
-
-@pytest.fixture
-async def rows(settings: Settings) -> AsyncIterator[Connection]:
-    connection = await connect(settings, "test")
-    yield connection
-    await connection.close()
 
 
 @pytest.fixture

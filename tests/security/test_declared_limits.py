@@ -21,7 +21,7 @@ from leasehold.api.auth.security import (
     RUNS_WRITE,
     TEMPLATES_WRITE,
 )
-from leasehold.db.database import Connection, connect
+from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
@@ -35,13 +35,6 @@ SCOPES = (
     RUNS_WRITE, RUNS_READ, TEMPLATES_WRITE, OPERATE, MEDIA_WRITE, MEDIA_READ, CONVERSION_WRITE, GENERATION_WRITE,
 )  # fmt: skip
 TENANT = "acme"
-
-
-@pytest.fixture
-async def rows(settings: Settings) -> AsyncIterator[Connection]:
-    connection = await connect(settings, "test")
-    yield connection
-    await connection.close()
 
 
 @pytest.fixture

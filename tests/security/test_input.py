@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from secrets import token_urlsafe
@@ -14,7 +13,6 @@ import pytest
 from pydantic import SecretStr
 
 from leasehold.api.http.strict_json import refusal
-from leasehold.db.database import Connection, connect
 from leasehold.domain import cron
 from leasehold.domain.errors import Invalid
 from leasehold.pipelines.generation.providers.redaction import redacted
@@ -48,13 +46,6 @@ DOORS = [
     ("PUT", "/v1/limits", b'{"at_most": %s}'),
     ("POST", "/upload-url", b"%s"),
 ]
-
-
-@pytest.fixture
-async def rows(settings: Settings) -> AsyncIterator[Connection]:
-    connection = await connect(settings, "test")
-    yield connection
-    await connection.close()
 
 
 async def send(client: Client, method: str, path: str, body: bytes) -> Any:

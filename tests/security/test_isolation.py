@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import structlog
 
 from leasehold.cli import doctor
 from leasehold.cli.installation import Installation, decided
-from leasehold.db.database import Connection, connect
+from leasehold.db.database import Connection
 from leasehold.domain.errors import DeclarationError
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
@@ -27,13 +27,6 @@ from tests.support.not_here import not_here
 from tests.worker.conftest import end_of
 
 LESSER = ("without_landlock", "without_filter", "without_any")
-
-
-@pytest.fixture
-async def connection(settings: Settings) -> AsyncIterator[Connection]:
-    opened = await connect(settings, "test")
-    yield opened
-    await opened.close()
 
 
 def lesser(settings: Settings, tmp_path: Path, which: str, mode: str, **changes: Any) -> Settings:

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE
-from leasehold.db.database import Connection, connect
+from leasehold.db.database import Connection
 from leasehold.domain.ids import new_id
 from leasehold.domain.pipeline import Pipeline
 from leasehold.pipelines.conversion.pipeline import conversion
@@ -26,13 +26,6 @@ from tests.factories import terms
 
 TENANT = "acme"
 OTHERS = [media, conversion, generation, withdrawal, webhooks]
-
-
-@pytest.fixture
-async def rows(settings: Settings) -> AsyncIterator[Connection]:
-    connection = await connect(settings, "test")
-    yield connection
-    await connection.close()
 
 
 @pytest.fixture

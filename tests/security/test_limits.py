@@ -19,7 +19,7 @@ from pydantic import SecretStr
 
 from leasehold.api.app import _routers
 from leasehold.api.auth import security
-from leasehold.db.database import Connection, connect
+from leasehold.db.database import Connection
 from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.templates import Templates
 from leasehold.limits.admission import Admission
@@ -37,13 +37,6 @@ from tests.factories import SELDOM
 SCOPES = tuple(value for name, value in vars(security).items() if name.isupper() and isinstance(value, str))
 TENANT = "acme"
 _DAY = timedelta(days=1)
-
-
-@pytest.fixture
-async def rows(settings: Settings) -> AsyncIterator[Connection]:
-    connection = await connect(settings, "test")
-    yield connection
-    await connection.close()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from uuid import UUID
 import orjson
 import pytest
 
-from leasehold.db.database import Connection, connect
+from leasehold.db.database import Connection
 from leasehold.domain.errors import Invalid
 from leasehold.domain.template import Template
 from leasehold.evaluation.evaluator import EvaluationLimits, Evaluator
@@ -58,13 +58,6 @@ async def write(client: Client, schema: Any, **more: Any) -> Any:
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"evaluation_cpu_seconds": 0.1})  # so that many attacks take no minutes
-
-
-@pytest.fixture
-async def rows(settings: Settings) -> AsyncIterator[Connection]:
-    connection = await connect(settings, "test")
-    yield connection
-    await connection.close()
 
 
 @dataclass
