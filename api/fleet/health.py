@@ -115,7 +115,7 @@ class Readiness:
         with database.contact():
             async with self._services.pool.acquire() as connection:
                 await connection.execute(PROVE_WRITES, self._id)
-        DATABASE.answered()
+        DATABASE.record_answer()
         return "accepts writes"
 
     async def _migrations(self) -> str:
@@ -158,7 +158,7 @@ async def _run_check(name: str, check: Callable[[], Awaitable[str]], *, required
         away = isinstance(error, StoreError) or is_database_away(error)
         detail = "does not answer" if away else type(error).__name__
         if away:
-            (STORE if isinstance(error, StoreError) or name == "store" else DATABASE).met(error, "readiness")
+            (STORE if isinstance(error, StoreError) or name == "store" else DATABASE).record_error(error, "readiness")
         else:
             log.warning("readiness check failed", check=name, error=type(error).__name__)
         return Check(name, ok=False, required=required, detail=detail)

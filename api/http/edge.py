@@ -137,7 +137,7 @@ class _Answer:
 
 async def _answer_error(error: Exception, identity: Identity, scope: Scope, receive: Receive, answer: _Answer) -> None:
     if is_database_away(error):
-        DATABASE.met(error, "requests")  # the request's own line has the status; the outage is logged once
+        DATABASE.record_error(error, "requests")  # the request's own line has the status; the outage is logged once
     elif isinstance(error, (RequestError, StoreError)):
         log.warning("request failed", error=type(error).__name__)
     else:

@@ -83,4 +83,4 @@ async def _release(connection: Connection, reserved: Reservation) -> None:
     try:
         await release(connection, reserved)
     except TRY_AGAIN as error:
-        DATABASE.met(error, "idempotency keys, which stay reserved for a second")
+        DATABASE.record_error(error, "idempotency keys, which stay reserved for a second")

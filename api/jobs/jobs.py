@@ -21,7 +21,7 @@ from leasehold.api.jobs.access import JobAccess, find
 from leasehold.api.jobs.ending import cancel, delete
 from leasehold.api.jobs.explain import explain
 from leasehold.api.jobs.retrying import retry
-from leasehold.api.jobs.schemas import Acted, EventPage, JobAnswer, Reason, RetryRequest
+from leasehold.api.jobs.schemas import EventPage, JobAfterAction, JobAnswer, Reason, RetryRequest
 from leasehold.api.jobs.view import answer, with_links
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
@@ -142,7 +142,7 @@ def _status_fields(event: EventView) -> dict[str, Any]:
     description="A job that has not started ends at once. A running step is asked to stop within a second. The "
     "order of a generation is cancelled at its provider. Asking again while the job stops changes nothing.",
     status_code=202,
-    response_model=Acted,
+    response_model=JobAfterAction,
     responses=problems(MISSING | {
         HTTPStatus.CONFLICT: "`resource_invalid_state`: the job has ended; `cancel_not_supported`",
     }),
@@ -161,7 +161,7 @@ async def cancel_job(request: Request, job_id: UUID, caller: Operator, body: Rea
     description="Steps that succeeded do not run again. A retry is charged as a submission, and waits at the limits "
     "that a new job waits at. To retry an operation that deletes, the key also needs `jobs:delete`.",
     status_code=202,
-    response_model=Acted,
+    response_model=JobAfterAction,
     responses=problems(MISSING | {
         HTTPStatus.CONFLICT: "`resource_invalid_state`: only a failed job can be retried; `same_scope_running`, "
         "`same_key_running`, `pipeline_not_served`, `template_not_found`",
@@ -183,7 +183,8 @@ async def retry_job(request: Request, job_id: UUID, caller: Operator, body: Retr
     description="An ended job is gone at once: 204, and 410 from then on. An unfinished job is cancelled, and deleted "
     "when its running steps have stopped: 202.",
     status_code=204,
-    responses=problems(MISSING) | {202: {"model": Acted, "description": "The job is deleted when it has stopped."}},
+    responses=problems(MISSING)
+    | {202: {"model": JobAfterAction, "description": "The job is deleted when it has stopped."}},
 )
 async def delete_job(request: Request, job_id: UUID, caller: Deleter) -> Response:
     services = services_of(request)

@@ -241,7 +241,7 @@ class JobList(BaseModel):
     searched_back_to: datetime | None = None
 
 
-class Acted(BaseModel):
+class JobAfterAction(BaseModel):
     """The job after a cancel, a retry or a delete that waits."""
 
     id: UUID

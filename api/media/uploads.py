@@ -38,6 +38,7 @@ from leasehold.pipelines.media.pipeline import MediaParams, media
 from leasehold.pipelines.media.reads import MediaView
 from leasehold.settings import Settings
 from leasehold.transitions.jobs import NewJob
+from leasehold.transitions.limits import Submitted
 
 log = structlog.get_logger(__name__)
 router = APIRouter(tags=["media"], route_class=AuthenticatedFirst)
@@ -193,8 +194,7 @@ async def _check_and_submit(
 ) -> UUID:
     """Check the object and write the job; return its id. The RateLimit fields are added to `rate_limit_headers`."""
     check_callback_url(services.settings, body.callback_url)
-    queues = queues_of(caller.tenant_id, media)
-    await refuse_early(services, caller, queues)
+    await refuse_early(services, caller, queues_of(caller.tenant_id, media))
     limits = _limits(services.settings)
     try:
         inspected = await inspect_upload(services.store, picture.original_key, picture.content_type, limits)
@@ -205,8 +205,22 @@ async def _check_and_submit(
         raise
     if isinstance(inspected, Refusal):
         return await _refuse(services, caller, picture, inspected)
-    params = MediaParams(variants=tuple(body.variants), content_type=picture.content_type, limits=limits)
-    job = NewJob(
+    job = _job(services.settings, caller, picture, body, trace)
+    submitted, rate_limits = await _write_job(services, caller, picture, job, inspected)
+    if submitted is None:
+        return await _outcome_of_other_request(services, caller, picture.id)
+    rate_limit_headers.update(rate_limits)
+    await publish_and_admit(services, submitted.hints, submitted.limits)
+    SUBMITTED.labels(media.name).inc()
+    log.info("job submitted", job_id=str(job.id), bytes=inspected)
+    return job.id
+
+
+def _job(
+    settings: Settings, caller: Caller, picture: MediaView, body: CompleteRequest, trace: dict[str, str]
+) -> NewJob:
+    params = MediaParams(variants=tuple(body.variants), content_type=picture.content_type, limits=_limits(settings))
+    return NewJob(
         pipeline=media,
         tenant_id=caller.tenant_id,
         params=params.model_dump(mode="json"),
@@ -214,28 +228,34 @@ async def _check_and_submit(
         output_prefix=f"media/{picture.id}",
         priority=BANDS.index(body.priority),
         step_priority={step: BANDS.index(band) for step, band in body.step_priority.items()},
-        keep_seconds=_kept_seconds(services.settings),
+        keep_seconds=_kept_seconds(settings),
         trace=trace | {"media_id": str(picture.id)},
         tags=body.tags,
         callback_url=body.callback_url,
     )
+
+
+async def _write_job(
+    services: Services, caller: Caller, picture: MediaView, job: NewJob, size: int
+) -> tuple[Submitted | None, dict[str, str]]:
+    """Write the job of a picture of `size` bytes, and charge the caller, in one transaction. Returns also the RateLimit
+    fields.
+
+    None: another request has decided about the picture, and the caller is charged nothing.
+    """
+    queues = queues_of(caller.tenant_id, media)
     async with (
         services.pool.acquire() as connection,
         connection.transaction(),
-        services.admission.submitting(connection, caller.payer, queues, size=inspected) as charge,
+        services.admission.submitting(connection, caller.payer, queues, size=size) as charge,
     ):
-        submitted = await transitions.complete_upload(connection, picture.id, caller.tenant_id, inspected, job)
+        submitted = await transitions.complete_upload(connection, picture.id, caller.tenant_id, size, job)
         if submitted is None:
             await services.admission.refund(connection, caller.payer)
         else:
-            await uploads.close(connection, caller.tenant_id, picture.original_key, keep=limits.max_bytes)
-    if submitted is None:
-        return await _outcome_of_other_request(services, caller, picture.id)
-    rate_limit_headers.update(charge.fields)
-    await publish_and_admit(services, submitted.hints, submitted.limits)
-    SUBMITTED.labels(media.name).inc()
-    log.info("job submitted", job_id=str(job.id), bytes=inspected)
-    return job.id
+            at_most = services.settings.picture_max_bytes
+            await uploads.close(connection, caller.tenant_id, picture.original_key, keep=at_most)
+    return submitted, charge.fields
 
 
 async def _refuse(services: Services, caller: Caller, picture: MediaView, refusal: Refusal) -> UUID:

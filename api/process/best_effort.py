@@ -25,4 +25,4 @@ def best_effort(work: str) -> Iterator[None]:
     except Unavailable as error:
         log.warning("work after a request was left to the workers", work=work, code=error.code)
     except TRY_AGAIN as error:
-        DATABASE.met(error, work)
+        DATABASE.record_error(error, work)

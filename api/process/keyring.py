@@ -157,4 +157,4 @@ async def _mark_used(connection: Connection, stored: StoredKey) -> None:
         await mark_used(connection, stored.id)
     except TRY_AGAIN as error:
         # A read-only database still answers who calls: the request does not fail for a statistic.
-        DATABASE.met(error, "the use of API keys")
+        DATABASE.record_error(error, "the use of API keys")

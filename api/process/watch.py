@@ -92,9 +92,9 @@ class _Watch(ABC, Generic[_Key]):
             try:
                 numbers = await self._read_numbers()
             except TRY_AGAIN as error:
-                DATABASE.met(error, "watches")
+                DATABASE.record_error(error, "watches")
             else:
-                DATABASE.answered()
+                DATABASE.record_answer()
                 for key, waiters in self._waiters.items():
                     for waiter in self._due(waiters, numbers.get(key)):
                         _resolve(waiter, changed=True)

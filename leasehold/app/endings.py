@@ -68,7 +68,7 @@ class Endings:
         except TRY_AGAIN as error:
             if not may_try_again(error):
                 raise
-            DATABASE.met(error, "waiting for runs to end")
+            DATABASE.record_error(error, "waiting for runs to end")
             return
         for row in rows:
             self._pause = _SHORTEST

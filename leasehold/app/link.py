@@ -177,7 +177,7 @@ class DatabaseLink:
                 async with self._pool.acquire() as connection:
                     self._announcer.announce(await concurrency.admit(connection, written.limits, ()))
             except TRY_AGAIN as error:
-                DATABASE.met(error, "admitting runs")
+                DATABASE.record_error(error, "admitting runs")
         await self._announcer.until_idle()
 
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:

@@ -160,4 +160,4 @@ class Announcer:
         try:
             await self._on_connection(lambda connection: outbox.announced(connection, ids))
         except TRY_AGAIN as error:
-            outages.DATABASE.met(error, "hints that were sent and not marked: the relay repeats them")
+            outages.DATABASE.record_error(error, "hints that were sent and not marked: the relay repeats them")

@@ -186,7 +186,7 @@ class _Session:
             # Every error of a connection has the same remedy: record it, and reconnect.
             except Exception as error:  # noqa: BLE001
                 check_not_cancelled()
-                DATABASE.met(error, f"hints: {self._role}")
+                DATABASE.record_error(error, f"hints: {self._role}")
             await ladder.wait()
 
     async def _connect_and_serve(self, ladder: Ladder) -> None:
@@ -203,7 +203,7 @@ class _Session:
             self.server_version = ".".join(str(part) for part in connection.get_server_version()[:2])
             self.ready = True
             ladder.opened()
-            DATABASE.answered()
+            DATABASE.record_answer()
             self.connects += 1
             await self._serve_until_lost(connection)
         finally:

@@ -212,25 +212,27 @@ def explain(job_id: Id) -> Call[models.Explanation]:
     return _get(f"/v1/jobs/{path_part(job_id)}/explain", models.Explanation.model_validate)
 
 
-def cancel(job_id: Id, reason: str = "") -> Call[models.Acted]:
+def cancel(job_id: Id, reason: str = "") -> Call[models.JobAfterAction]:
     """Ask a job of any kind to stop."""
     body = {"reason": reason}
-    return Call("POST", f"/v1/jobs/{path_part(job_id)}/cancel", models.Acted.model_validate, body=body, safe=True)
+    return Call(
+        "POST", f"/v1/jobs/{path_part(job_id)}/cancel", models.JobAfterAction.model_validate, body=body, safe=True
+    )
 
 
-def retry(job_id: Id, *, from_step: str | None = None, payload: Json | None = None) -> Call[models.Acted]:
+def retry(job_id: Id, *, from_step: str | None = None, payload: Json | None = None) -> Call[models.JobAfterAction]:
     """Run a failed job again, from the step that failed or from `from_step`. `payload`: another one, of a run."""
     body = _given(from_step=from_step, payload=None if payload is None else dict(payload))
-    return Call("POST", f"/v1/jobs/{path_part(job_id)}/retry", models.Acted.model_validate, body=body)
+    return Call("POST", f"/v1/jobs/{path_part(job_id)}/retry", models.JobAfterAction.model_validate, body=body)
 
 
-def delete(job_id: Id) -> Call[models.Acted | None]:
+def delete(job_id: Id) -> Call[models.JobAfterAction | None]:
     """Delete a job with its objects. None: it is deleted. Else it is deleted when its running steps have stopped."""
-    return Call("DELETE", f"/v1/jobs/{path_part(job_id)}", _acted_or_none, safe=True)
+    return Call("DELETE", f"/v1/jobs/{path_part(job_id)}", _job_after_action_or_none, safe=True)
 
 
-def _acted_or_none(answer: Any) -> models.Acted | None:
-    return models.Acted.model_validate(answer) if answer else None
+def _job_after_action_or_none(answer: Any) -> models.JobAfterAction | None:
+    return models.JobAfterAction.model_validate(answer) if answer else None
 
 
 def read_events(job_id: Id, *, after: int = 0, limit: int = 100) -> Call[models.EventPage]:

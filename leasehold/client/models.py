@@ -56,7 +56,7 @@ class Batch(Answer):
     version: int
 
 
-class Acted(Answer):
+class JobAfterAction(Answer):
     """A job after a cancel, a retry or a delete that waits for its running steps."""
 
     id: UUID

@@ -106,14 +106,14 @@ class Batcher(Generic[_In, _Out]):
             except TRY_AGAIN as error:
                 if not may_try_again(error):
                     raise
-                DATABASE.met(error, self._name)
+                DATABASE.record_error(error, self._name)
                 await self._drop()
                 repeated = True
                 if loop.time() + self._pause > deadline:
                     raise
                 await asyncio.sleep(self._pause)
             else:
-                DATABASE.answered()
+                DATABASE.record_answer()
                 return answers
 
     async def _drop(self) -> None:

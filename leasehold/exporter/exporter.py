@@ -122,7 +122,7 @@ class Exporter(Collector):
     async def _query(self) -> None:
         async with self._pool.acquire() as connection:
             await self._turn(connection)
-        DATABASE.answered()
+        DATABASE.record_answer()
 
     async def _turn(self, connection: Connection) -> None:
         leads = await workers.lead(connection, "exporter", self._owner, 3 * EVERY)

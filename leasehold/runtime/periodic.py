@@ -82,7 +82,7 @@ class Periodic:
     def _after_outage(self, error: BaseException) -> float:
         """The pause after a turn that met an outage. The process logs the outage once for all duties."""
         self._failures += 1
-        outage_of(error).met(error, self.name)
+        outage_of(error).record_error(error, self.name)
         return min(self._every, _doubled(self._failures))
 
     def _after_failure(self, error: BaseException) -> float:

@@ -125,21 +125,21 @@ def request(operation: str, key: str) -> Iterator[None]:
         translated = _translated(error, key)
         outcome = _OUTCOMES.get(type(translated), "refused")
         if outcome == "unavailable":
-            STORE.met(translated, operation)
+            STORE.record_error(translated, operation)
         raise translated from None
     except StoreUnavailable as error:  # the caller of `request` found the answer cut
         outcome = "unavailable"
-        STORE.met(error, operation)
+        STORE.record_error(error, operation)
         raise
     except (BotoCoreError, aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
         outcome = "unavailable"
-        STORE.met(error, operation)
+        STORE.record_error(error, operation)
         raise StoreUnavailable(f"{key}: the object store did not answer ({type(error).__name__})") from None
     except BaseException:
         outcome = "left"  # the caller left the block early: it was cancelled, or raised an error of its own
         raise
     else:
-        STORE.answered()
+        STORE.record_answer()
     finally:
         REQUESTS.labels(operation, outcome).observe(perf_counter() - started)
 

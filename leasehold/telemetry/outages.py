@@ -2,7 +2,8 @@
 it.
 
 A process has one `Outage` for the database, one for the broker and one for the store. Code that meets an error calls
-`met` and logs nothing itself. Code that gets an answer calls `answered`, which costs one comparison while all is well.
+`record_error` and logs nothing itself. Code that gets an answer calls `record_answer`, which costs one comparison while
+all is well.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 #: Seconds between two log lines while an outage lasts.
 REMINDER = 60.0
-#: An answer ends the outage when no part has met an error for this many seconds: parts that return one after another
+#: An answer ends the outage when no part has had an error for this many seconds: parts that return one after another
 #: share one outage.
 SETTLED = 1.0
 
@@ -34,7 +35,7 @@ class Outage:
         self._clock = clock
         self._lock = threading.Lock()
         self._since: float | None = None
-        self._met_at = 0.0
+        self._error_at = 0.0
         self._answered_at = 0.0
         self._ending: asyncio.TimerHandle | None = None
         self._logged_at = 0.0
@@ -45,7 +46,7 @@ class Outage:
     def lasts(self) -> bool:
         return self._since is not None
 
-    def met(self, error: BaseException, noticed_by: str, **facts: object) -> None:
+    def record_error(self, error: BaseException, noticed_by: str, **facts: object) -> None:
         """Record that `noticed_by` met `error` and will try again. Logs only the error's type: its text may hold a
         row.
         """
@@ -53,7 +54,7 @@ class Outage:
             now = self._clock()
             begins = self._since is None
             self._since = now if self._since is None else self._since
-            self._met_at = now
+            self._error_at = now
             self._errors += 1
             self._noticed.add(noticed_by)
             reminds = not begins and now - self._logged_at >= REMINDER
@@ -71,12 +72,12 @@ class Outage:
                 away_seconds=seconds, errors=self._errors, noticed_by=sorted(self._noticed), error=type(error).__name__,
             )  # fmt: skip
 
-    def answered(self) -> None:
+    def record_answer(self) -> None:
         """Record an answer. It ends the outage, but within SETTLED of an error only if no further error comes."""
         if self._since is None:
             return
         self._answered_at = self._clock()
-        if self._answered_at - self._met_at >= SETTLED:
+        if self._answered_at - self._error_at >= SETTLED:
             self._end()
         elif self._ending is None:
             with suppress(RuntimeError):  # no event loop in this thread: a later answer ends the outage
@@ -84,7 +85,7 @@ class Outage:
 
     def _perhaps_end(self) -> None:
         self._ending = None
-        if self._met_at <= self._answered_at:
+        if self._error_at <= self._answered_at:
             self._end()
 
     def _end(self) -> None:
@@ -92,7 +93,7 @@ class Outage:
             if self._since is None:
                 return
             facts = {
-                "away_seconds": round(self._met_at - self._since, 1),
+                "away_seconds": round(self._error_at - self._since, 1),
                 "errors": self._errors,
                 "noticed_by": sorted(self._noticed),
             }

@@ -21,12 +21,12 @@ from leasehold.db.audit import Target
 from leasehold.db.database import Connection, Pool
 from leasehold.domain.audit import Actor
 from leasehold.settings import Settings
-from tests.api.conftest import MakeKey, Running, api, client_of, make_key, rows, serving
+from tests.api.conftest import MakeKey, Running, api, client_of, make_key, serving
 from tests.api.media_api import problem
 
 pytestmark = pytest.mark.usefixtures("own_width")
 
-__all__ = ["api", "make_key", "rows"]
+__all__ = ["api", "make_key"]
 ANNA = Actor("key", "anna", "acme", "abcdefghijkl", "192.0.2.7", "r1")
 
 

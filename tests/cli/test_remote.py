@@ -15,7 +15,7 @@ from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
 from leasehold.worker.worker import Worker
 from tests.api.conftest import Running
-from tests.runs.conftest import SCOPES, rows, running, runs_settings, worker  # noqa: F401 - fixtures
+from tests.runs.conftest import SCOPES, running, runs_settings, worker  # noqa: F401 - fixtures
 
 
 class Cli:

@@ -30,10 +30,10 @@ from tests.api.conftest import Running
 from tests.api.driver import finish_all
 from tests.api.media_api import PNG
 from tests.client.front import QUIET_SECONDS, Front, fronting
-from tests.jobs.conftest import TENANT_SCOPES, Maker, client, client_with, maker, rows, running
+from tests.jobs.conftest import TENANT_SCOPES, Maker, client, client_with, maker, running
 from tests.jobs.test_job_logs import line
 
-__all__ = ["client", "client_with", "maker", "rows", "running"]  # fixtures
+__all__ = ["client", "client_with", "maker", "running"]  # fixtures
 SECONDS = 30
 
 

@@ -18,10 +18,10 @@ from leasehold.security.credentials import create_key
 from leasehold.transitions.logs import LogChunk
 from leasehold.transitions.logs import append as append_log
 from tests.api.conftest import Running
-from tests.jobs.conftest import TENANT_SCOPES, Maker, client, client_with, maker, rows, running
+from tests.jobs.conftest import TENANT_SCOPES, Maker, client, client_with, maker, running
 from tests.jobs.test_job_logs import line
 
-__all__ = ["client", "client_with", "maker", "rows", "running"]  # fixtures
+__all__ = ["client", "client_with", "maker", "running"]  # fixtures
 READS = {
     "list_jobs",
     "get_job",

@@ -24,11 +24,11 @@ from leasehold.transitions.streams import StreamChunk
 from leasehold.transitions.streams import append as append_stream
 from tests.api.conftest import Running
 from tests.client.front import fronting
-from tests.jobs.conftest import TENANT_SCOPES, Maker, client, client_with, maker, rows, running
+from tests.jobs.conftest import TENANT_SCOPES, Maker, client, client_with, maker, running
 from tests.jobs.test_job_logs import line
 from tests.support.not_here import only_where
 
-__all__ = ["client", "client_with", "maker", "rows", "running"]  # fixtures
+__all__ = ["client", "client_with", "maker", "running"]  # fixtures
 HERE = Path(__file__).parent
 FOLDER = HERE.parents[1] / "clients" / "typescript"
 NODE = shutil.which("node")

@@ -15,9 +15,9 @@ from leasehold.pipelines import SHIPPED
 from leasehold.security.credentials import NewKey, create_key
 from leasehold.security.roles import roles_of
 from tests.api.conftest import Running
-from tests.jobs.conftest import SCOPES, client, client_with, maker, rows, running
+from tests.jobs.conftest import SCOPES, client, client_with, maker, running
 
-__all__ = ["client", "client_with", "maker", "rows", "running"]
+__all__ = ["client", "client_with", "maker", "running"]
 
 #: The roles of the product. The admin here operates all tenants, too.
 ROLES = {

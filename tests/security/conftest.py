@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.api.conftest import api, make_key, media_api, rows
+from tests.api.conftest import api, make_key, media_api
 
-__all__ = ["api", "make_key", "media_api", "rows"]
+__all__ = ["api", "make_key", "media_api"]

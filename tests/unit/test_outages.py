@@ -22,11 +22,11 @@ def test_a_hundred_errors_of_many_parts_are_one_line_and_the_end_is_another() ->
     outage = Outage("database", clock=clock)
     with capture_logs() as lines:
         for number in range(100):
-            outage.met(OSError("secret"), "heartbeat" if number % 2 else "claims")
+            outage.record_error(OSError("secret"), "heartbeat" if number % 2 else "claims")
             clock.now += 0.1
         clock.now += 1
-        outage.answered()
-        outage.answered()
+        outage.record_answer()
+        outage.record_answer()
     assert [line["event"] for line in lines] == [
         "the database is away; trying again until it is back",
         "the database is back",
@@ -42,7 +42,7 @@ def test_an_outage_that_goes_on_is_told_of_once_a_minute() -> None:
     outage = Outage("broker", clock=clock)
     with capture_logs() as lines:
         for _ in range(1501):  # 150 seconds
-            outage.met(OSError(), "publish")
+            outage.record_error(OSError(), "publish")
             clock.now += 0.1
     assert [line["event"] for line in lines[1:]] == ["the broker is still away"] * 2
 
@@ -51,14 +51,14 @@ def test_parts_that_come_back_one_after_the_other_are_one_outage() -> None:
     clock = Clock()
     outage = Outage("database", clock=clock)
     with capture_logs() as lines:
-        outage.met(OSError(), "heartbeat")
+        outage.record_error(OSError(), "heartbeat")
         clock.now += 0.5
-        outage.answered()  # the heartbeat is back before the claims have noticed
-        outage.met(OSError(), "claims")
+        outage.record_answer()  # the heartbeat is back before the claims have noticed
+        outage.record_error(OSError(), "claims")
         clock.now += 1.5
-        outage.answered()
+        outage.record_answer()
         clock.now += 5
-        outage.met(OSError(), "heartbeat")  # and a second one is told of again
+        outage.record_error(OSError(), "heartbeat")  # and a second one is told of again
     assert len(lines) == 3
     assert not lines[1]["event"].endswith("until it is back")
     assert outage.lasts

@@ -285,7 +285,7 @@ class SlotPool:
             polled = await self._claimer.poll(self.queues, limit, overdue, rooms)
             metrics.observe_duration("look", began)
         except TRY_AGAIN as error:
-            outages.DATABASE.met(error, "polls")
+            outages.DATABASE.record_error(error, "polls")
             return _PollResult(plenty=False, hinted=True, held_back=False)
         except Exception as error:  # noqa: BLE001 - of any kind: the next poll may work
             unforeseen("look", error)

@@ -181,12 +181,12 @@ class Heartbeat:
             await self._release_orphans()
             # Record when the query was sent: a process that was stopped meanwhile reads an answer that is old by then.
             self._answered_at = requested_at
-            outages.DATABASE.answered()
+            outages.DATABASE.record_answer()
         except _RowLostError:
             log.warning("the registry has no row of this worker any more; the worker registers again")
             self._disconnect()
         except TRY_AGAIN as error:
-            outages.DATABASE.met(error, "heartbeat")
+            outages.DATABASE.record_error(error, "heartbeat")
             self._disconnect()
         except Exception as error:  # noqa: BLE001 - of any kind: `_watch_trust` loses leases that are not renewed
             unforeseen("heartbeat", error)

@@ -131,24 +131,24 @@ export class Leasehold {
     /**
      * @param {string} id
      * @param {string} [reason]
-     * @returns {Promise<Acted>}
+     * @returns {Promise<JobAfterAction>}
      */
-    cancel(id: string, reason?: string): Promise<Acted>;
+    cancel(id: string, reason?: string): Promise<JobAfterAction>;
     /**
      * @param {string} id
      * @param {{ from_step?: string, payload?: Record<string, unknown> }} [options]
-     * @returns {Promise<Acted>}
+     * @returns {Promise<JobAfterAction>}
      */
     retry(id: string, options?: {
         from_step?: string;
         payload?: Record<string, unknown>;
-    }): Promise<Acted>;
+    }): Promise<JobAfterAction>;
     /**
      * Delete a job with its objects. `null`: it is gone; else it goes when its running steps have stopped.
      * @param {string} id
-     * @returns {Promise<Acted | null>}
+     * @returns {Promise<JobAfterAction | null>}
      */
-    delete(id: string): Promise<Acted | null>;
+    delete(id: string): Promise<JobAfterAction | null>;
     /**
      * The job once it has ended. Rejects with Unavailable after `timeout` seconds.
      * @param {string} id
@@ -227,7 +227,7 @@ export type BatchRequest = Partial<Schemas["BatchRequest"]> & {
     template: string;
     runs: Partial<Schemas["BatchItem"]>[];
 };
-export type Acted = {
+export type JobAfterAction = {
     id: string;
     status: string;
 };

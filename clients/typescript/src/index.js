@@ -13,7 +13,7 @@
 /** @typedef {Schemas["LogLine"]} LogLine */
 /** @typedef {Partial<Schemas["RunRequest"]> & { template: string }} RunRequest */
 /** @typedef {Partial<Schemas["BatchRequest"]> & { template: string, runs: Partial<Schemas["BatchItem"]>[] }} BatchRequest */
-/** @typedef {{ id: string, status: string }} Acted */
+/** @typedef {{ id: string, status: string }} JobAfterAction */
 /**
  * An item of a job's stream. After `restart` the chunks of the step's earlier attempts are void.
  * @typedef {{ event: "chunk" | "restart" | "cut", step: string, attempt: number, epoch: number, n?: number, chunk?: unknown }} Chunk
@@ -154,7 +154,7 @@ export class Leasehold {
   /**
    * @param {string} id
    * @param {string} [reason]
-   * @returns {Promise<Acted>}
+   * @returns {Promise<JobAfterAction>}
    */
   cancel(id, reason = "") {
     return this.request("POST", `/v1/jobs/${encodeURIComponent(id)}/cancel`, { body: { reason }, safe: true });
@@ -163,7 +163,7 @@ export class Leasehold {
   /**
    * @param {string} id
    * @param {{ from_step?: string, payload?: Record<string, unknown> }} [options]
-   * @returns {Promise<Acted>}
+   * @returns {Promise<JobAfterAction>}
    */
   retry(id, options = {}) {
     return this.request("POST", `/v1/jobs/${encodeURIComponent(id)}/retry`, { body: options });
@@ -172,7 +172,7 @@ export class Leasehold {
   /**
    * Delete a job with its objects. `null`: it is gone; else it goes when its running steps have stopped.
    * @param {string} id
-   * @returns {Promise<Acted | null>}
+   * @returns {Promise<JobAfterAction | null>}
    */
   delete(id) {
     return this.request("DELETE", `/v1/jobs/${encodeURIComponent(id)}`, { safe: true });

@@ -130,16 +130,16 @@ class Nodes:
         self._failed = 0
         self._has_accepted = True
 
-    def advance(self) -> bool:
-        """Make the next node the current one. True: try it at once. False: wait first, because the last node had
-        accepted, or all nodes have failed in this round.
-        """
+    def advance(self) -> None:
+        """Make the next node the current one, after the current one failed or its connection ended."""
         self._read_nodes()
         self._order.append(self._order.pop(0))
-        if self._has_accepted:
-            self._has_accepted = False
-            return False
-        self._failed += 1
+        self._failed = 0 if self._has_accepted else self._failed + 1
+        self._has_accepted = False
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether to try the current node at once: others have failed in this round, and it has not been tried."""
         return self._failed % len(self._order) != 0
 
     def _read_nodes(self) -> None:
@@ -196,8 +196,9 @@ class Link:
             # Every error of a connection has the same remedy: record it, and reconnect.
             except Exception as error:  # noqa: BLE001
                 check_not_cancelled()
-                BROKER.met(error, self._role, detail=str(error))
-            if not self._nodes.advance():
+                BROKER.record_error(error, self._role, detail=str(error))
+            self._nodes.advance()
+            if not self._nodes.may_go_on:
                 await ladder.wait()
 
     async def _connect_and_serve(self, ladder: Ladder) -> None:
@@ -216,7 +217,7 @@ class Link:
             ladder.opened()
             self.connection = connection
             self.connects += 1
-            BROKER.answered()
+            BROKER.record_answer()
             await self._serve_until_lost(connection, wire)
         finally:
             self.connection = None

@@ -179,7 +179,9 @@ def _inputs_and_outputs(path: Path) -> dict[str, Any]:
 def _run(path: Path, inputs: list[Tensors], *, timed: bool) -> tuple[list[Tensors], float | None]:
     """The model's answer to each input. If `timed`, also the milliseconds that it takes for one input."""
     model = Runnable(path)
-    return [model.run(sample) for sample in inputs], comparison.milliseconds(model, inputs[0]) if timed else None
+    answers = [model.run(sample) for sample in inputs]
+    milliseconds = comparison.milliseconds(model, inputs[0]) if timed else None
+    return answers, milliseconds
 
 
 def _save(model: onnx.ModelProto, path: Path) -> Path:
