@@ -122,7 +122,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One claim as the rows show it. `before`: the row before the claim."""
+    """One claim as the rows show it. `before`: the row before the claim; {} for a step that began with it."""
 
     task: str
     epoch: int
@@ -267,10 +267,10 @@ class History:
         for task, changed in self.task_changes.items():
             for change in changed:
                 before, after = change.before, change.after
-                if before and after and _is_claim(before, after):
+                if after and _is_claim(before, after):
                     grouped[task].append(
                         Claim(task, after["epoch"], after["attempt"], change.process, after["lease_owner"],
-                              change.n, change.at, before)
+                              change.n, change.at, before or {})
                     )  # fmt: skip
         return grouped
 
@@ -354,6 +354,9 @@ def is_external(task: Row) -> bool:
     return ":" in task["queue"]
 
 
-def _is_claim(before: Row, after: Row) -> bool:
+def _is_claim(before: Row | None, after: Row) -> bool:
+    """A step that a suspended workflow starts may be claimed by the statement that makes it."""
+    if before is None:
+        return bool(after["status"] == "running")
     taken = after["status"] == "running" and after["lease_owner"] != before["lease_owner"]
     return taken or bool(after["epoch"] != before["epoch"])

@@ -18,6 +18,17 @@ def i5(history: History) -> Iterator[Seen]:
         for nth, claim in enumerate(claims, 1):
             sentence = f"{history.name_of(task)} was claimed with epoch {claim.epoch} by its claim number {nth}"
             yield seen("claim", sentence, good=claim.epoch == nth)
+    suspended = {
+        (change.xact, (change.before or {})["lease_owner"])
+        for changes in history.task_changes.values()
+        for change in changes
+        if change.moved() == ("running", "waiting")
+    }
+    for task, claims in history.claims.items():
+        if not claims[0].before:
+            sentence = f"{history.name_of(task)} was made with a lease, by none who suspended its workflow"
+            is_good = (history.task_changes[task][0].xact, claims[0].owner) in suspended
+            yield seen("claim by a suspension", sentence, good=is_good)
     for row in history.tasks:
         count = len(history.claims.get(row["id"], ()))
         sentence = f"{history.name_of(row['id'])} has epoch {row['epoch']} after {count} claims"

@@ -19,10 +19,11 @@ def _edges(
     return {(str(old), str(new)) for froms, tos in moves.values() for old, new in product(froms, tos)}
 
 
-#: Beside the verbs: a row is made, a step is freed by the one it needed, and a job ends with steps unfinished.
+#: Beside the verbs: a row is made, claimed by the suspension that makes it (I5 asks whose), a step is freed by the one
+#: it needed, and a job ends with steps unfinished.
 TASK_EDGES: set[tuple[str | None, str | None]] = (
     _edges(TASK_MOVES)
-    | {(None, "blocked"), (None, "pending"), ("blocked", "pending")}
+    | {(None, "blocked"), (None, "pending"), (None, "running"), ("blocked", "pending")}
     | {(str(old), new) for old in _UNFINISHED for new in ("skipped", "cancelled")}
 )
 JOB_EDGES: set[tuple[str | None, str | None]] = _edges(JOB_MOVES) | {(None, "pending"), (None, "queued")}

@@ -134,8 +134,10 @@ def sound() -> History:
     )  # fmt: skip
     for name, pipeline in (("waited", "long"), ("ran", "long"), ("undone", TAKES_BACK)):
         own = {"id": name, "pipeline": pipeline, "output_prefix": f"jobs/{name}/output"}
-        history.jobs.append(history.jobs[0] | {"status": "cancelled", "event_seq": 2} | own)
+        events = sum(event["job_id"] == name for event in history.events)
+        history.jobs.append(history.jobs[0] | {"status": "cancelled", "event_seq": events} | own)
         history.tasks.append(story.rows[f"task-{name}"])
+    history.tasks.append(story.rows["task-step"])
     own = {"id": "bulk", "output_prefix": "jobs/bulk/output", "params": {"filter": "tag.operation:op"}}
     history.jobs.append(history.jobs[0] | {"pipeline": "bulk_operation", "event_seq": 3} | own)
     history.tasks.append(story.rows["task-bulk"])
@@ -180,13 +182,21 @@ def _take_back(story: Story) -> None:
     call = {"id": "drawn", "job_id": "undone", "branch": "", "number": 1, "name": "_drawn", "state": "done", "epoch": 1}
     story.change("call", call, 1.2, ME)
     waiting = {"status": "waiting", "epoch": 1, "journaled": True}
-    story.change("task", task | waiting, 1.4, ME)
+    story.change("task", task | waiting, 1.4, ME, "suspended")
+    _step_of_workflow(story)
     story.change("job", job | {"status": "cancel_requested"}, 2, xact="g")
     story.hint("task-undone", 2, "g", gone_at=2.2)
     story.change("task", task | waiting | running | {"epoch": 2, "attempt": 1}, 2.3, ME)
     story.change("call", call | {"id": "back", "number": 2, "name": PUT_BACK, "epoch": 2}, 2.4, ME)
     story.change("task", task | waiting | {"status": "cancelled", "epoch": 2, "attempt": 1}, 2.5, ME)
     story.change("job", job | {"status": "cancelled"}, 2.5, ME)
+
+
+def _step_of_workflow(story: Story) -> None:
+    """Claimed by the suspension that makes it, and done."""
+    step = task_row("step", "running", job_id="undone", contained=True, epoch=1, attempt=1)
+    story.change("task", step | {"lease_owner": "me", "lease_until": at(30)}, 1.4, ME, "suspended")
+    story.change("task", step | {"status": "succeeded"}, 1.6, ME)
 
 
 def _operate(story: Story) -> None:
@@ -247,7 +257,12 @@ def _events() -> list[dict[str, Any]]:
             (("submitted", "pending", None), ("claimed", "running", "task-bulk"),
              ("completed", "succeeded", "task-bulk")), 1)
     ]  # fmt: skip
-    return whole + stopped + operated
+    step = {
+        "job_id": "undone", "seq": 2, "tenant_id": "red", "kind": "completed", "job_status": "running", "step": "step",
+        "task_id": "task-step", "task_status": "succeeded", "epoch": 1, "data": None,
+    }  # fmt: skip
+    stopped[-1]["seq"] = 3
+    return [*whole, *stopped[:-1], step, stopped[-1], *operated]
 
 
 def _journal() -> list[dict[str, Any]]:

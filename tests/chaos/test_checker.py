@@ -181,6 +181,11 @@ def a_step_that_started_after_its_running_job_was_cancelled(history: History) ->
     change(history, of_the_stopped(history, "task", "running"), at=T0 + 2.2)
 
 
+def a_step_that_was_made_with_a_lease_of_nobody_who_suspended(history: History) -> None:
+    index = next(n for n, one in enumerate(history.changes) if one.of == "task" and one.row["id"] == "task-step")
+    row(history, index, lease_owner="another")
+
+
 def the_call(history: History, name: str) -> int:
     return next(n for n, one in enumerate(history.changes) if one.of == "call" and one.row.get("name") == name)
 
@@ -535,7 +540,9 @@ WAYS: dict[str, list[Callable[[History], None]]] = {
     ],
     "I3": [an_effect_was_committed_twice, an_effect_without_its_event],
     "I4": [a_move_that_the_diagram_has_not, a_row_that_its_events_do_not_tell_of],
-    "I5": [an_epoch_was_skipped, a_claim_without_a_new_epoch],
+    "I5": [
+        an_epoch_was_skipped, a_claim_without_a_new_epoch, a_step_that_was_made_with_a_lease_of_nobody_who_suspended,
+    ],
     "I6": [
         a_foreign_settlement, a_settlement_before_the_handler_ended, the_result_of_an_older_claim, an_epoch_that_fell,
     ],

@@ -297,6 +297,21 @@ class Verbs(RuleBasedStateMachine):
         fresh = self._learn(job)
         return multiple(*(fresh or [lease.task_id] * (children or 1)))
 
+    @rule(target=leases, lease=leases)
+    def suspend_and_claim_the_step(self, lease: Lease) -> Any:
+        """The step that the workflow starts is claimed by the same commit; in a lost lease's name, nothing is."""
+        terms = next((one for one in self.workers if one.owner == lease.owner), self.workers[0])
+        before = self.row(lease.task_id)
+        suspending = Suspending(lease, (self._call(0),), before["news"], ends=1).claiming_next("default")
+        outcome = self.run(settlements.suspend(self.connections[1], [suspending], terms))
+        self._judge(lease, before, outcome.verdicts[lease.task_id])
+        fresh = self._learn(self.job_of[lease.task_id])
+        assert [claimed.lease.task_id for claimed in outcome.nexts.values()] == fresh
+        for claimed in outcome.nexts.values():
+            row = self.row(claimed.lease.task_id)
+            assert (row["status"], row["lease_owner"], row["epoch"]) == ("running", terms.owner, 1)
+        return multiple(*(claimed.lease for claimed in outcome.nexts.values()))
+
     def _call(self, number: int) -> Call:
         return Call("", len(self.job_of) + number, "run", "child", child=new_id(),
                     step=f"child#{len(self.job_of) + number}", queue="default", max_attempts=1,
