@@ -37,7 +37,7 @@ Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
     operation_id="listRuns",
     summary="List runs, newest first",
     response_model=RunList,
-    responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
+    responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`, `scope_missing`"}),
 )
 async def list_runs(
     request: Request,
@@ -55,7 +55,7 @@ async def list_runs(
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> Response:
     if scope is None and scope_id is not None:
-        raise Invalid("invalid_request", "`scope_id` needs `scope`.")
+        raise Invalid("scope_missing", "`scope_id` is an id in a scope: name the scope, too.")
     async with services_of(request).pool.acquire() as connection:
         rows = await run_reads.list_runs(
             connection,

@@ -312,7 +312,7 @@ async def test_runs_are_listed_by_scope_and_id_together(client: Client) -> None:
     assert await listed(scope="user") == [runs[""]]
     assert len(await listed()) == 3
     for alone in ("u1", ""):
-        problem(await client.http.get("/v1/runs", params={"scope_id": alone}), 422, "invalid_request")
+        problem(await client.http.get("/v1/runs", params={"scope_id": alone}), 422, "scope_missing")
 
 
 async def test_what_only_asks_whether_a_run_is_there_reads_none_of_its_steps(client: Client, rows: Connection) -> None:
