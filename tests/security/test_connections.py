@@ -255,7 +255,7 @@ OPENERS = {
     "leasehold/db/upgrading/patience.py": 1,  # of `leasehold migrate`, which is no part of a process that serves
     "leasehold/pipelines/operations/context.py": 1,
     "worker/attempts/chunk_writer.py": 1,  # for logs and for streams
-    "worker/attempts/workflows.py": 1,
+    "worker/attempts/journals.py": 1,
     "worker/leases/claim_batcher.py": 1,
     "worker/leases/heartbeat.py": 1,
     "worker/leases/settlement_batcher.py": 1,
