@@ -100,8 +100,25 @@ def _become(module: str) -> None:
 
 
 @app.command()
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    reconcile: Annotated[
+        bool, typer.Option("--reconcile", help="Compare the rows with the store's objects, as after a restore.")
+    ] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Delete the objects without rows; else only list them.")
+    ] = False,
+    even_so: Annotated[
+        bool, typer.Option("--even-so", help="Delete them also if they are more than half of all objects.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Check what the database, the broker and the store can promise. Exit with 1 if something is wrong."""
+    if reconcile:
+        from leasehold.cli import reconciling  # noqa: PLC0415 - each command loads only what it needs
+
+        raise typer.Exit(reconciling.command(environment(), apply=apply, even_so=even_so, as_json=as_json))
+    if apply or even_so:
+        raise typer.BadParameter("--apply and --even-so belong to --reconcile")
     from leasehold.cli.doctor import examine, show  # noqa: PLC0415 - each command loads only what it needs
 
     with quiet():

@@ -28,6 +28,20 @@ class Scopes:
 
 
 @dataclass(frozen=True, slots=True)
+class Objects:
+    """The objects that a kind stores beside the outputs of its jobs, for `leasehold doctor --reconcile`.
+
+    `prefix`: their keys are `{prefix}ID/...`, with the UUIDv7 of a row. `owners`: an SQL query of the `id`s among `$1`
+    that have a row. `keys`: an SQL query of at most `$2` rows `id, key` after the id `$1`, by id: objects that must
+    exist.
+    """
+
+    prefix: str
+    owners: str
+    keys: str
+
+
+@dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of work. Each hook is a `module:attribute`; None: the kind has no such hook.
 
@@ -41,6 +55,7 @@ class Kind:
     platform's, and the table `alembic_version_{name}` stores the database's current revision.
     `stored`: an SQL query, no hook. Its answer is one number: the bytes that the kind stores for the tenant `$1` beside
     the outputs of its jobs. They count against the tenant's bytes.
+    `objects`: what the kind stores beside the outputs of its jobs; None: nothing under keys of its own.
     `housekeeping`: a callable that returns the kind's duties for the leading worker (leasehold.kinds.housekeeping).
     `scopes`: the scopes that a key needs to see and to change the kind's jobs at /v1/jobs; None: no key sees them
     there.
@@ -59,6 +74,7 @@ class Kind:
     opens: str | None = None
     migrations: str | None = None
     stored: str | None = None
+    objects: Objects | None = None
     housekeeping: str | None = None
     questions: str | None = None
     scopes: Scopes | None = None

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from leasehold.domain.kind import Kind, Scopes
+from leasehold.domain.kind import Kind, Objects, Scopes
 from leasehold.domain.pipeline import Limits, Pipeline, Step
 from leasehold.pipelines.media.limits import PictureLimits
 from leasehold.pipelines.media.variants import VARIANTS, VariantName
@@ -70,6 +70,11 @@ MEDIA = Kind(
         "leasehold.api.media.events:router",
     ),
     stored="SELECT coalesce(sum(size), 0) FROM media WHERE tenant_id = $1",
+    objects=Objects(
+        prefix="media/",
+        owners="SELECT id FROM media WHERE id = ANY($1)",
+        keys="SELECT id, original_key AS key FROM media WHERE id > $1 AND job_id IS NOT NULL ORDER BY id LIMIT $2",
+    ),
     housekeeping="leasehold.pipelines.media.housekeeping:housekeeping",
     scopes=Scopes(read="media:read", write="media:write"),
 )

@@ -1,0 +1,176 @@
+"""`leasehold doctor --reconcile` compares PostgreSQL's rows with the store's objects, as after a restore to a moment.
+
+PostgreSQL and the store are not backed up at the same moment. What the store has of later jobs is bytes that no row
+names: `--apply` deletes them. What it lacks of earlier jobs cannot be made here: it is listed, and no row is changed.
+
+Keys begin with the id of their owner (`jobs/ID/`, and what the kinds of work declare), and an id begins with its time.
+Objects of a young owner are left alone: its row may be on its way. Keys of another form are not the platform's, and are
+never deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from leasehold.db.database import Connection, connected
+from leasehold.domain.errors import LeaseholdError
+from leasehold.domain.ids import instant_of
+from leasehold.domain.registry import Pipelines
+from leasehold.pipelines import kinds_of
+from leasehold.settings import Settings
+from leasehold.storage import ObjectStore
+
+#: Objects of younger owners are left alone.
+YOUNG = timedelta(hours=1)
+#: Rows and objects of one round.
+_BATCH = 1000
+#: Requests to the store at once.
+_AT_ONCE = 16
+#: Examples that are kept of each finding.
+EXAMPLES = 20
+
+# $1 the last task and $2 the last name that were read.
+_OUTPUTS = """
+SELECT task_id, name, key, size FROM output WHERE (task_id, name) > ($1, $2) ORDER BY task_id, name LIMIT $3
+"""
+# Which of the jobs $1 have a row. The row of an upload exists before the job's.
+_JOBS = """
+SELECT id FROM job WHERE id = ANY($1)
+UNION SELECT w.id FROM unnest($1::uuid[]) AS w(id) WHERE EXISTS (
+    SELECT 1 FROM upload u WHERE u.key = 'jobs/' || w.id || '/input/')
+"""
+
+
+class SuspiciousBucket(LeaseholdError):
+    """More than half of the objects have no row: the bucket is probably another installation's, too."""
+
+
+@dataclass(slots=True)
+class Finding:
+    """How many, how many bytes, and the first keys."""
+
+    count: int = 0
+    bytes: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, key: str, size: int) -> None:
+        self.count += 1
+        self.bytes += size
+        if len(self.examples) < EXAMPLES:
+            self.examples.append(key)
+
+
+@dataclass(slots=True)
+class Reconciliation:
+    """`missing`: rows whose object the store lacks, or has in another size. `orphaned`: objects whose owner has no row.
+    `young`: objects without a row that are left alone for now. `deleted`: orphaned objects that are deleted by now.
+    """
+
+    rows: int = 0
+    objects: int = 0
+    young: int = 0
+    deleted: int = 0
+    missing: Finding = field(default_factory=Finding)
+    orphaned: Finding = field(default_factory=Finding)
+
+
+async def reconcile(settings: Settings, *, apply: bool, even_so: bool = False) -> Reconciliation:
+    """Compare, and with `apply` delete the orphaned objects. Raises SuspiciousBucket before it deletes anything, unless
+    `even_so`.
+    """
+    found = Reconciliation()
+    kinds = kinds_of(Pipelines.from_source(settings.pipelines))
+    of_kinds = [kind.objects for kind in kinds if kind.objects is not None]
+    owners = {"jobs/": _JOBS} | {objects.prefix: objects.owners for objects in of_kinds}
+    store = ObjectStore.from_settings(settings)
+    await store.open()
+    try:
+        async with connected(settings, "reconcile") as connection:
+            await _query_objects(connection, store, [objects.keys for objects in of_kinds], found)
+            async for orphaned in _orphaned(connection, store, owners, found):
+                for key, size in orphaned:
+                    found.orphaned.add(key, size)
+            if not apply or not found.orphaned.count:
+                return found
+            if 2 * found.orphaned.count > found.objects and not even_so:
+                raise SuspiciousBucket(
+                    f"{found.orphaned.count} of {found.objects} objects have no row in this database: is the bucket "
+                    f"{settings.s3_bucket} another installation's, too? --even-so deletes them nevertheless"
+                )
+            async for orphaned in _orphaned(connection, store, owners, Reconciliation()):
+                await store.delete(*(key for key, _ in orphaned))
+                found.deleted += len(orphaned)
+    finally:
+        await store.close()
+    return found
+
+
+async def _query_objects(
+    connection: Connection, store: ObjectStore, keys_of_kinds: Sequence[str], found: Reconciliation
+) -> None:
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def query(key: str, size: int | None) -> None:
+        async with limit:
+            stored = await store.head(key)
+        found.rows += 1
+        if stored is None or (size is not None and stored.size != size):
+            found.missing.add(key, size or 0)
+
+    task, name = UUID(int=0), ""
+    while rows := await connection.fetch(_OUTPUTS, task, name, _BATCH):
+        await asyncio.gather(*(query(row["key"], row["size"]) for row in rows))
+        task, name = rows[-1]["task_id"], rows[-1]["name"]
+    for keys in keys_of_kinds:
+        last = UUID(int=0)
+        while rows := await connection.fetch(keys, last, _BATCH):
+            await asyncio.gather(*(query(row["key"], None) for row in rows))
+            last = rows[-1]["id"]
+
+
+async def _orphaned(
+    connection: Connection, store: ObjectStore, owners: Mapping[str, str], found: Reconciliation
+) -> AsyncIterator[list[tuple[str, int]]]:
+    """The objects without rows, with their sizes, some at a time. Counts all objects in `found`."""
+    for prefix, statement in owners.items():
+        batch: list[tuple[UUID, str, int]] = []
+        async for stored in store.list(prefix):
+            owner = _owner_of(stored.key)
+            found.objects += 1
+            if owner is not None:
+                batch.append((owner, stored.key, stored.size))
+            if len(batch) == _BATCH:
+                yield await _without_rows(connection, statement, batch, found)
+                batch = []
+        yield await _without_rows(connection, statement, batch, found)
+
+
+async def _without_rows(
+    connection: Connection, statement: str, batch: Sequence[tuple[UUID, str, int]], found: Reconciliation
+) -> list[tuple[str, int]]:
+    rows = await connection.fetch(statement, list({owner for owner, _, _ in batch}))
+    known = {row["id"] for row in rows}
+    oldest_young = datetime.now(UTC) - YOUNG
+    orphaned = []
+    for owner, key, size in batch:
+        if owner in known:
+            continue
+        if instant_of(owner) > oldest_young:
+            found.young += 1
+        else:
+            orphaned.append((key, size))
+    return orphaned
+
+
+def _owner_of(key: str) -> UUID | None:
+    """The id in the key. None: the platform did not make this key."""
+    try:
+        owner = UUID(key.split("/")[1])
+        instant_of(owner)
+    except (ValueError, IndexError, OverflowError):
+        return None
+    return owner

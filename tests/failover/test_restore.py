@@ -1,0 +1,196 @@
+"""A backup is restored to a moment, and `leasehold doctor --reconcile` compares it with the store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from pydantic import SecretStr
+
+from leasehold.db import database
+from leasehold.db.database import Connection, migrate
+from leasehold.domain.ids import id_at, new_id
+from leasehold.embedded.postgres import USER, Postgres, find_postgres
+from leasehold.embedded.process import run, unprivileged
+from leasehold.settings import Settings
+from leasehold.storage import ObjectStore
+from leasehold.transitions import jobs
+from tests.factories import ONE
+from tests.support.bucket import Bucket
+
+SECONDS = 30.0
+LONG_AGO = datetime.now(UTC) - timedelta(hours=3)
+
+
+def connected(server: Postgres) -> AbstractAsyncContextManager[Connection]:
+    return database.connected(Settings(_env_file=None, database_url=SecretStr(server.url)), "test")
+
+
+async def archiving(directory: Path, archive: Path) -> Postgres:
+    """A migrated server that archives its WAL."""
+    unprivileged().make_directory(archive)
+    server = Postgres(directory, durable=True)
+    await server.start()
+    await migrate(server.url)
+    async with connected(server) as connection:
+        await connection.execute("ALTER SYSTEM SET archive_mode = on")
+        await connection.execute(f"ALTER SYSTEM SET archive_command = 'cp %p {archive}/%f'")
+    await server.stop()
+    await server.start()
+    return server
+
+
+async def copied(server: Postgres, directory: Path) -> Postgres:
+    """What pg_basebackup makes of the server, in a directory of its own."""
+    run_as = unprivileged()
+    run_as.make_directory(directory)
+    password = server.url.partition(f"{USER}:")[2].partition("@")[0]
+    run_as.write_file(directory / "password", password)
+    source = f"postgresql://{USER}:{password}@127.0.0.1:{server.port}"
+    program = (await find_postgres(run_as)) / "pg_basebackup"
+    arguments = ["-D", directory / "data", "-d", source, "--checkpoint=fast", "--no-sync"]
+    await run("pg_basebackup", [program, *arguments], log=directory / "copy.log", env={}, cwd=directory, run_as=run_as)
+    return Postgres(directory, durable=True)
+
+
+async def restored(backup: Postgres, archive: Path, moment: datetime) -> None:
+    """Start the backup, and replay the archived WAL up to the moment."""
+    run_as = unprivileged()
+    with (backup.directory / "data/postgresql.auto.conf").open("a") as settings:
+        settings.write(f"restore_command = 'cp {archive}/%f %p'\narchive_mode = off\n")
+        settings.write(f"recovery_target_time = '{moment.isoformat()}'\nrecovery_target_action = 'promote'\n")
+    run_as.write_file(backup.directory / "data/recovery.signal", "")
+    await backup.start()
+    async with asyncio.timeout(SECONDS), connected(backup) as connection:
+        while await connection.fetchval("SELECT pg_is_in_recovery()"):
+            await asyncio.sleep(0.05)
+
+
+async def archived(server: Postgres, archive: Path) -> None:
+    async with asyncio.timeout(SECONDS), connected(server) as connection:
+        segment = await connection.fetchval("SELECT pg_walfile_name(pg_current_wal_lsn())")
+        await connection.execute("SELECT pg_switch_wal()")
+        while not (archive / segment).exists():
+            await asyncio.sleep(0.05)
+
+
+async def job_with_output(server: Postgres, store: ObjectStore, ident: UUID) -> str:
+    """A job whose step has stored an object and written its row. Returns the key."""
+    key = f"jobs/{ident}/output/result.txt"
+    stored = await store.put(key, b"the result", content_type="text/plain", metadata={})
+    async with connected(server) as connection:
+        await jobs.submit(connection, [jobs.NewJob(ONE, "t", id=ident)])
+        await connection.execute(
+            "INSERT INTO output (task_id, name, job_id, step, key, size, sha256, content_type, tenant_id)"
+            " SELECT id, 'result.txt', job_id, step, $2, $3, $4, 'text/plain', 't' FROM task WHERE job_id = $1",
+            ident, key, stored.size, stored.sha256,
+        )  # fmt: skip
+    return key
+
+
+async def doctor(settings: Settings, database_url: str, *options: str) -> tuple[int, str]:
+    """Run the command as an operator does. Returns its exit status and what it printed."""
+    variables = {
+        "LEASEHOLD_DATABASE_URL": database_url,
+        "LEASEHOLD_BROKER": "postgres",
+        "LEASEHOLD_S3_ENDPOINT": str(settings.s3_endpoint),
+        "LEASEHOLD_S3_BUCKET": settings.s3_bucket,
+        "LEASEHOLD_S3_ACCESS_KEY": settings.s3_access_key.get_secret_value(),
+        "LEASEHOLD_S3_SECRET_KEY": settings.s3_secret_key.get_secret_value(),
+    }
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
+    command = Path(sys.executable).with_name("leasehold")
+    process = await asyncio.create_subprocess_exec(
+        command, "doctor", "--reconcile", *options, env=inherited | variables,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    printed, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, printed.decode()
+
+
+@pytest.fixture
+async def store(settings: Settings, s3: Bucket) -> AsyncIterator[ObjectStore]:
+    store = ObjectStore.from_settings(settings)
+    await store.open()
+    yield store
+    await store.close()
+
+
+async def test_a_restore_to_a_moment_is_reconciled_with_the_store(
+    run_directory: Path, settings: Settings, store: ObjectStore
+) -> None:
+    archive = run_directory / "archive"
+    server = await archiving(run_directory / "backed-up", archive)
+    backup = None
+    try:
+        first = await job_with_output(server, store, id_at(LONG_AGO))
+        backup = await copied(server, run_directory / "restored")
+        kept = await job_with_output(server, store, id_at(LONG_AGO))  # after the backup: only the WAL has it
+        lost = await job_with_output(server, store, id_at(LONG_AGO))
+        async with connected(server) as connection:
+            moment = await connection.fetchval("SELECT clock_timestamp()")
+            await asyncio.sleep(0.05)  # commits are replayed up to the moment, by the clock of the server
+        later = await job_with_output(server, store, id_at(LONG_AGO))
+        young = await job_with_output(server, store, new_id())
+        await archived(server, archive)
+        await server.kill()
+        await store.delete(lost)  # its retention passed after the moment
+        await store.put("jobs/somebody-s/file.txt", b"not ours", content_type="text/plain", metadata={})
+
+        await restored(backup, archive, moment)
+        async with connected(backup) as connection:
+            names = {f"jobs/{row['id']}/output/result.txt" for row in await connection.fetch("SELECT id FROM job")}
+        assert names == {first, kept, lost}
+
+        status, printed = await doctor(settings, backup.url)
+        assert status == 1
+        assert "1 rows without their object (10 bytes): stay as they are" in printed
+        assert "1 objects without a row (10 bytes): --apply deletes them" in printed
+        assert lost in printed
+        assert later in printed
+        assert "1 objects without a row are less than an hour old" in printed
+        assert await store.head(later) is not None  # only said
+
+        status, printed = await doctor(settings, backup.url, "--apply")
+        assert printed.index(later) < printed.index("Deleted 1 objects.")  # first what it will do
+        assert status == 1  # one object is still missing
+        assert await store.head(later) is None
+        for left in (first, kept, young, "jobs/somebody-s/file.txt"):
+            assert await store.head(left) is not None
+
+        status, printed = await doctor(settings, backup.url, "--json")
+        found = json.loads(printed)
+        assert (found["orphaned"]["count"], found["missing"]["examples"], found["rows"]) == (0, [lost], 3)
+    finally:
+        for one in (server, backup):
+            if one is not None:
+                await one.kill()
+                await one.forget()
+                shutil.rmtree(one.directory, ignore_errors=True)
+        shutil.rmtree(archive, ignore_errors=True)
+
+
+async def test_a_bucket_that_is_mostly_another_s_is_left_alone(
+    database_url: str, settings: Settings, store: ObjectStore
+) -> None:
+    """As with the URL of an empty database: nothing of the other installation is deleted."""
+    keys = [f"media/{id_at(LONG_AGO)}/original.jpg" for _ in range(3)]
+    for key in keys:
+        await store.put(key, b"a picture", content_type="image/jpeg", metadata={})
+    status, printed = await doctor(settings, database_url, "--apply")
+    assert status == 1
+    assert "3 of 3 objects have no row in this database" in " ".join(printed.split())
+    assert await store.head(keys[0]) is not None
+    status, printed = await doctor(settings, database_url, "--apply", "--even-so")
+    assert (status, "Deleted 3 objects." in printed) == (0, True)
+    assert await store.head(keys[0]) is None
