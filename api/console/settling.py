@@ -40,7 +40,7 @@ async def show_unsettled(
 
 @router.post("/to-settle/settle")
 async def settle(request: Request, caller: Operator, form: Fields) -> Response:
-    """Settle the orders that were picked. To adopt one, its row names the order's id."""
+    """Settle the orders that were picked. `adopt` needs the order's id at the provider, in the field `ref-<job id>`."""
     action: Any = form.get("action", "")
     picked = dict.fromkeys(form.picked("job"))
     if not picked:

@@ -46,8 +46,8 @@ def is_plain(actions: Actions, target: Target, template_version: TemplateVersion
 
 
 async def revive_together(actions: Actions, connection: Connection, targets: Sequence[Target]) -> None:
-    """As `revive`, for failed jobs of one tenant that are plain (`is_plain`). Lock them first. The relay publishes the
-    hints from the outbox.
+    """As `revive`, for failed jobs of one tenant that are plain (`is_plain`). The caller has locked them. Returns no
+    hints: the relay publishes them from the outbox.
     """
     for target in targets:
         if target.row["notify"]:
@@ -64,7 +64,9 @@ async def revive(
     params: dict[str, Any] | None = None,
     from_step: str | None = None,
 ) -> CreatedRun | None:
-    """Make the failed job pending again, inside the caller's transaction. None: the job is not failed any more.
+    """Make the failed job pending again, inside the caller's transaction. Returns what to do after the commit.
+
+    None: the job is no longer failed, and nothing changed.
 
     It first writes the webhook deliveries of the failure, because afterwards the job's row no longer shows the failure.
     Raises as `runs.revive`, and Conflict `pipeline_not_served`, `same_key_running`.

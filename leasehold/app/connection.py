@@ -1,4 +1,4 @@
-"""The connections of one app in one process. They open when the first run is submitted, with the settings of then."""
+"""The connections of one app in one process. The first submitted run opens them, with the settings in force then."""
 
 from __future__ import annotations
 

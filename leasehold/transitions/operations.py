@@ -1,4 +1,4 @@
-"""Bulk operations: the targets of a batch, locked, and the report of the jobs that an operation could not act on."""
+"""SQL of bulk operations: locks the jobs of a batch, counts how tried jobs ended, and records refused jobs."""
 
 from __future__ import annotations
 
@@ -36,10 +36,9 @@ ORDER BY j.id FOR UPDATE OF j SKIP LOCKED
 """
 
 
-# By action. The statements pass over jobs that another transaction has locked: an operation that holds locks waits for
-# none.
-RETRIED, CANCELLED, DELETED = _lock("retry"), _lock("cancel"), _lock("delete")
-LOCK = {"retry": RETRIED, "cancel": CANCELLED, "delete": DELETED}
+# By action. The statements pass over jobs that another transaction has locked: whoever holds row locks must not wait
+# for more.
+LOCK = {action: _lock(action) for action in ("retry", "cancel", "delete")}
 _BUSY = {
     action: f"SELECT j.id FROM job j WHERE j.id = ANY($1::uuid[]) AND {is_target}"
     for action, is_target in _IS_TARGET.items()
