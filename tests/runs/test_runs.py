@@ -323,5 +323,5 @@ async def test_what_only_asks_whether_a_run_is_there_reads_none_of_its_steps(cli
         assert f" on {table} " not in plan
     head = await run_reads.find_head(rows, "acme", run)
     assert head is not None
-    assert (head["id"], head["status"]) == (run, "pending")
+    assert (head["id"], head["status"]) == (run, "queued")
     assert await run_reads.find_head(rows, "another", run) is None

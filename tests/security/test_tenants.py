@@ -114,7 +114,8 @@ async def names_of(rows: Connection, tenant: str) -> set[str]:
 async def _announced(rows: Connection) -> bool:
     """No job of acme waits for the broker to confirm its hint."""
     none: bool = await rows.fetchval(
-        "SELECT NOT EXISTS (SELECT FROM outbox o JOIN job j ON j.id = o.job_id WHERE j.tenant_id = 'acme')"
+        "SELECT NOT EXISTS (SELECT FROM outbox o JOIN job j ON j.id = o.job_id WHERE j.tenant_id = 'acme'"
+        " AND j.status IN ('pending', 'queued'))"
     )
     return none
 
