@@ -38,7 +38,8 @@ ORDER BY j.id FOR UPDATE OF j SKIP LOCKED
 
 # By action. The statements pass over jobs that another transaction has locked: whoever holds row locks must not wait
 # for more.
-LOCK = {action: _lock(action) for action in ("retry", "cancel", "delete")}
+RETRIED, CANCELLED, DELETED = _lock("retry"), _lock("cancel"), _lock("delete")  # `leasehold sql` lists them by name
+LOCK = {"retry": RETRIED, "cancel": CANCELLED, "delete": DELETED}
 _BUSY = {
     action: f"SELECT j.id FROM job j WHERE j.id = ANY($1::uuid[]) AND {is_target}"
     for action, is_target in _IS_TARGET.items()
