@@ -159,7 +159,7 @@ async def test_pinned_work_is_done_by_a_worker_with_its_label_and_by_no_other(
     pinned = jobs.NewJob(scripted, "t", params={"does": "ok"}, pin="south")
     await jobs.submit(rows.connection, [pinned])
     assert (await ended(rows, "ok"))["status"] == "succeeded"  # the worker without the label had its chance
-    assert (await rows.job(pinned.id))["status"] == "pending"
+    assert (await rows.job(pinned.id))["status"] == "queued"
     labelled = {"worker_labels": "south, north", "poll_seconds": 0.1, "work_dir": str(tmp_path / "labelled")}
     async with Worker(settings.model_copy(update=labelled), pipelines()) as second, asyncio.timeout(SECONDS):
         assert second.queues >= {"default", "default@south", "default@north"}
