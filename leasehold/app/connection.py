@@ -102,9 +102,10 @@ class Connections:
         opened = self._opened
         if opened is None:
             raise PortalClosed
-        if opened.link is None or (opened.link.done() and opened.link.exception() is not None):
-            opened.link = asyncio.create_task(self._open(opened.stack))
-        return await asyncio.shield(opened.link)
+        link = opened.link
+        if link is None or (link.done() and (link.cancelled() or link.exception() is not None)):
+            link = opened.link = asyncio.create_task(self._open(opened.stack))
+        return await asyncio.shield(link)
 
     async def _open(self, stack: AsyncExitStack) -> Link:
         from leasehold.app.link import DatabaseLink  # noqa: PLC0415 - declaring a task loads no driver

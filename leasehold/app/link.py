@@ -36,6 +36,8 @@ T = TypeVar("T")
 #: After a commit the first hint waits this long for the broker's connection; the relay sends what it cannot.
 _BROKER_SECONDS = 1.0
 _PAUSE_SECONDS = 0.2
+#: A wait looks at the run for so long, also one with a shorter timeout: `wait(0)` says whether the run has ended.
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +188,25 @@ class DatabaseLink:
         """
         deadline = None if seconds is None else monotonic() + seconds
         try:
-            async with asyncio.timeout(seconds):
-                outcome = await self.outcome(run_id)
+            async with asyncio.timeout(None if seconds is None else max(seconds, _LOOK_SECONDS)):
+                row = await self._row_of(run_id)
         except TimeoutError:
             return False
         left = None if deadline is None else max(deadline - monotonic(), 0.0)
-        return outcome.ended or await self._endings.wait(run_id, left)
+        return row["ended"] or await self._endings.wait(run_id, left)
 
     async def outcome(self, run_id: UUID) -> Outcome:
         """Raises NotFound: no such run, another tenant's, or its retention has passed; and Unreachable."""
+        row = await self._row_of(run_id)
+        large: bytes | None = None
+        if row["status"] == "succeeded" and row["value"] is not None and "output" in row["value"]:
+            store = await self._open_store()
+            limit = self._settings.result_max_bytes
+            large = await store.fetch_bytes(row["key"], sha256=row["sha256"], max_bytes=limit)
+        return Outcome(row["status"], row["ended"], _error_of(row), row["value"], large)
+
+    async def _row_of(self, run_id: UUID) -> asyncpg.Record:
+        """Raises NotFound, and Unreachable."""
 
         async def read() -> asyncpg.Record | None:
             async with self._pool.acquire() as connection:
@@ -203,12 +215,7 @@ class DatabaseLink:
         row = await self._answered(run_id, read)
         if row is None:
             raise NotFound("run_not_found", "There is no such run.")
-        large: bytes | None = None
-        if row["status"] == "succeeded" and row["value"] is not None and "output" in row["value"]:
-            store = await self._open_store()
-            limit = self._settings.result_max_bytes
-            large = await store.fetch_bytes(row["key"], sha256=row["sha256"], max_bytes=limit)
-        return Outcome(row["status"], row["ended"], _error_of(row), row["value"], large)
+        return row
 
     async def cancel(self, run_id: UUID, reason: str) -> str:
         """Request the cancel of the run. Returns its status from now on. Raises NotFound, and Unreachable."""

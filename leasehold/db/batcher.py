@@ -23,7 +23,8 @@ class Batcher(Generic[_In, _Out]):
     """Runs one batched statement on one connection.
 
     `statement` takes the connection, the items, and a flag; it returns one answer for each item, in order. The flag is
-    True for a repetition: the answer to an earlier try was lost, so PostgreSQL may have committed it. The statement
+    True for a repetition: the answer to an earlier try was lost, or an earlier try of a larger batch was refused, so
+    PostgreSQL may have committed it. The statement
     must be safe to repeat.
     `name`: the batcher's name in the log. `at_most`: items in one statement. `pause`: seconds between two tries.
     `patience`: seconds without an answer after which callers get the error.
@@ -81,23 +82,24 @@ class Batcher(Generic[_In, _Out]):
                 self._has_items.clear()
             await self._run_batch(batch)
 
-    async def _run_batch(self, batch: list[tuple[_In, asyncio.Future[_Out]]]) -> None:
+    async def _run_batch(self, batch: list[tuple[_In, asyncio.Future[_Out]]], *, repeated: bool = False) -> None:
         try:
-            _resolve(batch, await self._answer([item for item, _ in batch]))
+            _resolve(batch, await self._answer([item for item, _ in batch], repeated))
         except Exception as error:  # noqa: BLE001 - each caller gets it
             if len(batch) == 1 or may_try_again(error):
                 _fail(batch, error)
                 return
-            for entry in batch:  # run each item alone: the item that PostgreSQL refuses must not fail the others
-                await self._run_batch([entry])
+            # Run each item alone: the item that PostgreSQL refuses must not fail the others. A part of the batch may
+            # have committed before the refusal.
+            for entry in batch:
+                await self._run_batch([entry], repeated=True)
         except BaseException as error:
             _fail(batch, error)
             raise
 
-    async def _answer(self, items: Sequence[_In]) -> Sequence[_Out]:
+    async def _answer(self, items: Sequence[_In], repeated: bool) -> Sequence[_Out]:  # noqa: FBT001 - as the statement's
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience
-        repeated = False
         while True:
             try:
                 if self._connection is None or self._connection.is_closed():  # the server may close an idle connection

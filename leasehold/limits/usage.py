@@ -28,7 +28,7 @@ from leasehold.settings import Settings
 _SHARE = 0.05
 _LEAST_SECONDS, _MAX_SECONDS = 0.05, 60.0
 #: Jobs that were admitted this long ago have been committed, and a count sees them.
-_COMMIT_SECONDS = 10.0
+_COMMIT_SECONDS = 2.0
 #: Tenants that a process remembers.
 _MAX_TENANTS = 10_000
 #: Every submission is counted exactly under a bound of at most this many jobs. Under a larger bound, exact counting
@@ -118,13 +118,12 @@ class Usage:
         # While one submission counts anew, the others use the counts before: they only grow meanwhile.
         if usage.fresh_until is None or (usage.fresh_until <= monotonic() and not usage.is_counting):
             await self._recount(database, tenant_id, usage)
-        self._reserve_bytes(usage, size)
-        try:
-            return not self._max_jobs or await self._reserve_jobs(database, tenant_id, usage, count)
-        except BaseException:
-            usage.stored -= size
-            usage.admitted -= size
-            raise
+        self._check_bytes(usage, size)
+        is_far = not self._max_jobs or await self._reserve_jobs(database, tenant_id, usage, count)
+        self._check_bytes(usage, size)  # others were admitted meanwhile
+        usage.stored += size
+        usage.admitted += size
+        return is_far
 
     def _usage_of(self, tenant_id: str) -> _Usage:
         usage = self._cache.setdefault(tenant_id, _Usage())
@@ -133,7 +132,7 @@ class Usage:
             self._cache.popitem(last=False)
         return usage
 
-    def _reserve_bytes(self, usage: _Usage, size: int) -> None:
+    def _check_bytes(self, usage: _Usage, size: int) -> None:
         if self._max_bytes and size > self._max_bytes:
             sentence = f"{size} bytes exceed the {self._max_bytes} stored bytes of a tenant and can never be accepted."
             raise Invalid("batch_too_large", f"{sentence} Send less at once.")
@@ -146,8 +145,6 @@ class Usage:
                 at_most=self._max_bytes,
                 retry_after=_STORAGE_WAIT,
             )
-        usage.stored += size
-        usage.admitted += size
 
     async def _reserve_jobs(
         self, database: Connection | ConnectionSource, tenant_id: str, usage: _Usage, count: int

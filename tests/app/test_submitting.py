@@ -122,6 +122,7 @@ async def test_a_run_is_submitted_waited_for_and_read(serve: Serve) -> None:
         assert await run == "sent to me@home"
         assert await run.astatus() == "succeeded"
         assert await (await run.awaited(timeout=1)).aresult() == "sent to me@home"
+        assert await run.aresult(timeout=0) == "sent to me@home"
         assert await send_receipt.find(run.id).aresult() == "sent to me@home"
         assert await (await nothing.asubmit()) is None
 
@@ -173,6 +174,8 @@ async def test_a_wait_that_is_too_short_raises_and_the_run_goes_on(connection: C
     run = await send_receipt.asubmit(Order(id=1))
     with pytest.raises(TimeoutError):
         await run.awaited(timeout=0.05)
+    with pytest.raises(TimeoutError):
+        await run.awaited(timeout=0)
     assert await run.astatus() in ("pending", "queued")
 
 

@@ -68,7 +68,10 @@ async def test_a_statement_takes_no_more_than_its_share() -> None:
 
 
 async def test_one_bad_item_costs_the_others_nothing() -> None:
-    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> list[int]:
+    repetitions: list[bool] = []
+
+    async def statement(_connection: Any, items: Sequence[int], repeated: bool) -> list[int]:
+        repetitions.append(repeated)
         if 13 in items:
             raise ValueError("13 cannot be stored")
         return list(items)
@@ -77,6 +80,8 @@ async def test_one_bad_item_costs_the_others_nothing() -> None:
         answers = await asyncio.gather(*(opened.ask(n) for n in (11, 12, 13, 14)), return_exceptions=True)
     assert [answers[0], answers[1], answers[3]] == [11, 12, 14]
     assert isinstance(answers[2], ValueError)
+    # What stands before the bad item in the statement may have committed.
+    assert repetitions == [False, True, True, True, True]
 
 
 async def test_a_lost_connection_is_made_anew_and_the_statement_told_that_it_repeats() -> None:

@@ -37,7 +37,9 @@ class Journals:
         return answer
 
     async def read(self, reading: Reading) -> Journal | None:
-        """The rows of a journal. None: the lease is not valid."""
+        """Some rows of a journal. None: the lease is not valid. A whole journal is read on another connection: it may
+        be so large that it would hold up all others.
+        """
         answer = await self._batcher.ask(reading)
         assert not isinstance(answer, Recorded)
         return answer

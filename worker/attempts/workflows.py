@@ -22,7 +22,7 @@ from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import concurrency
 from leasehold.transitions.settlements import Suspending
-from leasehold.transitions.workflows import children
+from leasehold.transitions.workflows import children, reading
 from leasehold.transitions.workflows.reading import Journal, Reading
 from leasehold.transitions.workflows.records import Call, Recording
 from leasehold.worker.attempts.journals import Journals
@@ -170,6 +170,9 @@ class _Port:
         self._held = held
 
     async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:
+        if places is None:  # the whole journal may be large: no other workflow waits for it
+            async with self._workflows.pool.acquire() as connection:
+                return await reading.read(connection, self._lease)
         journal = await self._workflows.journals.read(Reading(self._lease, places))
         if journal is None:
             raise LeaseLost
