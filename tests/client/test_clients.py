@@ -142,7 +142,7 @@ async def test_what_must_not_be_done_twice_is_not_sent_twice_unless_it_never_arr
     with pytest.raises(Unavailable) as raised:
         await api.do("retry", job_id)
     assert raised.value.key is None
-    assert (await api.do("get_job", job_id)).status == "queued"
+    assert (await api.do("get_job", job_id)).status == "pending"
     assert len([path for _, path, _ in front.seen if path.endswith("/retry")]) == 1
     await maker.fail(job_id)
     front.failures = ["429"]
