@@ -36,8 +36,8 @@ T = TypeVar("T")
 #: After a commit the first hint waits this long for the broker's connection; the relay sends what it cannot.
 _BROKER_SECONDS = 1.0
 _PAUSE_SECONDS = 0.2
-#: A wait looks at the run for so long, also one with a shorter timeout: `wait(0)` says whether the run has ended.
-_LOOK_SECONDS = 1.0
+#: A wait reads the run for so long, also one with a shorter timeout: `wait(0)` says whether the run has ended.
+_READ_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class DatabaseLink:
         """
         deadline = None if seconds is None else monotonic() + seconds
         try:
-            async with asyncio.timeout(None if seconds is None else max(seconds, _LOOK_SECONDS)):
+            async with asyncio.timeout(None if seconds is None else max(seconds, _READ_SECONDS)):
                 row = await self._row_of(run_id)
         except TimeoutError:
             return False
