@@ -73,7 +73,7 @@ def _questions(silent: float) -> dict[str, tuple[str, tuple[object, ...]]]:
 async def query_all(connection: Connection, silent: float, of_kinds: Sequence[Question] = ()) -> Rows:
     """The rows of one round, by question. `silent`: a worker without a heartbeat for this many seconds is silent.
 
-    A question that the database refuses, or whose values asyncpg cannot encode, is counted and left out. So is the
+    A question that the database refuses, or whose values do not fit its statement, is counted and left out. So is the
     first that takes too long. The second timeout ends the round, because then the database is slow as a whole. Raises
     one of TRY_AGAIN.
     """
@@ -85,7 +85,9 @@ async def query_all(connection: Connection, silent: float, of_kinds: Sequence[Qu
             rows[name] = await connection.fetch(statement, *values, timeout=_STATEMENT_SECONDS)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
             timeouts += isinstance(error, TimeoutError)
-            if is_away(connection, error) or timeouts > 1:
+            # On an open connection an InterfaceError is the question's own: its values are too many or too few.
+            is_own = isinstance(error, asyncpg.InterfaceError) and not connection.is_closed()
+            if timeouts > 1 or (not is_own and is_away(connection, error)):
                 raise
             EXPORTER_REFUSED.labels(name).inc()
             log.warning("the exporter's question was not answered", question=name, error=type(error).__name__)

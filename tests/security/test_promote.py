@@ -448,6 +448,19 @@ async def test_a_promotion_whose_commit_is_answered_late_is_undone_only_if_it_di
     assert await stage.models.all() == ({"acme/m/out.nef": b"new"} if commits else {})
 
 
+async def test_a_database_that_is_too_slow_during_the_copies_is_not_the_targets_fault(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def too_slow(*_arguments: object) -> None:
+        raise TimeoutError
+
+    async with stage.tenant("acme") as acme:
+        path = await acme.convert(b"new")
+        monkeypatch.setattr(ownership, "record_intent", too_slow)
+        assert code(await acme.promote(path, ONE)) == (503, "database_unavailable")
+    assert await stage.models.all() == {}
+
+
 @pytest.mark.parametrize("question", ["finished", "changes"])
 async def test_whoever_undoes_a_call_waits_for_a_commit_that_is_under_way(stage: Stage, question: str) -> None:
     async with stage.tenant("acme") as acme:

@@ -40,10 +40,11 @@ def _none(_rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 GOOD = Question("good", "SELECT 1 AS one", (), _one)
 REFUSED = Question("refused", "SELECT 1 FROM missing", (), _one)
 NOT_ENCODED = Question("not_encoded", "SELECT $1::int AS one", ("text",), _one)
+TOO_FEW_VALUES = Question("too_few_values", "SELECT $1::int AS one", (), _one)
 NO_METRIC = Question("no_metric", "SELECT 1 AS one", (), _none)
 
 
-@pytest.mark.parametrize("bad", [REFUSED, NOT_ENCODED, NO_METRIC], ids=lambda bad: bad.name)
+@pytest.mark.parametrize("bad", [REFUSED, NOT_ENCODED, TOO_FEW_VALUES, NO_METRIC], ids=lambda bad: bad.name)
 async def test_a_question_that_cannot_be_answered_leaves_the_other_metrics(rows: Rows, bad: Question) -> None:
     questions = [bad, GOOD]
     names = {metric.name for metric in families(await query_all(rows.connection, SILENT, questions), questions)}
