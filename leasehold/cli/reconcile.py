@@ -46,7 +46,11 @@ UNION SELECT w.id FROM unnest($1::uuid[]) AS w(id) WHERE EXISTS (
 
 
 class SuspiciousBucket(LeaseholdError):
-    """More than half of the objects have no row: the bucket is probably another installation's, too."""
+    """More objects have no row than have one: the bucket is probably another installation's, too."""
+
+
+class InRecovery(LeaseholdError):
+    """The server still replays WAL, or it is a standby: rows that are missing now may come."""
 
 
 @dataclass(slots=True)
@@ -66,12 +70,14 @@ class Finding:
 
 @dataclass(slots=True)
 class Reconciliation:
-    """`missing`: rows whose object the store lacks, or has in another size. `orphaned`: objects whose owner has no row.
-    `young`: objects without a row that are left alone for now. `deleted`: orphaned objects that are deleted by now.
+    """`missing`: rows whose object the store lacks, or has in another size. `owned`: objects whose owner has a row.
+    `orphaned`: objects whose owner has none. `young`: objects without a row that are left alone for now. `deleted`:
+    orphaned objects that are deleted by now.
     """
 
     rows: int = 0
     objects: int = 0
+    owned: int = 0
     young: int = 0
     deleted: int = 0
     missing: Finding = field(default_factory=Finding)
@@ -79,8 +85,8 @@ class Reconciliation:
 
 
 async def reconcile(settings: Settings, *, apply: bool, even_so: bool = False) -> Reconciliation:
-    """Compare, and with `apply` delete the orphaned objects. Raises SuspiciousBucket before it deletes anything, unless
-    `even_so`.
+    """Compare, and with `apply` delete the orphaned objects. Before it deletes anything, raises InRecovery, and (unless
+    `even_so`) SuspiciousBucket.
     """
     found = Reconciliation()
     kinds = kinds_of(Pipelines.from_source(settings.pipelines))
@@ -96,10 +102,15 @@ async def reconcile(settings: Settings, *, apply: bool, even_so: bool = False) -
                     found.orphaned.add(key, size)
             if not apply or not found.orphaned.count:
                 return found
-            if 2 * found.orphaned.count > found.objects and not even_so:
+            if await connection.fetchval("SELECT pg_is_in_recovery()"):
+                raise InRecovery(
+                    "PostgreSQL is in recovery, so that rows may be missing which still come: nothing was deleted. "
+                    "Apply it when `SELECT pg_is_in_recovery()` is false"
+                )
+            if found.orphaned.count > found.owned and not even_so:
                 raise SuspiciousBucket(
-                    f"{found.orphaned.count} of {found.objects} objects have no row in this database: is the bucket "
-                    f"{settings.s3_bucket} another installation's, too? --even-so deletes them nevertheless"
+                    f"{found.orphaned.count} objects have no row in this database, and {found.owned} have one: is the "
+                    f"bucket {settings.s3_bucket} another installation's, too? --even-so deletes them nevertheless"
                 )
             async for orphaned in _orphaned(connection, store, owners, Reconciliation()):
                 await store.delete(*(key for key, _ in orphaned))
@@ -158,6 +169,7 @@ async def _without_rows(
     orphaned = []
     for owner, key, size in batch:
         if owner in known:
+            found.owned += 1
             continue
         if instant_of(owner) > oldest_young:
             found.young += 1
@@ -167,10 +179,11 @@ async def _without_rows(
 
 
 def _owner_of(key: str) -> UUID | None:
-    """The id in the key. None: the platform did not make this key."""
+    """The id in the key, of version 7 and in its one form. None: the platform did not make this key."""
     try:
-        owner = UUID(key.split("/")[1])
+        part = key.split("/")[1]
+        owner = UUID(part)
         instant_of(owner)
     except (ValueError, IndexError, OverflowError):
         return None
-    return owner
+    return owner if owner.version == 7 and str(owner) == part else None  # noqa: PLR2004 - UUIDv7

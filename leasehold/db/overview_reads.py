@@ -120,14 +120,20 @@ async def limits(connection: Connection, after: tuple[str, str] | None = None) -
     return await connection.fetch(_LIMITS, *(after or (None, None)))
 
 
-_AT_LIMIT = """
--- overview_jobs_at_limit
+def _at_limit(name: str, which: str) -> str:
+    """`which`: the predicate of an index, which PostgreSQL recognises only if it stands in the statement."""
+    return f"""
+-- {name}
 SELECT o.job_id AS id, j.tenant_id, coalesce(r.template, j.pipeline) AS template, j.status, j.created_at, o.admitted_at
 FROM (SELECT g.job_id, g.admitted_at FROM gate_job g
-      WHERE g.tenant_id = $1 AND g.key = $2 AND (g.admitted_at IS NOT NULL) = $3
-      ORDER BY g.owner, g.priority, g.job_id LIMIT $4) AS o
+      WHERE g.tenant_id = $1 AND g.key = $2 AND g.admitted_at IS {which}
+      ORDER BY g.owner, g.priority, g.job_id LIMIT $3) AS o
 JOIN job j ON j.id = o.job_id LEFT JOIN run r ON r.job_id = o.job_id
 """
+
+
+_INSIDE = _at_limit("overview_jobs_inside", "NOT NULL")
+_WAITING = _at_limit("overview_jobs_waiting", "NULL")
 
 
 async def jobs_at_limit(
@@ -136,4 +142,4 @@ async def jobs_at_limit(
     """For operators: at most `limit` of the jobs that the limit has admitted, or of those that wait at it, in the order
     in which each tenant's jobs get their turn.
     """
-    return await connection.fetch(_AT_LIMIT, tenant_id, key, admitted, limit)
+    return await connection.fetch(_INSIDE if admitted else _WAITING, tenant_id, key, limit)
