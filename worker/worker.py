@@ -148,7 +148,8 @@ class Worker:
 
     def _is_complete(self) -> None:
         self.complete.set()
-        self.health.is_ready = not self._draining
+        # A worker whose children have no fences serves its inline queues alone: it replaces no worker that serves all.
+        self.health.is_ready = not self._draining and self.queues == self._chosen.every
 
     def _log_serving(self, later: frozenset[str]) -> None:
         log.info(

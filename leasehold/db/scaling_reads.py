@@ -54,9 +54,9 @@ _RUNNING = """
 -- scaling_running
 SELECT lease.queue, w.version, count(*)::int AS running,
        2 * avg(greatest(extract(epoch FROM now() - lease.started_at), 0))::float8 AS attempt_seconds
-FROM (SELECT queue, started_at, lease_owner FROM task WHERE status = 'running' LIMIT $2) AS lease
+FROM (SELECT queue, started_at, lease_owner FROM task
+      WHERE status = 'running' AND queue = ANY($1) LIMIT $2) AS lease
 LEFT JOIN worker w ON w.id = lease.lease_owner
-WHERE lease.queue = ANY($1)
 GROUP BY lease.queue, w.version
 """
 

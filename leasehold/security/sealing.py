@@ -9,10 +9,13 @@ from __future__ import annotations
 import base64
 import hmac
 
+import structlog
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
 from leasehold.domain.errors import LeaseholdError, Unavailable
 from leasehold.settings import Settings
+
+log = structlog.get_logger(__name__)
 
 
 class Unsealable(LeaseholdError):
@@ -73,11 +76,19 @@ class Sealing:
     def _keys_now(self) -> MultiFernet | None:
         """The keys of the setting, which may lie in a file that has changed."""
         text = self._setting.get_secret_value()
-        if text != self._read:
-            keys = [key.strip() for key in text.split(",") if key.strip()]
-            self._fernet = MultiFernet([Fernet(key) for key in keys]) if keys else None
+        if text == self._read:
+            return self._fernet
+        keys = [key.strip() for key in text.split(",") if key.strip()]
+        try:
+            fernet = MultiFernet([Fernet(key) for key in keys]) if keys else None
+        except ValueError:
+            if self._fernet is None:
+                raise
+            log.warning("the new LEASEHOLD_SEALING_KEYS are not used: one of them is no key")
+        else:
+            self._fernet = fernet
             self._signing = [key.encode() for key in keys]
-            self._read = text
+        self._read = text
         return self._fernet
 
 

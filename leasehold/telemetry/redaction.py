@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from urllib.parse import quote, unquote, unquote_plus, urlsplit
 
 from pydantic import SecretStr
@@ -30,6 +30,8 @@ _FORMS = (
 )
 _by_form = re.compile("|".join(_FORMS))
 _secrets: tuple[str, ...] = ()
+#: Words of secrets that were replaced. A process that lives through more rotations forgets the shortest.
+_MAX_EARLIER = 200
 _NEXT_URL = re.compile(r",\s*(?=[a-z]+://)")
 
 
@@ -37,15 +39,17 @@ def learn(settings: Settings) -> None:
     """From now on `redact` knows the secrets of these settings, and those that their files will hold."""
     for name in Settings.model_fields:
         if isinstance(value := getattr(settings, name), FileSecret):
-            value.on_change(lambda: _learn(settings))
+            value.on_change(lambda: _learn(settings, earlier=_secrets))
     _learn(settings)
 
 
-def _learn(settings: Settings) -> None:
+def _learn(settings: Settings, earlier: Sequence[str] = ()) -> None:
+    """`earlier`: words that stay known, because what they opened may be open, or be valid, for a while."""
     defaults = _secrets_of(Settings.model_construct())
     words = {form for secret in _secrets_of(settings) - defaults for form in _forms_of(secret)}
+    kept = [word for word in earlier if word not in words][:_MAX_EARLIER]
     global _secrets  # noqa: PLW0603 - one process, one set of secrets
-    _secrets = tuple(sorted(words, key=len, reverse=True))
+    _secrets = tuple(sorted([*words, *kept], key=len, reverse=True))
 
 
 def redact(text: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 from cryptography.fernet import Fernet
 from pydantic import SecretStr, ValidationError
 
+from leasehold.broker.amqp.connection import Nodes
 from leasehold.file_secrets import MAX_BYTES, FileSecret, holds_secrets
 from leasehold.security.sealing import Sealing, Unsealable
 from leasehold.settings import Settings
@@ -125,3 +126,34 @@ def test_a_log_line_never_holds_the_new_value(tmp_path: Path) -> None:
         assert redaction.redact("it is second-password") == "it is [redacted]"
     finally:
         redaction.learn(Settings(_env_file=None))
+
+
+def test_a_new_url_or_key_that_is_none_leaves_the_last_in_force(tmp_path: Path) -> None:
+    url, key = tmp_path / "url", tmp_path / "key"
+    url.write_text("amqp://a.example")
+    first = Fernet.generate_key().decode()
+    key.write_text(first)
+    settings = Settings(_env_file=None, amqp_url=FileSecret(url), sealing_keys=FileSecret(key))
+    nodes, sealing = Nodes(settings), Sealing(settings)
+    sealed = sealing.seal(b"secret")
+    replace(url, "no url at all")
+    replace(key, first[:7])
+    for _ in range(2):
+        nodes.advance()
+        assert "a.example" in nodes.current.url
+        assert sealing.open(sealed) == b"secret"
+        assert sealing.verifies("x", b"text", sealing.sign("x", b"text"))
+    replace(url, "amqp://b.example")
+    nodes.advance()
+    assert "b.example" in nodes.current.url
+
+
+def test_a_secret_that_was_replaced_is_still_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_secrets", ())
+    path = tmp_path / "key"
+    path.write_text("the-first-secret-key")
+    secret = FileSecret(path)
+    redaction.learn(Settings(_env_file=None, s3_secret_key=secret))
+    replace(path, "the-second-secret-key")
+    assert secret.get_secret_value() == "the-second-secret-key"
+    assert "secret-key" not in redaction.redact("the-first-secret-key the-second-secret-key")

@@ -33,6 +33,10 @@ class Foreign(ABC):
     async def check(self) -> None:
         """Raises TransactionRefused if what is written now would not commit or vanish with the user's transaction."""
 
+    def is_in_transaction(self) -> bool:
+        """True: `check` has refused everything else."""
+        return True
+
     async def fetch(self, statement: str, *arguments: Any) -> list[Row]:
         try:
             return await self._rows(statement, arguments)

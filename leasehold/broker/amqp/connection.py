@@ -16,18 +16,21 @@ from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 
 import aiormq
+import structlog
 from aio_pika.connection import make_url
 from aiormq.abc import AbstractChannel, AbstractConnection
 
 from leasehold.broker.amqp.watchdog import watch
 from leasehold.broker.amqp.wire import Wire
 from leasehold.domain.backoff import delay_after
-from leasehold.domain.errors import BrokerUnavailable
+from leasehold.domain.errors import BadSetting, BrokerUnavailable
 from leasehold.runtime.foreign_errors import text_of
 from leasehold.runtime.gather import cancel_and_wait, check_not_cancelled
 from leasehold.settings import Settings
 from leasehold.telemetry.outages import BROKER
 from leasehold.urls import BrokerUrl, broker_urls
+
+log = structlog.get_logger(__name__)
 
 #: Waits between attempts, with jitter: short after a brief outage, and gentle when 500 workers reconnect at once.
 RECONNECT_LADDER = tuple(timedelta(seconds=seconds) for seconds in (0.2, 0.5, 1, 2, 5))
@@ -143,12 +146,21 @@ class Nodes:
         return self._failed % len(self._order) != 0
 
     def _read_nodes(self) -> None:
-        """Follow the setting: its file may name another password or other nodes by now."""
+        """Follow the setting: its file may name another password or other nodes by now. While the file has no URL, the
+        nodes before stay. Raises BadSetting if there were none.
+        """
         text = self._setting.get_secret_value()
-        if text != self._read:
+        if text == self._read:
+            return
+        self._read = text
+        try:
             nodes = broker_urls(text)
-            self._order = random.sample(nodes, len(nodes))
-            self._read = text
+        except BadSetting:
+            if not self._order:
+                raise
+            log.warning("the new LEASEHOLD_AMQP_URL is not used: it is no URL of RabbitMQ")
+            return
+        self._order = random.sample(nodes, len(nodes))
 
 
 class Link:

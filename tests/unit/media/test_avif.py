@@ -319,6 +319,21 @@ def test_a_track_that_contradicts_itself_is_refused(box: bytes, position: int, v
     assert refused.value.code == "corrupt_image"
 
 
+def test_all_tracks_together_have_a_limit_of_samples_and_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a list of its own, which the reader keeps."""
+    data = animated()
+    start = data.index(b"trak") - 4
+    (size,) = struct.unpack_from(">I", data, start)
+    again = bytearray(data[: start + size] + data[start : start + size] + data[start + size :])
+    at = again.index(b"moov") - 4
+    struct.pack_into(">I", again, at, struct.unpack_from(">I", again, at)[0] + size)
+    (samples,) = struct.unpack_from(">I", data, data.index(b"stsz") + 12)
+    assert samples > 1
+    monkeypatch.setattr(avif_tracks, "MAX_SAMPLES", 2 * samples - 1)
+    with pytest.raises(Permanent, match="too many samples"):
+        _read_header("image/avif", bytes(again))
+
+
 # --- the parser against a writer of its own, and against anything
 
 sides = st.tuples(st.integers(1, 65536), st.integers(1, 65536))

@@ -10,7 +10,7 @@ from itertools import pairwise, repeat
 from leasehold.pipelines.media.headers.boxes import Box, boxes
 from leasehold.pipelines.media.refusals import corrupt_image
 
-MAX_SAMPLES = 20_000  # of one track
+MAX_SAMPLES = 20_000  # of all tracks
 MAX_BOXES = 1000  # in one other box
 
 _FULL = 4  # bytes of version and flags at the start of a full box
@@ -33,14 +33,21 @@ def read_tracks(data: bytes, movie: Box) -> list[Track]:
 
     Raises Permanent `corrupt_image`; struct.error or IndexError if the file ends too early.
     """
-    tracks = [track for box in _children(data, movie, b"trak") if (track := _read_track(data, box)) is not None]
-    if sum(end - start for track in tracks for start, end in track.samples) > len(data):
-        raise corrupt_image("the tracks name more bytes than the file has")
+    tracks: list[Track] = []
+    samples_left, bytes_left = MAX_SAMPLES, len(data)
+    for box in _children(data, movie, b"trak"):
+        track = _read_track(data, box, samples_left, bytes_left)
+        if track is not None:
+            tracks.append(track)
+            samples_left -= len(track.samples)
+            bytes_left -= sum(end - start for start, end in track.samples)
     return tracks
 
 
-def _read_track(data: bytes, box: Box) -> Track | None:
-    """The track. None: it is no picture, or of a codec that the decoder does not know, and it skips it."""
+def _read_track(data: bytes, box: Box, samples_left: int, bytes_left: int) -> Track | None:
+    """The track. None: it is no picture, or of a codec that the decoder does not know, and it skips it. `samples_left`
+    and `bytes_left`: how many the tracks before have left of those that a file may have.
+    """
     table = box
     for kind in (b"mdia", b"minf", b"stbl"):
         inner = _children(data, table, kind)
@@ -63,10 +70,10 @@ def _read_track(data: bytes, box: Box) -> Track | None:
     sizes = [struct.unpack_from(">HH", data, start + _ENTRY_SIZE_AT) for _, start, _ in entries]
     sizes.append((track_size[0] >> _FIXED_POINT_BITS, track_size[1] >> _FIXED_POINT_BITS))
     width, height = (max(sides) for sides in zip(*sizes, strict=True))
-    return Track(width, height, list(_samples(data, table)))
+    return Track(width, height, list(_samples(data, table, samples_left, bytes_left)))
 
 
-def _samples(data: bytes, table: Box) -> Iterator[tuple[int, int]]:
+def _samples(data: bytes, table: Box, samples_left: int, bytes_left: int) -> Iterator[tuple[int, int]]:
     """Start and end of each sample: `stco` says where a chunk begins, `stsc` how many samples it has, and `stsz` how
     many bytes each sample has.
     """
@@ -85,13 +92,16 @@ def _samples(data: bytes, table: Box) -> Iterator[tuple[int, int]]:
         if rules and rules[-1][0] == chunk:
             _, count = rules.pop()
         found += count
-        if not 0 < count <= found <= MAX_SAMPLES:
+        if not 0 < count <= found <= samples_left:
             raise corrupt_image("a track has too many samples, or a chunk without one")
         position = offset
         for _ in range(count):
             size = next(sizes, 0)
             if not 0 < size <= len(data) - position:
                 raise corrupt_image("a sample has no bytes, or more bytes than the file")
+            bytes_left -= size
+            if bytes_left < 0:
+                raise corrupt_image("the tracks name more bytes than the file has")
             yield position, position + size
             position += size
 
