@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
 from grafana.build import files
+from leasehold.pipelines import OPERATION, SHIPPED, WEBHOOK
 from leasehold.settings import Settings
-from tests.chart.helm import CHART, environment, every_values, objects, pods, rendered
+from tests.chart.helm import CHART, environment, every_values, objects, pods, refused, rendered
 
 PRIVATE_4 = {"10.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"}
+MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+KEDA = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}
 
 
 @every_values
@@ -105,6 +109,7 @@ def test_probes_ask_what_the_processes_answer(values: str) -> None:
         asked = {probe: container[probe]["httpGet"] for probe in ("livenessProbe", "readinessProbe", "startupProbe")}
         assert asked["livenessProbe"]["path"] == "/livez"
         assert asked["readinessProbe"]["path"] == "/readyz"
+        assert asked["startupProbe"]["path"] == "/livez"  # who works while its children load is not ended
         assert {probe["port"] for probe in asked.values()} <= ports.keys()
         assert int(environment(pod)["LEASEHOLD_METRICS_PORT"]) == ports["metrics"]
         assert environment(pod)["LEASEHOLD_METRICS_HOST"] == "0.0.0.0"
@@ -140,8 +145,9 @@ def test_two_pods_of_a_deployment_are_spread_and_one_at_a_time_may_be_evicted() 
         own = one["spec"]["selector"]
         assert all(at["labelSelector"] == own for at in spread), name
         assert one["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
-    budgets = {name: one["spec"]["maxUnavailable"] for name, one in objects("fleet", "PodDisruptionBudget").items()}
-    assert set(budgets.values()) == {1, "25%"}
+    budgets = [one["spec"] for one in objects("fleet", "PodDisruptionBudget").values()]
+    assert {budget["maxUnavailable"] for budget in budgets} == {1, "25%"}
+    assert {budget["unhealthyPodEvictionPolicy"] for budget in budgets} == {"AlwaysAllow"}
 
 
 def test_a_pool_serves_its_queues_with_its_own_resources() -> None:
@@ -153,7 +159,21 @@ def test_a_pool_serves_its_queues_with_its_own_resources() -> None:
     assert (models["LEASEHOLD_WORKER_CHILDREN"], models["LEASEHOLD_DRAIN_SECONDS"]) == ("1", "600")
     assert made["jobs-leasehold-worker-models"]["spec"]["nodeSelector"] == {"accelerator": "yes"}
     assert made["jobs-leasehold-worker-pictures"]["spec"]["containers"][0]["resources"]["limits"]["memory"] == "8Gi"
-    assert environment(made["jobs-leasehold-worker-default"])["LEASEHOLD_WORKER_QUEUES"] == "default,webhooks"
+    assert "webhooks" in environment(made["jobs-leasehold-worker-default"])["LEASEHOLD_WORKER_QUEUES"].split(",")
+
+
+@every_values
+def test_every_queue_that_ships_has_a_pool(values: str) -> None:
+    """Else its work is accepted and never starts."""
+    served = [environment(pod)["LEASEHOLD_WORKER_QUEUES"] for name, pod in pods(values).items() if "-worker-" in name]
+    shipped = {step.queue for kind in (*SHIPPED, WEBHOOK, OPERATION) for of in kind.pipelines for step in of.steps}
+    assert "" in served or shipped <= {queue for queues in served for queue in queues.split(",")}
+
+
+def test_the_default_pool_can_be_taken_away() -> None:
+    assert "jobs-leasehold-worker-default" in pods("least", 'workers.pools={"pictures":{"queues":["media"]}}')
+    alone = objects("least", "Deployment", 'workers.pools={"default":null,"all":{}}')
+    assert [name for name in alone if "-worker-" in name] == ["jobs-leasehold-worker-all"]
 
 
 def test_the_api_knows_each_pool_as_its_workers_are() -> None:
@@ -212,6 +232,11 @@ def test_an_app_is_named_to_every_process_that_loads_it() -> None:
     commands = {name: pod["spec"]["containers"][0]["args"] for name, pod in pods("small").items()}
     assert commands["jobs-leasehold-api"] == ["leasehold", "api", "shop:app"]
     assert commands["jobs-leasehold-worker-default"] == ["leasehold", "worker", "shop:app"]
+    # `leasehold migrate` takes no argument. Without the app it would leave the schemas of its kinds behind.
+    assert environment(pods("small")["jobs-leasehold-migrate"])["LEASEHOLD_PIPELINES"] == "shop:app"
+    both = pods("small", 'settings.pipelines="other:app"')
+    assert environment(both["jobs-leasehold-migrate"])["LEASEHOLD_PIPELINES"] == "shop:app"  # as the argument does
+    assert "LEASEHOLD_PIPELINES" not in environment(pods("least")["jobs-leasehold-migrate"])
 
 
 def test_images_are_named_by_tag_or_by_digest() -> None:
@@ -239,6 +264,41 @@ def test_a_strict_network_lets_only_named_peers_through() -> None:
     for name, one in policies.items():
         assert "ipBlock" not in json.dumps(one), name
         assert all(rule["from"] for rule in one["spec"]["ingress"])
+
+
+def _peers(policy: dict[str, Any], port: str) -> list[dict[str, Any]] | None:
+    """Who may reach the port; None: everybody."""
+    (rule,) = [rule for rule in policy["spec"]["ingress"] if {"port": port} in rule["ports"]]
+    peers: list[dict[str, Any]] | None = rule.get("from")
+    return peers
+
+
+def test_a_prometheus_that_scrapes_is_let_in() -> None:
+    policies = objects("fleet", "NetworkPolicy")
+    for component in ("api", "console", "worker"):
+        assert _peers(policies[f"jobs-leasehold-{component}"], "metrics") == [MONITORING]
+    assert "networkPolicy.scrapers" in refused("monitoring.serviceMonitor.enabled=true")
+    assert "ServiceMonitor" in {one["kind"] for one in rendered("small", "monitoring.serviceMonitor.enabled=true")}
+
+
+def test_keda_is_let_in_to_the_api_alone_where_it_scales() -> None:
+    assert _peers(objects("fleet", "NetworkPolicy")["jobs-leasehold-api"], "http") is None
+    (named,) = _peers(objects("strict", "NetworkPolicy")["jobs-leasehold-api"], "http") or []
+    scaled = objects("strict", "NetworkPolicy", 'workers.defaults.autoscaling.by="keda"')
+    assert _peers(scaled["jobs-leasehold-api"], "http") == [named, KEDA]
+    assert _peers(scaled["jobs-leasehold-console"], "http") == [named]
+    elsewhere = objects(
+        "strict", "NetworkPolicy", 'workers.defaults.autoscaling.by="keda"', f"keda.operator={json.dumps([MONITORING])}"
+    )
+    assert _peers(elsewhere["jobs-leasehold-api"], "http") == [named, MONITORING]
+
+
+@pytest.mark.parametrize("values", ["least", "fleet"])
+def test_traces_reach_their_collector(values: str) -> None:
+    traced = environment(pods("fleet")["jobs-leasehold-api"])["OTEL_EXPORTER_OTLP_ENDPOINT"]
+    for component in ("api", "console", "worker"):
+        egress = objects(values, "NetworkPolicy")[f"jobs-leasehold-{component}"]["spec"]["egress"]
+        assert urlsplit(traced).port in {port["port"] for rule in egress for port in rule["ports"]}
 
 
 def test_the_internet_is_never_the_cluster_s_own_network() -> None:

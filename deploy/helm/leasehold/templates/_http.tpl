@@ -78,6 +78,7 @@ metadata:
   labels: {{- include "leasehold.labels" . | nindent 4 }}
 spec:
   maxUnavailable: {{ ternary "25%" 1 (eq .component "worker") }}
+  unhealthyPodEvictionPolicy: AlwaysAllow # while the database is away no API is ready: nodes can be drained nevertheless
   selector: {{ include "leasehold.match" . }}
 {{- end -}}
 
