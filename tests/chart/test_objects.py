@@ -10,7 +10,9 @@ import pytest
 import yaml
 
 from grafana.build import files
-from leasehold.pipelines import OPERATION, SHIPPED, WEBHOOK
+from leasehold.pipelines import SHIPPED
+from leasehold.pipelines.operations.pipeline import OPERATION
+from leasehold.pipelines.webhooks.pipeline import WEBHOOK
 from leasehold.settings import Settings
 from tests.chart.helm import CHART, environment, every_values, objects, pods, refused, rendered
 
