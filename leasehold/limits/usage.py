@@ -126,10 +126,12 @@ class Usage:
         return is_far
 
     def _usage_of(self, tenant_id: str) -> _Usage:
-        usage = self._cache.setdefault(tenant_id, _Usage())
+        usage = self._cache.get(tenant_id)
+        if usage is None:
+            usage = self._cache[tenant_id] = _Usage()
+            if len(self._cache) > _MAX_TENANTS:
+                self._cache.popitem(last=False)
         self._cache.move_to_end(tenant_id)
-        if len(self._cache) > _MAX_TENANTS:
-            self._cache.popitem(last=False)
         return usage
 
     def _check_bytes(self, usage: _Usage, size: int) -> None:
