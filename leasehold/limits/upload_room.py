@@ -51,9 +51,12 @@ class UploadRoom:
         """Add `size` bytes to the remembered count if the tenant stays far from its bound, and return True. Else add
         nothing and return False: then the caller counts exactly.
         """
-        cached = self._counts.get(tenant_id)
-        if cached is None or cached.until <= monotonic():
-            cached = self._counts[tenant_id] = _Count(await count(connection, tenant_id), monotonic() + FRESH_SECONDS)
+        cached = self._fresh(tenant_id)
+        if cached is None:
+            used = await count(connection, tenant_id)
+            cached = self._fresh(tenant_id)  # another upload may have counted, and reserved, meanwhile
+        if cached is None:
+            cached = self._counts[tenant_id] = _Count(used, monotonic() + FRESH_SECONDS)
             self._counts.move_to_end(tenant_id)
             if len(self._counts) > _MAX_TENANTS:
                 self._counts.popitem(last=False)
@@ -61,3 +64,7 @@ class UploadRoom:
             return False
         cached.used += size
         return True
+
+    def _fresh(self, tenant_id: str) -> _Count | None:
+        cached = self._counts.get(tenant_id)
+        return None if cached is None or cached.until <= monotonic() else cached

@@ -14,6 +14,7 @@ import pytest
 from leasehold.db.database import Connection, Pool, connect, make_pool
 from leasehold.domain.errors import Invalid, TooMany
 from leasehold.limits import usage as usages
+from leasehold.limits.upload_room import UploadRoom
 from leasehold.limits.usage import Usage
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
@@ -113,3 +114,15 @@ async def test_a_refused_submission_keeps_no_bytes(settings: Settings, pool: Poo
 async def test_what_can_never_be_stored_is_invalid_and_not_too_many(settings: Settings, pool: Pool) -> None:
     with pytest.raises(Invalid, match="1001 bytes exceed the 1000"):
         await limited(settings, STORING).reserve(pool, str(uuid4()), 0, 1001)
+
+
+async def test_uploads_that_begin_together_share_the_room_that_one_of_them_counted(pool: Pool) -> None:
+    """Each counts at first: what the faster one has reserved is not forgotten by the slower one's count."""
+    mebibyte = 1024 * 1024
+    room = UploadRoom(8 * mebibyte)  # a quarter of it is far from the bound
+
+    async def reserve() -> bool:
+        async with pool.acquire() as connection:
+            return await room.reserve(connection, "acme", mebibyte * 3 // 2)
+
+    assert sorted(await asyncio.gather(reserve(), reserve())) == [False, True]
