@@ -33,11 +33,11 @@ class Signature:
         return cls(app, {"task": task, "args": list(args), "kwargs": dict(kwargs), "immutable": immutable})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function of a single call here. Submit several calls."""
+        """A single call: run its function in this process. A chain, group or chord: submit it, as `delay` does."""
         if "task" not in self.plan:
-            return self.delay(*args)
-        task = self.app.tasks[self.plan["task"]]
-        return task(*args, *self.plan["args"], **{**self.plan["kwargs"], **kwargs})
+            return self.delay(*args, **kwargs)
+        all_args, all_kwargs = self._arguments(args, kwargs)
+        return self.app.tasks[self.plan["task"]](*all_args, **all_kwargs)
 
     def __or__(self, other: Signature) -> Signature:
         return chain(self, other)
@@ -52,13 +52,20 @@ class Signature:
         """Submit the calls. Only a single call takes the options of a task's apply_async."""
         if "task" in self.plan:
             task = self.app.tasks[self.plan["task"]]
-            both = {**self.plan["kwargs"], **(kwargs or {})}
-            result: AsyncResult = task.apply_async([*(args or ()), *self.plan["args"]], both, **options)
+            result: AsyncResult = task.apply_async(*self._arguments(args or (), kwargs or {}), **options)
             return result
         if options or kwargs:
             raise NotSupported("leasehold.celery submits a chain, group or chord without options")
         submitted: AsyncResult = self.app.submit_canvas(self.plan, list(args or ()))
         return submitted
+
+    def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The positional and the keyword arguments of a single call: `args` before its own, `kwargs` over its own. An
+        immutable call (`.si`) takes neither.
+        """
+        if self.plan["immutable"]:
+            return self.plan["args"], self.plan["kwargs"]
+        return [*args, *self.plan["args"]], {**self.plan["kwargs"], **kwargs}
 
 
 def chain(*signatures: Signature) -> Signature:

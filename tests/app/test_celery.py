@@ -275,6 +275,25 @@ def test_the_header_of_a_chord_may_be_a_single_call() -> None:
         assert member == (header.plan if is_whole else add.s(1, 2).plan)
 
 
+def test_an_immutable_call_takes_no_further_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert add.si(1, 2)(3, y=4) == 3
+    assert add.si(1, y=2)(y=3) == 3
+    assert add.s(1)(y=3) == add.s(1, y=2)(y=3) == 4
+    submitted: list[tuple[list[int], dict[str, int]]] = []
+    monkeypatch.setattr(add, "apply_async", lambda args, kwargs: submitted.append((args, kwargs)))
+    add.si(1, 2).delay(3, y=4)
+    add.s(1).delay(3)
+    add.s(1, y=2).apply_async(kwargs={"y": 5})
+    assert submitted == [([1, 2], {}), ([3, 1], {}), ([1], {"y": 5})]
+
+
+@pytest.mark.parametrize("calls", [chain(add.s(1), add.s(2)), group(add.s(1)), chord([add.s(1, 2)], xsum.s())])
+def test_a_chain_group_or_chord_loses_no_keyword_argument(calls: Signature) -> None:
+    for submit in (calls, calls.delay):
+        with pytest.raises(NotSupported, match="without options"):
+            submit(y=1)
+
+
 async def test_only_the_named_exceptions_are_tried_again(serve: Serve) -> None:
     def program() -> None:
         with pytest.raises(TaskFailed, match="ConnectionError: it"):

@@ -238,6 +238,13 @@ async def test_who_chooses_no_model_asks_for_one(providers: Providers, name: str
     assert said.value.code == "model_required"
 
 
+@pytest.mark.parametrize(
+    ("milliseconds", "seconds"), [(None, None), (1, 1), (499, 1), (1499, 1), (1501, 2), (5000, 5), (600_000, 600)]
+)
+def test_a_duration_in_whole_seconds_is_never_zero(milliseconds: int | None, seconds: int | None) -> None:
+    assert order("ark", "video", "p", duration_ms=milliseconds).whole_seconds == seconds
+
+
 WHOLE: dict[str, Any] = {
     "negative_prompt": "blur", "width": 1024, "height": 768, "sample_strength": 0.6, "duration_ms": 5000,
     "ratio": "16:9", "images": (SourceImage("https://example.com/a.png"), SourceImage("https://example.com/b.png")),

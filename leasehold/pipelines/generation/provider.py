@@ -46,6 +46,11 @@ class Order:
     extra: Mapping[str, object] | None = None
     callback: str | None = None
 
+    @property
+    def whole_seconds(self) -> int | None:
+        """The duration for a provider that counts in seconds: rounded, and at least 1. None: the client named none."""
+        return None if self.duration_ms is None else max(1, round(self.duration_ms / 1000))
+
 
 @dataclass(frozen=True, slots=True)
 class Accepted:

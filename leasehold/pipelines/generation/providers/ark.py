@@ -108,8 +108,8 @@ def _video(order: Order) -> dict[str, Any]:
     request: dict[str, Any] = {"model": _model(order), "content": content}
     if order.ratio:
         request["ratio"] = order.ratio
-    if order.duration_ms:
-        request["duration"] = round(order.duration_ms / 1000)
+    if order.whole_seconds is not None:
+        request["duration"] = order.whole_seconds
     if order.deadline_seconds:
         request["execution_expires_after"] = min(max(order.deadline_seconds, _EXPIRES[0]), _EXPIRES[1])
     if order.callback:

@@ -118,8 +118,8 @@ def _body(order: Order) -> dict[str, Any]:
         if order.sample_strength is not None:
             request["scale"] = order.sample_strength
     else:
-        if order.duration_ms:
-            request["frames"] = _FRAMES_A_SECOND * round(order.duration_ms / 1000) + 1
+        if order.whole_seconds is not None:
+            request["frames"] = _FRAMES_A_SECOND * order.whole_seconds + 1
         if order.ratio:
             request["aspect_ratio"] = order.ratio
     return request | dict(order.extra or {})

@@ -100,7 +100,7 @@ def _prediction(order: Order) -> tuple[str, dict[str, Any]]:
         "prompt_strength": order.sample_strength,
         "image": order.images[0].url if order.images else None,
         "aspect_ratio": order.ratio,
-        "duration": round(order.duration_ms / 1000) if order.duration_ms else None,
+        "duration": order.whole_seconds,
     }
     request: dict[str, Any] = {
         "input": {name: value for name, value in inputs.items() if value is not None} | dict(order.extra or {})
