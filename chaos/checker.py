@@ -1,4 +1,4 @@
-"""Judges a history by the invariants of RELIABILITY.md section 5. Each is a function named by its number."""
+"""Judges a history by the invariants I1 to I26 of docs/explanation/chaos.md. The function `i3` checks I3."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from chaos.checks import cancels, hints, jobs, keys, leases, limits, operations, outputs, story, surroundings, trust
-from chaos.checks.verdict import NotApplicable, Seen
+from chaos.checks.verdict import NotApplicable, Observation
 from chaos.history import History
 
-#: A verdict has the evidence of so many violations, and of all others only the number.
+#: A verdict has the evidence of at most this many violations. It only counts the others.
 _MOST_EVIDENCE = 10
 
-Check = Callable[[History], Iterable[Seen]]
-#: For each invariant, and each kind of thing that its check looks at: how many of them a history must have.
+Check = Callable[[History], Iterable[Observation]]
+#: Invariant -> kind of thing that its check compares -> how many of them a history must have.
 Floors = Mapping[str, Mapping[str, int]]
 
 INVARIANTS: dict[str, Check] = {
@@ -30,8 +30,8 @@ INVARIANTS: dict[str, Check] = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`observed`: how many things of each kind were looked at. `why`: the evidence of violations, what was seen too
-    rarely, or the reason why the invariant does not apply.
+    """`observed`: how many things of each kind were compared. `why`: the evidence of violations, the kinds that were
+    observed too rarely, or the reason why the invariant does not apply.
     """
 
     number: str
@@ -43,7 +43,9 @@ class Verdict:
 
     @property
     def red(self) -> bool:
-        """Violated; or not observed as often as the plan of the run demands, which proves nothing."""
+        """Whether the invariant was violated, or observed less often than the plan of the run demands: a rare
+        observation proves nothing.
+        """
         return self.state in ("violated", "not observed")
 
     def as_json(self) -> dict[str, Any]:
@@ -58,18 +60,18 @@ def judge(history: History, floors: Floors) -> list[Verdict]:
 def _verdict(number: str, check: Check, history: History, floors: Mapping[str, int]) -> Verdict:
     says = (check.__doc__ or "").partition("\n")[0]
     try:
-        seen = list(check(history))
+        observations = list(check(history))
     except NotApplicable as reason:
         return Verdict(number, says, "not applicable", why=(str(reason),))
-    observed = dict(sorted(Counter(each.what for each in seen).items()))
-    wrong = [each.wrong for each in seen if each.wrong]
+    observed = dict(sorted(Counter(observation.what for observation in observations).items()))
+    wrong = [observation.wrong for observation in observations if observation.wrong]
     if wrong:
         return Verdict(number, says, "violated", observed, tuple(wrong[:_MOST_EVIDENCE]), len(wrong))
-    rare = [
-        f"{what}: {observed.get(what, 0)} seen, {least} wanted"
+    too_rare = [
+        f"{what}: {observed.get(what, 0)} observed, {least} wanted"
         for what, least in floors.items()
         if observed.get(what, 0) < least
     ]
-    if rare or not observed:
-        return Verdict(number, says, "not observed", observed, tuple(rare) or ("nothing was looked at",))
+    if too_rare or not observed:
+        return Verdict(number, says, "not observed", observed, tuple(too_rare) or ("nothing was observed",))
     return Verdict(number, says, "ok", observed)

@@ -1,4 +1,4 @@
-"""Gathers the history of a run: rows, audit, objects, queues and processes."""
+"""Reads the history of a run from its installation: rows and their changes, objects, queues, processes and sessions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ from leasehold.pipelines.media.pipeline import MediaParams
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions.settlements import MAX_CRASHES
 
-_OF_HANDLERS = ("begin", "tick", "end", "stop")
+#: The kinds of journal lines that handlers write. All other lines are about faults.
+_HANDLER_LINES = ("begin", "tick", "end", "stop")
+#: Field of the history -> the statement that reads its rows.
 _TABLES = {
     "jobs": "SELECT * FROM job", "tasks": "SELECT * FROM task", "events": "SELECT * FROM event",
     "outputs": "SELECT * FROM output", "results": "SELECT * FROM result",
@@ -44,6 +46,7 @@ _TABLES = {
 
 
 def terms() -> Terms:
+    """The settings and declarations of every run."""
     steps = [(pipeline.name, step) for pipeline in declared() for step in pipeline.steps]
     return Terms(
         LEASE_SECONDS, SWEEP_SECONDS, MAX_LOSSES, MAX_CRASHES,
@@ -57,7 +60,7 @@ def terms() -> Terms:
 
 
 async def gather(installation: Installation, load: Load, history: History) -> None:
-    """Fill `history` from the rows, journals, taps and the store."""
+    """Fill `history` from the database, the load's diary, the journal, the proxies and the store."""
     async with installation.connection() as connection:
         await connection.set_type_codec("jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
         for name, statement in _TABLES.items():
@@ -68,27 +71,28 @@ async def gather(installation: Installation, load: Load, history: History) -> No
     history.requests, history.streams = diary.requests, diary.streams
     history.leases, history.bounds, history.operations = diary.leases, diary.bounds, diary.operations
     history.orders = [
-        Order("gateway" if one.token else "jimeng", one.prompt.split()[1], one.id, one.at, one.polled_at)
-        for one in installation.provider.bought
+        Order("gateway" if order.token else "jimeng", order.prompt.split()[1], order.id, order.at, order.polled_at)
+        for order in installation.provider.bought
     ]
-    history.journal = [line for line in journal.read(installation.journal) if line["what"] in _OF_HANDLERS]
+    history.journal = [line for line in journal.read(installation.journal) if line["what"] in _HANDLER_LINES]
     history.heard, history.sessions = installation.heard, installation.sessions
     history.subscribers, history.deliveries = frozenset({SUBSCRIBER}), installation.receiver.deliveries
     history.has_broker = bool(installation.amqp_url)
     history.objects, history.uploads = await _objects(installation), await _uploads(installation)
     history.gathered = True
     history.overwritten = installation.front.faults.overwritten
-    history.expected_bytes = _words() | await asyncio.to_thread(_pictures)
+    history.expected_bytes = _expected_texts() | await asyncio.to_thread(_expected_pictures)
 
 
 def write_down(history: History, directory: Path) -> None:
-    """Write the changes of rows and the hints into files, in order, for the search for a cause."""
-    for name, found in (("changes", history.changes), ("heard", history.heard), ("sessions", history.sessions)):
-        lines = (json.dumps(asdict(one), default=str) for one in found)
+    """Write the changes of rows, the hints and the sessions into files: a person reads them to find a cause."""
+    for name, records in (("changes", history.changes), ("heard", history.heard), ("sessions", history.sessions)):
+        lines = (json.dumps(asdict(record), default=str) for record in records)
         (directory / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
 
 
 def _plain(row: asyncpg.Record) -> Row:
+    """The row as a dict, with its ids as text."""
     return {name: str(value) if isinstance(value, UUID) else value for name, value in row.items()}
 
 
@@ -96,17 +100,17 @@ async def _objects(installation: Installation) -> dict[str, StoredObject]:
     store = ObjectStore.from_settings(installation.settings(CLIENT))
     await store.open()
     try:
-        found = {}
+        objects = {}
         async for stored in store.list(""):
             data = await store.fetch_bytes(stored.key, max_bytes=stored.size)
-            found[stored.key] = StoredObject(len(data), hashlib.sha256(data).hexdigest())
-        return found
+            objects[stored.key] = StoredObject(len(data), hashlib.sha256(data).hexdigest())
+        return objects
     finally:
         await store.close()
 
 
 async def _uploads(installation: Installation) -> list[str]:
-    """The keys of the uploads in parts that are open, less those that their worker had no way to end."""
+    """The keys of the open uploads in parts. Uploads that a fault kept their worker from ending are left out."""
     settings = installation.settings(CLIENT)
     async with get_session().create_client(
         "s3", endpoint_url=settings.s3_endpoint, region_name=settings.s3_region,
@@ -114,28 +118,29 @@ async def _uploads(installation: Installation) -> list[str]:
         aws_secret_access_key=settings.s3_secret_key.get_secret_value(),
     ) as s3:  # fmt: skip
         try:
-            found = await s3.list_multipart_uploads(Bucket=installation.bucket)
-        except s3.exceptions.NoSuchUpload:  # so rclone says that there is none
+            answer = await s3.list_multipart_uploads(Bucket=installation.bucket)
+        except s3.exceptions.NoSuchUpload:  # rclone answers so when no upload is open
             return []
         excused = installation.front.faults.excused
-        return [upload["Key"] for upload in found.get("Uploads", []) if upload["UploadId"] not in excused]
+        return [upload["Key"] for upload in answer.get("Uploads", []) if upload["UploadId"] not in excused]
 
 
-# --- what the outputs must be
+# --- the digests that outputs must have: (pipeline, output, words) -> SHA-256
 
 
-def _words() -> dict[tuple[str, str, str], str]:
+def _expected_texts() -> dict[tuple[str, str, str], str]:
+    """The outputs of the pipeline `short`: each step makes its text of the output of the step before."""
     expected = {}
     for text in WORDS:
-        before = b""
+        output = b""
         for step in ("first", "second", "third"):
-            before = text_of(step, before, text)
-            expected["short", f"{step}.txt", text] = hashlib.sha256(before).hexdigest()
+            output = text_of(step, output, text)
+            expected["short", f"{step}.txt", text] = hashlib.sha256(output).hexdigest()
     return expected
 
 
-def _pictures() -> dict[tuple[str, str, str], str]:
-    """The picture's outputs, by calling the handlers: no worker, no lease, no store."""
+def _expected_pictures() -> dict[tuple[str, str, str], str]:
+    """The outputs of the load's picture. This calls the handlers directly: no worker, no lease, no store."""
     params = MediaParams(content_type=PICTURE_TYPE)
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
@@ -144,8 +149,8 @@ def _pictures() -> dict[tuple[str, str, str], str]:
         files = {"original": original}
         for step in ("resize", "compress", "webp"):
             work = Work("media", step, params, files, directory)
-            made = getattr(media_steps, step)(work).files
-            files |= {name: file.path for name, file in made.items()}
+            outputs = getattr(media_steps, step)(work).files
+            files |= {name: file.path for name, file in outputs.items()}
         return {
             ("media", name, ""): hashlib.sha256(path.read_bytes()).hexdigest()
             for name, path in files.items()
@@ -153,7 +158,7 @@ def _pictures() -> dict[tuple[str, str, str], str]:
         }
 
 
-# --- the broker, the other tenant, and what is left behind
+# --- the broker, and the things that processes leave behind
 
 
 async def queued(installation: Installation) -> dict[str, int]:
@@ -167,39 +172,42 @@ async def queued(installation: Installation) -> dict[str, int]:
                 try:
                     answer = await channel.declare_queue(name, passive=True)
                 except aio_pika.exceptions.ChannelClosed:
-                    continue  # deleted by a fault, and nothing needed it since
+                    continue  # a fault deleted the queue, and no process has needed it since
                 counts[name] = answer.declaration_result.message_count or 0
                 await channel.close()
     return counts
 
 
 async def dead_letters(installation: Installation) -> list[str]:
-    """The tasks of the hints that the broker gave up on."""
-    found: list[str] = []
+    """The bodies of the hints that the broker moved to the dead-letter queue."""
+    bodies: list[str] = []
     async with await aio_pika.connect(installation.amqp_url) as broker:
         channel = await broker.channel()
         try:
             queue = await channel.get_queue("leasehold.parked")
         except aio_pika.exceptions.ChannelClosed:
-            return found
+            return bodies
         while (message := await queue.get(fail=False)) is not None:
-            found.append(message.body.decode(errors="replace"))
-    return found
+            bodies.append(message.body.decode(errors="replace"))
+    return bodies
 
 
-#: PostgreSQL vacuums on its own, whether or not anybody is there.
+#: The process of PostgreSQL's own vacuum. It also runs when every client has left.
 _AUTOVACUUM = b"autovacuum worker"
 
 
-async def leftovers(installation: Installation, codes: dict[str, int | None]) -> list[tuple[str, list[str]]]:
-    """What processes that have ended should have taken with them: of each kind of thing looked at, what is left."""
+async def leftovers(installation: Installation, exit_codes: dict[str, int | None]) -> list[tuple[str, list[str]]]:
+    """After all processes have ended: each kind of thing that they must not leave behind, with a sentence for each that
+    they left. `exit_codes`: by the name of the process.
+    """
     found = [
-        ("process", [f"{name} exited with {code} when told to stop"] if code != 0 else [])
-        for name, code in codes.items()
+        ("process", [f"{name} exited with {code} when asked to stop"] if code != 0 else [])
+        for name, code in exit_codes.items()
     ]
-    found.append(("processes", [f"process {pid} still runs: {line}" for pid, line in _ours(installation.name)]))
-    left = installation.work_dir.iterdir() if installation.work_dir.exists() else ()
-    found.append(("directory", [f"directory {path.name} is left" for path in left]))
+    running = _running_processes(installation.name)
+    found.append(("processes", [f"process {pid} still runs: {line}" for pid, line in running]))
+    directories = installation.work_dir.iterdir() if installation.work_dir.exists() else ()
+    found.append(("directory", [f"directory {path.name} is left" for path in directories]))
     async with installation.connection() as connection:
         sessions = [
             f"a session of {row['application_name']} is left, {row['state']}"
@@ -217,8 +225,10 @@ async def leftovers(installation: Installation, codes: dict[str, int | None]) ->
     return found
 
 
-def _ours(name: str) -> list[tuple[int, str]]:
-    """Processes below us that are the platform's, or sessions of the database `name`."""
+def _running_processes(database: str) -> list[tuple[int, str]]:
+    """The pid and the command line of each process below this one that belongs to the platform, or that PostgreSQL runs
+    for a session of the database.
+    """
     found = []
     for pid in descendants(os.getpid()):
         try:
@@ -226,7 +236,7 @@ def _ours(name: str) -> list[tuple[int, str]]:
         except OSError:  # it has ended
             continue
         if (
-            (name.encode() in command_line and _AUTOVACUUM not in command_line)
+            (database.encode() in command_line and _AUTOVACUUM not in command_line)
             or b"leasehold.worker.sandbox.child" in command_line
             or b"chaos.process" in command_line
         ):
@@ -235,7 +245,7 @@ def _ours(name: str) -> list[tuple[int, str]]:
 
 
 async def resting(connection: asyncpg.Connection[asyncpg.Record]) -> dict[str, Any]:
-    """How much is unfinished: counts by the kind of thing."""
+    """What is unfinished: kind of thing -> how many. The installation is at rest when all are 0."""
     row = await connection.fetchrow(
         "SELECT (SELECT count(*) FROM job WHERE finished_at IS NULL) AS jobs,"
         " (SELECT count(*) FROM schedule WHERE next_run_at < clock_timestamp() + interval '1 minute') AS schedules,"
@@ -246,7 +256,7 @@ async def resting(connection: asyncpg.Connection[asyncpg.Record]) -> dict[str, A
 
 
 async def overdue(connection: asyncpg.Connection[asyncpg.Record], patience: float) -> list[str]:
-    """Running tasks whose lease has passed for longer than anybody should need to notice."""
+    """A sentence for each running task whose lease passed more than `patience` seconds ago: no worker expired it."""
     rows = await connection.fetch(
         "SELECT id, lease_until FROM task WHERE status = 'running'"
         " AND lease_until < clock_timestamp() - make_interval(secs => $1)",

@@ -1,4 +1,4 @@
-"""What a run leaves behind: everything that the checker reads, as plain data. Times are seconds of the epoch."""
+"""The history of a run: everything that the checker reads, as plain data. Times are in seconds since 1970."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from chaos.receiver import Delivery
 from leasehold.domain.states import JOB_TERMINAL, JobState
 
 Row = dict[str, Any]
-#: A process that writes no line for longer counts as standing still for the rest of that time.
+#: The longest gap between two journal lines of a process that is at work. For the rest of a longer gap, the process
+#: counts as standing still.
 _STILL_SECONDS = 0.5
 #: The load of a run commits many times a second: a longer time without a commit counts as an outage.
 _SILENT_SECONDS = 1.0
@@ -32,28 +33,28 @@ class Request:
     `job`. A cancel is `accepted` if the job was cancelled at once, and `stopping` if its running step must stop first
     and may still end in time.
 
-    A request over HTTP has its endpoint in `door`, such as "POST /v1/runs", and its Idempotency-Key in `key`. Every job
-    that the request may make has the key, too: a run as its `scope_id`, a conversion as its `exclusive_key`, a
-    generation in its prompt. `answers`: for each try with a 2xx answer, in order, the ids of the jobs in the answer.
-    `made`: how many jobs the request asks for.
+    `endpoint`: of a request over HTTP, such as "POST /v1/runs"; its `key` is the Idempotency-Key. Every job that the
+    request may make has the key, too: a run as its `scope_id`, a conversion as its `exclusive_key`, a generation in its
+    prompt. `answers`: for each try with a 2xx answer, in order, the ids of the jobs in the answer. `made`: how many
+    jobs the request asks for.
     """
 
     kind: str
     tenant: str
-    key: str  # the idempotency key, which for pictures is the file's name, too; else the job's id
+    key: str  # the Idempotency-Key, which of a picture is the file's name, too; without one, the job's id
     asked_at: float
     answered_at: float
     answer: str
     job: str = ""
     tries: int = 1
-    door: str = ""
+    endpoint: str = ""
     answers: tuple[tuple[str, ...], ...] = ()
     made: int = 1
 
 
 @dataclass
 class Bound:
-    """A declared limit, and the times, in seconds of the epoch, between which it held."""
+    """A declared limit. It was in force from `since` to `until`."""
 
     tenant: str
     key: str
@@ -65,7 +66,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class ExternalLease:
-    """What an external worker knows of one lease. `end`: completed | failed | stopped | lost | died | unknown."""
+    """One lease, as its external worker recorded it. `end`: completed | failed | stopped | lost | died | unknown."""
 
     tenant: str
     worker: str
@@ -78,8 +79,8 @@ class ExternalLease:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A bulk operation that was asked for with `key`, on the runs that have the key as a tag. `targets`: those of them
-    that were known and, of a retry, had failed before.
+    """A bulk operation, requested with the Idempotency-Key `key`, on the runs that have this key as a tag. `targets`:
+    the runs that the client knew before the request; of a retry, only those that had failed by then.
     """
 
     tenant: str
@@ -107,7 +108,7 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The limits with which the run's workers ran."""
+    """The settings and declarations of the run's workers that the checks compare with."""
 
     lease_seconds: float
     sweep_seconds: float
@@ -117,12 +118,14 @@ class Terms:
     needs: Mapping[tuple[str, str], tuple[str, ...]]
     inline: frozenset[tuple[str, str]]  # steps whose handlers keep a journal
     writes: Mapping[tuple[str, str], str]  # the output that a success of the step must have
-    trust_margin_seconds: float = 1.0  # so long before a lease passes its worker must not trust it any more
+    trust_margin_seconds: float = 1.0  # a worker must stop trusting its lease this long before the lease passes
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One claim as the rows show it. `before`: the row before the claim; {} for a step that began with it."""
+    """One claim, as the change of the task's row shows it. `n`: the number of the change. `before`: the row before the
+    claim; {}: the claim made the row.
+    """
 
     task: str
     epoch: int
@@ -136,6 +139,8 @@ class Claim:
 
 @dataclass
 class History:
+    """Rows are dicts by column, as they are at rest. `changes`: every change of a row during the run, in order."""
+
     terms: Terms
     jobs: list[Row] = field(default_factory=list)
     tasks: list[Row] = field(default_factory=list)
@@ -151,35 +156,35 @@ class History:
     changes: list[Change] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     run_rows: list[Row] = field(default_factory=list)
-    firings: list[Row] = field(default_factory=list)  # of them those that schedules made
+    firings: list[Row] = field(default_factory=list)  # the run rows that schedules made
     subscribers: frozenset[str] = frozenset()  # tenants that have webhooks
-    deliveries: list[Delivery] = field(default_factory=list)  # webhooks, as their receiver heard them
-    journal: list[Row] = field(default_factory=list)  # of handlers: begin, tick, end and stop lines
+    deliveries: list[Delivery] = field(default_factory=list)  # webhooks, as their receiver recorded them
+    journal: list[Row] = field(default_factory=list)  # the lines of handlers: begin, tick, end and stop
     leases: list[ExternalLease] = field(default_factory=list)
     bounds: list[Bound] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     tags: list[Row] = field(default_factory=list)
-    orders: list[Order] = field(default_factory=list)  # as the providers have them
-    heard: list[Heard] = field(default_factory=list)
-    sessions: list[Session] = field(default_factory=list)
-    objects: dict[str, StoredObject] = field(default_factory=dict)
-    overwritten: set[str] = field(default_factory=set)  # what the store replaced although it was told to create only
+    orders: list[Order] = field(default_factory=list)  # as the providers recorded them
+    heard: list[Heard] = field(default_factory=list)  # hints, as the proxy before the broker saw them
+    sessions: list[Session] = field(default_factory=list)  # as the proxy before PostgreSQL saw them
+    objects: dict[str, StoredObject] = field(default_factory=dict)  # by key
+    overwritten: set[str] = field(default_factory=set)  # keys that the store replaced in spite of create-only
     uploads: list[str] = field(default_factory=list)  # keys of uploads open at rest that a worker could have ended
     expected_bytes: dict[tuple[str, str, str], str] = field(default_factory=dict)  # pipeline, output, words: sha256
-    streams: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)  # job: (cursor, what came after)
+    streams: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)  # job: (cursor, events received)
     schedules: list[Row] = field(default_factory=list)
-    probes: list[tuple[str, str, int]] = field(default_factory=list)  # with foreign keys: the kind, what, the status
-    overdue: list[list[str]] = field(default_factory=list)  # of each look after the faults: leases past all patience
-    queued: dict[str, int] = field(default_factory=dict)  # what the queues held at rest, ready
-    returned: dict[str, int] = field(default_factory=dict)  # what came back when the workers left: was unacknowledged
-    parked: list[str] = field(default_factory=list)  # tasks of dead-lettered hints
-    leftovers: list[tuple[str, list[str]]] = field(default_factory=list)  # what was looked at, what was left of it
+    probes: list[tuple[str, str, int]] = field(default_factory=list)  # with another tenant's key: kind, request, status
+    overdue: list[list[str]] = field(default_factory=list)  # for each poll after the faults: leases passed long ago
+    queued: dict[str, int] = field(default_factory=dict)  # by queue: the messages that were ready at rest
+    returned: dict[str, int] = field(default_factory=dict)  # by queue: messages that came back when the workers left
+    parked: list[str] = field(default_factory=list)  # the bodies of dead-lettered hints
+    leftovers: list[tuple[str, list[str]]] = field(default_factory=list)  # kind of thing, what was left of it
     has_broker: bool = True
-    gathered: bool = False  # the rows above were read from an installation that rests
+    gathered: bool = False  # the rows above were read from an installation at rest
     rested: bool = False
-    rest_seconds: float = 0.0
+    rest_seconds: float = 0.0  # from the end of the faults until the installation was at rest
     children_killed: int = 0
-    jumps: list[tuple[float, float]] = field(default_factory=list)  # when the database's clock jumped, to how far ahead
+    jumps: list[tuple[float, float]] = field(default_factory=list)  # of the database's clock: the time, seconds ahead
 
     def by_database(self, at: float) -> float:
         """The time of the database's clock at the true time `at`."""
@@ -187,7 +192,7 @@ class History:
 
     @cached_property
     def tagged(self) -> dict[str, list[str]]:
-        """The jobs with a tag of a value, by the value."""
+        """The value of a tag -> the jobs that have it."""
         grouped: defaultdict[str, list[str]] = defaultdict(list)
         for tag in self.tags:
             grouped[tag["value"]].append(tag["job_id"])
@@ -195,7 +200,7 @@ class History:
 
     @cached_property
     def cancelled_in_bulk(self) -> set[str]:
-        """Jobs that an operation may have cancelled."""
+        """The jobs that a bulk operation may have cancelled."""
         return {
             job
             for operation in self.operations
@@ -214,7 +219,7 @@ class History:
 
     @cached_property
     def runs_of(self) -> dict[str, list[str]]:
-        """The jobs that each schedule made."""
+        """Schedule -> the jobs that it made."""
         grouped: defaultdict[str, list[str]] = defaultdict(list)
         for run in self.firings:
             grouped[run["schedule_id"]].append(run["job_id"])
@@ -253,7 +258,7 @@ class History:
 
     @cached_property
     def closed_at(self) -> dict[str, float]:
-        """When each job first was in a state from which no step is claimed."""
+        """Job -> when it first had a status in which no step is claimed."""
         closed: dict[str, float] = {}
         for change in self.changes:
             if change.of == "job" and change.row["status"] in _CLOSED:
@@ -262,7 +267,7 @@ class History:
 
     @cached_property
     def claims(self) -> dict[str, list[Claim]]:
-        """Of each task, in order: every change that raised the epoch or gave the lease to somebody."""
+        """Task -> its claims in order: the changes that raised the epoch or gave the lease to another worker."""
         grouped: defaultdict[str, list[Claim]] = defaultdict(list)
         for task, changed in self.task_changes.items():
             for change in changed:
@@ -276,7 +281,7 @@ class History:
 
     @cached_property
     def ended_at(self) -> dict[str, float]:
-        """When each job first ended."""
+        """Job -> when it first ended."""
         ended: dict[str, float] = {}
         for change in self.changes:
             if change.of == "job" and change.row["status"] in JOB_TERMINAL:
@@ -284,7 +289,9 @@ class History:
         return ended
 
     def silence(self, since: float, until: float) -> float:
-        """Seconds of that time in which the database committed nothing for long: nobody could end anything by it."""
+        """Seconds between the two times that lie in gaps between commits of more than _SILENT_SECONDS. In such a gap no
+        worker could end a job.
+        """
         moments = [since, *self._commits[bisect_right(self._commits, since) : bisect_left(self._commits, until)], until]
         return sum(later - earlier for earlier, later in pairwise(moments) if later - earlier > _SILENT_SECONDS)
 
@@ -293,7 +300,7 @@ class History:
         return sorted(change.at for change in self.changes)
 
     def worked(self, process: str, since: float, until: float) -> float:
-        """Seconds of that time in which the process, by its journal, certainly did not stand still."""
+        """Seconds between the two times in which the process, by its journal, certainly did not stand still."""
         lines = self._signs_of_life.get(process, [])
         moments = [since, *lines[bisect_right(lines, since) : bisect_left(lines, until)], until]
         gaps = (later - earlier for earlier, later in pairwise(moments))
@@ -308,7 +315,7 @@ class History:
 
     @cached_property
     def handler_runs(self) -> list[Run]:
-        """Every run of a handler that its journal tells of, with the claim it belongs to."""
+        """Every run of a handler in the journal, with the claim to which the run belongs."""
         return list(self._runs())
 
     def _runs(self) -> Iterator[Run]:
@@ -316,20 +323,22 @@ class History:
         lasts = {line["run"]: line["at"] for line in self.journal}
         for line in self.journal:
             if line["what"] == "begin":
-                before = [
-                    c for c in self.claims.get(line["task"], ()) if c.process == line["process"] and c.at <= line["at"]
+                earlier_claims = [
+                    claim
+                    for claim in self.claims.get(line["task"], ())
+                    if claim.process == line["process"] and claim.at <= line["at"]
                 ]
                 yield Run(
                     line["run"], line["task"], line["step"], line["process"], line["at"], ends.get(line["run"]),
-                    lasts[line["run"]], before[-1] if before else None,
+                    lasts[line["run"]], earlier_claims[-1] if earlier_claims else None,
                 )  # fmt: skip
 
     def words_of(self, job: Row) -> str:
-        """What a job's outputs were made of, beside its input."""
+        """The words that a job's outputs were made of, beside its input."""
         return str(job["params"].get("text", ""))
 
     def name_of(self, task: str) -> str:
-        """A task in words, for evidence."""
+        """The task's pipeline, step and id, for evidence."""
         row = self.task_by_id.get(task)
         job = self.job_by_id.get(row["job_id"]) if row else None
         return f"{job['pipeline']}.{row['step']} {task}" if row and job else f"task {task}"
@@ -337,7 +346,9 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A handler's run. `end` is None when its process died, it raised or was stopped; `last`: its last line."""
+    """One run of a handler. `end`: None if the process died, or the handler raised or was stopped. `last`: the time of
+    its last journal line. `claim`: None if its process had not claimed the task.
+    """
 
     id: str
     task: str
@@ -350,12 +361,14 @@ class Run:
 
 
 def is_external(task: Row) -> bool:
-    """Whether external workers do it. They ask for what is due, and hear no hints."""
+    """Whether external workers do the task. They poll for due tasks, and get no hints."""
     return ":" in task["queue"]
 
 
 def _is_claim(before: Row | None, after: Row) -> bool:
-    """A step that a suspended workflow starts may be claimed by the statement that makes it."""
+    """Whether the change is a claim. The statement that suspends a workflow may make a step's row and claim it at once:
+    then there is no row before.
+    """
     if before is None:
         return bool(after["status"] == "running")
     taken = after["status"] == "running" and after["lease_owner"] != before["lease_owner"]

@@ -1,7 +1,8 @@
-"""`python -m chaos.process worker|api [--mutate NAME]`: the real process, with a witness, and a guard less if asked.
+"""`python -m chaos.process worker|api [--mutate NAME]`: a worker or an API of a chaos run, with a few changes.
 
-The witness writes down each failpoint before it acts. What is changed for a mutant is changed here, in the memory of
-this process: the platform's code knows nothing of mutants.
+The changes: it writes a journal line before a failpoint acts, signals move its clock or fill its memory, and some
+waits are shorter. `--mutate` removes one guard of the platform. All of this is done in the memory of this process:
+the platform's code knows nothing of mutants.
 """
 
 from __future__ import annotations
@@ -22,63 +23,68 @@ from leasehold.db import database, idempotency
 from leasehold.runtime import failpoints
 from leasehold.storage import multipart, store
 
-#: How long a `sleep` failpoint blocks a chaos run's process: longer than its leases last.
+#: How long a `sleep` failpoint blocks a process of a chaos run: longer than a lease lasts.
 SLEEP_SECONDS = 7.0
-#: How much a process takes that is to run out of memory.
+#: The memory that a process allocates when a fault makes it run out of memory.
 MOST_MEGABYTES = 256
-_PIECE = 1 << 20
+_MEGABYTE = 1 << 20
 
 
-def witness_failpoints() -> None:
-    act = failpoints._reach  # noqa: SLF001 - a failpoint that fired in silence proves nothing
+def journal_failpoints() -> None:
+    """Write a journal line before a failpoint acts: a run counts only the faults that it can prove."""
+    reach = failpoints._reach  # noqa: SLF001 - no public name hears of a failpoint before it acts
 
-    def witnessed(name: str) -> None:
+    def journaled(name: str) -> None:
         armed = failpoints._armed.get(name)  # noqa: SLF001 - as above
         if armed is not None and armed.countdown == 1:
             journal.note("failpoint", name=name, act=armed.act)
-        act(name)
+        reach(name)
 
-    failpoints._reach = witnessed  # noqa: SLF001 - as above
-    failpoints._SLEEP_SECONDS = SLEEP_SECONDS  # noqa: SLF001 - a minute would be most of a run
+    failpoints._reach = journaled  # noqa: SLF001 - as above
+    failpoints._SLEEP_SECONDS = SLEEP_SECONDS  # noqa: SLF001 - the platform's minute would be most of a run
 
 
 def shorten_reservations() -> None:
-    """A minute, for which the key of a request that died stays reserved, is longer than clients of a run ask."""
+    """Shorten the time for which the key of a request that died stays reserved. The platform's minute is longer than a
+    client of a chaos run repeats its request.
+    """
     idempotency.IN_FLIGHT = timedelta(seconds=IN_FLIGHT_SECONDS)
 
 
-def put_in_parts() -> None:
-    """An upload in parts costs a run less, so that it has many."""
+def shrink_parts() -> None:
+    """Upload in parts from a smaller size on: so a run can afford many uploads in parts."""
     store.SINGLE_PUT_BYTES = multipart.PART_BYTES = SINGLE_PUT_BYTES
 
 
-def let_the_clock_be_wrong() -> None:
-    """SIGUSR1 turns this process's clock on by an hour, SIGUSR2 back. Its monotonic clock is never wrong (POSIX)."""
+def move_clock_on_signals() -> None:
+    """SIGUSR1 puts the clock of this process forward by an hour, SIGUSR2 back by an hour. The monotonic clock stays
+    right, as POSIX demands.
+    """
     clock: list[time_machine.Traveller] = []
 
-    def turn(number: int, _frame: object) -> None:
-        if not clock:  # before the first signal nothing stands between the process and the system's clock
+    def move(number: int, _frame: object) -> None:
+        if not clock:  # until the first signal the process reads the system's own clock
             clock.append(time_machine.travel(datetime.now(UTC), tick=True).start())
         hours = 1 if number == signal.SIGUSR1 else -1
         clock[0].shift(timedelta(hours=hours))
         journal.note("clock", hours=hours)
 
-    signal.signal(signal.SIGUSR1, turn)
-    signal.signal(signal.SIGUSR2, turn)
+    signal.signal(signal.SIGUSR1, move)
+    signal.signal(signal.SIGUSR2, move)
 
 
-def let_memory_run_out() -> None:
-    """SIGRTMIN makes this process take memory until the kernel ends it, or until it has more than any limit allows."""
+def fill_memory_on_signal() -> None:
+    """SIGRTMIN makes this process allocate MOST_MEGABYTES. The kernel ends it earlier if its memory is limited."""
 
-    def take(_number: int, _frame: object) -> None:
-        taken = [b"x" * _PIECE for _ in range(MOST_MEGABYTES)]
-        journal.note("memory", taken=len(taken))  # nobody stopped it
+    def fill(_number: int, _frame: object) -> None:
+        pieces = [b"x" * _MEGABYTE for _ in range(MOST_MEGABYTES)]
+        journal.note("memory", taken=len(pieces))  # no limit has ended the process
 
-    signal.signal(signal.SIGRTMIN, take)
+    signal.signal(signal.SIGRTMIN, fill)
 
 
 def name_sessions() -> None:
-    """Each session of this process says whose it is, so that the audit's triggers can write that down."""
+    """Give each PostgreSQL session of this process its name, which the audit's triggers record with each change."""
     settings = database._server_settings  # noqa: SLF001 - a URL takes no settings of the server
     own = {audit.PROCESS: os.environ[journal.PROCESS_VARIABLE]}
     database._server_settings = lambda name: settings(name) | own  # noqa: SLF001 - as above
@@ -88,15 +94,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m chaos.process")
     parser.add_argument("module", choices=("worker", "api"))
     parser.add_argument("--mutate", choices=sorted(MUTATIONS))
-    asked = parser.parse_args(arguments)
-    witness_failpoints()
+    options = parser.parse_args(arguments)
+    journal_failpoints()
     shorten_reservations()
-    put_in_parts()
-    let_the_clock_be_wrong()
-    let_memory_run_out()
-    if asked.mutate:
-        MUTATIONS[asked.mutate]()
-    if asked.module == "worker":
+    shrink_parts()
+    move_clock_on_signals()
+    fill_memory_on_signal()
+    if options.mutate:
+        MUTATIONS[options.mutate]()
+    if options.module == "worker":
         name_sessions()
         importlib.import_module("leasehold.worker.main").main()
     else:

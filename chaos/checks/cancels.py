@@ -1,21 +1,23 @@
-"""Checks cancels: a job that waits ends at once, a job that runs is asked to stop, and a workflow undoes its work."""
+"""Checks cancels (I15): a job that waits ends at once, a job that runs is asked to stop, and a workflow undoes its
+work.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from chaos.audit import Change
-from chaos.checks.verdict import Seen, seen
+from chaos.checks.verdict import Observation, observed
 from chaos.history import History
 from chaos.pipelines import PUT_BACK, TAKES_BACK
 
-#: An answer is later than its commit; the audit's moment is a little earlier than it.
+#: The audit's trigger reads the clock a little before the commit. A claim within this time, in seconds, is not late.
 _CLOCK = 0.005
-#: As for I7: so long may it take until another worker is the sweeper, when the one that was stands still.
+#: If the worker that sweeps stands still, another one takes over within this time (as for I7).
 _SWEEPER_SECONDS = 10.0
 
 
-def i15(history: History) -> Iterator[Seen]:
+def i15(history: History) -> Iterator[Observation]:
     """After a cancel no step starts, nothing is committed if it was at once, and the job ends in lease and grace."""
     for cancel in history.requests:
         if cancel.kind == "cancel" and cancel.answer == "accepted":
@@ -23,14 +25,14 @@ def i15(history: History) -> Iterator[Seen]:
                 *_begun_after(history, cancel.job, cancel.answered_at),
                 *_committed_after(history, cancel.job, cancel.answered_at),
             ]
-            yield seen("cancelled job", "; ".join(violations), good=not violations)
+            yield observed("cancelled job", "; ".join(violations), good=not violations)
         if cancel.kind == "cancel" and cancel.answer == "stopping":
             violations = [*_begun_after(history, cancel.job, cancel.answered_at, may_undo=True)]
-            yield seen("answered while it ran", "; ".join(violations), good=not violations)
+            yield observed("answered while it ran", "; ".join(violations), good=not violations)
     for change in history.changes:
         if change.of == "job" and (change.moved() or ("", ""))[1] == "cancel_requested":
             violations = [*_not_stopped(history, change)]
-            yield seen("running job", "; ".join(violations), good=not violations)
+            yield observed("running job", "; ".join(violations), good=not violations)
             if change.row["pipeline"] == TAKES_BACK and _has_called(history, change):
                 yield _undone(history, change.row["id"])
 
@@ -54,15 +56,17 @@ def _not_stopped(history: History, request: Change) -> Iterator[str]:
         task = history.task_by_id.get(run.task)
         if task is None or task["job_id"] != job["id"] or not task["cancelable"] or run.begin > request.at:
             continue
-        # The heartbeat hears of the cancel, and the handler is ended after the grace. If the heartbeat hears nothing,
-        # the trust in the lease ends.
+        # A heartbeat reads the request, and the worker ends the handler after the grace. If no heartbeat gets an
+        # answer, the worker's trust in the lease ends, and with it the handler.
         seconds = history.worked(run.process, request.at, run.last)
         if seconds > allowed_seconds:
             yield f"{history.name_of(run.task)} worked on for {seconds:.1f} s after its job was asked to stop"
 
 
 def _begun_after(history: History, job: str, moment: float, *, may_undo: bool = False) -> Iterator[str]:
-    """`may_undo`: a workflow that has called something is claimed to see the cancel, and undoes its work."""
+    """The steps of the job that began after the moment. `may_undo`: a workflow that has called something may begin: a
+    worker claims it so that it sees the cancel and undoes its work.
+    """
     for task in history.tasks_of.get(job, ()):
         claims = [claim for claim in history.claims.get(task["id"], ()) if claim.at > moment]
         if any(not (may_undo and claim.before.get("journaled")) for claim in claims):
@@ -85,9 +89,9 @@ def _has_called(history: History, request: Change) -> bool:
     return False
 
 
-def _undone(history: History, job: str) -> Seen:
-    """A workflow that acknowledges its cancel has undone its work. Only the end of the grace, or too many lost workers,
-    end it before; and a code that has come to its end does not hear of the cancel.
+def _undone(history: History, job: str) -> Observation:
+    """A workflow that acknowledges its cancel has undone its work once. Exceptions: the grace passed, its workers were
+    lost too often, or its code had come to its end before it could see the cancel.
     """
     status = history.job_by_id[job]["status"]
     undone = [
@@ -96,13 +100,14 @@ def _undone(history: History, job: str) -> Seen:
         and (change.row["name"], change.row["state"]) == (PUT_BACK, "done")
     ]  # fmt: skip
     if status == "succeeded":
-        return seen("workflow that did not hear", f"workflow {job} undid its work and succeeded", good=not undone)
+        sentence = f"workflow {job} undid its work and succeeded"
+        return observed("workflow that did not see its cancel", sentence, good=not undone)
     ends = [event for event in history.events_of.get(job, ()) if event["kind"] == "cancelled"]
     because = next((event["data"]["because"] for event in ends if event["data"]), "")
     losses = max(task["losses"] for task in history.tasks_of[job])
     if because == "the grace passed" or (because and losses >= history.terms.max_losses):
-        return Seen("workflow that was ended")
+        return Observation("workflow that was ended")
     sentence = (
         f"workflow {job} ended {status} ({because or 'acknowledged'}) and has undone its work {len(undone)} times"
     )
-    return seen("workflow that saw its cancel", sentence, good=status == "cancelled" and len(undone) == 1)
+    return observed("workflow that saw its cancel", sentence, good=status == "cancelled" and len(undone) == 1)

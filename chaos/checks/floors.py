@@ -1,7 +1,7 @@
-"""How much of each kind a run must have looked at before a verdict counts: below it the verdict is `not observed`.
+"""The floors of a run: how many things of each kind a check must compare. Below a floor, the verdict is `not observed`.
 
-A floor is a rate per second of load, about a third of what a slow machine gave, or a count for each fault of the plan
-that makes such things happen. A rare kind has no floor in a short run: it then only counts if it was seen.
+A floor is a rate per second of load, about a third of the rate on a slow machine; or a count that holds for every plan.
+The floor of a rare kind is 0 in a short run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PER_SECOND: dict[str, dict[str, float]] = {
     "I23": {"admission to a limit": 0.1, "admission at a rate": 0.05},
 }
 _WITH_BROKER = {"I9": {"ACK": 3.0}, "I10": {"hint dropped": 5.0}}
-#: Whatever the plan.
+#: Invariant -> kind -> observations in any run.
 _ALWAYS: dict[str, dict[str, int]] = {
     "I7": {"look at leases": 1},
     "I10": {"outbox at rest": 1},

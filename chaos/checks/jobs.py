@@ -1,26 +1,27 @@
-"""Checks the promise to a client: its job exists, ends, and ends as its work deserves."""
+"""Checks the promise to a client (I1, I17): an accepted job exists, ends, and succeeds unless its work cannot."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 
-from chaos.checks.verdict import Seen, seen
+from chaos.checks.verdict import Observation, observed
 from chaos.history import History, Request, Row
 from leasehold.domain.states import JOB_TERMINAL
 
-#: Kinds that are made to fail, and the code that they must fail with.
+#: Kind of job that is made to fail -> the code of its failure. None: any code.
 MADE_TO_FAIL = {"hopeless": "not_now", "wrong": "refused", "poison": None, "broken": "broken"}
 #: Kinds of requests that make no job.
 JOBLESS = {"upload", "schedule", "limit", "webhook", "template", "replayed"}
-#: Codes of trouble around a step, not in it: a good job may fail by them once its attempts are used up.
+#: Codes of failures that the faults cause and the step's own work does not: a good job may fail with one of them once
+#: its attempts are used up.
 _SURROUNDINGS = {"worker_lost", "store_unavailable", "input_corrupt", "disk_full"}
 #: The code of a generation whose order may or may not have reached the provider: ordering again might buy twice.
 _UNKNOWN_OUTCOME = "submit_outcome_unknown"
 _CAUSES = ("error", "timeout", "crash", "loss")
 
 
-def i1(history: History) -> Iterator[Seen]:
+def i1(history: History) -> Iterator[Observation]:
     """Every accepted job has a row and reaches a terminal state; work that can succeed is not given up."""
     for request in history.requests:
         if request.answer != "accepted" or request.kind in JOBLESS:
@@ -29,17 +30,17 @@ def i1(history: History) -> Iterator[Seen]:
             yield from _of_schedule(history, request)
             continue
         for job_id in {request.job, *(name for answer in request.answers for name in answer)}:
-            yield Seen("accepted job", _wrong_with(history, request, job_id))
+            yield Observation("accepted job", _wrong_with(history, request, job_id))
     known = {name for request in history.requests for answer in request.answers for name in answer}
     known |= {request.job for request in history.requests} | {run["job_id"] for run in history.firings}
     for job in history.jobs:
         if job["id"] not in known:
             sentence = f"{job['pipeline']} {job['id']}, whose client got no answer, is still {job['status']}"
-            yield seen("job without an answer", sentence, good=job["status"] in JOB_TERMINAL)
+            yield observed("job without an answer", sentence, good=job["status"] in JOB_TERMINAL)
 
 
 def _wrong_with(history: History, request: Request, job_id: str) -> str:
-    """Evidence against what became of a job of an accepted request; "" when it is well."""
+    """The evidence against a job of an accepted request; "" if the job ended as it must."""
     job = history.job_by_id.get(job_id)
     name = f"{request.kind} {job_id}"
     if job is None:
@@ -51,17 +52,17 @@ def _wrong_with(history: History, request: Request, job_id: str) -> str:
     return ""
 
 
-def _of_schedule(history: History, request: Request) -> Iterator[Seen]:
-    """Its one tick made its one run, which has ended well."""
+def _of_schedule(history: History, request: Request) -> Iterator[Observation]:
+    """A schedule of the load has one tick: it made one run, which succeeded."""
     made = history.runs_of.get(request.key, [])
-    yield seen("schedule", f"the schedule {request.key} made no run", good=bool(made))
+    yield observed("schedule", f"the schedule {request.key} made no run", good=bool(made))
     for job in (history.job_by_id[run] for run in made):
         sentence = f"the run {job['id']} of schedule {request.key} is {job['status']}: {job['error']}"
-        yield seen("schedule", sentence, good=job["status"] == "succeeded" or _excused(history, job))
+        yield observed("schedule", sentence, good=job["status"] == "succeeded" or _excused(history, job))
 
 
 def _excused(history: History, job: Row) -> bool:
-    """Whether its client asked for its end, or its attempts were honestly used up by the faults."""
+    """Whether the job may have ended without success: a client cancelled it, or the faults used up its attempts."""
     if job["status"] == "cancelled":
         by_client = any(request.kind == "cancel" and request.job == job["id"] for request in history.requests)
         return by_client or job["id"] in history.cancelled_in_bulk
@@ -78,7 +79,7 @@ def _excused(history: History, job: Row) -> bool:
     )
 
 
-def i17(history: History) -> Iterator[Seen]:
+def i17(history: History) -> Iterator[Observation]:
     """Attempts never exceed the maximum; poison ends FAILED with a cause; kinds of failure are counted apart."""
     causes = Counter((failure["task_id"], failure["cause"]) for failure in history.failures)
     for task in history.tasks:
@@ -92,14 +93,14 @@ def i17(history: History) -> Iterator[Seen]:
                 )
         if task["status"] == "failed" and not any(causes[task["id"], cause] for cause in _CAUSES):
             wrong.append(f"{history.name_of(task['id'])} failed without a cause")
-        yield seen("step", "; ".join(wrong), good=not wrong)
+        yield observed("step", "; ".join(wrong), good=not wrong)
     for job in history.jobs:
         if job["pipeline"] in MADE_TO_FAIL and job["status"] in JOB_TERMINAL:
-            yield Seen("job made to fail", _wrong_end(history, job))
+            yield Observation("job made to fail", _wrong_end(history, job))
 
 
 def _earlier(history: History, task: Row, counter: str) -> int:
-    """What the step's counter had come to in earlier lives: a retried run begins to count anew."""
+    """The sum of the step's counter before each replay of its job: a replay sets the counter back to zero."""
     changes = history.task_changes.get(task["id"], ())
     drops = (change.before[counter] - change.after[counter] for change in changes if change.before and change.after)
     return sum(drop for drop in drops if drop > 0)
@@ -116,7 +117,7 @@ def _over_limits(history: History, task: Row) -> Iterator[str]:
 
 
 def _wrong_end(history: History, job: Row) -> str:
-    """Evidence against the end of a job that cannot succeed; "" when it failed as it must."""
+    """The evidence against the end of a job that cannot succeed; "" if it failed as it must."""
     if job["status"] != "failed":
         return f"{job['pipeline']} {job['id']} cannot succeed, and ended {job['status']}"
     expected_code = MADE_TO_FAIL[job["pipeline"]]

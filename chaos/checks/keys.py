@@ -1,11 +1,13 @@
-"""Checks that each request makes its jobs once, however often it is repeated, and that each job has a request."""
+"""Checks that each request makes its jobs once, however often the client repeats it, and that each job has a request
+(I2).
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
-from chaos.checks.verdict import Seen, seen
+from chaos.checks.verdict import Observation, observed
 from chaos.history import History, Request, Row
 
 #: For each endpoint, the rows that its requests make. Each of these rows has the key of its request.
@@ -19,35 +21,38 @@ _ENDPOINTS = {
     "POST /upload-url": _MEDIA,
     "POST /complete-upload": _JOBS_OF_MEDIA,
 }
+#: Kind of rows -> (tenant, key of the request) -> the ids of the rows that the request made.
 _Ledgers = Mapping[str, Mapping[tuple[str, str], list[str]]]
 
 
-def i2(history: History) -> Iterator[Seen]:
-    """A request, however often it was repeated and however it was answered, leads to its jobs once, or to none."""
+def i2(history: History) -> Iterator[Observation]:
+    """A request makes all of its jobs once, or none, however often it was repeated and whatever the answers were."""
     ledgers = _ledgers(history)
     for request in history.requests:
         if len(request.answers) > 1:
-            sentence = f"the repeated {request.door} with key {request.key} was answered with {request.answers}"
-            yield seen("repeated answer", sentence, good=len({frozenset(answer) for answer in request.answers}) == 1)
-        if request.door in _ENDPOINTS:
-            yield _made_once(request, ledgers[_ENDPOINTS[request.door]].get((request.tenant, request.key), []))
+            sentence = f"the repeated {request.endpoint} with key {request.key} was answered with {request.answers}"
+            yield observed(
+                "repeated answer", sentence, good=len({frozenset(answer) for answer in request.answers}) == 1
+            )
+        if request.endpoint in _ENDPOINTS:
+            yield _made_once(request, ledgers[_ENDPOINTS[request.endpoint]].get((request.tenant, request.key), []))
     for (tenant, key), media in ledgers[_MEDIA].items():
-        yield seen("picture", f"{len(media)} media for the key {key} of {tenant}", good=len(media) == 1)
+        yield observed("picture", f"{len(media)} media for the key {key} of {tenant}", good=len(media) == 1)
     for job, count in Counter(run["rerun_of"] for run in history.run_rows if run["rerun_of"]).items():
-        yield seen("rerun", f"the run {job} was run once more {count} times", good=count == 1)
+        yield observed("rerun", f"the run {job} was run once more {count} times", good=count == 1)
     requested = {request.key for request in history.requests} | {request.job for request in history.requests}
     names = _names(history)
     for job in history.jobs:
-        sentence = f"nobody asked for the {job['pipeline']} job {job['id']}"
-        yield seen("job", sentence, good=bool(requested & (names[_subject_of(job)] | {_subject_of(job)})))
+        sentence = f"no request made the {job['pipeline']} job {job['id']}"
+        yield observed("job", sentence, good=bool(requested & (names[_subject_of(job)] | {_subject_of(job)})))
 
 
-def _made_once(request: Request, made: list[str]) -> Seen:
-    """Checks that the request made all of its jobs once, or none, and those that its answer names."""
+def _made_once(request: Request, made: list[str]) -> Observation:
+    """Check that the request made all of its jobs once, or none, and that its last answer names the jobs."""
     allowed_numbers = {"accepted": {request.made}, "refused": {0}}.get(request.answer, {0, request.made})
-    sentence = f"{request.door} with key {request.key} of {request.tenant} was {request.answer} and made {made}"
+    sentence = f"{request.endpoint} with key {request.key} of {request.tenant} was {request.answer} and made {made}"
     agrees = not request.answers or set(request.answers[-1]) == set(made)
-    return seen(f"key at {request.door}", sentence, good=len(made) in allowed_numbers and agrees)
+    return observed(f"key at {request.endpoint}", sentence, good=len(made) in allowed_numbers and agrees)
 
 
 def _ledgers(history: History) -> _Ledgers:
@@ -70,7 +75,7 @@ def _ledgers(history: History) -> _Ledgers:
 
 
 def _names(history: History) -> Mapping[str, set[str]]:
-    """{job: what a client calls it}: its key, its schedule, or the run that it repeats."""
+    """Job -> the names by which a request may have meant it: a key, a schedule, or the run that it repeats."""
     names: dict[str, set[str]] = defaultdict(set)
     for run in history.run_rows:
         names[run["job_id"]] |= {str(run["schedule_id"]), str(run["rerun_of"]), run["scope_id"]}
@@ -88,14 +93,16 @@ def _names(history: History) -> Mapping[str, set[str]]:
 
 
 def _subject_of(job: Row) -> str:
-    """The job that a message or a withdrawal is about; else the job itself."""
+    """The job that a job serves: of a webhook's delivery or a withdrawal the job that it is about; else the job
+    itself.
+    """
     if job["pipeline"] == "webhook":
         return str(job["params"]["event"]["data"]["id"])
     return str(job["params"]["job_id"] if job["pipeline"] == "generation_withdrawal" else job["id"])
 
 
 def _key_of(operation: Row) -> str:
-    """Its filter finds runs by the key of its request."""
+    """The key of the request that made the operation: the operation's filter finds runs by it."""
     return str(operation["params"]["filter"]).rpartition(":")[2]
 
 

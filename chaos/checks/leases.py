@@ -1,23 +1,23 @@
-"""Checks leases: each has one owner, each claim has its epoch, and a worker that lost a task writes nothing."""
+"""Checks leases (I5 to I7): each has one owner and one epoch, and a worker that lost a task writes nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from chaos.audit import Change
-from chaos.checks.verdict import Seen, seen
+from chaos.checks.verdict import Observation, observed
 from chaos.history import Claim, History, Row
 
-#: How far the two clocks' readings of one order of events may be apart: it is the same clock.
+#: The journal and the audit read one clock. Their times of two events in a row differ by at most this, in seconds.
 _CLOCK = 0.005
 
 
-def i5(history: History) -> Iterator[Seen]:
+def i5(history: History) -> Iterator[Observation]:
     """The epoch rises by exactly 1 per claim, and no two claims share one."""
     for task, claims in history.claims.items():
         for nth, claim in enumerate(claims, 1):
             sentence = f"{history.name_of(task)} was claimed with epoch {claim.epoch} by its claim number {nth}"
-            yield seen("claim", sentence, good=claim.epoch == nth)
+            yield observed("claim", sentence, good=claim.epoch == nth)
     suspended = {
         (change.xact, (change.before or {})["lease_owner"])
         for changes in history.task_changes.values()
@@ -26,16 +26,16 @@ def i5(history: History) -> Iterator[Seen]:
     }
     for task, claims in history.claims.items():
         if not claims[0].before:
-            sentence = f"{history.name_of(task)} was made with a lease, by none who suspended its workflow"
+            sentence = f"{history.name_of(task)} was made with a lease, and not by the suspension of its workflow"
             is_good = (history.task_changes[task][0].xact, claims[0].owner) in suspended
-            yield seen("claim by a suspension", sentence, good=is_good)
+            yield observed("claim by a suspension", sentence, good=is_good)
     for row in history.tasks:
         count = len(history.claims.get(row["id"], ()))
         sentence = f"{history.name_of(row['id'])} has epoch {row['epoch']} after {count} claims"
-        yield seen("step", sentence, good=row["epoch"] == count)
+        yield observed("step", sentence, good=row["epoch"] == count)
 
 
-def i6(history: History) -> Iterator[Seen]:
+def i6(history: History) -> Iterator[Observation]:
     """No committed write carries an epoch lower than the row's: only the holder settles, once its handler has ended."""
     ended: dict[tuple[str, int], list[float]] = {}
     yield from _stale_results(history)
@@ -49,7 +49,7 @@ def i6(history: History) -> Iterator[Seen]:
             if not before or not after:
                 continue
             sentence = f"{history.name_of(task)} went back from epoch {before['epoch']} to {after['epoch']}"
-            yield seen("write", sentence, good=after["epoch"] >= before["epoch"])
+            yield observed("write", sentence, good=after["epoch"] >= before["epoch"])
             if _is_settlement(before, after):
                 yield _by_its_claimer(history, change, by_epoch.get(before["epoch"]))
             if _completes(before, after) and _is_inline(history, after):
@@ -58,11 +58,11 @@ def i6(history: History) -> Iterator[Seen]:
                     f"{history.name_of(task)} was completed at epoch {before['epoch']} by {change.process} although"
                     " the handler that ran at this epoch had not ended"
                 )
-                yield seen("completion", sentence, good=any(end <= change.at + _CLOCK for end in ends))
+                yield observed("completion", sentence, good=any(end <= change.at + _CLOCK for end in ends))
 
 
-def _stale_results(history: History) -> Iterator[Seen]:
-    """What was committed must come from the run that belongs to the epoch of the commit."""
+def _stale_results(history: History) -> Iterator[Observation]:
+    """A committed result comes from the run of the handler that belongs to the epoch of the commit."""
     runs = {run.id: run for run in history.handler_runs}
     for result in history.results:
         run, task = runs.get(result["value"].get("run", "")), history.task_by_id.get(result["task_id"])
@@ -71,15 +71,15 @@ def _stale_results(history: History) -> Iterator[Seen]:
                 f"{history.name_of(run.task)} was committed at epoch {task['epoch']} with the result of the run that"
                 f" belonged to epoch {run.claim.epoch}"
             )
-            yield seen("result", sentence, good=run.claim.epoch == task["epoch"])
+            yield observed("result", sentence, good=run.claim.epoch == task["epoch"])
 
 
-def _by_its_claimer(history: History, change: Change, claim: Claim | None) -> Seen:
+def _by_its_claimer(history: History, change: Change, claim: Claim | None) -> Observation:
     name, status = history.name_of(change.row["id"]), change.row["status"]
     if claim is None:
-        return Seen("settlement", f"{name} was made {status} by {change.process}, and nobody had claimed it")
+        return Observation("settlement", f"{name} was made {status} by {change.process}, and nobody had claimed it")
     sentence = f"{name} was made {status} by {change.process} while epoch {claim.epoch} was {claim.process}'s"
-    return seen("settlement", sentence, good=change.process == claim.process)
+    return observed("settlement", sentence, good=change.process == claim.process)
 
 
 def _completes(before: Row, after: Row) -> bool:
@@ -87,7 +87,9 @@ def _completes(before: Row, after: Row) -> bool:
 
 
 def _is_settlement(before: Row, after: Row) -> bool:
-    """A write that needs the lease; what time ends (a loss, a job's end) does not."""
+    """Whether the change is a write that needs the lease. The end of a lost lease and the end of a whole job need
+    none.
+    """
     if before["status"] != "running" or after["status"] in ("running", "cancelled"):
         return False
     return bool(after["losses"] == before["losses"])
@@ -98,9 +100,9 @@ def _is_inline(history: History, task: Row) -> bool:
     return job is not None and (job["pipeline"], task["step"]) in history.terms.inline
 
 
-def i7(history: History) -> Iterator[Seen]:
+def i7(history: History) -> Iterator[Observation]:
     """No task stays RUNNING for long after its lease has passed."""
     for overdue in history.overdue:
-        yield seen("look at leases", "; ".join(overdue), good=not overdue)
+        yield observed("look at leases", "; ".join(overdue), good=not overdue)
     for task in history.tasks:
-        yield seen("step at rest", f"{history.name_of(task['id'])} is running", good=task["status"] != "running")
+        yield observed("step at rest", f"{history.name_of(task['id'])} is running", good=task["status"] != "running")

@@ -1,4 +1,4 @@
-"""Checks the limits that tenants and operators declare, and the orders at providers."""
+"""Checks the orders at providers, and the limits that tenants and operators declare (I22, I23)."""
 
 from __future__ import annotations
 
@@ -6,32 +6,34 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from chaos.audit import seconds
-from chaos.checks.verdict import Seen, seen
+from chaos.checks.verdict import Observation, observed
 from chaos.history import Bound, History
 
 _MINUTE = 60.0
-#: A provider may be asked once more by a poll that was on its way when the job ended.
+#: A poll of the provider may have been under way when the job ended: it may arrive this much later.
 _POLL_SECONDS = 5.0
 
 
-def i22(history: History) -> Iterator[Seen]:
+def i22(history: History) -> Iterator[Observation]:
     """At most one order per generation, one for each that succeeded, and nobody polls once it has ended."""
     orders = Counter(order.key for order in history.orders)
     for generation in history.generations:
         key, job = generation["task_id"], history.job_by_id[generation["job_id"]]
         sentence = f"the generation {key}, which {job['status']}, was ordered {orders[key]} times"
-        yield seen("generation", sentence, good=orders[key] <= 1 and (orders[key] == 1 or job["status"] != "succeeded"))
+        yield observed(
+            "generation", sentence, good=orders[key] <= 1 and (orders[key] == 1 or job["status"] != "succeeded")
+        )
     ended = {
         generation["task_id"]: history.ended_at.get(generation["job_id"], float("inf"))
         for generation in history.generations
     }
     for order in history.orders:
-        sentence = f"{order.provider} was asked for {order.id} long after the generation {order.key} had ended"
-        yield seen("order", sentence, good=order.last_polled_at <= ended.get(order.key, 0.0) + _POLL_SECONDS)
+        sentence = f"{order.provider} was polled for {order.id} long after the generation {order.key} had ended"
+        yield observed("order", sentence, good=order.last_polled_at <= ended.get(order.key, 0.0) + _POLL_SECONDS)
 
 
-def i23(history: History) -> Iterator[Seen]:
-    """Never are more jobs admitted and unfinished than a limit allows, nor more admitted in a minute."""
+def i23(history: History) -> Iterator[Observation]:
+    """No more jobs are admitted and unfinished than a limit allows, and no more are admitted in a minute."""
     bounds: dict[tuple[str, str], list[Bound]] = defaultdict(list)
     for bound in history.bounds:
         bounds[bound.tenant, bound.key].append(bound)
@@ -55,10 +57,10 @@ def i23(history: History) -> Iterator[Seen]:
                     yield _within(bound, len(inside[limit]), in_last_minute)
 
 
-def _within(bound: Bound, inside: int, in_a_minute: int) -> Seen:
+def _within(bound: Bound, inside: int, in_a_minute: int) -> Observation:
     if bound.at_most is not None:
         sentence = f"{inside} jobs of {bound.tenant} were admitted at {bound.key}, {bound.at_most} are allowed"
-        return seen("admission to a limit", sentence, good=inside <= bound.at_most)
+        return observed("admission to a limit", sentence, good=inside <= bound.at_most)
     allowed = bound.per_minute or 0
     sentence = f"{in_a_minute} jobs of {bound.tenant} were admitted at {bound.key} in a minute, {allowed} are allowed"
-    return seen("admission at a rate", sentence, good=in_a_minute <= allowed)
+    return observed("admission at a rate", sentence, good=in_a_minute <= allowed)

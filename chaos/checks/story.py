@@ -1,4 +1,4 @@
-"""Compares the platform's events with the changes of the rows, which triggers recorded."""
+"""Compares the platform's events with the changes of its rows, which triggers recorded (I3, I4, I16, I20)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import product
 
-from chaos.checks.verdict import Seen, seen
+from chaos.checks.verdict import Observation, observed
 from chaos.history import History, Row
 from leasehold.domain.states import JOB_MOVES, TASK_MOVES, TASK_TERMINAL, JobState, TaskState
 
@@ -19,8 +19,8 @@ def _edges(
     return {(str(old), str(new)) for froms, tos in moves.values() for old, new in product(froms, tos)}
 
 
-#: Beside the verbs: a row is made, claimed by the suspension that makes it (I5 asks whose), a step is freed by the one
-#: it needed, and a job ends with steps unfinished.
+#: The moves of the verbs, and these: a row is made; the suspension that makes a row claims it (I5 checks whose it was);
+#: a step becomes runnable because the step that it needs succeeded; and a job ends with unfinished steps.
 TASK_EDGES: set[tuple[str | None, str | None]] = (
     _edges(TASK_MOVES)
     | {(None, "blocked"), (None, "pending"), (None, "running"), ("blocked", "pending")}
@@ -29,7 +29,7 @@ TASK_EDGES: set[tuple[str | None, str | None]] = (
 JOB_EDGES: set[tuple[str | None, str | None]] = _edges(JOB_MOVES) | {(None, "pending"), (None, "queued")}
 
 
-def i3(history: History) -> Iterator[Seen]:
+def i3(history: History) -> Iterator[Observation]:
     """Exactly one committed effect per job and step."""
     completions = Counter(event["task_id"] for event in history.events if event["kind"] == "completed")
     for task in history.tasks:
@@ -37,7 +37,7 @@ def i3(history: History) -> Iterator[Seen]:
         moves = [change.moved() or ("", "") for change in changes]
         committed = sum(new == "succeeded" for _, new in moves)
         rewound = sum(old == "succeeded" for old, _ in moves)  # a replay from an earlier step runs it again
-        yield seen(
+        yield observed(
             "step",
             f"{history.name_of(task['id'])} is {task['status']}, was committed {committed} times, rewound {rewound}"
             f" times, and its events say {completions[task['id']]}",
@@ -45,33 +45,33 @@ def i3(history: History) -> Iterator[Seen]:
         )
 
 
-def i4(history: History) -> Iterator[Seen]:
-    """Only edges of the state diagram were used, and each row equals the fold of its events."""
+def i4(history: History) -> Iterator[Observation]:
+    """Each change of a status is an edge of the state diagram, and each row is as its last event says."""
     for change in history.changes:
         edges = TASK_EDGES if change.of == "task" else JOB_EDGES
         move = change.moved() if change.of in ("task", "job") else None
         if move is not None:
             sentence = f"{change.of} {change.row['id']} went from {move[0]} to {move[1]}"
-            yield seen("change of state", sentence, good=move in edges)
+            yield observed("change of state", sentence, good=move in edges)
     for job in history.jobs:
         yield from _unlike_its_events(history, job)
 
 
-def _unlike_its_events(history: History, job: Row) -> Iterator[Seen]:
+def _unlike_its_events(history: History, job: Row) -> Iterator[Observation]:
     events = history.events_of.get(job["id"], [])
     last_status = events[-1]["job_status"] if events else None
     sentence = f"job {job['id']} is {job['status']}, its last event says {last_status}"
-    yield seen("job", sentence, good=last_status == job["status"])
+    yield observed("job", sentence, good=last_status == job["status"])
     last = {event["task_id"]: (event["task_status"], event["epoch"]) for event in events if event["task_id"]}
-    for task in (task for task in history.tasks if task["job_id"] == job["id"]):
+    for task in history.tasks_of.get(job["id"], ()):
         by_events = last.get(task["id"])
         is_now = (task["status"], task["epoch"])
         untouched = by_events is None and task["status"] in ("pending", "blocked")
         sentence = f"{history.name_of(task['id'])} is {is_now}, its events say {by_events}"
-        yield seen("step", sentence, good=untouched or by_events == is_now)
+        yield observed("step", sentence, good=untouched or by_events == is_now)
 
 
-def i16(history: History) -> Iterator[Seen]:
+def i16(history: History) -> Iterator[Observation]:
     """A step never starts before the steps that it needs are committed."""
     done = {
         (change.row["job_id"], change.row["step"]): change.n
@@ -83,28 +83,28 @@ def i16(history: History) -> Iterator[Seen]:
         for claim in history.claims.get(task["id"], ()):
             for need in history.terms.needs.get((job["pipeline"], task["step"]), ()):
                 sentence = f"{history.name_of(task['id'])} started before {need} was committed"
-                yield seen("start", sentence, good=done.get((task["job_id"], need), claim.n) < claim.n)
+                yield observed("start", sentence, good=done.get((task["job_id"], need), claim.n) < claim.n)
 
 
-def i20(history: History) -> Iterator[Seen]:
+def i20(history: History) -> Iterator[Observation]:
     """Event numbers are gap-free per job; a client that resumes sees each event once, in order, up to the last one."""
     for job in history.jobs:
         numbers = [event["seq"] for event in history.events_of.get(job["id"], [])]
         is_gap_free = numbers == list(range(1, len(numbers) + 1)) and job["event_seq"] == len(numbers)
         sentence = f"job {job['id']} counts {job['event_seq']} events and has {numbers}"
-        yield seen("numbers of a job", sentence, good=is_gap_free and bool(numbers))
+        yield observed("numbers of a job", sentence, good=is_gap_free and bool(numbers))
     for job_id, pieces in history.streams.items():
         yield from _followed(history, job_id, pieces)
 
 
-def _followed(history: History, job_id: str, pieces: list[tuple[int, list[int]]]) -> Iterator[Seen]:
+def _followed(history: History, job_id: str, pieces: list[tuple[int, list[int]]]) -> Iterator[Observation]:
     for cursor, numbers in pieces:
-        sentence = f"who resumed job {job_id} after {cursor} saw {numbers}"
-        yield seen("resumption", sentence, good=numbers == list(range(cursor + 1, cursor + 1 + len(numbers))))
+        sentence = f"a client that resumed the events of job {job_id} after {cursor} saw {numbers}"
+        yield observed("resumption", sentence, good=numbers == list(range(cursor + 1, cursor + 1 + len(numbers))))
     received = sorted(number for _, numbers in pieces for number in numbers)
     event_numbers = [event["seq"] for event in history.events_of.get(job_id, [])]
-    yield seen(
+    yield observed(
         "stream",
-        f"who followed job {job_id} saw {received} of its events {event_numbers}",
+        f"a client that followed job {job_id} saw {received} of its events {event_numbers}",
         good=received == event_numbers and bool(event_numbers),
     )

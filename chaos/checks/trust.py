@@ -1,7 +1,9 @@
-"""Trust: between a claim and the end of its trust a worker may act, and nobody else may.
+"""Checks trust (I8): a worker may act on a task between its claim and the end of its trust in the lease, and no other
+worker may act then.
 
-A lease is trusted until `lease_until` less the margin, by the database's clock, which is the one that a taker asks. A
-worker that lost it stops; until it knows, its handler may run beside its successor's, and commits nothing (I6).
+The trust ends the margin before `lease_until`, by the database's clock, because a claim of another worker compares with
+this clock. A worker that lost its lease stops. Until it knows of the loss, its handler may run beside the handler of
+the next owner, and commits nothing (I6).
 """
 
 from __future__ import annotations
@@ -11,20 +13,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from chaos.audit import Change, seconds
-from chaos.checks.verdict import Seen, seen
+from chaos.checks.verdict import Observation, observed
 from chaos.history import Claim, History, Row, Run
 
-#: How far apart the proxy and the database may see the same end of a session.
+#: How far apart, in seconds, the proxy and the database may see the same end of a session.
 _SAME_MOMENT = 1.0
 _HEARTBEAT = "leasehold heartbeat"
-#: On a busy machine a handler may stop this much after the request. What it does until then is fenced (I6, I12).
+#: On a busy machine a handler may stop this much after its worker asked it to. What it writes until then is refused
+#: (I6, I12).
 _LAG_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Tenure:
-    """One claim and what became of its lease. `until`: when the row was settled, or taken; `trusted_until`: the end of
-    trust that the last renewal gave.
+    """One claim and the end of its lease. `until`: when the row was settled, or another worker took it.
+    `trusted_until`: the end of trust that the last renewal gave.
     """
 
     claim: Claim
@@ -33,25 +36,30 @@ class _Tenure:
     settled: bool  # by the worker itself
 
 
-def i8(history: History) -> Iterator[Seen]:
+def i8(history: History) -> Iterator[Observation]:
     """Trusted intervals of two workers never overlap, a worker stops when its trust ends, and one claim is one run."""
     tenures = {task: list(_tenures(history, task)) for task in history.claims}
     for task, changes in history.task_changes.items():
         for change in changes:
             claim = _owner(history, task, change)
             if claim is not None and _takes_away(change, claim):
-                # By the clock that the lease was given by, which is the database's.
+                # By the database's clock, which set `lease_until`.
                 passed = seconds((change.before or {})["lease_until"]) <= change.at + change.ahead
-                sentence = f"{history.name_of(task)} was taken from {claim.process}, which was there and held its lease"
-                yield seen("taking", sentence, good=passed or not _stayed(history, claim.process, claim.at, change.at))
+                sentence = (
+                    f"{history.name_of(task)} was taken from {claim.process}, whose session was open and whose lease"
+                    " had not passed"
+                )
+                yield observed(
+                    "taking", sentence, good=passed or not _stayed(history, claim.process, claim.at, change.at)
+                )
     begun: dict[str, list[Run]] = defaultdict(list)
     for run in history.handler_runs:
         if run.claim is None:
-            yield Seen("run", f"{history.name_of(run.task)} ran in {run.process}, which had not claimed it")
+            yield Observation("run", f"{history.name_of(run.task)} ran in {run.process}, which had not claimed it")
             continue
         again = any(other.claim and other.claim.epoch == run.claim.epoch for other in begun[run.task])
         sentence = f"{history.name_of(run.task)} ran twice by the claim of epoch {run.claim.epoch}"
-        yield seen("run", sentence, good=not again)
+        yield observed("run", sentence, good=not again)
         begun[run.task].append(run)
         yield from _after_its_end(history, run, tenures[run.task])
 
@@ -71,8 +79,8 @@ def _tenures(history: History, task: str) -> Iterator[_Tenure]:
         yield _Tenure(claim, until, last - history.terms.trust_margin_seconds, settled)
 
 
-def _after_its_end(history: History, run: Run, tenures: list[_Tenure]) -> Iterator[Seen]:
-    """How long a handler worked on when its lease was settled, or its trust had ended."""
+def _after_its_end(history: History, run: Run, tenures: list[_Tenure]) -> Iterator[Observation]:
+    """Check how long a handler worked on after its worker had settled the lease, or its trust had ended."""
     tenure = next(tenure for tenure in tenures if tenure.claim is run.claim)
     end = min(tenure.until, tenure.trusted_until) if tenure.settled else tenure.trusted_until
     if run.last <= end:
@@ -83,11 +91,11 @@ def _after_its_end(history: History, run: Run, tenures: list[_Tenure]) -> Iterat
         f"{history.name_of(run.task)}, claimed by {run.process} at epoch {tenure.claim.epoch}, worked on for"
         f" {worked:.1f} s after {why}"
     )
-    yield seen("lost lease", sentence, good=worked <= history.terms.trust_margin_seconds + _LAG_SECONDS)
+    yield observed("lost lease", sentence, good=worked <= history.terms.trust_margin_seconds + _LAG_SECONDS)
 
 
 def _owner(history: History, task: str, change: Change) -> Claim | None:
-    """Whose lease the change found, if it found one."""
+    """The claim whose lease was in force before the change; None: the task had no lease."""
     before = change.before
     if not before or not change.after or before["status"] != "running":
         return None
@@ -95,7 +103,9 @@ def _owner(history: History, task: str, change: Change) -> Claim | None:
 
 
 def _takes_away(change: Change, claim: Claim) -> bool:
-    """Not who settles or claims anew what it holds itself, and not the end of the whole job."""
+    """Whether the change ended the lease of `claim` against its owner. The owner's own settlement and its own next
+    claim do not, and neither does the end of the whole job.
+    """
     after: Row = change.after or {}
     same = (after["lease_owner"], after["epoch"]) == (claim.owner, claim.epoch)
     if same or after["status"] in ("cancelled", "skipped") or claim.owner == after["lease_owner"]:
@@ -108,8 +118,8 @@ def _lost(change: Change) -> bool:
 
 
 def _stayed(history: History, process: str, since: float, until: float) -> bool:
-    """Whether one session of the process's heartbeat was certainly open all that time: whoever looks for the absent
-    takes a while from the look to the taking.
+    """Whether one session of the process's heartbeat was certainly open all that time. `_SAME_MOMENT` on both sides:
+    the sweeper reads which sessions are gone, and takes their tasks a little later.
     """
     return any(
         session.since < since - _SAME_MOMENT and session.until > until + _SAME_MOMENT

@@ -1,23 +1,27 @@
-"""What a check says: one `Seen` for each thing that it looked at. So no verdict is good because nothing was there."""
+"""The result of a check: one `Observation` for each thing that it compared. So no verdict is good because nothing was
+there.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 
-class Seen(NamedTuple):
-    """One observation. `what`: the kind of thing that was looked at (checks/floors.py says how many a run must have).
-    `wrong`: the evidence of a violation, as a sentence; "" when the thing is as it should be.
+class Observation(NamedTuple):
+    """`what`: the kind of the thing that was compared (checks/floors.py: how many of a kind a run must have). `wrong`:
+    the evidence of a violation, as a sentence; "" if the thing is right.
     """
 
     what: str
     wrong: str = ""
 
 
-def seen(what: str, wrong: str, *, good: bool) -> Seen:
-    """As `Seen`: `wrong` counts unless the thing is good."""
-    return Seen(what, "" if good else wrong)
+def observed(what: str, wrong: str, *, good: bool) -> Observation:
+    """The observation of a thing. `wrong`: the evidence against it, which counts only if the thing is not good."""
+    return Observation(what, "" if good else wrong)
 
 
 class NotApplicable(Exception):
-    """The plan has nothing that the invariant is about; the message says why. Never for a history without it."""
+    """The plan of the run has nothing that the invariant is about; the message says why. A history in which such
+    things are only missing is not observed, and does not raise this.
+    """

@@ -79,13 +79,13 @@ class Diary:
         return self.rng.random() < _AGAIN
 
     def note(
-        self, kind: str, tenant: str, key: str, outcome: Outcome, *, job: str = "", door: str = "",
+        self, kind: str, tenant: str, key: str, outcome: Outcome, *, job: str = "", endpoint: str = "",
         answers: tuple[tuple[str, ...], ...] = (), made: int = 1, answer: str = "",
     ) -> None:  # fmt: skip
         """Write down what came of a request over HTTP. `answer`: where it is not what the status says."""
         self.requests.append(
             Request(kind, tenant, key, outcome.asked_at, outcome.answered_at, answer or outcome.answer, job,
-                    outcome.tries, door, answers, made)
+                    outcome.tries, endpoint, answers, made)
         )  # fmt: skip
 
     def note_direct(self, kind: str, tenant: str, key: str, asked_at: float, answer: str, job: str, tries: int) -> None:

@@ -22,7 +22,7 @@ async def declare_limits(diary: Diary) -> None:
             outcome = await diary.client(tenant).ask("PUT", "/v1/limits", {"tenant_id": tenant, "key": key} | bound)
             if outcome.good:
                 diary.bounds.append(Bound(tenant, key, bound.get("at_most"), bound.get("per_minute"), asked_at))
-                diary.note("limit", tenant, f"{key} of {tenant}", outcome, door="PUT /v1/limits")
+                diary.note("limit", tenant, f"{key} of {tenant}", outcome, endpoint="PUT /v1/limits")
 
 
 async def lift_pace(diary: Diary) -> None:
@@ -31,7 +31,7 @@ async def lift_pace(diary: Diary) -> None:
         client, path = diary.client(bound.tenant), f"/v1/limits/{bound.tenant}/{bound.key}"
         bound.until = time.time()
         outcome = await client.ask("DELETE", path)
-        diary.note("limit", bound.tenant, f"lift {path}", outcome, door="DELETE /v1/limits")
+        diary.note("limit", bound.tenant, f"lift {path}", outcome, endpoint="DELETE /v1/limits")
 
 
 def _pace() -> str:
@@ -60,7 +60,7 @@ async def _webhook(diary: Diary, tenant: str) -> None:
     body = {"url": f"http://127.0.0.1:{diary.installation.receiver.port}/{tenant}", "events": ["run.expired"]}
     made = await client.ask("POST", "/v1/webhooks", body, key=key, again=diary.asks_again())
     ids = tuple((str(body["id"]),) for body in made.answered)
-    diary.note("webhook", tenant, key, made, door="POST /v1/webhooks", answers=ids)
+    diary.note("webhook", tenant, key, made, endpoint="POST /v1/webhooks", answers=ids)
     if not ids:
         return
     path = f"/v1/webhooks/{ids[-1][0]}"
@@ -75,7 +75,7 @@ async def _template(diary: Diary, tenant: str) -> None:
     steps = [{"id": "first", "worker_type": "short.first", "queue": "chaos"}]
     made = await client.ask("POST", "/v1/templates", {"type": name, "steps": steps}, key=key, again=diary.asks_again())
     answers = tuple((str(body["type"]),) for body in made.answered)
-    diary.note("template", tenant, key, made, door="POST /v1/templates", answers=answers)
+    diary.note("template", tenant, key, made, endpoint="POST /v1/templates", answers=answers)
     if made.good:
         await client.ask("PATCH", f"/v1/templates/{name}/1", {"enabled": False})
 

@@ -21,7 +21,7 @@ def sender(diary: Diary) -> Ask:
         again = diary.asks_again()
         ticket = await client.ask("POST", "/upload-url", wanted, key=key, again=again)
         media = tuple((body["media_id"],) for body in ticket.answered)
-        diary.note("upload", tenant, key, ticket, door="POST /upload-url", answers=media)
+        diary.note("upload", tenant, key, ticket, endpoint="POST /upload-url", answers=media)
         if not ticket.good or not await client.put(ticket.body["upload_url"], content, PICTURE_TYPE):
             diary.note("media", tenant, key, ticket, answer="unknown")
             return
@@ -29,7 +29,7 @@ def sender(diary: Diary) -> Ask:
         completed = await client.ask("POST", "/complete-upload", done, again=diary.asks_again())
         jobs = tuple((body["job_id"],) for body in completed.answered)
         job = jobs[-1][0] if jobs else ""
-        diary.note("media", tenant, key, completed, job=job, door="POST /complete-upload", answers=jobs)
+        diary.note("media", tenant, key, completed, job=job, endpoint="POST /complete-upload", answers=jobs)
         if job:
             diary.follow(client, job, f"/media/{done['media_id']}/events")
 

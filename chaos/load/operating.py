@@ -18,7 +18,7 @@ from chaos.pipelines import BROKEN, TAKES_BACK, long, mendable
 
 #: The tag by which an operation finds its runs.
 TAG = "operation"
-_DOOR = "POST /v1/operations"
+_ENDPOINT = "POST /v1/operations"
 #: Runs of an operation, and how many of them it acts on in a second: one in a batch, so there is time between two.
 _TARGETS, _RATE = 3, 10
 _TO_FAIL_SECONDS = 30.0
@@ -41,7 +41,9 @@ def operator(diary: Diary) -> Ask:
         outcome = await client.ask("POST", "/v1/operations", body, key=key, again=diary.asks_again())
         jobs = tuple((str(body["id"]),) for body in outcome.answered)
         job = jobs[-1][0] if jobs else ""
-        diary.note("operation", tenant, key, outcome, job=job, door=_DOOR, answers=jobs, answer=_of_old(outcome))
+        diary.note(
+            "operation", tenant, key, outcome, job=job, endpoint=_ENDPOINT, answers=jobs, answer=_of_old(outcome)
+        )
 
     return ask
 
@@ -90,7 +92,7 @@ def takes_back(diary: Diary) -> Ask:
         outcome = await client.ask("POST", f"/v1/runs/{job}/cancel")
         diary.note(
             "cancel", tenant, f"cancel {job}", outcome,
-            job=job, door="POST /v1/runs/cancel", answer=of_cancel(outcome),
+            job=job, endpoint="POST /v1/runs/cancel", answer=of_cancel(outcome),
         )  # fmt: skip
 
     return ask
@@ -103,5 +105,7 @@ async def _workflow(diary: Diary, client: Client, tenant: str, template: str) ->
     outcome = await client.ask("POST", "/v1/runs", body, key=key, again=diary.asks_again())
     jobs = tuple((str(body["id"]),) for body in outcome.answered)
     job = jobs[-1][0] if jobs else ""
-    diary.note("workflow", tenant, key, outcome, job=job, door="POST /v1/runs", answers=jobs, answer=_of_old(outcome))
+    diary.note(
+        "workflow", tenant, key, outcome, job=job, endpoint="POST /v1/runs", answers=jobs, answer=_of_old(outcome)
+    )
     return job

@@ -52,13 +52,15 @@ def converter(diary: Diary) -> Ask:
         )  # fmt: skip
         jobs = tuple((str(body["job_id"]),) for body in outcome.answered)
         job = jobs[-1][0] if jobs else ""
-        diary.note("conversion", tenant, key, outcome, job=job, door="POST /api/v1/jobs", answers=jobs)
+        diary.note("conversion", tenant, key, outcome, job=job, endpoint="POST /api/v1/jobs", answers=jobs)
         if not job or not cancels:
             return
         await asyncio.sleep(diary.rng.uniform(0.0, 2.0))
         outcome = await client.ask("POST", f"/api/v1/jobs/{job}/cancel")
         answer = "" if not outcome.good else "accepted" if outcome.body["status"] == "cancelled" else "stopping"
-        diary.note("cancel", tenant, f"cancel {job}", outcome, job=job, door="POST /api/v1/jobs/cancel", answer=answer)
+        diary.note(
+            "cancel", tenant, f"cancel {job}", outcome, job=job, endpoint="POST /api/v1/jobs/cancel", answer=answer
+        )
 
     return ask
 
@@ -74,13 +76,15 @@ def buyer(diary: Diary) -> Ask:
         outcome = await client.ask("POST", "/v1/images/generations", body, key=key, again=diary.asks_again())
         jobs = tuple((str(body["data"]["job_id"]),) for body in outcome.answered)
         job = jobs[-1][0] if jobs else ""
-        diary.note("generation", tenant, key, outcome, job=job, door="POST /v1/images/generations", answers=jobs)
+        diary.note("generation", tenant, key, outcome, job=job, endpoint="POST /v1/images/generations", answers=jobs)
         if not job or not cancels:
             return
         await asyncio.sleep(diary.rng.uniform(0.0, 1.5))
         outcome = await client.ask("POST", "/v1/images/cancel", {"task_id": key})
         # The answer tells of the order; what became of the job, its row does.
         answer = "stopping" if outcome.good else ""
-        diary.note("cancel", tenant, f"cancel {job}", outcome, job=job, door="POST /v1/images/cancel", answer=answer)
+        diary.note(
+            "cancel", tenant, f"cancel {job}", outcome, job=job, endpoint="POST /v1/images/cancel", answer=answer
+        )
 
     return ask

@@ -13,7 +13,7 @@ from chaos.pipelines import BROKEN, MENDED, STOPPABLE, mendable, short, wrong
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.states import JOB_TERMINAL
 
-_DOOR = "POST /v1/runs"
+_ENDPOINT = "POST /v1/runs"
 SCOPE = "chaos"
 _BATCH = 4
 #: How long a client waits for a run to fail, which the faults may hold up.
@@ -44,7 +44,7 @@ async def start(
     )  # fmt: skip
     jobs = tuple((str(body["id"]),) for body in outcome.answered)
     job = jobs[-1][0] if jobs else ""
-    diary.note(kind or template, tenant, key, outcome, job=job, door=_DOOR, answers=jobs)
+    diary.note(kind or template, tenant, key, outcome, job=job, endpoint=_ENDPOINT, answers=jobs)
     return job
 
 
@@ -69,7 +69,7 @@ def batcher(diary: Diary) -> Ask:
         outcome = await client.ask("POST", "/v1/runs/batch", body, key=key, again=diary.asks_again())
         jobs = tuple(tuple(map(str, body["ids"])) for body in outcome.answered)
         job = jobs[-1][0] if jobs else ""
-        diary.note("batch", tenant, key, outcome, job=job, door="POST /v1/runs/batch", answers=jobs, made=_BATCH)
+        diary.note("batch", tenant, key, outcome, job=job, endpoint="POST /v1/runs/batch", answers=jobs, made=_BATCH)
 
     return ask
 
@@ -90,7 +90,7 @@ def canceller(diary: Diary) -> Ask:
         outcome = await client.ask("POST", f"/v1/{surface}/{job}/cancel")
         diary.note(
             "cancel", tenant, f"cancel {job}", outcome,
-            job=job, door=f"POST /v1/{surface}/cancel", answer=of_cancel(outcome),
+            job=job, endpoint=f"POST /v1/{surface}/cancel", answer=of_cancel(outcome),
         )  # fmt: skip
 
     return ask
@@ -132,8 +132,8 @@ def mender(diary: Diary) -> Ask:
         outcome = await client.ask("POST", path, {"payload": {"text": MENDED}})
         lost = outcome.tries > 1 and outcome.status in (HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND)
         answer = "accepted" if lost else ""  # an earlier try retried it, and its answer was lost
-        door = f"POST /v1/{surface} once more"
-        diary.note("mended", tenant, f"mended {job}", outcome, job=job, door=door, answer=answer)
+        endpoint = f"POST /v1/{surface} once more"
+        diary.note("mended", tenant, f"mended {job}", outcome, job=job, endpoint=endpoint, answer=answer)
 
     return ask
 
@@ -151,7 +151,7 @@ def replayer(diary: Diary) -> Ask:
     async def ask(tenant: str) -> None:
         body = {"template": wrong.name, "limit": 2}
         outcome = await diary.client(tenant).ask("POST", "/v1/dead-letters/replay", body)
-        diary.note("replayed", tenant, f"replayed {diary.key()}", outcome, door="POST /v1/dead-letters/replay")
+        diary.note("replayed", tenant, f"replayed {diary.key()}", outcome, endpoint="POST /v1/dead-letters/replay")
 
     return ask
 
@@ -167,6 +167,6 @@ def repeater(diary: Diary) -> Ask:
         outcome = await client.ask("POST", f"/v1/runs/{job}/rerun", key=key, again=diary.asks_again())
         jobs = tuple((str(body["id"]),) for body in outcome.answered)
         made = jobs[-1][0] if jobs else ""
-        diary.note("rerun", tenant, key, outcome, job=made, door="POST /v1/runs/rerun", answers=jobs)
+        diary.note("rerun", tenant, key, outcome, job=made, endpoint="POST /v1/runs/rerun", answers=jobs)
 
     return ask

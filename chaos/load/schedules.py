@@ -25,7 +25,7 @@ def keeper(diary: Diary) -> Ask:
             "overlap": "allow_all",
         }, key=key, again=diary.asks_again())  # fmt: skip
         ids = tuple((str(body["id"]),) for body in made.answered)
-        diary.note("schedule", tenant, key, made, door="POST /v1/schedules", answers=ids)
+        diary.note("schedule", tenant, key, made, endpoint="POST /v1/schedules", answers=ids)
         if not ids:
             return
         path = f"/v1/schedules/{ids[-1][0]}"
@@ -37,6 +37,6 @@ def keeper(diary: Diary) -> Ask:
         body = {"start": f"{past}-06-01T00:00:00Z", "end": f"{past + 1}-01-02T00:00:00Z"} if use == "backfill" else None
         fired = await client.ask("POST", f"{path}/{use}", body, key=diary.key(), again=diary.asks_again())
         runs = tuple(tuple(map(str, body.get("runs", [body.get("id")]))) for body in fired.answered)
-        diary.note("scheduled", tenant, ids[-1][0], fired, door=f"POST /v1/schedules/{use}", answers=runs)
+        diary.note("scheduled", tenant, ids[-1][0], fired, endpoint=f"POST /v1/schedules/{use}", answers=runs)
 
     return ask

@@ -112,7 +112,7 @@ async def test_a_run_is_written_down_with_its_key_which_is_its_scope(http: httpx
         job = await start(diary, diary.client("red"), "red", "mendable", {"text": "to"}, kind="broken")
         await diary.close()
     (request,) = diary.requests
-    assert (job, request.job, request.door, request.answer) == ("run-1", "run-1", "POST /v1/runs", "accepted")
+    assert (job, request.job, request.endpoint, request.answer) == ("run-1", "run-1", "POST /v1/runs", "accepted")
     assert {sent.json["scope_id"] for sent in api.requests} == {request.key} == {*api.keys}
 
 

@@ -30,7 +30,7 @@ def test_an_orphan_is_found_below_the_process_that_adopts_it(adopts: bool) -> No
     else:
         orphan = _orphan()
     try:
-        assert [pid for pid, _ in collect._ours(NAME)] == ([orphan] if adopts else [])
+        assert [pid for pid, _ in collect._running_processes(NAME)] == ([orphan] if adopts else [])
     finally:
         os.kill(orphan, signal.SIGKILL)
         if adopts:

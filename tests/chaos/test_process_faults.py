@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 IDLE = """
 import sys, time
 from chaos import process
-process.let_memory_run_out()
-process.let_the_clock_be_wrong()
+process.fill_memory_on_signal()
+process.move_clock_on_signals()
 print("listens", flush=True)
 time.sleep(60)
 """

@@ -39,8 +39,6 @@ STILL: dict[str, tuple[str, ...]] = {
         "worker/attempts/runner.py",  # an outcome of leasehold_attempts_total was shipped
     ),
     "door doors": (
-        "chaos/",  # a field of the history
-        "tests/chaos/",
         "migrations/versions/0002_add_the_runs_door.py",
         "migrations/versions/0003_add_the_conversion_door.py",
         "migrations/versions/0005_add_the_generation_door.py",
