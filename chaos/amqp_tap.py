@@ -22,16 +22,18 @@ _CHANNEL_OPEN, _CONFIRM_SELECT = (20, 10), (85, 10)
 
 
 class What(StrEnum):
+    """What happened to a message on the connection."""
+
     PUBLISHED = "published"
-    CONFIRMED = "confirmed"  # `since` is when it was published
+    CONFIRMED = "confirmed"  # `since`: when it was published
     RETURNED = "returned"
     DELIVERED = "delivered"
-    ACKED = "acked"  # `since` is when it was delivered
+    ACKED = "acked"  # `since`: when it was delivered
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Times are seconds of the epoch. `task` is "" for a message that is no hint."""
+    """One message that the tap saw. Times are in seconds since 1970. `task`: "" if the message is no hint."""
 
     process: str
     what: What
@@ -42,6 +44,8 @@ class Heard:
 
 @dataclass
 class _Message:
+    """A message whose frames still arrive. `size`: -1 until its header has arrived."""
+
     method: tuple[int, int]
     tag: int = 0
     size: int = -1
@@ -57,6 +61,8 @@ class _Channel:
 
 
 class AmqpTap:
+    """The Tap of one connection of a process. It calls `hear` for each message that it sees."""
+
     label = ""
 
     def __init__(self, process: str, hear: Callable[[Heard], None]) -> None:
@@ -120,8 +126,8 @@ class AmqpTap:
             channel.delivered[message.tag] = (task, now)
             self._hear(Heard(self._process, What.DELIVERED, task, now))
         else:
-            # The ACK that follows a return is no confirm of anything that somebody will get.
-            number = next((n for n, (of, _) in channel.unconfirmed.items() if of == task), None)
+            # The broker also confirms a returned message, which no worker will get: that confirm must not count.
+            number = next((n for n, (published, _) in channel.unconfirmed.items() if published == task), None)
             if number is not None:
                 del channel.unconfirmed[number]
             self._hear(Heard(self._process, What.RETURNED, task, now))

@@ -1,6 +1,6 @@
-"""Records every change of a row by triggers in the run's own database. The platform does not write this history.
+"""Records every change of a row by triggers in the run's own database.
 
-The checker compares the platform's own story (its events) with this one.
+The platform has no part in these records: so the checker can compare the platform's events with them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import asyncpg
 import orjson
 
-#: The parameter of a connection's URL that says which process it belongs to.
+#: The setting of a PostgreSQL session that names its process.
 PROCESS = "chaos.process"
 
 _INSTALL = """
@@ -34,7 +34,7 @@ DECLARE
     off double precision;
     read_at timestamptz;
 BEGIN
-    LOOP  -- the clock may jump between the two
+    LOOP  -- until the clock has not jumped between the two reads of `ahead`
         off := chaos.ahead();
         read_at := clock_timestamp();
         EXIT WHEN off = chaos.ahead();
@@ -50,7 +50,8 @@ CREATE TRIGGER chaos AFTER INSERT OR UPDATE OR DELETE ON job FOR EACH ROW EXECUT
 CREATE TRIGGER chaos AFTER INSERT OR UPDATE OR DELETE ON gate_job FOR EACH ROW EXECUTE FUNCTION chaos.note();
 CREATE TRIGGER chaos AFTER INSERT OR DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION chaos.note();
 """
-#: What the schema of the release lacks. Once more after an upgrade, which makes the table.
+#: The trigger of workflow calls, if the schema has their table. Run it once more after an upgrade of the release's
+#: schema, which lacks the table.
 WATCH_CALLS = """
 DO $$ BEGIN
     IF to_regclass('journal') IS NOT NULL THEN
@@ -62,21 +63,24 @@ END $$;
 
 
 def install(clock: Path | None) -> str:
-    """The statements. `clock`: the file that says how far the server's clock is ahead, if it can jump."""
+    """The statements that make the triggers. `clock`: the file with the seconds by which the server's clock is ahead;
+    None: the clock cannot jump.
+    """
     return (_INSTALL + WATCH_CALLS).replace("AHEAD", "0" if clock is None else f"pg_read_file('{clock}')")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One committed change of one row. `n` orders the changes of a row.
+    """One committed change of one row. `n`: its number, which orders the changes of a row.
 
-    `at`: seconds of the epoch, by the true clock; the database's own was `ahead` of it by so many seconds.
+    `at`: in seconds since 1970, by the true clock. `ahead`: by how many seconds the database's clock was ahead of it.
+    `of`: the kind of row, which is its table, or `call`.
     """
 
     n: int
     at: float
     xact: str
-    process: str  # "" when it was no worker
+    process: str  # "" if no worker wrote the change
     of: str
     before: dict[str, Any] | None
     after: dict[str, Any] | None
@@ -84,17 +88,18 @@ class Change:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The row as it is now; as it was, when it is gone."""
+        """The row after the change; of a deleted row, the row before it."""
         return self.after or self.before or {}
 
     def moved(self) -> tuple[str | None, str | None] | None:
-        """The status before and after, if it changed."""
+        """The status before and after the change. None: the status is the same."""
         was = self.before["status"] if self.before else None
         now = self.after["status"] if self.after else None
         return None if was == now else (was, now)
 
 
 async def changes(connection: asyncpg.Connection[asyncpg.Record]) -> list[Change]:
+    """All changes, in order."""
     rows = await connection.fetch(
         "SELECT n, at, ahead, xact, coalesce(process, '') AS process, of, before::text, after::text"
         " FROM chaos.change ORDER BY n"
@@ -107,7 +112,7 @@ async def changes(connection: asyncpg.Connection[asyncpg.Record]) -> list[Change
 
 
 def seconds(instant: datetime | str | None) -> float:
-    """Seconds of the epoch; a missing instant is 0. A workflow that only a signal wakes is due at `infinity`."""
+    """Seconds since 1970; 0 for None. A workflow that only a signal wakes is due at PostgreSQL's `infinity`."""
     if instant is None:
         return 0.0
     if instant == "infinity":

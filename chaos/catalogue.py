@@ -1,6 +1,6 @@
 """The catalogue of faults: what breaks, which processes it hits, for how long, and what the machine must support.
 
-A name begins with the number of RELIABILITY.md section 6; F35 and above are ours (docs/explanation/chaos.md lists all).
+A name begins with the number under which docs/explanation/chaos.md lists the fault.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from chaos.operations import OPERATIONS
 WORKERS = ("worker-0", "worker-1", "worker-2")
 APIS = ("api-0", "api-1")
 LINKS = ("postgres", "amqp", "s3")
-#: What a fault may need. A fault whose need the machine lacks is not planned. Replicas, and a broker of several nodes,
-#: will be needs of their own: no private installation has them yet.
+#: What a fault may need of the machine. A fault whose need the machine lacks is not planned. No private installation
+#: has replicas or a broker of several nodes yet: they will be needs of their own.
 BROKER, MOUNTS, MEMORY, CLOCK = "a broker", "mounts", "a memory limit", "a clock that can jump"
 EVERYTHING = frozenset({BROKER, MOUNTS, MEMORY, CLOCK})
 
@@ -22,8 +22,8 @@ EVERYTHING = frozenset({BROKER, MOUNTS, MEMORY, CLOCK})
 class Kind:
     """A fault of the catalogue.
 
-    `seconds`: how long it lasts; 0 for a blow. `on`: whom it hits; `link`: which of its links, or of everybody's links.
-    `needs`: one of EVERYTHING, or "".
+    `seconds`: how long it lasts; 0: it ends at once. `on`: the processes that it may hit, one at a time; (): no single
+    process. `link`: the links that it hits, of that process, or of all processes. `needs`: one of EVERYTHING, or "".
     """
 
     name: str
@@ -40,7 +40,9 @@ def _failpoint(number: str, point: str, act: str, on: tuple[str, ...] = WORKERS)
 
 
 def _links(name: str, seconds: float) -> tuple[Kind, ...]:
-    """Of one process. An API seldom says anything to the store, and what met nothing has not happened."""
+    """For each link a fault of one process. The store's link of an API is left out: an API seldom sends a request to
+    the store, and a fault that meets no byte does not count.
+    """
     return tuple(
         Kind(f"{name} {link}", WORKERS if link == "s3" else WORKERS + APIS, link, seconds, _need_of(link))
         for link in LINKS
@@ -48,7 +50,7 @@ def _links(name: str, seconds: float) -> tuple[Kind, ...]:
 
 
 def _fleet(name: str, seconds: float) -> tuple[Kind, ...]:
-    """Of everybody."""
+    """For each link a fault of all processes."""
     return tuple(Kind(f"{name} {link}", (), link, seconds, _need_of(link)) for link in LINKS)
 
 
@@ -78,7 +80,8 @@ FAILPOINTS = (
     _failpoint("F34", "before_relay", "kill"),
     _failpoint("F34", "after_publish", "kill"),
 )
-#: After the commits of each operation that the load asks for; tests/chaos/test_plan.py compares them with the API's.
+#: Kills after the commits of each operation that the load requests; tests/chaos/test_plan.py compares the operations
+#: with the API's.
 API_POINTS = tuple(_failpoint("F34", f"commit.{operation}", "kill", APIS) for operation in OPERATIONS)
 BLOWS = (
     Kind("F4 kill a child", WORKERS),
@@ -109,8 +112,8 @@ BLOWS = (
     *_links("F30 one-way", 3.0),
     *_links("F30 mirrored", 3.0),
     *(
-        Kind(f"F31 store {word}", seconds=4.0)
-        for word in ("error", "slow", "cut", "corrupt", "refuse", "hang", "late", "mute", "deny", "overwrite")
+        Kind(f"F31 store {trouble}", seconds=4.0)
+        for trouble in ("error", "slow", "cut", "corrupt", "refuse", "hang", "late", "mute", "deny", "overwrite")
     ),
     Kind("F32 disk full", seconds=4.0, needs=MOUNTS),
     Kind("F33 a clock ahead", WORKERS + APIS, seconds=6.0),

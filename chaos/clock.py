@@ -1,7 +1,8 @@
-"""PostgreSQL's clock, which can jump: libfaketime, in every process of the server, reads how far from a file.
+"""A clock of PostgreSQL that can jump: libfaketime in every process of the server reads from a file how far it is
+ahead.
 
-Leases, retries, timeouts and schedules go by this clock. Nothing else of the machine is touched, and the monotonic
-clocks are never wrong (POSIX).
+Leases, retries, timeouts and schedules go by this clock. Other programs of the machine keep the true clock. The
+monotonic clocks stay right, as POSIX demands.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ exec {program} "$@"
 
 
 async def find_library() -> Path | None:
-    """The system's libfaketime, or Debian's package of it, unpacked into the cache. None: it cannot be had here."""
+    """The system's libfaketime, or Debian's package of it, unpacked into the cache. None: this machine can have
+    neither.
+    """
     if system := _below(Path("/")):
         return system
     target = cache_directory() / _PACKAGE
@@ -53,7 +56,7 @@ class DatabaseClock:
     """`programs`: the directory of PostgreSQL's programs with which a server gets this clock.
 
     Args:
-        directory: what the server's user can read; it is made
+        directory: the directory to make; the server's user must be able to read it
         library: from `find_library`
         programs: PostgreSQL's own programs
     """
@@ -65,10 +68,10 @@ class DatabaseClock:
         self.jump(0)
         own = str(shutil.copy(library, directory / "libfaketime.so"))
         for name in ("postgres", "initdb"):
-            words = _WRAPPER if name == "postgres" else '#!/bin/sh\nexec {program} "$@"\n'
+            script = _WRAPPER if name == "postgres" else '#!/bin/sh\nexec {program} "$@"\n'
             wrapper = directory / name
             wrapper.write_text(
-                words.format(
+                script.format(
                     library=shlex.quote(own), file=shlex.quote(str(self.file)),
                     program=shlex.quote(str(programs / name)),
                 )
@@ -76,8 +79,8 @@ class DatabaseClock:
             wrapper.chmod(0o755)
 
     def jump(self, seconds: int) -> None:
-        """From now on the clock is so many seconds ahead of the true one; behind it, if negative."""
-        fresh = self.file.with_name("clock.new")
-        fresh.write_text(f"{seconds:+d}")
-        fresh.chmod(0o644)
-        fresh.rename(self.file)
+        """Put the clock `seconds` ahead of the true clock; behind it, if negative."""
+        new_file = self.file.with_name("clock.new")
+        new_file.write_text(f"{seconds:+d}")
+        new_file.chmod(0o644)
+        new_file.rename(self.file)

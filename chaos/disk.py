@@ -1,7 +1,7 @@
-"""Disks of a run's own, which can be full or stand still. To mount one takes privileges.
+"""Disks of a run's own, which a fault can fill or freeze. Mounting one takes privileges.
 
-`Disk` is in memory, for the workers' scratch files. `Volume` is an ext4 image on a loop device, for PostgreSQL:
-fsfreeze stalls it as a dead disk does, every write waits in the kernel.
+`Disk` is in memory, for the workers' scratch files. `Volume` is an ext4 image on a loop device, for PostgreSQL. On a
+frozen volume every write waits in the kernel, as on a dead disk.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from pathlib import Path
 _SIZE = "64m"
 _BALLAST = "ballast"
 _PIECE = bytes(1 << 20)
-_LEAST = 4096
-#: Whatever ends this process, a mount that nobody uses must not stay, and a frozen one less so: its input ends with us.
+_LEAST_BYTES = 4096
+#: A shell that unmounts the disk, also if this process is killed: its standard input ends with this process. A mount
+#: that nobody uses must not stay, least of all a frozen one.
 _JANITOR = 'read -r disk; read -r _; fsfreeze --unfreeze "$disk"; umount --lazy "$disk"'
 
 
 class Disk:
-    """`mounted`: whether there is one; without it nothing can be filled."""
+    """A disk in memory. `mounted`: False on a machine that cannot mount it; then `fill` does nothing."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -51,21 +52,21 @@ class Disk:
             self._janitor, self.mounted = None, False
 
     def fill(self) -> bool:
-        """Take what room there is; returns whether the disk is full."""
+        """Use up all room. Returns whether the disk is full now."""
         if not self.mounted:
             return False
         with self._ballast.open("ab", buffering=0) as ballast:
             self._reserve(ballast.fileno())
             try:
-                while True:  # what does not fit as a whole is written as far as it does
+                while True:  # the last write is cut to the room that is left
                     ballast.write(_PIECE)
             except OSError as error:
                 return error.errno == errno.ENOSPC
 
     def _reserve(self, ballast: int) -> None:
-        """Take most of it without writing it."""
+        """Allocate most of the room without writing it, which is quicker."""
         size = _room(self._directory)
-        while size >= _LEAST:
+        while size >= _LEAST_BYTES:
             try:
                 os.posix_fallocate(ballast, os.fstat(ballast).st_size, size)
             except OSError as error:
@@ -78,26 +79,26 @@ class Disk:
 
 
 class Volume(Disk):
-    """As Disk, of `megabytes`, which takes no more of the real disk than what was written to it."""
+    """A disk of `megabytes` in a sparse file: it takes no more of the real disk than was written to it."""
 
     def __init__(self, directory: Path, *, megabytes: int) -> None:
         super().__init__(directory)
         self._megabytes = megabytes
 
     async def mount(self) -> None:
-        """Where it cannot be mounted, `directory` is a plain one."""
+        """Make the image and mount it. On a machine that cannot mount it, `directory` is a plain directory."""
         self._directory.mkdir()
         image = self._directory.with_name(f"{self._directory.name}.img")
         with image.open("wb") as file:
             file.truncate(self._megabytes << 20)
-        # No blocks are kept for root: it is root that fills it, and somebody else who then finds no room.
+        # `-m 0`: no blocks are reserved for root. Root fills the disk, and PostgreSQL's user must find no room then.
         self.mounted = await _run("mkfs.ext4", "-q", "-F", "-m", "0", os.fspath(image)) and await _run(
             "mount", "-o", "loop,noatime", os.fspath(image), os.fspath(self._directory)
         )
         await self._keep_clean()
 
     async def freeze(self) -> bool:
-        """Let every write to it wait from now on; returns whether it does."""
+        """Make every write to the disk wait. Returns whether the disk is frozen now."""
         return self.mounted and await _run("fsfreeze", "--freeze", os.fspath(self._directory))
 
     async def thaw(self) -> None:
@@ -106,15 +107,16 @@ class Volume(Disk):
 
 
 def _room(directory: Path) -> int:
-    found = os.statvfs(directory)
-    return found.f_bavail * found.f_frsize
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize
 
 
 async def _run(*command: str) -> bool:
+    """Run the command. Returns whether it succeeded."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
         )
-    except OSError:  # there is no such command here
+    except OSError:  # this machine has no such command
         return False
     return await process.wait() == 0

@@ -1,4 +1,4 @@
-"""A file of JSON lines that many processes append to, and that a SIGKILL cannot tear: one write a line."""
+"""A file of JSON lines to which many processes append. Each line is one write: a SIGKILL leaves no half line."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from time_machine import escape_hatch
 
-#: Where a process of a run keeps its journal, and what it is called in it.
+#: The environment variables with the path of the journal, and with the name of this process in it.
 PATH_VARIABLE = "CHAOS_JOURNAL"
 PROCESS_VARIABLE = "CHAOS_PROCESS"
 
 
 def note(what: str, **fields: Any) -> None:
-    """Append one line: what happened, in which process, at which second of the epoch."""
+    """Append one line: what happened, in which process, and when, in seconds since 1970."""
     line = json.dumps({"what": what, "process": os.environ[PROCESS_VARIABLE], "at": _true_time(), **fields})
     file = os.open(os.environ[PATH_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -26,7 +26,7 @@ def note(what: str, **fields: Any) -> None:
 
 
 def _true_time() -> float:
-    """Also in a process whose clock is wrong (F33)."""
+    """The true time, also in a process whose clock a fault has moved (F33)."""
     return escape_hatch.time.time() if escape_hatch.is_travelling() else time.time()
 
 

@@ -1,4 +1,6 @@
-"""A memory limit for one process: a control group in which the kernel's own OOM killer ends it. It takes privileges."""
+"""A memory limit for one process: a control group, in which the kernel's OOM killer ends the process. Making one takes
+privileges.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,10 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 class MemoryLimit:
-    """`with MemoryLimit(megabytes) as limit`: a group without processes; `enter` moves one into it.
+    """`with MemoryLimit(megabytes) as limit`: a group without processes; `enter` moves a process into it. Only memory
+    that the process allocates from then on counts.
 
-    Only what it takes from then on counts. Raises OSError on entering where this process may not make groups.
+    `__enter__` raises OSError if this process may not make groups.
     """
 
     def __init__(self, megabytes: int) -> None:
@@ -34,14 +37,14 @@ class MemoryLimit:
             raise
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # somebody is in it still: it goes with the machine
+        with contextlib.suppress(OSError):  # a process is still in the group: then the group stays
             self._group.rmdir()
 
     def enter(self, pid: int) -> None:
         (self._group / "cgroup.procs").write_text(str(pid))
 
     def killed(self) -> int:
-        """How many processes the kernel has killed because the group had no memory left."""
+        """The number of processes that the kernel has killed because the group had no memory left."""
         for name in ("memory.oom_control", "memory.events"):
             if (self._group / name).exists():
                 lines = (self._group / name).read_text().splitlines()
@@ -58,7 +61,7 @@ def is_possible() -> bool:
 
 
 def _parent() -> Path:
-    """Our own group of the memory controller: of version 1 if there is one, else of version 2."""
+    """The memory group of this process: of cgroups version 1 if the machine has them, else of version 2."""
     lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     for _, controllers, path in lines:
         if "memory" in controllers.split(","):
@@ -68,6 +71,6 @@ def _parent() -> Path:
 
 
 def _below(root: Path, path: str) -> Path:
-    """The path may be one that only the host knows."""
+    """The directory of the group `path`. In a container the path may exist only on the host: then the root."""
     own = Path(os.path.normpath(f"{root}/{path}"))
     return own if own.is_dir() else root

@@ -1,7 +1,7 @@
-"""Guards that a mutant does without, each by its name: what the checker must notice.
+"""The mutations: each removes one guard of the platform, and the checker must notice it.
 
-Each function changes the platform in the memory of the process that calls it, before its main starts, and raises
-LookupError when what it wants to change is not there any more: then the mutation has to be written anew.
+Each function changes the platform in the memory of the calling process, before its main starts. It raises LookupError
+if the platform no longer has the text that it would change: then rewrite the mutation.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _without(text: str, part: str, instead: str = "") -> str:
 
 
 def _in_settlements(part: str, instead: str) -> None:
-    """Change every settlement statement that has the guard."""
+    """Replace the guard `part` in every settlement statement. Raises LookupError if one of them lacks it."""
     guarded = [
         (module, name)
         for module in _SETTLEMENTS
@@ -54,17 +54,17 @@ def _in_settlements(part: str, instead: str) -> None:
 
 
 def epoch() -> None:
-    """Settlements do not ask for the epoch: whoever held the task once may settle it now."""
+    """Settlements do not compare the epoch: a worker that held the task before may settle it now."""
     _in_settlements(" AND t.epoch = a.epoch AND t.status = 'running'", " AND t.status = 'running'")
 
 
 def fence() -> None:
-    """Settlements ask neither for the epoch nor for the owner."""
+    """Settlements compare neither the epoch nor the owner."""
     _in_settlements("t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running'", "t.status = 'running'")
 
 
 def ack() -> None:
-    """A hint is acknowledged as soon as it is there, before the claim and the commit."""
+    """A worker acknowledges a hint on its arrival, before the claim and the commit."""
     slot_pool = __import__("leasehold.worker.claiming.slot_pool", fromlist=["SlotPool"]).SlotPool
     follow = slot_pool._follow  # noqa: SLF001 - the order of its two acts is what is mutated
 
@@ -126,7 +126,7 @@ def overwrite() -> None:
 
 
 def confirm() -> None:
-    """What was handed to the connection counts as sent, whether or not the broker confirmed it."""
+    """A hint counts as sent once the connection has its bytes, whether or not the broker confirms it."""
     publish = Publisher.publish
     sending: set[asyncio.Task[list[bool]]] = set()
 
@@ -142,5 +142,5 @@ def confirm() -> None:
 MUTATIONS: dict[str, Callable[[], None]] = {
     mutation.__name__: mutation for mutation in (epoch, fence, ack, outbox, overwrite, confirm)
 }
-#: The invariant that must be violated without the guard: another one may be, but only this one is the proof.
+#: Mutation -> the invariant that must be violated without the guard. Others may be violated, too, but prove nothing.
 CAUGHT_BY = {"epoch": "I6", "fence": "I6", "ack": "I9", "outbox": "I10", "overwrite": "I12", "confirm": "I10"}

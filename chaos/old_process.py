@@ -1,7 +1,7 @@
-"""`python -m chaos.old_process worker|api`: a process of the release that is found first (chaos/release.py).
+"""`python -m chaos.old_process worker|api`: a process of the release whose code Python finds first (chaos/release.py).
 
-It changes that release's code in nothing but the name of its sessions, by which the audit knows whose commit is whose.
-What it needs of the platform was there at the release, so it imports nothing else.
+It changes only one thing in that release's code: its sessions name their process, so that the audit knows the process
+of each commit. It imports only what the platform had at that release.
 """
 
 from __future__ import annotations

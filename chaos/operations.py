@@ -1,9 +1,9 @@
-"""The API's operations that the load asks for, after whose commits an API is killed (F34)."""
+"""The operations of the API that the load requests. Faults kill an API after their commits (F34)."""
 
 from __future__ import annotations
 
-#: By operation: after how many of its commits at most; every run asks so often. A first commit reserves the key of a
-#: request, the second has the work and the stored answer.
+#: Operation -> the highest number of a commit after which a plan kills the API: every run makes that many. The first
+#: commit of a request reserves its key, the second has the work and the stored answer.
 OPERATIONS = {
     "createUploadUrl": 2,
     "completeUpload": 1,
@@ -43,7 +43,7 @@ OPERATIONS = {
     "enableTemplate": 1,
     "pauseQueue": 1,
     "resumeQueue": 1,
-    "api": 3,  # beside requests: what was announced leaves the outbox, the exporter's lead
+    "api": 3,  # commits of no request: announced hints leave the outbox, and the exporter takes its lead
 }
 #: Operations that are no GET and have no kill point in a plan, each with its reason.
 SPARED = {

@@ -1,5 +1,6 @@
-"""Adopts what the processes of a run leave behind: an orphan becomes this process's child, so that a look below it
-finds it. Without that an orphan belongs to the system's first process, and no run would ever be red for one.
+"""Makes orphans of a run's processes children of this process, so that a search among its descendants finds them.
+
+Otherwise an orphan becomes a child of the system's first process, and no run would be red because of it.
 """
 
 from __future__ import annotations

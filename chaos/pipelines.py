@@ -1,6 +1,7 @@
-"""The kinds of work that a chaos run does beside pictures; each ends in a way that is known before.
+"""The kinds of work of a chaos run, beside those that ship. The end of each kind is known in advance.
 
-Light, as declarations are. Delays are seconds instead of the usual minutes: waiting is not what is tried here.
+The module only declares, because the API imports it. Delays are seconds instead of the usual minutes, because a run
+does not test waiting.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from leasehold.domain.pipeline import Pipeline, RunTerms, Step
 from leasehold.domain.registry import Pipelines
 from leasehold.pipelines import shipped
 
-#: What makes a run of `mendable` fail, and what it is retried with.
+#: The text with which a run of `mendable` fails, and the text with which a retry succeeds.
 BROKEN, MENDED = "broken", "mended"
 #: The workflow that is cancelled, and its call that undoes its work (chaos/workflows.py).
 TAKES_BACK, PUT_BACK = "chaos.takes_back", "put_back"
-#: Where external workers claim.
+#: The queue of the external workers.
 ABROAD_QUEUE = "abroad"
-#: More than goes up in one piece: see SINGLE_PUT_BYTES of chaos/settings.py.
+#: More than SINGLE_PUT_BYTES of chaos/settings.py: the object is uploaded in parts.
 LARGE_BYTES = 11 * 1024 * 1024
 PARTS = 4
 SOON = (timedelta(seconds=0.5), timedelta(seconds=1), timedelta(seconds=2))
 
 
 class Words(BaseModel):
-    """What a job's outputs are made of."""
+    """The parameters of a job: its outputs are made of the text."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -38,7 +39,8 @@ class Words(BaseModel):
 
 
 def _step(name: str, *needs: str, **options: object) -> Step:
-    # Isolated steps have as many slots as a worker has children; their queue is not to hold up the others'.
+    # A worker runs only as many isolated steps at once as it has children. They have a queue of their own, so that they
+    # do not hold up the other steps.
     queue = "chaos-isolated" if options.get("isolated") else "chaos"
     options = {"queue": queue} | options
     return Step(name, needs=needs, retry_ladder=SOON, **options)  # type: ignore[arg-type]  # Step's own fields
@@ -55,50 +57,51 @@ short = _pipeline(
     _step("second", "first", reads=("first",), writes="second.txt"),
     _step("third", "second", reads=("second",), writes="third.txt"),
 )
-#: Longer than a chaos run's leases.
+#: The first step takes longer than a lease of a chaos run lasts.
 long = _pipeline("long", _step("wait"), _step("tell", "wait"))
-#: Less than its first step takes: a cancel has to end it.
+#: The grace is shorter than the first step: a cancel has to end the step.
 long.terms = RunTerms(grace=timedelta(seconds=2))
 #: Two branches, and a step that needs both.
 fork = _pipeline("fork", _step("top"), _step("left", "top"), _step("right", "top"), _step("join", "left", "right"))
-#: Gives its lease back once and comes again.
+#: Snoozes once.
 parked = _pipeline("parked", _step("poll"))
-#: Fails twice and then does not: more attempts than a chaos run can cost it.
+#: Fails twice, then succeeds. It has more attempts than the faults of a run can use up.
 flaky = _pipeline("flaky", _step("try", max_attempts=30))
-#: Fails for as long as it is allowed to.
+#: Every attempt fails with an error that allows another attempt.
 hopeless = _pipeline("hopeless", _step("try", max_attempts=3), _step("never", "try"))
 #: Fails at once, and for good.
 wrong = _pipeline("wrong", _step("good"), _step("bad", "good"), _step("never", "bad"))
 #: Kills the child process that it runs in.
 poison = _pipeline("poison", _step("die", isolated=True), _step("never", "die"))
-#: Breaks the rule that equal work makes equal bytes: only a create-only put can keep such outputs whole.
+#: Breaks the rule that equal work makes equal bytes: only create-only puts keep a later attempt from replacing an
+#: output.
 unlike = _pipeline("unlike", _step("write", writes="unlike.txt"))
 
 #: Fans out, and joins.
 spread = _pipeline("spread", _step("gather"), _step("piece", part=True), _step("after", "gather"))
 #: Fails by its payload, and is retried with another.
 mendable = _pipeline("mendable", _step("try"), _step("after", "try"))
-#: Concurrency limits are declared for these: so many at once, and so many a minute.
+#: The load declares limits for these two: how many run at once, and how many start a minute.
 gated = _pipeline("gated", _step("work"))
 paced = _pipeline("paced", _step("work"))
-#: Done by external workers, between two steps of ours.
+#: External workers do the middle step.
 abroad = _pipeline(
     "abroad", _step("before"), _step("far", "before", external=True, queue=ABROAD_QUEUE), _step("after", "far")
 )
-#: Writes an object that goes up in parts.
+#: Writes an object that is uploaded in parts.
 large = _pipeline("large", _step("write", writes="large.bin"))
 
-#: What clients change their minds about.
+#: The kinds that clients cancel.
 STOPPABLE = (short, long, parked, abroad)
-#: Asked for over HTTP, and in the client's own transaction.
+#: The kinds that clients submit over HTTP, and those that they submit in transactions of their own.
 BY_HTTP = (short, long, fork, parked, flaky, hopeless, wrong, poison, unlike, spread, gated, paced, abroad, large)
 BY_DIRECT = (short, long)
 KINDS = (*BY_HTTP, mendable)
 
 
 def tried() -> Pipelines:
-    """Ours, and what ships, with the shorter delays: for the platform's processes. It changes the shipped pipelines of
-    this process; any other process reads `declared`.
+    """All pipelines, with short delays also for those that ship. Only the platform's processes call this, because it
+    changes the shipped pipelines of the calling process. Any other process calls `declared`.
     """
     for pipeline in shipped():
         pipeline.steps = tuple(replace(step, retry_ladder=SOON) for step in pipeline.steps)
@@ -107,7 +110,7 @@ def tried() -> Pipelines:
 
 
 def declared() -> Pipelines:
-    """Ours, and what ships."""
+    """The pipelines of this module, the workflows of a chaos run, and the pipelines that ship."""
     pipelines = shipped()
     for kind in (*KINDS, *_workflows()):
         pipelines.add(kind)
@@ -115,7 +118,9 @@ def declared() -> Pipelines:
 
 
 def _workflows() -> list[Pipeline]:
-    """Of chaos/workflows.py; none where this code is loaded by the release that is out, which has no workflows."""
+    """The workflows of chaos/workflows.py. None in a process of the release, which also loads this module and has no
+    workflows.
+    """
     if find_spec("leasehold.workflows") is None:
         return []
     app: Any = import_module("chaos.workflows").app

@@ -24,7 +24,7 @@ class Fault:
     at: float = 0.0
     target: str = ""
     seconds: float = 0.0
-    nth: int = 1  # of a failpoint: the time that it is reached
+    nth: int = 1  # a failpoint acts when its process reaches it for the nth time
 
     @property
     def kind(self) -> Kind:
@@ -63,9 +63,9 @@ class Plan:
     def failpoints(self, slot: str, fired: Collection[str] = ()) -> str:
         """The failpoints of the slot's next process. `fired`: the points at which its earlier processes acted.
 
-        A worker gets the plan's next kill, and the acts before it that a process survives: so its deaths are spread
-        over the run. An API gets all of its failpoints, because the order of the operations is unknown. A point has one
-        act at a time.
+        A worker gets the plan's next kill, and the acts before that kill, which a process survives: so the deaths of a
+        worker are spread over the run. An API gets all of its failpoints, because the order of the operations is
+        unknown. A point has one act at a time.
         """
         left: dict[str, Fault] = {}
         for fault in self.armed:

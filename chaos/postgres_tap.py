@@ -18,8 +18,8 @@ _PRESENT = b"UPDATE worker SET present = true"
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A connection of `process` that has ended. Seconds of the epoch. `present`: by it the worker shows that it is
-    there, at `since`; a heartbeat that is only connected has not got the lock yet.
+    """A connection of `process` that has ended. Times are in seconds since 1970. `present`: the connection held the
+    worker's presence, from `since` on. The connection of a heartbeat that has not got the advisory lock yet is not.
     """
 
     process: str
@@ -30,6 +30,8 @@ class Session:
 
 
 class PostgresTap:
+    """The Tap of one connection of a process. It calls `ended` with the connection's Session when it is closed."""
+
     def __init__(self, process: str, ended: Callable[[Session], None]) -> None:
         self.label = ""
         self._process = process

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 _CHUNK = 64 * 1024
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no seconds: closing sends RST
 
 
@@ -49,7 +49,7 @@ class Deaf:
 
 @dataclass
 class Weather:
-    """How a link treats its bytes. Times are in seconds. A `bytes_per_second` of 0 is no limit."""
+    """How much a link slows its bytes. Times are in seconds. `bytes_per_second`: 0 is no limit."""
 
     latency: float = 0.0
     jitter: float = 0.0
@@ -64,19 +64,19 @@ class Weather:
 
 @dataclass
 class Carried:
-    """Counts of what a link did since it was made, in bytes by direction. A fault happened only if it shows here."""
+    """What a link did since it was made, in bytes. A fault counts only if one of these numbers has grown."""
 
-    sent: int = 0  # passed on to the server
-    passed_back: int = 0  # passed back
-    held: int = 0  # kept back while the link was held
-    lost: int = 0  # dropped
+    sent: int = 0  # to the server
+    passed_back: int = 0  # to the client
+    held: int = 0  # while the link was held; they are passed on later
+    lost: int = 0
     slowed: int = 0
-    refused: int = 0  # connections that the server did not take
+    refused: int = 0  # connections that the server did not accept
     reset: int = 0  # connections
 
 
 class Link:
-    """`port` leads to `target`. Every change of its behaviour holds for open and for new connections."""
+    """A proxy that listens on `port` and connects to `target`. Faults hold for open and for new connections."""
 
     def __init__(self, target: tuple[str, int], tap: Callable[[], Tap] = Deaf, seed: int = 0) -> None:
         self.weather = Weather()
@@ -110,7 +110,7 @@ class Link:
     # --- faults
 
     def reset(self) -> int:
-        """RST to both ends of every connection; returns how many there were."""
+        """Send RST to both ends of every connection. Returns the number of connections."""
         victims = list(self._connections)
         for connection in victims:
             connection.reset()
@@ -118,20 +118,26 @@ class Link:
         return len(victims)
 
     def hold(self, labels: Collection[str] | None = None) -> None:
-        """Pass nothing more in either direction; `labels` chooses connections by what their tap found out."""
+        """Pass nothing more in either direction. `labels`: only connections whose tap has one of these labels; None:
+        all.
+        """
         self._freed.clear()
         self._held = labels
 
     def drop_replies(self) -> None:
-        """Requests arrive, answers do not. Ends with `heal`, which resets: no stream survives a hole."""
+        """Drop the answers, and pass the requests. `heal` ends this and resets all connections, because no stream can
+        go on after a gap.
+        """
         self._drops = "replies"
 
     def drop_requests(self) -> None:
-        """The opposite: answers arrive, requests do not. Ends as `drop_replies`."""
+        """Drop the requests, and pass the answers. `heal` ends this as it ends `drop_replies`."""
         self._drops = "requests"
 
     def cut_next_request(self, label: str) -> None:
-        """The next bytes of a connection with `label` arrive; then it is cut, and nobody hears the answer."""
+        """Pass the next bytes of a connection with `label` to the server, then cut the connection: the server acts on
+        the request, and the client gets no answer.
+        """
         self._cut_at = label
 
     @property
@@ -139,7 +145,7 @@ class Link:
         return bool(self._cut_at)
 
     def heal(self) -> None:
-        """As before the first fault."""
+        """End every fault of the link."""
         self.weather = Weather()
         self._held = ()
         self._cut_at = ""
@@ -183,14 +189,14 @@ class Link:
             connection.over()
 
     async def _held_back(self, connection: _Connection, source: asyncio.StreamReader, size: int) -> None:
-        """While the link is held. That the speaker has gone meanwhile only the tap hears."""
+        """Wait while the link is held. If the sender closes its connection meanwhile, only the tap learns it."""
         if self._holds(connection):
             self.carried.held += size
         while self._holds(connection):
             if source.at_eof():
                 connection.over()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_SECONDS):
+                async with asyncio.timeout(_POLL_SECONDS):
                     await self._freed.wait()
                 self._freed.clear()
 
@@ -225,7 +231,9 @@ class _Connection:
         self._is_over = False
 
     def reset(self, *, answered: bool = True) -> None:
-        """`answered` False lets the server finish with what it got: only the client hears of the end at once."""
+        """Cut the connection. `answered`: if False, only the client gets an RST, and the server can still act on the
+        bytes that it has.
+        """
         client, server = self._writers
         _reset(client)
         if answered:
@@ -237,7 +245,7 @@ class _Connection:
                 pump.cancel()
 
     def over(self) -> None:
-        """One side has gone; what the other one still says may be stuck here for a while."""
+        """One side has closed the connection. Bytes of the other side may be held here for a while."""
         if not self._is_over:
             self._is_over = True
             self.tap.closed()

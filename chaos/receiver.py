@@ -1,4 +1,6 @@
-"""A client's own server, which is told how its runs ended, and which is unreliable in a way the seed decides."""
+"""A tenant's own server, which gets webhooks about the ends of its runs. It is unreliable in a way that the seed
+decides.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,15 @@ from aiohttp import web
 
 from leasehold.security.signing import signature
 
-_BROKEN = 0.2  # of the messages it takes and answers badly
-_LOST = 0.1  # of those it takes and does not answer
+_BROKEN = 0.2  # the share of messages that it answers with 503
+_LOST = 0.1  # the share of messages that it does not answer
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One message that arrived. `message`: its webhook-id; `taken`: it was answered with a 2xx."""
+    """One message that arrived. `message`: its webhook-id. `genuine`: the signature is right. `taken`: the receiver
+    answered with a 2xx.
+    """
 
     message: str
     tenant: str
@@ -29,7 +33,7 @@ class Delivery:
 
 
 class Receiver:
-    """`await receiver.open()`; then what it hears is in `deliveries`."""
+    """The server. `deliveries`: the messages that have arrived. `secrets`: the webhook's secret by tenant."""
 
     def __init__(self, seed: int, secrets: dict[str, bytes]) -> None:
         self.deliveries: list[Delivery] = []

@@ -1,6 +1,8 @@
-"""The record of runs: a line a run in docs/explanation/chaos.jsonl, and the table of docs/explanation/chaos.md.
+"""The record of runs: one line for each run in docs/explanation/chaos.jsonl, and the tables of
+docs/explanation/chaos.md.
 
-Lines are never edited: each says at which commit it was made, so that rows of many commits add up and old ones show.
+Nobody edits the lines. Each names the commit that was tried: so the table can add up runs of many commits, and shows
+which results are old.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ _DOCS = Path(__file__).parents[1] / "docs" / "explanation"
 RECORD = _DOCS / "chaos.jsonl"
 PAGE = _DOCS / "chaos.md"
 _BEGIN, _END = "<!-- begin: scripts/chaos --record -->", "<!-- end -->"
-#: What the record is to reach (issue 21): runs, observations of each invariant, firings of each fault, pairs of faults.
+#: The goals of the record: runs, observations of each invariant, firings of each fault, pairs of faults.
 GOAL = {"runs": 100, "observations": 1000, "firings": 10, "pairs": 60}
 
 Line = dict[str, Any]
@@ -53,7 +55,7 @@ def read(file: Path = RECORD) -> list[Line]:
 
 
 def write_page(lines: Sequence[Line], page: Path = PAGE) -> None:
-    """Put the table of `lines` between the two marks of the page. Raises ValueError when they are not there."""
+    """Write the tables of `lines` between the two marks of the page. Raises ValueError if the page lacks a mark."""
     text = page.read_text()
     before, after = text.index(_BEGIN) + len(_BEGIN), text.index(_END)
     page.write_text(f"{text[:before]}\n\n{table(lines)}\n\n{text[after:]}")
@@ -95,10 +97,10 @@ def _invariants(lines: Sequence[Line]) -> Iterable[str]:
     yield "|---|---|---|---|---|---|"
     for number, check in INVARIANTS.items():
         sentence = (check.__doc__ or "").partition("\n")[0]
-        seen = [line for line in lines if line["observed"].get(number)]
-        total = sum(line["observed"][number] for line in seen)
-        now = sum(line["observed"][number] for line in seen if line["commit"] == newest)
-        last = seen[-1]["commit"] if seen else "never"
+        observing = [line for line in lines if line["observed"].get(number)]
+        total = sum(line["observed"][number] for line in observing)
+        now = sum(line["observed"][number] for line in observing if line["commit"] == newest)
+        last = observing[-1]["commit"] if observing else "never"
         violated = sum(any(reason.startswith(f"{number} violated") for reason in line["red"]) for line in lines)
         yield f"| {number} | {sentence} | {total:,}{_short(total, 'observations')} | {now:,} | {last} | {violated} |"
 
@@ -119,7 +121,7 @@ def _pairs_of(lines: Sequence[Line]) -> Counter[tuple[str, str]]:
 
 
 def _pairs(lines: Sequence[Line]) -> Iterable[str]:
-    """Of every pair that was on at the same time: how often."""
+    """The table of the pairs of faults that overlapped, by the number of runs in which they did."""
     by_count: dict[int, list[str]] = {}
     for (one, other), count in sorted(_pairs_of(lines).items()):
         by_count.setdefault(count, []).append(f"{one} + {other}")

@@ -1,4 +1,4 @@
-"""Unpacks the wheel of a published release, and lays the kinds of work of a chaos run beside it."""
+"""A published release: unpacks its wheel, and puts the kinds of work of a chaos run beside it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WHEEL = _ROOT / "tests" / "fixtures" / f"leasehold-{VERSION}-py3-none-any.whl"
 
 
 class Release:
-    """`directory`: where its processes run, and find their code before any other."""
+    """The unpacked release. `directory`: where its processes run; they find the release's code there before any other."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -28,7 +28,7 @@ class Release:
     def _unpack(self) -> None:
         with zipfile.ZipFile(_WHEEL) as wheel:
             wheel.extractall(self.directory)
-        compileall.compile_dir(self.directory, quiet=1, workers=2)  # as pip does, or every process would
+        compileall.compile_dir(self.directory, quiet=1, workers=2)  # as pip does; else every process would do it
         (self.directory / "chaos").symlink_to(_ROOT / "chaos")
 
     def command(self, module: str) -> list[str]:
@@ -36,11 +36,11 @@ class Release:
         return [sys.executable, "-m", "chaos.old_process", module]
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """The environment without failpoints: the release has others, and nothing would record that one was reached."""
+        """The variables without failpoints: the release has others, and writes no journal line when it reaches one."""
         return {**variables, "PYTHONPATH": os.fspath(self.directory), "LEASEHOLD_FAILPOINTS": ""}
 
     async def migrate(self, url: str) -> None:
-        """Bring an empty database to this release's schema, as its users did. Raises RuntimeError."""
+        """Give an empty database this release's schema, by the release's own `leasehold migrate`. Raises RuntimeError."""
         await migrate_with(self.directory, self.environment({**os.environ, "LEASEHOLD_DATABASE_URL": url}))
 
 

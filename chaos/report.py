@@ -17,7 +17,7 @@ _ROOT = Path(__file__).parents[1]
 
 
 def commit() -> str:
-    """The commit that is tried; with a `+` when files differ from it."""
+    """The commit that the run tries; with a `+` if files differ from it."""
     git = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"],
         cwd=_ROOT, capture_output=True, text=True, check=False,
@@ -33,9 +33,9 @@ def show(result: Report, console: Console) -> None:
         f"  fired: {', '.join(f'{name} x{count}' for name, count in sorted(result.fired.items())) or 'nothing'}"
     )
     if result.never_fired:
-        console.print(f"  NEVER FIRED, though planned: {', '.join(result.never_fired)}")
+        console.print(f"  NEVER FIRED, although planned: {', '.join(result.never_fired)}")
     if result.refused:
-        console.print(f"  REFUSED, though right: {', '.join(result.refused)}")
+        console.print(f"  REFUSED, although the request was right: {', '.join(result.refused)}")
     if not result.rested:
         console.print("  NEVER AT REST: work was left, or a process stood still")
     good = [f"{verdict.number} ({sum(verdict.observed.values())})" for verdict in result.verdicts if not verdict.why]

@@ -29,10 +29,11 @@ from chaos.stack import Installation
 _REST_SECONDS = 60.0
 #: How long after the end of its lease a task may still be running (I7), in addition to the interval of the sweeps.
 _OVERDUE_SECONDS = 10.0
-_SETTLED_LOOKS = 3
-#: So long after rest may a client need to read the last events of its job.
+#: The installation is at rest after this many polls in a row that found nothing unfinished.
+_SETTLED_POLLS = 3
+#: The longest time, after rest, in which a client reads the last events of its job.
 _FOLLOW_SECONDS = 30.0
-#: While a failpoint has not been reached, the load goes on: at most so many times, for so many seconds each.
+#: While a failpoint has not been reached, the load goes on: at most _MORE_LOADS times, _MORE_SECONDS each.
 _MORE_LOADS = 4
 _MORE_SECONDS = 4.0
 
@@ -47,7 +48,7 @@ class Report:
     rest_seconds: float = 0.0
     rested: bool = False
     fired: Counter[str] = field(default_factory=Counter)
-    effects: Counter[str] = field(default_factory=Counter)  # what the fired blows did, in their own units
+    effects: Counter[str] = field(default_factory=Counter)  # how much each blow did, in a unit of its own
     jobs: Counter[str] = field(default_factory=Counter)  # "kind status"
     answers: Counter[str] = field(default_factory=Counter)  # "kind answer", of requests
     verdicts: list[Verdict] = field(default_factory=list)
@@ -59,7 +60,7 @@ class Report:
 
     @property
     def red(self) -> list[Verdict]:
-        """Violated, or not observed as often as the plan demands."""
+        """The verdicts that make the run red: violated, or observed less often than the plan demands."""
         return [verdict for verdict in self.verdicts if verdict.red]
 
     @property
@@ -85,9 +86,10 @@ class Report:
 
     @property
     def refused(self) -> list[str]:
-        """Kinds of requests that an API refused although they are right: what is never begun breaks no invariant.
+        """Kinds of requests that an API refused although they are right. No invariant would notice: a job that is never
+        made breaks none.
 
-        A cancel of what has ended is refused rightly. The release refuses what came after it.
+        An API rightly refuses to cancel a job that has ended. A process of the release refuses requests that are newer.
         """
         if self.plan.has_release:
             return []
@@ -125,7 +127,7 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
         try:
             await load.begin()
             over = asyncio.Event()
-            await asyncio.gather(load.run(plan.seconds, over), _broken(installation, faults, load, over))
+            await asyncio.gather(load.run(plan.seconds, over), _break(installation, faults, load, over))
             await _mend(installation)
             await load.calm()
             await _rest(installation, history)
@@ -133,7 +135,7 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
         finally:
             waking.cancel()
             await load.end()
-        await _last_looks(installation, history)
+        await _stop(installation, history)
         cuts = [(since, until) for name, since, until in faults.spans if BY_NAME[name].link == "s3"]
         installation.front.excuse_cut(cuts)
         await collect.gather(installation, load, history)
@@ -153,11 +155,13 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
     return report
 
 
-async def _broken(installation: Installation, faults: Faults, load: Load, over: asyncio.Event) -> None:
-    """Deal the blows under load; and go on loading for a while until every failpoint of the plan has been reached."""
+async def _break(installation: Installation, faults: Faults, load: Load, over: asyncio.Event) -> None:
+    """Carry out the blows, then set `over`. The load goes on until every failpoint of the plan was reached, or for a
+    while.
+    """
     await faults.run()
     over.set()
-    if installation.plan.begins_with_release:  # the release has not all kinds of work
+    if installation.plan.begins_with_release:  # the release lacks some kinds of work: they are loaded now
         await load.run(installation.plan.seconds)
     for _ in range(_MORE_LOADS):
         if set(_failpoints(installation)) == {fault.name for fault in installation.plan.armed}:
@@ -175,39 +179,39 @@ async def _mend(installation: Installation) -> None:
 
 
 async def _rest(installation: Installation, history: History) -> None:
-    """Wait until nothing is left to do, and nobody stands still, who might hold hints of what others did."""
+    """Wait until nothing is unfinished and no process stands still: a stopped worker may hold hints of finished tasks."""
     began = time.monotonic()
     quiet = 0
     async with installation.connection() as connection:
-        while quiet < _SETTLED_LOOKS and time.monotonic() - began < _REST_SECONDS:
-            left = await collect.resting(connection)
-            still = any(slot.is_stopped() for slot in installation.slots.values())
-            quiet = 0 if still or any(left.values()) else quiet + 1
+        while quiet < _SETTLED_POLLS and time.monotonic() - began < _REST_SECONDS:
+            unfinished = await collect.resting(connection)
+            is_stopped = any(slot.is_stopped() for slot in installation.slots.values())
+            quiet = 0 if is_stopped or any(unfinished.values()) else quiet + 1
             if time.monotonic() - began > _OVERDUE_SECONDS:
                 history.overdue.append(await collect.overdue(connection, _OVERDUE_SECONDS + SWEEP_SECONDS))
             await asyncio.sleep(0.3)
         history.overdue.append(await collect.overdue(connection, _OVERDUE_SECONDS + SWEEP_SECONDS))
     history.rest_seconds = time.monotonic() - began
-    history.rested = quiet == _SETTLED_LOOKS
+    history.rested = quiet == _SETTLED_POLLS
 
 
-async def _last_looks(installation: Installation, history: History) -> None:
-    """What can be seen only while all is up, then only once all has ended."""
+async def _stop(installation: Installation, history: History) -> None:
+    """Stop the installation. Record first what only running processes show, and then what they left behind."""
     async with asyncio.timeout(_REST_SECONDS):
         await asyncio.gather(*(slot.until_up('"serving"') for slot in installation.workers))
-        await asyncio.gather(*(_answers(port) for port in installation.ports.values()))
+        await asyncio.gather(*(_until_listening(port) for port in installation.ports.values()))
     history.probes = await probe_tenants(installation)
     if installation.amqp_url:
-        history.queued = await _emptied(installation)
-    codes = await installation.stop()
+        history.queued = await _queued_at_rest(installation)
+    exit_codes = await installation.stop()
     if installation.amqp_url:
         history.returned = await collect.queued(installation)
         history.parked = await collect.dead_letters(installation)
-    history.leftovers = await collect.leftovers(installation, codes)
+    history.leftovers = await collect.leftovers(installation, exit_codes)
 
 
-async def _emptied(installation: Installation) -> dict[str, int]:
-    """The queues' counts once they hold nothing, or after a few seconds: the last ACKs take a moment."""
+async def _queued_at_rest(installation: Installation) -> dict[str, int]:
+    """The queues' counts of messages. Waits up to 5 s until all are 0, because the last ACKs take a moment."""
     for _ in range(20):
         counts = await collect.queued(installation)
         if not any(counts.values()):
@@ -216,7 +220,8 @@ async def _emptied(installation: Installation) -> dict[str, int]:
     return counts
 
 
-async def _answers(port: int) -> None:
+async def _until_listening(port: int) -> None:
+    """Wait until a process accepts connections on the port."""
     while True:
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -228,7 +233,7 @@ async def _answers(port: int) -> None:
 
 
 def _failpoints(installation: Installation) -> Counter[str]:
-    """Each planned failpoint that fired in the process that was armed with it."""
+    """The planned failpoints that fired in a process that was armed with them."""
     lines = {(line["process"].partition(".")[0], f"{line['name']}:{line['act']}")
              for line in journal.read(installation.journal) if line["what"] == "failpoint"}  # fmt: skip
     return Counter(

@@ -1,4 +1,6 @@
-"""The servers of chaos runs: started once, broken and mended many times; each run gets its own part of them."""
+"""The servers of chaos runs. They start once, and faults break them many times. Each run has a database, a virtual host
+and a bucket of its own in them.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,14 @@ _TEMPLATE, _OF_RELEASE = "chaos_template", "chaos_template_of_release"
 _RESTARTS = 60
 _RECOVERY_SECONDS = 20.0
 _NOT_BACK: tuple[type[BaseException], ...] = (EmbeddedError, *TRY_AGAIN)
-#: More than the most of WAL that PostgreSQL keeps until a checkpoint, and the databases of many runs.
+#: Room for the WAL that PostgreSQL keeps until a checkpoint, and for the databases of many runs.
 _VOLUME_MEGABYTES = 3072
 
 
 class Servers:
-    """`async with Servers() as servers`: PostgreSQL, S3 and, where it can be had, RabbitMQ."""
+    """`async with Servers() as servers`: PostgreSQL, S3 and, if this machine can install it, RabbitMQ. `able`: what the
+    machine can do, of chaos.catalogue.EVERYTHING.
+    """
 
     def __init__(self, *, broker: bool = True) -> None:
         self._with_broker = broker
@@ -67,7 +71,7 @@ class Servers:
         return self
 
     async def _start_postgres(self, opening: AsyncExitStack) -> Postgres:
-        """On a disk and with a clock of its own, where this machine lets us make them."""
+        """Start PostgreSQL on a disk and with a clock of its own, if this machine can make them."""
         self.volume = Volume(self.directory / "postgres", megabytes=_VOLUME_MEGABYTES)
         opening.push_async_callback(self.volume.unmount)
         await self.volume.mount()
@@ -116,14 +120,14 @@ class Servers:
             await connection.close()
 
     async def add_database(self, name: str, *, of_release: bool = False) -> None:
-        """With this code's schema, or with the release's."""
+        """Make a database with this code's schema; `of_release`: with the release's schema."""
         if of_release:
             await self._make_template_of_release()
         template = _OF_RELEASE if of_release else _TEMPLATE
         await self.administer(f"CREATE DATABASE {name} TEMPLATE {template}")
 
     async def release(self) -> Release:
-        """The release, unpacked when it is first asked for."""
+        """The release. The first call unpacks it."""
         if self._release is None:
             release = Release(self.directory / "release")
             await release.unpack()
@@ -146,7 +150,7 @@ class Servers:
         await until_answered(lambda: self.administer(statement), within=_RECOVERY_SECONDS)
 
     async def mend(self) -> None:
-        """Whatever a fault ended runs again, at its old address and with its old data."""
+        """End every fault of the servers: each runs again, at its old address and with its old data."""
         await self.volume.thaw()
         self.volume.empty()
         if self.clock is not None:
@@ -158,17 +162,17 @@ class Servers:
             await self.rabbitmq.start()
 
     async def restart_postgres(self) -> None:
-        """Start it where it does not run, and wait until it answers: a killed one may hold its lock for another moment,
-        and one that has crashed may recover, or end by itself while it does.
+        """Start PostgreSQL if it does not run, and wait until it answers. This may take several tries: a killed server
+        may hold its lock for another moment, and a crashed one recovers first, or ends by itself meanwhile.
 
-        Raises EmbeddedError, or one of TRY_AGAIN, when it does not come back.
+        Raises EmbeddedError, or one of TRY_AGAIN, if it does not come back.
         """
-        for left in reversed(range(_RESTARTS)):
+        for tries_left in reversed(range(_RESTARTS)):
             try:
                 await self.postgres.start()
                 await self.administer("SELECT 1")
             except _NOT_BACK:
-                if not left:
+                if not tries_left:
                     raise
                 await asyncio.sleep(0.2)
             else:
@@ -179,7 +183,7 @@ class Servers:
         return {pid for pid in self.processes(name) if _state(pid) == "D"}
 
     def signal(self, name: str, number: signal.Signals) -> int:
-        """Send a signal to every process of a server; returns to how many. One that has just ended is left out."""
+        """Send a signal to every process of a server. Returns how many got it: a process may just have ended."""
         reached = 0
         for pid in self.processes(name):
             with suppress(ProcessLookupError):
@@ -188,7 +192,9 @@ class Servers:
         return reached
 
     def processes(self, name: str) -> list[int]:
-        """The server `postgres` or `rabbitmq` without its guard: what has its directory in its command line."""
+        """The processes of the server `postgres` or `rabbitmq`, without its guard: those with its directory in the
+        command line, and their descendants.
+        """
         directory = str(self.directory / name).encode()
         lines = {pid: _command(pid) for pid in descendants(os.getpid())}
         roots = [pid for pid, line in lines.items() if directory in line and b"guard.py" not in line]

@@ -6,11 +6,11 @@ LEASE_SECONDS = 4.0
 SWEEP_SECONDS = 0.5
 TRUST_MARGIN_SECONDS = 1.0
 MAX_LOSSES = 20
-EXTERNAL_LEASE_SECONDS = 5.0  # the shortest that a claim may ask for
+EXTERNAL_LEASE_SECONDS = 5.0  # the shortest lease that the API gives
 #: How long the key of a request that died stays reserved.
 IN_FLIGHT_SECONDS = 5.0
-#: More than this goes up in parts of as many bytes, the fewest that S3 takes. With the platform's 64 MiB and 16 MiB a
-#: run would have few such objects.
+#: An object of more bytes is uploaded in parts of this size, which is the smallest that S3 accepts. With the platform's
+#: own 64 MiB and 16 MiB, a run would have few such objects.
 SINGLE_PUT_BYTES = 5 * 1024 * 1024
 TENANTS = ("red", "blue", "green")
 #: The tenant that has a webhook for the ends of its runs.

@@ -1,5 +1,5 @@
-"""`Slot` runs processes of the platform, one after another. When a process dies, the slot starts the next, with the
-failpoints of the plan.
+"""`Slot` runs processes of the platform, one after another. When a process dies, the slot starts the next one, with the
+plan's next failpoints.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 class Slot:
     """`environment(generation)`: the environment of the process with this number; the first is 0.
 
-    `release`: the code of the next process; None: this one.
+    `release`: the next process runs the code of this release; None: the code of this repository.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""The time of each fault of a run. The record shows by it which faults met.
+"""The time span of each fault of a run. The record counts by the spans which faults overlapped.
 
-A failpoint lasts from its line in the journal until the process that it hit works again.
+The span of a failpoint lasts from its line in the journal until the process that it hit works again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from chaos.plan import Plan
 
-#: After a SIGKILL the next process of the slot serves about this much later; a connection is back sooner.
+#: About the time after a SIGKILL until the slot's next process serves. A cut connection is back sooner.
 _RECOVERY_SECONDS = 2.0
 #: How long each act of a failpoint holds its process, beside the recovery.
 _ACT_SECONDS = {"stop": 6.4, "sleep": 7.0}
@@ -28,8 +28,8 @@ class Span(NamedTuple):
 def spans_of(
     plan: Plan, blows: Iterable[tuple[str, float, float]], journal: Sequence[dict[str, Any]], began: float
 ) -> list[Span]:
-    """The spans of the faults that fired. `blows`: each that fired, and from when to when it was dealt. Their times,
-    those of `journal`, and the beginning of the load, `began`, are seconds of the epoch.
+    """The spans of the faults that fired. `blows`: (fault, since, until) for each blow that fired. `began`: when the
+    load began. The times of all three arguments are in seconds since 1970.
     """
     spans = [Span(name, since - began, max(until, since + _RECOVERY_SECONDS) - began) for name, since, until in blows]
     for fault in plan.armed:
@@ -43,7 +43,7 @@ def spans_of(
 
 
 def pairs(spans: Iterable[Span]) -> set[tuple[str, str]]:
-    """The names of each two faults that were on at the same time, in alphabetical order."""
+    """The pairs of faults that overlapped, each in alphabetical order."""
     return {
         (min(one.fault, other.fault), max(one.fault, other.fault))
         for one, other in combinations(spans, 2)

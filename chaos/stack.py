@@ -1,4 +1,6 @@
-"""One run's installation: its own database, virtual host and bucket, 2 APIs and 3 workers, every link by a proxy."""
+"""The installation of one run: a database, a virtual host and a bucket of its own, 2 APIs and 3 workers, and a proxy in
+each connection between them.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,8 @@ VALUES ($1, $2, $3, $4, '{run.succeeded,run.failed,run.cancelled,run.expired}')
 
 
 class Installation:
-    """`async with Installation(servers, plan) as installation`: it serves inside the block. All processes end with
-    the block.
+    """`async with Installation(servers, plan) as installation`: it serves inside the block, and all its processes end
+    with the block.
     """
 
     def __init__(self, servers: Servers, plan: Plan, *, mutate: str = "") -> None:
@@ -129,16 +131,16 @@ class Installation:
 
     @property
     def database_url(self) -> str:
-        """The database's URL past the proxies, for observers."""
+        """The URL of the database without a proxy, for observers: no fault of a link hits them."""
         return self.servers.postgres.url_of(self.name)
 
     @property
     def amqp_url(self) -> str:
-        """As `database_url`; "" without a broker."""
+        """The URL of the broker without a proxy; "" without a broker."""
         return self._amqp_url
 
     def links_to(self, server: str) -> list[Link]:
-        """The links of every process of the platform to the server. Observers have none."""
+        """The links of all processes of the platform to the server. Observers have no links."""
         return [self.links[slot, server] for slot in self.slots if (slot, server) in self.links]
 
     def settings(self, slot: str) -> Settings:
@@ -153,7 +155,7 @@ class Installation:
             link.heal()
 
     async def stop(self) -> dict[str, int | None]:
-        """End every process in order; returns their exit codes."""
+        """Stop every process as an operator would. Returns the exit codes by the name of the process."""
         slots = list(self.slots.values())
         codes = await asyncio.gather(*(slot.close(_STOP_SECONDS) for slot in slots))
         return dict(zip((slot.name for slot in slots), codes, strict=True))
@@ -183,21 +185,21 @@ class Installation:
         return ports
 
     def _link(self, slot: str, server: str, port: int) -> Link:
-        def named() -> str:
+        def process_name() -> str:
             return self.slots[slot].process_name if slot in self.slots else slot
 
         target = ("127.0.0.1", port)
         if server == "amqp":
-            return Link(target, lambda: AmqpTap(named(), self.heard.append), self.plan.seed)
+            return Link(target, lambda: AmqpTap(process_name(), self.heard.append), self.plan.seed)
         if server == "postgres":
-            return Link(target, lambda: PostgresTap(named(), self.sessions.append), self.plan.seed)
+            return Link(target, lambda: PostgresTap(process_name(), self.sessions.append), self.plan.seed)
         return Link(target, seed=self.plan.seed)
 
     async def _make_keys(self) -> None:
         async with self.connection() as connection:
             for tenant in TENANTS:
-                made = await create_key(connection, tenant_id=tenant, client_id="chaos", scopes=SCOPES)
-                self.keys[tenant] = made.text
+                key = await create_key(connection, tenant_id=tenant, client_id="chaos", scopes=SCOPES)
+                self.keys[tenant] = key.text
 
     async def _subscribe(self) -> None:
         sealing = Sealing(self.settings(CLIENT))
@@ -267,12 +269,12 @@ class _Environment:
 
     def __call__(self, generation: int) -> dict[str, str]:
         name = f"{self._slot}.{generation}"
-        mine = {
+        own = {
             "LEASEHOLD_FAILPOINTS": self._installation.plan.failpoints(self._slot, self._fired()),
             journal.PATH_VARIABLE: str(self._installation.journal),
             journal.PROCESS_VARIABLE: name,
         }
-        return {**self._common, **mine}
+        return {**self._common, **own}
 
     def _fired(self) -> set[str]:
         """The failpoints at which earlier processes of the slot acted, as `name:act`."""
@@ -284,5 +286,6 @@ class _Environment:
 
 
 def _through(url: str, link: Link) -> str:
+    """The URL with the link's port instead of the server's."""
     parts = urlsplit(url)
     return parts._replace(netloc=f"{parts.netloc.rpartition(':')[0]}:{link.port}").geturl()

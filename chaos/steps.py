@@ -39,16 +39,17 @@ from leasehold.domain.work import Work
 
 _BRIEF = 0.05
 _LONG = 7.0
-#: How often a handler writes that it goes on: a worker that has lost its lease must stop it.
+#: A handler writes a journal line this often: the checker sees by the lines when a worker without its lease stopped it.
 _TICK = 0.2
 _GATED = 0.5
+#: The attempts of `flaky` that fail.
 _FAILURES = 2
 
 
 @asynccontextmanager
 async def _journaled(attempt: Attempt, seconds: float = _BRIEF) -> AsyncIterator[Done]:
-    """Write into the journal that the step begins, goes on, and ends or is stopped. The step's result has the id of
-    this execution.
+    """Write into the journal that the step begins, goes on, and ends or is stopped. The step takes `seconds`. Its
+    result has the id of this execution.
     """
     fields = {"run": uuid.uuid4().hex, "task": str(attempt.task_id), "step": attempt.step, "number": attempt.number}
     journal.note("begin", **fields)

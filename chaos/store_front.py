@@ -1,7 +1,7 @@
-"""What stands before the S3 server: the HTTP faults of a store, and the conditional puts that rclone does not have.
+"""A proxy before the S3 server: it makes the HTTP faults of a store, and adds conditional puts, which rclone lacks.
 
-A put that says `If-None-Match: *` or `If-Match` is decided here, one at a time for each key, by looking at the file
-that rclone serves; so the platform runs against a store that refuses to overwrite, as S3 does.
+The proxy decides each put with `If-None-Match: *` or `If-Match`, one at a time for each key, by the file that rclone
+serves. So the platform runs against a store that refuses to overwrite, as S3 does.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from yarl import URL
 
 from leasehold.embedded.s3 import S3
 
-_MOST_BYTES = 64 * 1024 * 1024
+_MAX_BYTES = 64 * 1024 * 1024
 _CHUNK = 4096
-#: So long at most a worker has to do with one upload in parts.
+#: A worker begins and ends an upload in parts within this time.
 _UPLOAD_SECONDS = 20.0
 _UPLOAD_ID = re.compile("<UploadId>([^<]+)</UploadId>")
 _HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive", "expect", "date", "server"}
@@ -38,13 +38,15 @@ class Trouble(StrEnum):
     ERROR = "error"  # 500 or 503 instead of an answer
     SLOW = "slow"  # 16 KB a second
     CUT = "cut"  # the connection ends in the middle of an answer
-    CORRUPT = "corrupt"  # a byte of an object that a step made is another one
-    REFUSE = "refuse"  # 412 or 409 to a conditional put that nothing speaks against
+    CORRUPT = "corrupt"  # one byte of a step's object is changed
+    REFUSE = "refuse"  # 412 or 409 to a conditional put whose condition holds
     HANG = "hang"  # no answer at all, until the trouble is over
     LATE = "late"  # 503 or 500 after the write was done
     MUTE = "mute"  # the write is done, and the connection ends before the first byte of an answer
-    DENY = "deny"  # 412 or 409 to a conditional put after it was done
-    OVERWRITE = "overwrite"  # as LATE; and when it is put again: 200, and the object that must not be is replaced
+    DENY = "deny"  # 412 or 409 to a conditional put after the write was done
+    OVERWRITE = (
+        "overwrite"  # as LATE; the repeated put then gets 200 and replaces the object, in spite of its condition
+    )
 
 
 _AFTER_A_WRITE = {Trouble.LATE, Trouble.MUTE, Trouble.DENY, Trouble.OVERWRITE}
@@ -52,9 +54,9 @@ _AFTER_A_WRITE = {Trouble.LATE, Trouble.MUTE, Trouble.DENY, Trouble.OVERWRITE}
 
 @dataclass
 class StoreFaults:
-    """The trouble that is on, for which share of the requests, and how often it was made.
+    """The trouble that is on, the share of the requests that it hits, and how often it has hit one.
 
-    `overwritten`: keys of objects that a put has replaced although the put asked for creation only.
+    `overwritten`: keys of objects that a put has replaced in spite of create-only.
     `excused`: ids of uploads in parts that their worker could not end: the answer with the id was lost on its way, or
     its request to end the upload met the trouble. Housekeeping ends these once they are old.
     """
@@ -62,8 +64,8 @@ class StoreFaults:
     trouble: Trouble | None = None
     share: float = 0.0
     fired: int = 0
-    hold_put: str = ""  # a put whose key has this in it waits for `released`
-    held_of: str = ""  # whose put it was
+    hold_put: str = ""  # the next put whose key contains this text waits for `released`
+    held_of: str = ""  # the client of that put
     held: asyncio.Event = field(default_factory=asyncio.Event)
     released: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -81,20 +83,22 @@ class StoreFaults:
 
 
 class StoreFront:
+    """The proxy. `ports`: by the name of a client; so it knows the client of each request."""
+
     def __init__(self, s3: S3, seed: int = 0) -> None:
         self.faults = StoreFaults()
         self.ports: dict[str, int] = {}
         self._s3 = s3
         self._rng = random.Random(seed)  # noqa: S311 - which request is hit
-        self._begun: dict[str, float] = {}  # when each upload in parts was begun, by its id
+        self._begun: dict[str, float] = {}  # id of an upload in parts -> when it began
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._runner: web.AppRunner | None = None
         self._client: aiohttp.ClientSession | None = None
 
     async def open(self, clients: Sequence[str]) -> None:
-        """Listen on a port for each client, so that it is known whose request it is."""
+        """Listen on a port of its own for each client."""
         self._client = aiohttp.ClientSession(auto_decompress=False)
-        application = web.Application(client_max_size=_MOST_BYTES)
+        application = web.Application(client_max_size=_MAX_BYTES)
         application.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
         await self._runner.setup()
@@ -110,8 +114,8 @@ class StoreFront:
             await self._client.close()
 
     def excuse_cut(self, cuts: Iterable[tuple[float, float]]) -> None:
-        """Excuse the uploads of a time in which a link to the store was cut: their worker may never have learnt the id,
-        or its request to end the upload did not arrive. `cuts`: from when to when, seconds of the epoch.
+        """Excuse the uploads that were open while a link to the store was cut: their worker may not know the id, or its
+        request to end the upload did not arrive. `cuts`: (since, until), in seconds since 1970.
         """
         spans = list(cuts)
         self.faults.excused.update(
@@ -122,7 +126,7 @@ class StoreFront:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
-        trouble = self._trouble(request)
+        trouble = self._trouble_of(request)
         if trouble is not None and (upload_id := request.query.get("uploadId")):
             self.faults.excused.add(upload_id)
         if trouble is Trouble.HANG:
@@ -151,7 +155,8 @@ class StoreFront:
         self.faults.fired += 1
         return _refused(self._rng.choice((HTTPStatus.PRECONDITION_FAILED, HTTPStatus.CONFLICT)))
 
-    def _trouble(self, request: web.Request) -> Trouble | None:
+    def _trouble_of(self, request: web.Request) -> Trouble | None:
+        """The trouble that hits the request, if any."""
         trouble = self.faults.trouble
         if trouble is None or self._rng.random() >= self.faults.share or not _can_hit(trouble, request):
             return None
@@ -160,19 +165,20 @@ class StoreFront:
     async def _hold(self, request: web.Request) -> None:
         assert request.transport is not None
         port = request.transport.get_extra_info("sockname")[1]
-        self.faults.hold_put = ""  # one is enough
-        self.faults.held_of = next(name for name, its in self.ports.items() if its == port)
+        self.faults.hold_put = ""  # hold only one
+        self.faults.held_of = next(client for client, own_port in self.ports.items() if own_port == port)
         self.faults.released.clear()
         self.faults.held.set()
         await self.faults.released.wait()
 
     def _may_put(self, request: web.Request) -> bool:
+        """Whether the request's condition holds; True without a condition."""
         file = self._s3.directory / "buckets" / unquote(request.path.lstrip("/"))
-        there = file.is_file()
+        exists = file.is_file()
         if request.headers.get("If-None-Match") == "*":
-            return not there
+            return not exists
         if wanted := request.headers.get("If-Match"):
-            return there and wanted.strip('"') == _etag(file)
+            return exists and wanted.strip('"') == _etag(file)
         return True
 
     async def _forward(self, request: web.Request, body: bytes, trouble: Trouble | None) -> web.StreamResponse:
@@ -190,16 +196,16 @@ class StoreFront:
                     self._begun |= dict.fromkeys(ids, time.time())
                     self.faults.excused.update(ids if trouble is not None else ())
                 if trouble in _AFTER_A_WRITE and upstream.status < HTTPStatus.BAD_REQUEST:
-                    return self._betray(request, trouble)
+                    return self._deny_write(request, trouble)
                 return await self._answer(request, upstream, answer_body, trouble)
         except aiohttp.ClientConnectionError:
             return web.Response(status=HTTPStatus.BAD_GATEWAY)
 
-    def _betray(self, request: web.Request, trouble: Trouble | None) -> web.Response:
-        """The answer to a write that was done."""
+    def _deny_write(self, request: web.Request, trouble: Trouble | None) -> web.Response:
+        """The wrong answer to a write that was done."""
         if trouble is Trouble.DENY:
             return self._refuses()
-        if trouble is Trouble.OVERWRITE:  # counted once the write is repeated
+        if trouble is Trouble.OVERWRITE:  # `fired` counts it when the write is repeated
             return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE)
         answer = self._fails()
         if trouble is Trouble.MUTE:
@@ -236,15 +242,15 @@ def _begins_upload(request: web.Request) -> bool:
 
 
 def _makes_object(request: web.Request) -> bool:
-    """A put, or the end of an upload in parts."""
+    """Whether the request is a put, or ends an upload in parts."""
     return request.method == "PUT" or (request.method == "POST" and "uploadId" in request.query)
 
 
 def _can_hit(trouble: Trouble, request: web.Request) -> bool:
-    if trouble is Trouble.CORRUPT:  # an original has no digest that anybody could know it by
+    if trouble is Trouble.CORRUPT:  # not an original: no row has its digest, so nobody could notice
         return request.method == "GET" and "original" not in request.path and "list-type" not in request.query_string
     if trouble is Trouble.OVERWRITE and "/probe/" in request.path:
-        return False  # who cannot refuse when a process asks it is another store: that one is taken at its word
+        return False  # the process would learn that the store cannot refuse, and would not rely on it: another test
     if trouble in (Trouble.REFUSE, Trouble.DENY, Trouble.OVERWRITE):
         return request.method == "PUT" and "If-None-Match" in request.headers
     if trouble in _AFTER_A_WRITE:
@@ -253,7 +259,7 @@ def _can_hit(trouble: Trouble, request: web.Request) -> bool:
 
 
 def _key(request: web.Request) -> str:
-    """Of the object, without the bucket before it."""
+    """The key of the request's object: the path without the bucket."""
     return unquote(request.path.lstrip("/")).partition("/")[2]
 
 

@@ -1,8 +1,8 @@
-"""The workflows of a chaos run. One runs tasks one after another and side by side, draws a value once, naps, and waits
-for a signal. The other is cancelled while it waits, and takes back what it has drawn.
+"""The workflows of a chaos run. `stages` runs tasks one after another and side by side, draws a random value once,
+sleeps, and waits for a signal. `takes_back` is cancelled while it waits, and undoes its draw.
 
-Their queue is their own: a worker of the release that is out does not serve it. The module is loaded only where the
-platform has workflows, because processes of that release load the kinds of work, too (chaos/pipelines.py).
+They have a queue of their own, which workers of the release do not serve. Processes of the release also load the kinds
+of work, and the release has no workflows: so chaos/pipelines.py imports this module only if the platform has them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from datetime import timedelta
 
 from leasehold import App, Cancelled, Context, Retry
 
-#: The signal that the workflow waits for, and for how many seconds.
+#: The signal that `stages` waits for, and how long it waits.
 SIGNAL, SIGNAL_SECONDS = "go", 8.0
-#: So long `takes_back` waits to be cancelled.
+#: How long `takes_back` waits for its cancel.
 _CANCEL_SECONDS = 20.0
 _QUEUE = "chaos-workflows"
 _BRIEF = 0.05
 _NAP_SECONDS = 0.3
-#: More attempts than a chaos run can cost a task.
+#: More attempts than the faults of a run can use up.
 _RETRY = Retry(times=30, delay=timedelta(seconds=0.5))
 
 app = App("chaos")
@@ -44,14 +44,14 @@ async def stages(ctx: Context, text: str) -> list[str]:
     both = await ctx.gather(ctx.run(plus_one, first), ctx.run(plus_one, first + 1))
     try:
         await ctx.wait_for(SIGNAL, timeout=SIGNAL_SECONDS)
-    except TimeoutError:  # its client's signal met the faults
+    except TimeoutError:  # because of the faults, the client could not send its signal in time
         text += ", unasked"
     last = await ctx.run(plus_one, sum(both))
     return [text, drawn, str(last)]
 
 
 def put_back(drawn: str) -> str:
-    """The checker looks for this call (chaos/checks/cancels.py)."""
+    """Undo the draw. The checker counts these calls (chaos/checks/cancels.py)."""
     return drawn
 
 
@@ -62,7 +62,7 @@ async def takes_back(ctx: Context, text: str) -> str:
         drawn = await ctx.call(_drawn)
         await ctx.gather(ctx.run(plus_one, 0), ctx.sleep(_NAP_SECONDS))
         await ctx.wait_for(SIGNAL, timeout=_CANCEL_SECONDS)
-    except TimeoutError:  # its client's cancel met the faults
+    except TimeoutError:  # because of the faults, the client could not send its cancel in time
         return text
     except Cancelled:
         await ctx.call(put_back, drawn)
