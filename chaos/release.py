@@ -17,7 +17,7 @@ _WHEEL = _ROOT / "tests" / "fixtures" / f"leasehold-{VERSION}-py3-none-any.whl"
 
 
 class Release:
-    """The unpacked release. `directory`: where its processes run; they find the release's code there before any other."""
+    """The unpacked release. `directory`: where its processes run, and where they find its code before any other."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -40,7 +40,7 @@ class Release:
         return {**variables, "PYTHONPATH": os.fspath(self.directory), "LEASEHOLD_FAILPOINTS": ""}
 
     async def migrate(self, url: str) -> None:
-        """Give an empty database this release's schema, by the release's own `leasehold migrate`. Raises RuntimeError."""
+        """Give an empty database the release's schema, by the release's `leasehold migrate`. Raises RuntimeError."""
         await migrate_with(self.directory, self.environment({**os.environ, "LEASEHOLD_DATABASE_URL": url}))
 
 

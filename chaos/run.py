@@ -179,7 +179,7 @@ async def _mend(installation: Installation) -> None:
 
 
 async def _rest(installation: Installation, history: History) -> None:
-    """Wait until nothing is unfinished and no process stands still: a stopped worker may hold hints of finished tasks."""
+    """Wait until nothing is unfinished and no process stands still, which may hold hints of finished tasks."""
     began = time.monotonic()
     quiet = 0
     async with installation.connection() as connection:

@@ -44,9 +44,7 @@ class Trouble(StrEnum):
     LATE = "late"  # 503 or 500 after the write was done
     MUTE = "mute"  # the write is done, and the connection ends before the first byte of an answer
     DENY = "deny"  # 412 or 409 to a conditional put after the write was done
-    OVERWRITE = (
-        "overwrite"  # as LATE; the repeated put then gets 200 and replaces the object, in spite of its condition
-    )
+    OVERWRITE = "overwrite"  # as LATE; then the repeated put gets 200 and replaces the object against its condition
 
 
 _AFTER_A_WRITE = {Trouble.LATE, Trouble.MUTE, Trouble.DENY, Trouble.OVERWRITE}

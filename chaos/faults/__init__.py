@@ -1,4 +1,4 @@
-"""What breaks an installation, one module for each place that breaks; `Faults` carries a plan out."""
+"""The faults, one module for each place that breaks. `Faults` carries a plan out."""
 
 from chaos.faults.injector import Faults
 

@@ -1,4 +1,6 @@
-"""The broker: killed, stopped, alarmed, its queues emptied or gone, its messages foreign; away with the database."""
+"""Faults of the broker: it is killed, stopped or out of memory, its queues are emptied or deleted, or it gets foreign
+messages. One fault takes the database away, too.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ from leasehold.broker.base import Hint
 from leasehold.broker.envelope import encode
 from leasehold.embedded.rabbitmq import RabbitMQ
 
-#: How long queues that are gone may take to be declared anew, and a queue may take to have something in it.
+#: How long the platform may take to declare deleted queues anew, and a queue may take to get a message.
 _DECLARE_SECONDS = 10.0
 _FILL_SECONDS = 4.0
 
 
 class BrokerFaults:
-    """Each returns the connections that it broke, or the bytes or messages that met it."""
+    """Each fault returns the number of connections that it broke, or of bytes or messages that it hit."""
 
     def __init__(self, installation: Installation, broken: asyncio.Lock, rng: random.Random) -> None:
         self._installation = installation
@@ -67,7 +69,9 @@ class BrokerFaults:
         return hit
 
     async def _kill_declaring(self, fault: Fault) -> int:
-        """What has just been declared anew is not yet on the broker's disk, and may be gone afterwards."""
+        """Delete the queues, and kill the broker when the platform has just declared them anew: then they are not yet
+        on the broker's disk, and may be gone when it is back.
+        """
         async with self._broken:
             if not await self._delete_queues(fault):
                 return 0
@@ -79,7 +83,7 @@ class BrokerFaults:
         return len(declared)
 
     async def _both_away(self, fault: Fault) -> int:
-        """The database and the broker are killed in the same moment, and come back in either order."""
+        """Kill the database and the broker in the same moment. They come back in either order."""
         async with self._broken:
             links = [*self._links, *self._installation.links_to("postgres")]
             hit = sum(link.open_connections for link in links)
@@ -103,7 +107,7 @@ class BrokerFaults:
         return watched.since.sent
 
     async def _alarm(self, fault: Fault) -> int:
-        """The broker reads nothing more from those who publish, until it has memory, or disk, again."""
+        """Make the broker believe that its memory or disk is full: it reads nothing more from publishers meanwhile."""
         rabbitmq = self._rabbitmq
         async with self._broken:
             limit, too_little = (
@@ -120,7 +124,7 @@ class BrokerFaults:
                 await limit()
 
     def _unconfirmed(self, since: int) -> int:
-        """How many hints were published since then, and not confirmed until now."""
+        """The number of hints that were published since then and are not confirmed. `since`: an index into `heard`."""
         waiting = 0
         for heard in self._installation.heard[since:]:
             waiting += (heard.what is What.PUBLISHED) - (heard.what is What.CONFIRMED)
@@ -136,7 +140,9 @@ class BrokerFaults:
         return len(queues)
 
     async def _purge(self, _fault: Fault) -> int:
-        """The workers are cut off meanwhile, so that hints lie in the queues: those that they held, and new ones."""
+        """Empty the queues. The workers are cut off meanwhile, so that the queues have messages: the hints that the
+        workers held, and new ones.
+        """
         links = [self._installation.links[worker, "amqp"] for worker in self._installation.plan.workers]
         for link in links:
             link.hold()
@@ -150,7 +156,7 @@ class BrokerFaults:
                 link.heal()
 
     async def _purged(self) -> int:
-        """Again and again, until something was there."""
+        """Purge the queues again and again, until messages were lost. Returns their number."""
         lost, until = 0, time.monotonic() + _FILL_SECONDS
         names = [queue["name"] for queue in await self._queues()]
         async with await aio_pika.connect(self._installation.amqp_url, timeout=3) as broker:
@@ -163,7 +169,9 @@ class BrokerFaults:
         return lost
 
     async def _send_garbage(self, _fault: Fault) -> int:
-        """Hints five times over, of tasks that are done or that nobody knows, and what is no hint at all."""
+        """Send hints of existing tasks five times each, a hint of a task that does not exist, and bodies that are no
+        hint.
+        """
         async with self._installation.connection() as connection:
             rows = await connection.fetch("SELECT id, queue FROM task ORDER BY random() LIMIT 5")
         known = [encode(Hint(row["id"], row["queue"], tenant="chaos")) for row in rows] * 5

@@ -1,4 +1,4 @@
-"""The database's clock, by which leases run: a jump, and the jump back."""
+"""Faults of the database's clock, by which leases expire: a jump, and the jump back."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from chaos.settings import LEASE_SECONDS
 from chaos.stack import Installation
 from leasehold.runtime.transient import until_answered
 
-#: Many leases: all are over at once, or last for the whole run if nobody takes them away.
+#: The length of several leases. After a jump ahead all leases have passed. After a jump back they last for the whole
+#: run, unless their workers end them.
 JUMP_SECONDS = int(5 * LEASE_SECONDS)
-_PATIENCE = 20.0
+_PATIENCE_SECONDS = 20.0
 
 
 class ClockFaults:
-    """Each returns by how many seconds PostgreSQL's clock was wrong, by its own answer."""
+    """Each fault returns the seconds by which PostgreSQL's clock was wrong, by PostgreSQL's own answer."""
 
     def __init__(self, installation: Installation, jumping: asyncio.Lock) -> None:
         self._installation = installation
         self._jumping = jumping
-        self.jumps: list[tuple[float, float]] = []  # when, by the true clock, and to how far ahead
+        self.jumps: list[tuple[float, float]] = []  # (the true time, seconds that the clock is ahead from then on)
 
     @property
     def deals(self) -> Mapping[str, Deal]:
@@ -38,15 +39,15 @@ class ClockFaults:
             clock.jump(ahead)
             self.jumps.append((time.time(), ahead))
             try:
-                wrong = await until_answered(self._wrong, within=_PATIENCE)
+                seconds_wrong = await until_answered(self._seconds_wrong, within=_PATIENCE_SECONDS)
                 await asyncio.sleep(fault.seconds)
             finally:
                 clock.jump(0)
                 self.jumps.append((time.time(), 0))
-        return wrong
+        return seconds_wrong
 
-    async def _wrong(self) -> int:
+    async def _seconds_wrong(self) -> int:
         async with self._installation.connection() as connection:
             database_time = await connection.fetchval("SELECT clock_timestamp()")
-        off: float = database_time.timestamp() - time.time()
-        return abs(round(off))
+        ahead: float = database_time.timestamp() - time.time()
+        return abs(round(ahead))

@@ -1,4 +1,4 @@
-"""PostgreSQL's server and sessions: killed, stopped, frozen, locked, read-only."""
+"""Faults of PostgreSQL's server and sessions: they are killed, stopped, frozen, locked out, or read-only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OTHERS = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> p
 
 
 class DatabaseFaults:
-    """Each returns the sessions that it broke, or the bytes or statements that met it."""
+    """Each fault returns the number of sessions that it broke, or of bytes or statements that it hit."""
 
     def __init__(self, installation: Installation, broken: asyncio.Lock) -> None:
         self._installation = installation
@@ -50,7 +50,7 @@ class DatabaseFaults:
         return sum(row["ended"] for row in rows)
 
     async def _kill_backend(self, _fault: Fault) -> int:
-        """The server takes this for a crash and starts again, all sessions gone."""
+        """Kill one session's process. PostgreSQL treats this as a crash: it ends all sessions, and recovers."""
         async with self._broken, self._installation.connection() as connection:
             pid = await connection.fetchval(f"SELECT pid {_OTHERS} LIMIT 1")
             if pid in self._installation.servers.processes("postgres"):
@@ -69,13 +69,13 @@ class DatabaseFaults:
         return hit
 
     async def _freeze(self, fault: Fault) -> int:
-        """All processes of the server stand still: it takes connections and bytes, and answers nothing."""
+        """Stop all processes of the server: the kernel still accepts connections and bytes, and nothing answers."""
         servers = self._installation.servers
         async with self._broken:
             try:
                 servers.signal("postgres", signal.SIGSTOP)
                 await asyncio.sleep(0.1)
-                servers.signal("postgres", signal.SIGSTOP)  # who was being forked meanwhile
+                servers.signal("postgres", signal.SIGSTOP)  # processes that were being forked at the first signal
                 watched = Watched(self._installation.links_to("postgres"))
                 await asyncio.sleep(fault.seconds)
                 return watched.since.sent if not watched.since.passed_back else 0
@@ -83,14 +83,15 @@ class DatabaseFaults:
                 servers.signal("postgres", signal.SIGCONT)
 
     async def _lock_job(self, fault: Fault) -> int:
-        """Returns how many sessions waited for it."""
+        """Lock the row of a running job. Returns how many sessions waited for the lock."""
         async with self._installation.connection() as connection, connection.transaction():
             await connection.fetchval("SELECT id FROM job WHERE status = 'running' ORDER BY id DESC LIMIT 1 FOR UPDATE")
             return len(await self._kept_waiting(connection, fault.seconds))
 
     async def _alter_tables(self, fault: Fault) -> int:
-        """As a migration does: each table that everybody uses gets a column, under a lock that lets nobody read it, and
-        keeps that lock for a while. Returns how many sessions waited for it, and how often it gave up and came again.
+        """Add a column to each busy table, as a migration does, under a lock that also stops reads, and keep the lock
+        for a while. Returns the number of sessions that waited for a lock, plus the number of times that this fault did
+        not get one and tried again.
         """
         met = 0
         async with self._installation.connection() as connection:
@@ -108,7 +109,7 @@ class DatabaseFaults:
         return met
 
     async def _kept_waiting(self, connection: asyncpg.Connection[asyncpg.Record], seconds: float) -> set[int]:
-        """Which sessions wait for locks of this one, during so many seconds."""
+        """The sessions that waited for a lock of this connection during the next `seconds`."""
         waited: set[int] = set()
         for _ in range(round(seconds / 0.2)):
             await asyncio.sleep(0.2)
@@ -131,4 +132,4 @@ class DatabaseFaults:
             await servers.administer(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
 
         async with self._broken:
-            await until_answered(set_it, within=_RECOVERY_SECONDS)  # a backend that was killed takes the server along
+            await until_answered(set_it, within=_RECOVERY_SECONDS)  # F22 may have made the server recover meanwhile

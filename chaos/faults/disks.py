@@ -1,4 +1,4 @@
-"""Disks: the workers' scratch files', full; PostgreSQL's, full, and standing still."""
+"""Faults of disks: the workers' scratch disk is full; PostgreSQL's disk is full, or stalls."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from chaos.plan import Fault
 from chaos.stack import Installation
 from leasehold.runtime.transient import until_answered
 
-_PATIENCE = 20.0
+_PATIENCE_SECONDS = 20.0
 
 
 class DiskFaults:
-    """Each returns how many processes or statements met it."""
+    """Each fault returns the number of processes, statements or attempts that it hit."""
 
     def __init__(self, installation: Installation, broken: asyncio.Lock) -> None:
         self._installation = installation
@@ -29,7 +29,7 @@ class DiskFaults:
         }
 
     async def _stall_database(self, fault: Fault) -> int:
-        """Every write of PostgreSQL waits in the kernel. Returns how many of its processes did."""
+        """Make every write of PostgreSQL wait in the kernel. Returns how many of its processes waited at once."""
         servers = self._installation.servers
         async with self._broken:
             if not await servers.volume.freeze():
@@ -40,8 +40,8 @@ class DiskFaults:
                 await servers.volume.thaw()
 
     async def _fill_database(self, fault: Fault) -> int:
-        """A server that found no room for its WAL has ended, and is started again once there is. Returns how many
-        statements, or starts, failed.
+        """Fill PostgreSQL's disk, then empty it. A server without room for its WAL ends, and is started again once
+        there is room. Returns how many statements, or starts, failed.
         """
         servers = self._installation.servers
         watch = LogWatch(servers.postgres_log)
@@ -55,16 +55,16 @@ class DiskFaults:
         return watch.count("No space left on device")
 
     async def _fill_scratch(self, fault: Fault) -> int:
-        """All workers of a run keep their scratch files there. Returns how many attempts failed for it."""
-        before = await self._refused()
+        """Fill the disk of all workers' scratch files. Returns how many attempts failed because of it."""
+        before = await self._failed_attempts()
         await asyncio.to_thread(self._installation.disk.fill)
         await asyncio.sleep(fault.seconds)
         self._installation.disk.empty()
-        return await self._refused() - before
+        return await self._failed_attempts() - before
 
-    async def _refused(self) -> int:
+    async def _failed_attempts(self) -> int:
         async def count() -> int:
             async with self._installation.connection() as connection:
                 return int(await connection.fetchval("SELECT count(*) FROM failure WHERE code = 'disk_full'"))
 
-        return await until_answered(count, within=_PATIENCE)
+        return await until_answered(count, within=_PATIENCE_SECONDS)

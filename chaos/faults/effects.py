@@ -1,4 +1,4 @@
-"""Counts what a fault did. A fault without an effect counts as not happened, even if it was switched on."""
+"""Measures the effect of a fault. A fault without an effect did not happen, even if it was switched on."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from chaos.plan import Fault
 from chaos.proxy import Carried, Link
 
-#: Deals a fault and undoes it; returns how much it did.
+#: Makes a fault happen and ends it again. Returns the size of its effect, in a unit of its own; 0: it did nothing.
 Deal = Callable[[Fault], Awaitable[int]]
 _WAIT_SECONDS = 6.0
 
 
 class Watched:
-    """What `links` carried, held and lost since this was made."""
+    """`since`: what `links` carried, held and lost since this object was made."""
 
     def __init__(self, links: Iterable[Link]) -> None:
         self._links = list(links)
@@ -38,7 +38,7 @@ class Watched:
 
 
 class LogWatch:
-    """What a server has written into its log since this was made."""
+    """The lines that a server has written into its log since this object was made."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -50,17 +50,18 @@ class LogWatch:
             return len(re.findall(pattern.encode(), log.read()))
 
 
-async def becomes(true: Callable[[], bool], seconds: float = _WAIT_SECONDS) -> bool:
+async def becomes(is_true: Callable[[], bool], seconds: float = _WAIT_SECONDS) -> bool:
+    """Wait until the condition is true, at most `seconds`. Returns whether it is."""
     until = time.monotonic() + seconds
-    while not true() and time.monotonic() < until:  # noqa: ASYNC110 - what it waits for has no event
+    while not is_true() and time.monotonic() < until:  # noqa: ASYNC110 - a condition has no event
         await asyncio.sleep(0.02)
-    return true()
+    return is_true()
 
 
 async def most(count: Callable[[], int], seconds: float) -> int:
-    """The largest value of `count` during so many seconds."""
-    until, found = time.monotonic() + seconds, 0
+    """The largest value of `count` during the next `seconds`."""
+    until, largest = time.monotonic() + seconds, 0
     while time.monotonic() < until:
-        found = max(found, await asyncio.to_thread(count))
+        largest = max(largest, await asyncio.to_thread(count))
         await asyncio.sleep(0.05)
-    return found
+    return largest

@@ -28,24 +28,24 @@ from leasehold.runtime.transient import TRY_AGAIN
 
 log = structlog.get_logger(__name__)
 
-#: How long a process that a failpoint stopped stays so: longer than its leases.
+#: How long a failpoint's SIGSTOP holds a process: longer than its leases last.
 ZOMBIE_SECONDS = LEASE_SECONDS * 1.6
-#: How often a fault is dealt until it does something, and the pause between.
+#: A fault that did nothing is tried again: at most this many tries, with this pause between them.
 _TURNS = 4
 _AGAIN_SECONDS = 1.0
 
 
 class Faults:
-    """`fired` counts the faults that did something, by name; `effects` how much they did. What is planned and not in
-    there did not happen.
+    """Carries the plan of an installation out. `fired`: how often each fault did something; `effects`: how much it did.
+    A planned fault that is not in `fired` did not happen.
     """
 
     def __init__(self, installation: Installation) -> None:
         self.fired: Counter[str] = Counter()
         self.effects: Counter[str] = Counter()
-        self.spans: list[tuple[str, float, float]] = []  # of those that fired: from when to when, seconds of the epoch
+        self.spans: list[tuple[str, float, float]] = []  # the faults that fired: (name, since, until), since 1970
         self._installation = installation
-        broken = asyncio.Lock()  # one server at a time is away, but where a fault takes both
+        broken = asyncio.Lock()  # held while a server is away: one at a time, except for a fault that takes both
         rng = random.Random(f"faults {installation.plan.seed}")  # noqa: S311 - to be repeated
         self._processes = ProcessFaults(installation)
         self._clock = ClockFaults(installation, asyncio.Lock())
@@ -69,17 +69,19 @@ class Faults:
         return self._clock.jumps
 
     def deal_of(self, name: str) -> Deal:
-        """Who deals the fault `name`: the longest beginning of it that somebody knows. Raises ValueError: nobody."""
+        """The function for the fault `name`: the one with the longest key that `name` begins with. Raises ValueError
+        without one.
+        """
         return self._deals[max((known for known in self._deals if name.startswith(known)), key=len)]
 
     async def run(self) -> None:
-        """Carry the plan out; returns when the last fault is over."""
+        """Make all blows of the plan happen. Returns when the last one is over."""
         async with asyncio.TaskGroup() as blows:
             for fault in self._installation.plan.blows:
                 blows.create_task(self._at_its_time(fault))
 
     async def wake_zombies(self) -> None:
-        """For ever: let go on, later, what a failpoint has stopped."""
+        """Let processes that a failpoint has stopped go on after ZOMBIE_SECONDS. Runs until it is cancelled."""
         asleep: dict[int, float] = {}
         while True:
             for slot in self._installation.slots.values():
@@ -92,12 +94,13 @@ class Faults:
             await asyncio.sleep(0.1)
 
     async def _at_its_time(self, fault: Fault) -> None:
-        """A fault that did nothing is dealt again, to another target if it has one: it may have met another fault, or
-        found nothing to break. What never does anything makes the run red (run.Report).
+        """Wait for the fault's time, then make it happen. A fault that did nothing is tried again, on another target if
+        it has one: another fault may have been in its way, or there was nothing to break. A fault that never does
+        anything makes the run red (run.Report).
         """
         await asyncio.sleep(fault.at)
-        there = (*self._installation.plan.workers, *APIS)
-        on = [slot for slot in fault.kind.on if slot in there]
+        slots = (*self._installation.plan.workers, *APIS)
+        on = [slot for slot in fault.kind.on if slot in slots]
         for turn in range(_TURNS):
             again = replace(fault, target=on[(on.index(fault.target) + turn) % len(on)] if on else fault.target)
             since = time.time()
@@ -113,6 +116,6 @@ class Faults:
     async def _dealt(self, fault: Fault) -> int:
         try:
             return await self.deal_of(fault.name)(fault)
-        except TRY_AGAIN as error:  # another fault of the plan is on, and this one cannot reach what it would break
+        except TRY_AGAIN as error:  # another fault is on, and this one cannot reach its server
             log.warning("a fault met another one", fault=fault.name, error=type(error).__name__)
             return 0

@@ -1,4 +1,4 @@
-"""The links: of one process, and of the whole fleet at once. And writes that arrive late."""
+"""Faults of links: of one process, or of the whole fleet at once. Some make writes arrive late."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SETTLEMENTS = "leasehold settlements"
 
 
 class NetworkFaults:
-    """Each returns the bytes that it slowed, held or dropped, or the connections that it cut."""
+    """Each fault returns the number of bytes that it slowed, held or dropped, or of connections that it cut."""
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
@@ -36,7 +36,7 @@ class NetworkFaults:
         }
 
     def _links(self, fault: Fault) -> list[Link]:
-        """The target's link; without a target those of everybody."""
+        """The link of the fault's target; without a target, the links of all processes."""
         slots = [fault.target] if fault.target else list(self._installation.slots)
         return [self._installation.links[slot, fault.kind.link] for slot in slots]
 
@@ -46,7 +46,9 @@ class NetworkFaults:
         return int(await becomes(lambda: not link.cut_pending))
 
     async def _hold_settlement(self, fault: Fault) -> int:
-        """What the worker settles now arrives when another one has its lease, for it cannot renew meanwhile."""
+        """Hold the worker's settlements and its heartbeat. The settlements arrive when another worker has the leases,
+        because this one could not renew them.
+        """
         [link] = self._links(fault)
         watched = Watched([link])
         link.hold(_HELD)

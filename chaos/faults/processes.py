@@ -1,4 +1,4 @@
-"""The platform's own processes: killed, drained, stopped, out of memory, their clocks turned."""
+"""Faults of the platform's processes: they are killed, drained, stopped or out of memory, or their clocks are wrong."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from chaos.plan import Fault
 from chaos.stack import Installation
 from leasehold.embedded.guard import descendants
 
-#: What a process may take before it is out of memory, beside what it has.
+#: The memory that a process may still allocate before the kernel ends it.
 _MEGABYTES = 32
 
 
 class ProcessFaults:
-    """Each returns how many processes it hit."""
+    """Each fault returns the number of processes that it hit."""
 
     def __init__(self, installation: Installation) -> None:
         self.children_killed = 0
@@ -63,13 +63,13 @@ class ProcessFaults:
         slot.stopped_by_us = True
         slot.signal(signal.SIGSTOP)
         await asyncio.sleep(fault.seconds)
-        stood = slot.is_stopped()
+        was_stopped = slot.is_stopped()
         slot.signal(signal.SIGCONT)
         slot.stopped_by_us = False
-        return int(stood)
+        return int(was_stopped)
 
     async def _turn_the_clock(self, fault: Fault) -> int:
-        """The process itself writes down that its clock has turned."""
+        """Move the clock of a process, and move it back later. The process writes a journal line for each move."""
         slot = self._installation.slots[fault.target]
         pid, process = slot.pid, slot.process_name
         if pid is None or not slot.log.stat().st_size:
@@ -77,7 +77,7 @@ class ProcessFaults:
         there, back = (signal.SIGUSR1, signal.SIGUSR2)[:: 1 if "ahead" in fault.name else -1]
         slot.signal(there)
         await asyncio.sleep(fault.seconds)
-        if slot.pid == pid:  # else it was wrong for the rest of its life
+        if slot.pid == pid:  # else the process has ended meanwhile
             slot.signal(back)
         return sum(
             line["what"] == "clock" and line["process"] == process for line in journal.read(self._installation.journal)
@@ -89,7 +89,7 @@ class ProcessFaults:
         return sum(hit)
 
     async def _exhaust_memory(self, fault: Fault) -> int:
-        """The main process takes memory until the kernel's OOM killer ends it. Returns how many it killed."""
+        """Make the process allocate memory until the kernel's OOM killer ends it. Returns how many it killed."""
         slot = self._installation.slots[fault.target]
         pid = slot.pid
         if pid is None or not slot.log.stat().st_size:

@@ -1,4 +1,4 @@
-"""The object store: its front makes the trouble."""
+"""Faults of the object store. The proxy before the store makes the trouble (chaos/store_front.py)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from chaos.plan import Fault
 from chaos.stack import Installation
 from chaos.store_front import Trouble
 
-#: Every create-only put meets the lie: a share of them would leave nothing to overwrite.
+#: The share of the requests that the trouble hits. OVERWRITE hits every create-only put: it shows only when the
+#: repetition of a put that it has hit is hit, too.
 _SHARES = {Trouble.OVERWRITE: 1.0}
 _SHARE = 0.5
 
 
 class StoreFaults:
-    """Each returns how many requests met the trouble."""
+    """Each fault returns the number of requests that it hit."""
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
@@ -36,7 +37,7 @@ class StoreFaults:
         return fired
 
     async def _hold_put(self, fault: Fault) -> int:
-        """A put is on its way while its worker stands still; it arrives when another attempt has been committed."""
+        """Hold a put, and stop its worker. The put arrives when another attempt has been committed."""
         faults = self._installation.front.faults
         faults.held.clear()
         faults.hold_put = "unlike.txt"

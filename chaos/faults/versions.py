@@ -1,4 +1,4 @@
-"""Releases: a process of the one that is out beside the new ones, and an upgrade from it under load."""
+"""Faults of releases: a process of the published release runs beside new ones, and an upgrade from it under load."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from chaos.stack import Installation
 from leasehold.runtime.transient import until_answered
 
 _ROOT = Path(__file__).parents[2]
-_PATIENCE = 90.0
+_PATIENCE_SECONDS = 90.0
 _MIGRATIONS = 5
-#: How long a try of the migration asks for the locks of one revision.
+#: How long a try of the migration waits for the locks of one revision.
 _REVISION_SECONDS = 20
 
 
 class VersionFaults:
-    """Each returns how many steps an old process did, or how many revisions and processes were brought up to date."""
+    """Each fault returns the number of steps that an old process did, or of upgraded revisions and processes."""
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
@@ -36,29 +36,29 @@ class VersionFaults:
         return {"F42": self._old_beside_new, "F43": self._upgrade}
 
     async def _old_beside_new(self, fault: Fault) -> int:
-        """A process is replaced by one of the release, as by a rollback, and that one by a new one, as by an upgrade.
-
-        Returns how many steps the old one did; of an API, how many bytes it asked the database for.
+        """Replace a process by one of the release, as a rollback does; later replace that one by a new process, as an
+        upgrade does. Returns the number of steps that the old worker began, or of bytes that the old API sent to
+        PostgreSQL.
         """
         slot = self._installation.slots[fault.target]
         slot.release = await self._installation.servers.release()
         link = self._installation.links[fault.target, "postgres"]
         old = await self._replaced(slot)
-        asked = link.carried.sent
+        sent_before = link.carried.sent
         await asyncio.sleep(fault.seconds)
-        asked = link.carried.sent - asked
+        sent = link.carried.sent - sent_before
         name, slot.release = slot.process_name, None
         slot.signal(signal.SIGTERM)
         if not old or name != old:
             return 0
-        return asked if slot.name.startswith("api") else self._begun_by(old)
+        return sent if slot.name.startswith("api") else self._steps_begun_by(old)
 
-    def _begun_by(self, process: str) -> int:
+    def _steps_begun_by(self, process: str) -> int:
         lines = journal.read(self._installation.journal)
         return sum(line["what"] == "begin" and line["process"] == process for line in lines)
 
     async def _upgrade(self, _fault: Fault) -> int:
-        """The schema first, while the old processes serve; then each process, one after another."""
+        """Upgrade the schema while the old processes serve; then each process, one after another."""
         before = await self._revision()
         for nth in range(_MIGRATIONS):
             try:
@@ -68,7 +68,7 @@ class VersionFaults:
                 if nth == _MIGRATIONS - 1:
                     raise
         applied = await self._revision() - before
-        await until_answered(self._watch_calls, within=_PATIENCE)
+        await until_answered(self._watch_calls, within=_PATIENCE_SECONDS)
         replaced = 0
         for slot in self._installation.slots.values():
             if slot.release is not None:
@@ -77,8 +77,8 @@ class VersionFaults:
         return applied + replaced if applied and replaced == len(self._installation.slots) else 0
 
     async def _migrate(self, lock_seconds: int) -> None:
-        """On a busy machine transactions last for seconds, and no lock is free within one. The next try waits longer,
-        as an operator would have it.
+        """Run `leasehold migrate`. `lock_seconds`: how long it waits for a lock. On a busy machine transactions last
+        for seconds: so the caller lets each try wait longer, as an operator would.
         """
         environment = {
             **os.environ,
@@ -89,25 +89,25 @@ class VersionFaults:
         await migrate_with(_ROOT, environment, self._installation.directory / "migrate.log")
 
     async def _watch_calls(self) -> None:
-        """Before the first process that knows workflows: what they write is judged (I25)."""
+        """Record changes of workflow calls, which I25 checks. Call this before a process has workflows."""
         async with self._installation.connection() as connection:
             await connection.execute(WATCH_CALLS)
 
     async def _revision(self) -> int:
-        async def ask() -> int:
+        async def read() -> int:
             async with self._installation.connection() as connection:
-                found = await connection.fetchval("SELECT version_num FROM alembic_version")
-                return int(found.partition("_")[0])
+                name = await connection.fetchval("SELECT version_num FROM alembic_version")
+                return int(name.partition("_")[0])
 
-        return await until_answered(ask, within=_PATIENCE)
+        return await until_answered(read, within=_PATIENCE_SECONDS)
 
     async def _replaced(self, slot: Slot) -> str:
-        """Drain its process; returns the next one's name once that serves, or "" when it does not come."""
+        """Drain the slot's process. Returns the name of the next process once it serves; "" if it does not in time."""
         before = slot.generation
         slot.signal(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE):
-                while slot.generation == before:  # noqa: ASYNC110 - nobody tells
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                while slot.generation == before:  # noqa: ASYNC110 - a slot has no event for it
                     await asyncio.sleep(0.05)
                 await slot.until_up('"serving"' if slot.name.startswith("worker") else "Uvicorn")
                 return slot.process_name
