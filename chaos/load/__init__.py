@@ -1,6 +1,7 @@
-"""The clients of a run, and their journal: what was asked, what was answered, and when.
+"""The load of a run: clients that send requests, and a diary of the requests and their answers.
 
-A client whose request got no answer asks again with the same key, for a while; what it never learns is `unknown`.
+A client that gets no answer repeats its request with the same key for a while. If it never gets one, the diary has the
+answer `unknown`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from chaos.stack import Installation
 from leasehold.runtime.gather import cancel_and_wait
 
 __all__ = ["PAUSES", "PICTURE_TYPE", "WORDS", "Load", "picture"]
-#: The mean of the seconds between two requests of a client, by what it asks for.
+#: Client -> the mean of the seconds between two of its requests.
 PAUSES = {
     "media": 1.5, "conversion": 6.0, "generation": 1.2, "large": 2.5,
     "short": 0.8, "long": 3.0, "fork": 1.5, "parked": 1.5, "flaky": 2.0, "hopeless": 3.0, "wrong": 1.5, "poison": 6.0,
@@ -28,14 +29,14 @@ PAUSES = {
     "operation": 2.5, "workflow": 2.0, "workflow cancel": 2.0,
     "batch": 3.0, "cancel": 1.2, "mend": 1.5, "replay": 4.0, "repeat": 3.0, "schedule": 1.5, "errand": 0.8,
 }  # fmt: skip
-#: How many times the pauses are as long once the load has had its time.
+#: The pauses are this many times longer once the load has run for its time.
 _SLOWER = 4.0
 
 
 class Load:
-    """`await run(seconds)`: one client for each entry of PAUSES; `diary` is the journal.
+    """`await run(seconds)`: one client for each entry of PAUSES. `diary`: the requests, and their answers.
 
-    External workers serve from `begin` until `end`, because what waits for them must come to rest, too.
+    External workers serve from `begin` until `end`, because the runs that wait for them must end, too.
     """
 
     def __init__(self, installation: Installation, seed: int) -> None:
@@ -51,19 +52,19 @@ class Load:
         self._external = [asyncio.create_task(workers.serve(tenant)) for tenant in TENANTS]
 
     async def run(self, seconds: float, over: asyncio.Event | None = None) -> None:
-        """For so long; then, at a quarter of the rate, until `over` is set. An upgrade may take minutes, in which jobs
-        would pile up faster than the machine does them.
+        """Load for `seconds`; then, at a quarter of the rate, until `over` is set. An upgrade may take minutes: at the
+        full rate, jobs would pile up faster than the machine does them.
         """
         async with asyncio.TaskGroup() as clients:
             for name, ask in self.asks.items():
                 clients.create_task(self._repeat(name, ask, seconds, over))
 
     async def followed(self, seconds: float) -> None:
-        """Whoever follows a job has read to its end, or is stopped after `seconds`."""
+        """Wait until the clients have read all events of their jobs. Stop those that need longer than `seconds`."""
         await self.diary.followed(seconds)
 
     async def calm(self) -> None:
-        """Once the faults are over: nothing is to wait for a minute."""
+        """Lift the limit that lets jobs wait for a minute. Call this once the faults are over."""
         self.diary.deal("calm")
         await errands.lift_pace(self.diary)
 
@@ -94,7 +95,7 @@ class Load:
         }
 
     async def _repeat(self, name: str, ask: Ask, seconds: float, over: asyncio.Event | None) -> None:
-        """Begin a new request every so often, whether or not the last one was answered."""
+        """Begin a new request after each pause, whether or not the last one was answered."""
         until = time.monotonic() + seconds
         self.diary.deal(f"{name} pauses {self._asked[name]}")
         async with asyncio.TaskGroup() as asked:

@@ -1,4 +1,4 @@
-"""A client of the HTTP API that is cut off again and again: it repeats each request, with its key, until an answer."""
+"""A client of the HTTP API whose connections faults cut: it repeats each request until it is answered."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx2
 
-#: How long a client repeats what was not answered: both APIs of a busy machine may be starting for half of that.
-PATIENCE = 40.0
+#: How long a client repeats a request without an answer. On a busy machine both APIs may need half of this to start.
+PATIENCE_SECONDS = 40.0
 ANSWER_SECONDS = 6.0
 AGAIN_SECONDS = 0.3
 _IN_FLIGHT = "idempotency_key_in_flight"
@@ -21,7 +21,9 @@ Body = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`status`: of the last answer, 0 when the outcome is unknown. `answered`: the bodies of all 2xx, in order."""
+    """The outcome of a request with all its tries. `status`: of the last answer; 0: no answer. `answered`: the bodies
+    of all 2xx answers, in order.
+    """
 
     status: int
     body: dict[str, Any]
@@ -36,12 +38,12 @@ class Outcome:
 
     @property
     def code(self) -> str:
-        """Of the problem that the last answer is; "" for another answer."""
+        """The code of the problem in the last answer; "" if the answer is no problem."""
         return str(self.body.get("code", ""))
 
     @property
     def answer(self) -> str:
-        """As `Request.answer` says it."""
+        """The value of `Request.answer`."""
         return "accepted" if self.good else "refused" if self.status else "unknown"
 
 
@@ -55,7 +57,7 @@ class Client:
         self._turn = 0
 
     def url(self) -> str:
-        """The next API's."""
+        """The URL of the next API."""
         self._turn += 1
         return self._urls[self._turn % len(self._urls)]
 
@@ -67,23 +69,24 @@ class Client:
         *,
         key: str = "",
         again: bool = False,
-        patience: float = PATIENCE,
-        **sent: Any,
+        patience: float = PATIENCE_SECONDS,
+        **content: Any,
     ) -> Outcome:
-        """Send until there is an answer that is final. `again`: send it once more after that, as a client may.
+        """Send the request until its answer is final. `again`: then send it once more, as a client may.
 
-        `sent`: as httpx2 takes it, for what is no JSON. A `patience` of 0 is a single try.
+        `patience`: for how many seconds to repeat it; 0: send it once. `content`: arguments of httpx2 for a body that
+        is no JSON.
         """
         headers = self._authorization | ({"Idempotency-Key": key} if key else {})
         if body is not None:
-            sent["json"] = body
+            content["json"] = body
         asked_at, until = time.time(), time.monotonic() + patience
         tries, final = 0, None
         answered: list[dict[str, Any]] = []
         while True:
             tries += 1
-            answer = await self._try(method, path, headers, sent)
-            if answer is not None and not _is_passing(answer):
+            answer = await self._try(method, path, headers, content)
+            if answer is not None and not _is_temporary(answer):
                 final = answer
                 if not answer.is_success:
                     break
@@ -99,16 +102,16 @@ class Client:
         return Outcome(status, body, asked_at, time.time(), tries, tuple(answered))
 
     async def _try(
-        self, method: str, path: str, headers: Mapping[str, str], sent: Mapping[str, Any]
+        self, method: str, path: str, headers: Mapping[str, str], content: Mapping[str, Any]
     ) -> httpx2.Response | None:
         try:
-            return await self._http.request(method, f"{self.url()}{path}", headers=dict(headers), **sent)
+            return await self._http.request(method, f"{self.url()}{path}", headers=dict(headers), **content)
         except httpx2.HTTPError:
             return None
 
     async def put(self, url: str, content: bytes, content_type: str) -> bool:
-        """Upload to a signed URL, until the store has taken it."""
-        until = time.monotonic() + PATIENCE
+        """Upload to a signed URL. Returns whether the store has accepted it."""
+        until = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < until:
             try:
                 answer = await self._http.put(url, content=content, headers={"Content-Type": content_type})
@@ -119,24 +122,25 @@ class Client:
             await asyncio.sleep(AGAIN_SECONDS)
         return False
 
-    # --- events, as a client sees them that is cut off again and again
+    # --- the events of a job
 
-    async def follow(self, path: str, pieces: list[tuple[int, list[int]]], most: int = 3) -> None:
-        """Read a job's events in pieces of `most`, resuming, until the job has ended. `pieces` gets each cursor with
-        the numbers after it.
+    async def follow(self, path: str, pieces: list[tuple[int, list[int]]], at_most: int = 3) -> None:
+        """Read a job's events until the job has ended. After `at_most` events, disconnect and resume. `pieces` gets
+        each cursor with the numbers of the events after it.
         """
-        cursor, over = 0, False
-        while not over:
-            seen: list[int] = []
+        cursor, has_ended = 0, False
+        while not has_ended:
+            numbers: list[int] = []
             try:
-                over = await self._read_some(path, cursor, seen, most)
+                has_ended = await self._read_some(path, cursor, numbers, at_most)
             except httpx2.HTTPError:
                 await asyncio.sleep(AGAIN_SECONDS)
-            if seen:
-                pieces.append((cursor, seen))
-                cursor = seen[-1]
+            if numbers:
+                pieces.append((cursor, numbers))
+                cursor = numbers[-1]
 
-    async def _read_some(self, path: str, cursor: int, seen: list[int], most: int) -> bool:
+    async def _read_some(self, path: str, cursor: int, numbers: list[int], at_most: int) -> bool:
+        """Append the numbers of the next events. Returns whether the job has ended and all its events were read."""
         headers = self._authorization | {"Last-Event-ID": str(cursor)}
         async with self._http.stream("GET", f"{self.url()}{path}", headers=headers) as stream:
             if stream.status_code == HTTPStatus.NO_CONTENT:
@@ -146,8 +150,8 @@ class Client:
                 return False
             async for line in stream.aiter_lines():
                 if line.startswith("id:"):
-                    seen.append(int(line[3:]))
-                    if len(seen) == most:
+                    numbers.append(int(line[3:]))
+                    if len(numbers) == at_most:
                         break
         return False
 
@@ -159,8 +163,8 @@ def _body_of(answer: httpx2.Response) -> dict[str, Any]:
     return dict(body) if isinstance(body, dict) else {}
 
 
-def _is_passing(answer: httpx2.Response) -> bool:
-    """Whether another try may be answered otherwise."""
+def _is_temporary(answer: httpx2.Response) -> bool:
+    """Whether a repetition of the request may get another answer."""
     if answer.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR or answer.status_code == HTTPStatus.TOO_MANY_REQUESTS:
         return True
     return answer.status_code == HTTPStatus.CONFLICT and _body_of(answer).get("code") == _IN_FLIGHT

@@ -1,4 +1,4 @@
-"""What the clients of a run share: the installation, the random numbers of its seed, and the journal of requests."""
+"""The diary, which all clients of a run share: the requests with their answers, and the random numbers of the seed."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from leasehold.domain.ids import new_id
 from leasehold.runtime.gather import cancel_and_wait
 
 WORDS = ("to", "be", "or", "not")
-#: Asks for one thing in the name of a tenant, and writes down what came of it.
+#: Sends one request of a tenant, and writes its outcome into the diary.
 Ask = Callable[[str], Coroutine[Any, Any, None]]
 _dice: ContextVar[random.Random] = ContextVar("dice")
-#: How many of the requests with a key are sent once more after their answer.
+#: The share of requests with a key that are sent once more after their answer.
 _AGAIN = 0.3
 
 
 @dataclass
 class Diary:
-    """`requests`: the journal. `streams`: by job, each cursor with the numbers that came after it."""
+    """`requests`: in the order of their ends. `streams`: job -> each cursor with the numbers of the events after it."""
 
     installation: Installation
     seed: int
@@ -47,7 +47,7 @@ class Diary:
         await self._http.aclose()
 
     def deal(self, name: str) -> None:
-        """Give the present task dice of its own, so that timing changes nothing of what a request is."""
+        """Give the current asyncio task random numbers of its own: then the timing of other tasks does not change them."""
         _dice.set(random.Random(f"load {self.seed} {name}"))  # noqa: S311 - to be repeated, not to be secret
 
     @property
@@ -59,12 +59,14 @@ class Diary:
         return Client(self._http, self.rng.sample(urls, len(urls)), self.installation.keys[tenant])
 
     def follow(self, client: Client, job: str, path: str) -> None:
-        """Follow the job's events beside the load: some jobs end long after it. `streams` gets what came."""
+        """Read the job's events in the background: some jobs end long after the load. `streams` gets the numbers."""
+        numbers.
+        """
         pieces = self.streams.setdefault(job, [])
         self._followers.add(asyncio.create_task(client.follow(path, pieces)))
 
     async def followed(self, seconds: float) -> None:
-        """Wait until all followers have come to the end of their jobs. Whoever has not within `seconds` is stopped."""
+        """Wait until all events of the followed jobs are read. Stop the followers that need longer than `seconds`."""
         if self._followers:
             await asyncio.wait(self._followers, timeout=seconds)
         await cancel_and_wait(*self._followers)
@@ -76,18 +78,19 @@ class Diary:
         return {"text": self.rng.choice(WORDS)}
 
     def asks_again(self) -> bool:
+        """Whether to send the next request once more after its answer."""
         return self.rng.random() < _AGAIN
 
     def note(
         self, kind: str, tenant: str, key: str, outcome: Outcome, *, job: str = "", endpoint: str = "",
         answers: tuple[tuple[str, ...], ...] = (), made: int = 1, answer: str = "",
     ) -> None:  # fmt: skip
-        """Write down what came of a request over HTTP. `answer`: where it is not what the status says."""
+        """Record the outcome of a request over HTTP. `answer`: if it differs from the answer that the status means."""
         self.requests.append(
             Request(kind, tenant, key, outcome.asked_at, outcome.answered_at, answer or outcome.answer, job,
                     outcome.tries, endpoint, answers, made)
         )  # fmt: skip
 
     def note_direct(self, kind: str, tenant: str, key: str, asked_at: float, answer: str, job: str, tries: int) -> None:
-        """The same of a client that writes to the database itself."""
+        """Record the outcome of a request of a client that writes to the database itself."""
         self.requests.append(Request(kind, tenant, key, asked_at, time.time(), answer, job, tries))

@@ -1,4 +1,4 @@
-"""Jobs by the transition, in the client's own transaction: this client knows no API and no broker."""
+"""Clients that submit jobs by the transition, in a transaction of their own: they use neither API nor broker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uuid import UUID
 
 import asyncpg
 
-from chaos.load.client import AGAIN_SECONDS, PATIENCE
+from chaos.load.client import AGAIN_SECONDS, PATIENCE_SECONDS
 from chaos.load.diary import Ask, Diary
 from chaos.pipelines import STOPPABLE
 from chaos.stack import CLIENT
@@ -19,9 +19,9 @@ from leasehold.domain.states import JobState
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.transitions.jobs import NewJob, request_cancel, submit
 
-#: This client's code is newer than the schema until the upgrade (F43) has brought it up to date.
+#: Errors after which the client tries again. Before the upgrade of F43, the schema is older than this client's code.
 _AGAIN: tuple[type[BaseException], ...] = (*TRY_AGAIN, asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError)
-# Of its ticks only the one that is given falls into a run.
+# A schedule for the next 29 February, so that only the tick that is given falls into a run.
 _SCHEDULE = """
 INSERT INTO schedule (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id, priority, overlap,
                       catch_up, catch_up_seconds, next_run_at)
@@ -36,7 +36,7 @@ def submitter(diary: Diary, pipeline: Pipeline) -> Ask:
         job = NewJob(pipeline, tenant, diary.words(), id=new_id())
         asked_at, tries = time.time(), 0
         answer = "unknown"
-        while answer == "unknown" and time.time() - asked_at < PATIENCE:
+        while answer == "unknown" and time.time() - asked_at < PATIENCE_SECONDS:
             tries += 1
             answer = await _try_submit(diary, job)
         accepted = str(job.id) if answer == "accepted" else ""
@@ -46,7 +46,7 @@ def submitter(diary: Diary, pipeline: Pipeline) -> Ask:
 
 
 async def _try_submit(diary: Diary, job: NewJob) -> str:
-    """Its hints are left to the relay."""
+    """Submit the job once. Nobody publishes its hints but the relay."""
     try:
         connection = await connect(diary.installation.settings(CLIENT), "client")
         try:
@@ -54,7 +54,7 @@ async def _try_submit(diary: Diary, job: NewJob) -> str:
         finally:
             connection.terminate()
     except asyncpg.UniqueViolationError:
-        return "accepted"  # by an earlier try, whose answer was lost
+        return "accepted"  # an earlier try submitted it, and its answer was lost
     except _AGAIN:
         await asyncio.sleep(AGAIN_SECONDS)
         return "unknown"
@@ -62,19 +62,19 @@ async def _try_submit(diary: Diary, job: NewJob) -> str:
 
 
 def canceller(diary: Diary) -> Ask:
-    """Asks for a job, and a little later for its end: before it starts, while it runs, or too late."""
+    """Submits jobs and cancels each a little later: before it starts, while it runs, or too late."""
 
     async def ask(tenant: str) -> None:
         job = NewJob(diary.rng.choice(STOPPABLE), tenant, diary.words(), id=new_id())
         asked_at = time.time()
         while await _try_submit(diary, job) == "unknown":
-            if time.time() - asked_at > PATIENCE:
-                return  # nobody learnt whether it is there: it is not this client's to cancel
+            if time.time() - asked_at > PATIENCE_SECONDS:
+                return  # the client does not know whether the job exists, so it cannot cancel it
         diary.note_direct(job.pipeline.name, tenant, str(job.id), asked_at, "accepted", str(job.id), 1)
         await asyncio.sleep(diary.rng.uniform(0.0, 1.5))
         asked_at, tries = time.time(), 0
         answer = "unknown"
-        while answer == "unknown" and time.time() - asked_at < PATIENCE:
+        while answer == "unknown" and time.time() - asked_at < PATIENCE_SECONDS:
             tries += 1
             answer = await _try_cancel(diary, job)
         diary.note_direct("cancel", tenant, f"cancel {job.id}", asked_at, answer, str(job.id), tries)
@@ -83,7 +83,7 @@ def canceller(diary: Diary) -> Ask:
 
 
 async def _try_cancel(diary: Diary, job: NewJob) -> str:
-    """As `Request.answer` says it of a cancel."""
+    """Cancel the job once. Returns the value of `Request.answer`."""
     try:
         connection = await connect(diary.installation.settings(CLIENT), "client")
         try:
@@ -98,13 +98,13 @@ async def _try_cancel(diary: Diary, job: NewJob) -> str:
 
 
 def scheduler(diary: Diary) -> Ask:
-    """Has a run made in a moment, by whichever scheduler lives then."""
+    """Makes schedules with one tick a few seconds later."""
 
     async def ask(tenant: str) -> None:
         schedule, asked_at, tries = new_id(), time.time(), 0
         words, moment = diary.words(), diary.rng.uniform(0.0, 5.0)
         answer = "unknown"
-        while answer == "unknown" and time.time() - asked_at < PATIENCE:
+        while answer == "unknown" and time.time() - asked_at < PATIENCE_SECONDS:
             tries += 1
             answer = await _try_schedule(diary, schedule, tenant, words, moment)
         diary.note_direct("scheduled", tenant, str(schedule), asked_at, answer, "", tries)

@@ -1,4 +1,4 @@
-"""What operators and owners do now and then: limits set and lifted, webhooks, templates and queues changed."""
+"""Errands of operators and owners: they set and lift limits, and change webhooks, templates and queues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AT_MOST, PER_MINUTE = 2, 4
 
 
 async def declare_limits(diary: Diary) -> None:
-    """Before the first run that they are for."""
+    """Set the limits of `gated` and `paced`. Call this before the first run of them."""
     for tenant in TENANTS:
         for key, bound in ((f"template:{gated.name}", {"at_most": AT_MOST}), (_pace(), {"per_minute": PER_MINUTE})):
             asked_at = time.time()
@@ -26,7 +26,7 @@ async def declare_limits(diary: Diary) -> None:
 
 
 async def lift_pace(diary: Diary) -> None:
-    """What waits at the rate may begin: a minute is more than a run has."""
+    """Lift the limit of `paced`, so that runs that wait at it begin: a chaos run does not last for a minute more."""
     for bound in [bound for bound in diary.bounds if bound.key == _pace()]:
         client, path = diary.client(bound.tenant), f"/v1/limits/{bound.tenant}/{bound.key}"
         bound.until = time.time()
@@ -39,7 +39,7 @@ def _pace() -> str:
 
 
 def runner(diary: Diary) -> Ask:
-    """One errand after another; none of them touches what the other clients wait for."""
+    """Runs one errand after another. None of them changes anything that another client needs."""
     errands = cycle((_limit, _webhook, _template, _queue))
 
     async def ask(tenant: str) -> None:
@@ -55,7 +55,9 @@ async def _limit(diary: Diary, tenant: str) -> None:
 
 
 async def _webhook(diary: Diary, tenant: str) -> None:
-    """Of an event that does not happen in a run: the other subscription is told once of each end."""
+    """Make, change and delete a webhook. It is for an event that does not happen in a run: the checker expects only the
+    messages of the run's own webhook.
+    """
     client, key = diary.client(tenant), diary.key()
     body = {"url": f"http://127.0.0.1:{diary.installation.receiver.port}/{tenant}", "events": ["run.expired"]}
     made = await client.ask("POST", "/v1/webhooks", body, key=key, again=diary.asks_again())

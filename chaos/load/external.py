@@ -18,7 +18,7 @@ _DIES, _FAILS = 0.1, 0.2
 
 
 class ExternalWorkers:
-    """One worker a tenant, until cancelled: runs that wait for it must come to rest, too."""
+    """`serve` runs one worker of a tenant until it is cancelled."""
 
     def __init__(self, diary: Diary) -> None:
         self._diary = diary
@@ -34,9 +34,9 @@ class ExternalWorkers:
                 "lease_seconds": EXTERNAL_LEASE_SECONDS,
             })  # fmt: skip
             for task in claimed.body.get("tasks", ()):
-                luck = rng.random() if known else _DIES  # the first fails
+                luck = rng.random() if known else _DIES  # the tenant's first task fails
                 known = True
-                if luck < _DIES:  # its leases pass, and another worker comes
+                if luck < _DIES:  # the worker dies: its leases pass, and a worker with another id begins
                     self._note(tenant, worker, task, claimed.answered_at, "died")
                     worker = uuid4().hex
                     break
@@ -69,9 +69,9 @@ class ExternalWorkers:
         else:
             done = await client.ask("POST", f"{path}/complete", held | {"result": {"by": worker}})
             verb = "completed"
-        # A repeated report of what is settled is told that the lease is lost: then nobody knows which.
-        unsure = done.status == 0 or (done.tries > 1 and not done.good)
-        self._note(tenant, worker, task, claimed_at, verb if done.good else "unknown" if unsure else "lost")
+        # If an earlier try settled the task and its answer was lost, the repetition is answered that the lease is lost.
+        is_unknown = done.status == 0 or (done.tries > 1 and not done.good)
+        self._note(tenant, worker, task, claimed_at, verb if done.good else "unknown" if is_unknown else "lost")
 
     def _note(self, tenant: str, worker: str, task: dict[str, Any], claimed_at: float, end: str) -> None:
         self._diary.leases.append(

@@ -1,4 +1,4 @@
-"""Pictures by signed URL: the client asks for the URL, uploads, and completes; each step is repeated until answered."""
+"""Pictures by signed URL: the client gets the URL, uploads, and completes. It repeats each request until an answer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Bulk operations on runs that have a tag of their own: failed ones are retried, running ones are cancelled.
-
-And workflows, which are signalled or cancelled while they run or wait.
+"""Bulk operations and workflows. An operation retries failed runs, or cancels running ones, that have a tag of its own.
+A workflow gets its signal, or its cancel, while it runs or waits.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from chaos.pipelines import BROKEN, TAKES_BACK, long, mendable
 #: The tag by which an operation finds its runs.
 TAG = "operation"
 _ENDPOINT = "POST /v1/operations"
-#: Runs of an operation, and how many of them it acts on in a second: one in a batch, so there is time between two.
+#: The runs of an operation, and how many of them it acts on in a second: at this rate each run is a batch of its own.
 _TARGETS, _RATE = 3, 10
 _TO_FAIL_SECONDS = 30.0
 _TO_WAIT_SECONDS = 1.0
@@ -49,7 +48,9 @@ def operator(diary: Diary) -> Ask:
 
 
 async def _target(diary: Diary, client: Client, tenant: str, key: str, action: str) -> str:
-    """The id of a run that the operation acts on; "" when it was not learnt, or the run is not what it should be."""
+    """Start a run for the operation. Returns its id; "" if the client did not learn the id, or the run did not fail in
+    time.
+    """
     tags = {TAG: key}
     if action == "cancel":
         return await start(diary, client, tenant, long.name, diary.words(), kind=long.name, tags=tags)
@@ -60,12 +61,12 @@ async def _target(diary: Diary, client: Client, tenant: str, key: str, action: s
 
 
 def _of_old(outcome: Outcome) -> str:
-    """An API of the release knows no such endpoint: an earlier try may have gone to a new one."""
+    """`unknown` if an API of the release answered, which lacks the endpoint: an earlier try may have met a new API."""
     return "unknown" if outcome.status == HTTPStatus.NOT_FOUND else ""
 
 
 def conductor(diary: Diary) -> Ask:
-    """A workflow, and the signal that it waits for: before it waits, or while it does."""
+    """Starts workflows, and sends each the signal that it waits for: before it waits, or while it waits."""
 
     async def ask(tenant: str) -> None:
         client = diary.client(tenant)
@@ -79,7 +80,7 @@ def conductor(diary: Diary) -> Ask:
 
 
 def takes_back(diary: Diary) -> Ask:
-    """A workflow that is cancelled: before it begins, while it runs a step, and while it waits."""
+    """Starts workflows and cancels them: before they begin, while they run a step, or while they wait."""
 
     async def ask(tenant: str) -> None:
         client = diary.client(tenant)
@@ -99,7 +100,7 @@ def takes_back(diary: Diary) -> Ask:
 
 
 async def _workflow(diary: Diary, client: Client, tenant: str, template: str) -> str:
-    """Ask for a run of the workflow. Returns its id, or "" when it was not learnt."""
+    """Start a run of the workflow. Returns its id; "" if the client did not learn it."""
     key = diary.key()
     body = {"template": template, "payload": diary.words(), "scope": SCOPE, "scope_id": key}
     outcome = await client.ask("POST", "/v1/runs", body, key=key, again=diary.asks_again())

@@ -1,4 +1,4 @@
-"""Conversions of a small model, and generations of a provider: each with its key, some cancelled while they run."""
+"""Clients of conversions and generations. They cancel some of them while they run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from chaos.load.diary import Ask, Diary
 
-#: The key that stays at the provider's order, and in the job's row: how the ledger of one is held against the other.
+#: The prompt has the request's key: so the checker finds the generation of an order in the provider's ledger.
 PROMPT = "picture {}"
-#: The first of so many is cancelled.
+#: One of this many is cancelled.
 _CANCELLED = 4
 
 
@@ -34,12 +34,12 @@ def model() -> bytes:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])],
         [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
     )  # fmt: skip
-    made: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return made.SerializeToString()
+    onnx_model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return onnx_model.SerializeToString()
 
 
 def converter(diary: Diary) -> Ask:
-    """The user of a conversion is its key: one unfinished conversion a user."""
+    """Submits conversions. Each has its key as its user, because a user has at most one unfinished conversion."""
     content, turns = model(), count()
 
     async def ask(tenant: str) -> None:
@@ -66,7 +66,7 @@ def converter(diary: Diary) -> Ask:
 
 
 def buyer(diary: Diary) -> Ask:
-    """Orders at a provider that takes our token, and at one that does not: neither may sell twice."""
+    """Submits generations to a provider that honours tokens, and to one that does not. Neither may sell twice."""
     turns = count()
 
     async def ask(tenant: str) -> None:
@@ -81,7 +81,7 @@ def buyer(diary: Diary) -> Ask:
             return
         await asyncio.sleep(diary.rng.uniform(0.0, 1.5))
         outcome = await client.ask("POST", "/v1/images/cancel", {"task_id": key})
-        # The answer tells of the order; what became of the job, its row does.
+        # The answer is about the order. Whether the job is cancelled, only its row shows.
         answer = "stopping" if outcome.good else ""
         diary.note(
             "cancel", tenant, f"cancel {job}", outcome, job=job, endpoint="POST /v1/images/cancel", answer=answer

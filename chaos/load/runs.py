@@ -7,7 +7,7 @@ import time
 from http import HTTPStatus
 from itertools import cycle
 
-from chaos.load.client import AGAIN_SECONDS, PATIENCE, Client, Outcome
+from chaos.load.client import AGAIN_SECONDS, PATIENCE_SECONDS, Client, Outcome
 from chaos.load.diary import Ask, Diary
 from chaos.pipelines import BROKEN, MENDED, STOPPABLE, mendable, short, wrong
 from leasehold.domain.pipeline import Pipeline
@@ -16,11 +16,11 @@ from leasehold.domain.states import JOB_TERMINAL
 _ENDPOINT = "POST /v1/runs"
 SCOPE = "chaos"
 _BATCH = 4
-#: How long a client waits for a run to fail, which the faults may hold up.
+#: How long a client waits until a run fails. The faults may delay it.
 _TO_FAIL_SECONDS = 60.0
 #: The share of runs that are followed.
 _FOLLOWED = 0.2
-#: The share of runs that are sent without a key, and only once: repeating them could make two.
+#: The share of runs that are sent without a key, and only once: a repetition could make a second run.
 _KEYLESS = 0.2
 
 
@@ -34,13 +34,14 @@ async def start(
     kind: str = "",
     tags: dict[str, str] | None = None,
 ) -> str:
-    """Ask for a run, and write that down. Returns its id, or "" when it was never learnt."""
+    """Start a run, and record the request. Returns the run's id; "" if the client did not learn it."""
     key = diary.key()
     keyless = not kind and diary.rng.random() < _KEYLESS
     outcome = await client.ask(
         "POST", "/v1/runs",
         {"template": template, "payload": payload, "scope": SCOPE, "scope_id": key} | ({"tags": tags} if tags else {}),
-        key="" if keyless else key, again=not keyless and diary.asks_again(), patience=0.0 if keyless else PATIENCE,
+        key="" if keyless else key, again=not keyless and diary.asks_again(),
+        patience=0.0 if keyless else PATIENCE_SECONDS,
     )  # fmt: skip
     jobs = tuple((str(body["id"]),) for body in outcome.answered)
     job = jobs[-1][0] if jobs else ""
@@ -49,7 +50,9 @@ async def start(
 
 
 def starter(diary: Diary, pipeline: Pipeline) -> Ask:
-    """Starts runs, and follows some to their end, with cuts; but none that is replayed later: it ends twice."""
+    """Starts runs, and follows the events of some to their end. It does not follow runs of `wrong`: the replayer
+    replays them, so they end twice.
+    """
 
     async def ask(tenant: str) -> None:
         client = diary.client(tenant)
@@ -75,7 +78,7 @@ def batcher(diary: Diary) -> Ask:
 
 
 def canceller(diary: Diary) -> Ask:
-    """Cancels half of its runs at once, and half while they run: in turn as a run, and as a job of any kind."""
+    """Cancels runs: some at once, the others while they run; in turn by the endpoint of runs and that of jobs."""
     surfaces = cycle(("runs", "jobs"))
 
     async def ask(tenant: str) -> None:
@@ -97,16 +100,18 @@ def canceller(diary: Diary) -> Ask:
 
 
 def of_cancel(outcome: Outcome) -> str:
-    """`accepted`: it is cancelled; `stopping`: it was asked to stop; `refused`: it ended before."""
+    """The value of `Request.answer` for a cancel. `accepted`: the run is cancelled; `stopping`: it was asked to stop;
+    `refused`: it had ended before.
+    """
     if outcome.good:
         return "accepted" if outcome.body["status"] == "cancelled" else "stopping"
     if outcome.tries > 1 and "is cancelled" in outcome.body.get("detail", ""):
-        return "accepted"  # by an earlier try whose answer was lost
+        return "accepted"  # an earlier try cancelled it, and its answer was lost
     return outcome.answer
 
 
-async def until(client: Client, job: str, *statuses: str, seconds: float = PATIENCE) -> str:
-    """Wait until the run has one of `statuses` or has ended; returns the status, or "" when it was not learnt."""
+async def until(client: Client, job: str, *statuses: str, seconds: float = PATIENCE_SECONDS) -> str:
+    """Wait until the run has one of `statuses` or has ended. Returns its status; "" if the client did not learn it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         outcome = await client.ask("GET", f"/v1/runs/{job}", patience=0.0)
@@ -118,7 +123,9 @@ async def until(client: Client, job: str, *statuses: str, seconds: float = PATIE
 
 
 def mender(diary: Diary) -> Ask:
-    """Starts runs that fail by their payload, and retries them with another: as runs, as jobs, or by dead letters."""
+    """Starts runs that fail because of their payload, and retries each with another payload: in turn by the endpoints
+    of dead letters, runs and jobs.
+    """
     surfaces = cycle(("dead-letters", "runs", "jobs"))
 
     async def ask(tenant: str) -> None:

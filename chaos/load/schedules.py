@@ -1,4 +1,4 @@
-"""Schedules over HTTP: each is made with a key, and then run now, backfilled, or changed and deleted."""
+"""Schedules over HTTP: a client makes each with a key, then runs it now, backfills it, or changes and deletes it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CRON = "0 0 1 1 *"
 
 
 def keeper(diary: Diary) -> Ask:
-    """`scheduled` is a schedule that must have made one run, `schedule` the request for it."""
+    """Makes schedules. The diary has each as a request of the kind `schedule`, and its one run as `scheduled`."""
     uses = cycle(("run-now", "delete", "backfill"))
 
     async def ask(tenant: str) -> None:
