@@ -47,7 +47,7 @@ class Diary:
         await self._http.aclose()
 
     def deal(self, name: str) -> None:
-        """Give the current asyncio task random numbers of its own: then the timing of other tasks does not change them."""
+        """Give the current asyncio task random numbers of its own, which the timing of other tasks does not change."""
         _dice.set(random.Random(f"load {self.seed} {name}"))  # noqa: S311 - to be repeated, not to be secret
 
     @property
@@ -60,8 +60,6 @@ class Diary:
 
     def follow(self, client: Client, job: str, path: str) -> None:
         """Read the job's events in the background: some jobs end long after the load. `streams` gets the numbers."""
-        numbers.
-        """
         pieces = self.streams.setdefault(job, [])
         self._followers.add(asyncio.create_task(client.follow(path, pieces)))
 
