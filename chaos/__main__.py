@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import random
+import signal
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -30,7 +32,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         description="Break a private installation by a seeded plan, and prove from its history that nothing was lost.",
     )
     parser.add_argument("--seed", type=int, help="of the first run; the next runs count up (default: a random one)")
-    parser.add_argument("--runs", type=int, default=1, help="how many (default: %(default)s)")
+    parser.add_argument("--runs", type=int, help="how many (default: 1; with --record: 100, less those that are there)")
     parser.add_argument("--seconds", type=float, default=12.0, help="of load and faults a run (%(default)s)")
     parser.add_argument("--faults", type=int, default=5, help="a run, at least 3 (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append a line a run there, with all evidence")
@@ -40,7 +42,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         nargs="?",
         const=record.RECORD,
         metavar="FILE",
-        help="append a short line a run there, and write the table of docs/explanation/chaos.md (default: %(const)s)",
+        help="append a short line a run there, and write the table of docs/explanation/chaos.md (default: %(const)s)."
+        " The plans are the record's own, denser than others. Seeds that are there at this commit are left out: what"
+        " was stopped goes on, and two processes with seeds of their own may share the work",
     )
     parser.add_argument("--mutate", choices=[*sorted(MUTATIONS), _ALL], help="run without a guard: must be violated")
     parser.add_argument("--directed", choices=sorted(DIRECTED), help="a mutant's plan, without the mutation")
@@ -66,27 +70,55 @@ def plans(options: argparse.Namespace, able: Collection[str]) -> list[tuple[Plan
     if options.fault:
         return [
             (plan_of(options.fault, (options.seed or 0) + nth, seconds=options.seconds), "")
-            for nth in range(options.runs)
+            for nth in range(options.runs or 1)
         ]
+    if options.record:
+        given = {"first": options.seed, "runs": options.runs}
+        wanted = {name: value for name, value in given.items() if value is not None}
+        seeds = record.seeds(record.read(options.record), report.commit(), **wanted)
+        return [(record.plan_of(seed, able), "") for seed in seeds]
     first = options.seed if options.seed is not None else random.randrange(1_000_000)  # noqa: S311 - it is printed
     return [
         (make_plan(first + nth, seconds=options.seconds, faults=options.faults, able=able), "")
-        for nth in range(options.runs)
+        for nth in range(options.runs or 1)
     ]
 
 
-async def carry_out(options: argparse.Namespace, console: Console) -> list[Report]:
-    reports = []
-    async with Servers(broker=not options.no_broker) as servers:
-        for plan, mutate in plans(options, servers.able):
-            result = await run(servers, plan, mutate=mutate, keep=options.keep)
-            report.show(result, console)
-            if options.json:
-                report.append(result, options.json)
-            if options.record and not mutate:
-                record.append(result, options.record)
-            reports.append(result)
-    return reports
+async def carry_out(options: argparse.Namespace, console: Console, reports: list[Report]) -> None:
+    """Append the report of each run to `reports`.
+
+    An error in a run of a record makes that run red, and the next one gets new servers.
+    """
+    left: list[tuple[Plan, str]] | None = None
+    while left is None or left:
+        async with Servers(broker=not options.no_broker) as servers:
+            left = plans(options, servers.able) if left is None else left
+            while left:
+                plan, mutate = left.pop(0)
+                try:
+                    result = await run(servers, plan, mutate=mutate, keep=options.keep)
+                except Exception as error:
+                    if not options.record:
+                        raise
+                    result = Report(plan, mutate, failure=f"{type(error).__name__}: {error}"[:200])
+                report.show(result, console)
+                if options.json:
+                    report.append(result, options.json)
+                if options.record and not mutate:
+                    record.append(result, options.record)
+                reports.append(result)
+                if result.failure:
+                    break
+
+
+async def until_stopped(options: argparse.Namespace, console: Console, reports: list[Report]) -> None:
+    """As `carry_out`; SIGTERM and Ctrl-C end it, and what has run counts."""
+    task = asyncio.create_task(carry_out(options, console, reports))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,8 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     for noisy in ("aiormq", "aio_pika", "aiohttp"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    reports: list[Report] = []
     try:
-        reports = asyncio.run(carry_out(options, console))
+        asyncio.run(until_stopped(options, console, reports))
     except EmbeddedError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2

@@ -20,6 +20,7 @@ from chaos import audit, journal
 from chaos.history import History, Order, Row, StoredObject, Terms
 from chaos.load import PICTURE_TYPE, WORDS, Load, picture
 from chaos.pipelines import KINDS, declared
+from chaos.servers import command_line
 from chaos.settings import LEASE_SECONDS, MAX_LOSSES, SUBSCRIBER, SWEEP_SECONDS, TRUST_MARGIN_SECONDS
 from chaos.stack import CLIENT, Installation
 from chaos.steps import text_of
@@ -85,10 +86,14 @@ async def gather(installation: Installation, load: Load, history: History) -> No
 
 
 def write_down(history: History, directory: Path) -> None:
-    """Write the changes of rows, the hints and the sessions into files: a person reads them to find a cause."""
+    """Write the changes of rows, the hints, the sessions and the waits for a processor into files: a person reads them
+    to find a cause.
+    """
     for name, records in (("changes", history.changes), ("heard", history.heard), ("sessions", history.sessions)):
         lines = (json.dumps(asdict(record), default=str) for record in records)
         (directory / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    starved = (json.dumps(sample._asdict()) for sample in history.starved)
+    (directory / "starved.jsonl").write_text("\n".join(starved) + "\n")
 
 
 def _plain(row: asyncpg.Record) -> Row:
@@ -204,6 +209,9 @@ async def leftovers(installation: Installation, exit_codes: dict[str, int | None
         ("process", [f"{name} exited with {code} when asked to stop"] if code != 0 else [])
         for name, code in exit_codes.items()
     ]
+    for name, pid in installation.started().items():
+        lives_on = b"chaos." in command_line(pid)  # another process may have its number now
+        found.append(("process that was started", [f"{name} still runs as process {pid}"] if lives_on else []))
     running = _running_processes(installation.name)
     found.append(("processes", [f"process {pid} still runs: {line}" for pid, line in running]))
     directories = installation.work_dir.iterdir() if installation.work_dir.exists() else ()
@@ -231,16 +239,13 @@ def _running_processes(database: str) -> list[tuple[int, str]]:
     """
     found = []
     for pid in descendants(os.getpid()):
-        try:
-            command_line = (Path("/proc") / str(pid) / "cmdline").read_bytes()
-        except OSError:  # it has ended
-            continue
+        line = command_line(pid)
         if (
-            (database.encode() in command_line and _AUTOVACUUM not in command_line)
-            or b"leasehold.worker.sandbox.child" in command_line
-            or b"chaos.process" in command_line
+            (database.encode() in line and _AUTOVACUUM not in line)
+            or b"leasehold.worker.sandbox.child" in line
+            or b"chaos.process" in line
         ):
-            found.append((pid, command_line.replace(b"\0", b" ").decode(errors="replace")[:120]))
+            found.append((pid, line.replace(b"\0", b" ").decode(errors="replace")[:120]))
     return found
 
 

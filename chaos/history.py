@@ -14,6 +14,7 @@ from chaos.amqp_tap import Heard
 from chaos.audit import Change
 from chaos.postgres_tap import Session
 from chaos.receiver import Delivery
+from chaos.starvation import Starvation, Starved
 from leasehold.domain.states import JOB_TERMINAL, JobState
 
 Row = dict[str, Any]
@@ -185,6 +186,7 @@ class History:
     rest_seconds: float = 0.0  # from the end of the faults until the installation was at rest
     children_killed: int = 0
     jumps: list[tuple[float, float]] = field(default_factory=list)  # of the database's clock: the time, seconds ahead
+    starved: list[Starved] = field(default_factory=list)  # waits for a processor, of the platform and of the run
 
     def by_database(self, at: float) -> float:
         """The time of the database's clock at the true time `at`."""
@@ -288,23 +290,36 @@ class History:
                 ended.setdefault(change.row["id"], change.at)
         return ended
 
-    def silence(self, since: float, until: float) -> float:
-        """Seconds between the two times that lie in gaps between commits of more than _SILENT_SECONDS. In such a gap no
-        worker could end a job.
+    def held_up(self, since: float, until: float, *, starved: bool = True) -> float:
+        """Seconds between the two times in which no worker could end a job: gaps between commits of more than
+        _SILENT_SECONDS and, if `starved`, the time for which some process waited for a processor.
         """
         moments = [since, *self._commits[bisect_right(self._commits, since) : bisect_left(self._commits, until)], until]
-        return sum(later - earlier for earlier, later in pairwise(moments) if later - earlier > _SILENT_SECONDS)
+        return sum(
+            gap if gap > _SILENT_SECONDS else min(gap, self.starvation.of_any(earlier, later)) if starved else 0.0
+            for earlier, later in pairwise(moments)
+            if (gap := later - earlier) > 0.0
+        )
 
     @cached_property
     def _commits(self) -> list[float]:
         return sorted(change.at for change in self.changes)
 
-    def worked(self, process: str, since: float, until: float) -> float:
-        """Seconds between the two times in which the process, by its journal, certainly did not stand still."""
+    def worked(self, process: str, since: float, until: float, *, starved: bool = True) -> float:
+        """Seconds between the two times in which the process, by its journal, certainly did not stand still. If
+        `starved`, without the time for which it waited for a processor.
+        """
         lines = self._signs_of_life.get(process, [])
         moments = [since, *lines[bisect_right(lines, since) : bisect_left(lines, until)], until]
-        gaps = (later - earlier for earlier, later in pairwise(moments))
-        return sum(min(gap, _STILL_SECONDS) for gap in gaps if gap > 0)
+        return sum(
+            min(max(0.0, gap - (self.starvation.of(process, earlier, later) if starved else 0.0)), _STILL_SECONDS)
+            for earlier, later in pairwise(moments)
+            if (gap := later - earlier) > 0.0
+        )
+
+    @cached_property
+    def starvation(self) -> Starvation:
+        return Starvation(self.starved)
 
     @cached_property
     def _signs_of_life(self) -> dict[str, list[float]]:

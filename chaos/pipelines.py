@@ -25,7 +25,7 @@ TAKES_BACK, PUT_BACK = "chaos.takes_back", "put_back"
 #: The queue of the external workers.
 ABROAD_QUEUE = "abroad"
 #: More than SINGLE_PUT_BYTES of chaos/settings.py: the object is uploaded in parts.
-LARGE_BYTES = 11 * 1024 * 1024
+LARGE_BYTES = 6 * 1024 * 1024
 PARTS = 4
 SOON = (timedelta(seconds=0.5), timedelta(seconds=1), timedelta(seconds=2))
 

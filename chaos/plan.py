@@ -81,14 +81,21 @@ class Plan:
 
 
 def make_plan(
-    seed: int, *, seconds: float = 12.0, faults: int = 5, api_kills: int = 1, able: Collection[str] = EVERYTHING
+    seed: int,
+    *,
+    seconds: float = 12.0,
+    faults: int = 5,
+    failpoints: int | None = None,
+    api_kills: int = 1,
+    able: Collection[str] = EVERYTHING,
 ) -> Plan:
-    """A plan with at least two failpoints; the other faults are blows at random times. `api_kills` come in addition.
+    """A plan in which so many of the `faults` are failpoints: half of them, at least two, unless it is told. The other
+    faults are blows at random times. `api_kills` come in addition.
 
     `able`: which of EVERYTHING the machine can do (`Servers.able`).
     """
     rng = random.Random(f"plan {seed}")  # noqa: S311 - to be repeated, not to be secret
-    at_points = max(2, faults // 2)
+    at_points = max(2, faults // 2) if failpoints is None else failpoints
     points = deal(FAILPOINTS, seed, at_points, able)
     blows = deal(BLOWS, seed, max(1, faults - at_points), able)
     armed = tuple(Fault(kind.name, target=rng.choice(kind.on), nth=rng.randint(1, 3)) for kind in points)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from chaos.catalogue import CATALOGUE
 from chaos.checker import INVARIANTS
+from chaos.plan import Plan, make_plan
 from chaos.report import commit
 from chaos.run import Report
 from chaos.spans import Span, pairs
@@ -27,7 +28,20 @@ _BEGIN, _END = "<!-- begin: scripts/chaos --record -->", "<!-- end -->"
 #: The goals of the record: runs, observations of each invariant, firings of each fault, pairs of faults.
 GOAL = {"runs": 100, "observations": 1000, "firings": 10, "pairs": 60}
 
+#: The shape of a recorded run, with which GOAL["runs"] of them reach the other goals (docs/explanation/chaos.md).
+SECONDS, FAULTS, FAILPOINTS, API_KILLS = 20.0, 12, 3, 3
+FIRST_SEED = 30_000
 Line = dict[str, Any]
+
+
+def seeds(lines: Iterable[Line], at: str, *, first: int = FIRST_SEED, runs: int = GOAL["runs"]) -> list[int]:
+    """Of so many seeds from `first` on, those that were not run at the commit `at`."""
+    done = {line["seed"] for line in lines if line["commit"] == at}
+    return [seed for seed in range(first, first + runs) if seed not in done]
+
+
+def plan_of(seed: int, able: Collection[str]) -> Plan:
+    return make_plan(seed, seconds=SECONDS, faults=FAULTS, failpoints=FAILPOINTS, api_kills=API_KILLS, able=able)
 
 
 def append(result: Report, file: Path = RECORD) -> None:
@@ -88,7 +102,7 @@ def _sums(lines: Sequence[Line]) -> Iterable[str]:
 def _by_commit(lines: Sequence[Line]) -> Iterable[tuple[str, int, int]]:
     runs = Counter(line["commit"] for line in lines)
     bad = Counter(line["commit"] for line in lines if line["red"])
-    return [(name, count, bad[name]) for name, count in runs.items()]
+    return [(name, tried, bad[name]) for name, tried in runs.items()]
 
 
 def _invariants(lines: Sequence[Line]) -> Iterable[str]:
@@ -112,8 +126,8 @@ def _faults(lines: Sequence[Line]) -> Iterable[str]:
     yield "| fault | fired | last at | other faults that it met |"
     yield "|---|---|---|---|"
     for kind in CATALOGUE:
-        count = fired[kind.name]
-        yield f"| {kind.name} | {count}{_short(count, 'firings')} | {last.get(kind.name, 'never')} | {met[kind.name]} |"
+        times = fired[kind.name]
+        yield f"| {kind.name} | {times}{_short(times, 'firings')} | {last.get(kind.name, 'never')} | {met[kind.name]} |"
 
 
 def _pairs_of(lines: Sequence[Line]) -> Counter[tuple[str, str]]:
@@ -123,13 +137,13 @@ def _pairs_of(lines: Sequence[Line]) -> Counter[tuple[str, str]]:
 def _pairs(lines: Sequence[Line]) -> Iterable[str]:
     """The table of the pairs of faults that overlapped, by the number of runs in which they did."""
     by_count: dict[int, list[str]] = {}
-    for (one, other), count in sorted(_pairs_of(lines).items()):
-        by_count.setdefault(count, []).append(f"{one} + {other}")
+    for (one, other), times in sorted(_pairs_of(lines).items()):
+        by_count.setdefault(times, []).append(f"{one} + {other}")
     yield "| overlapped in so many runs | pairs | which |"
     yield "|---|---|---|"
-    for count, names in sorted(by_count.items(), reverse=True):
-        which = "; ".join(names) if count > 1 else "see docs/explanation/chaos.jsonl"
-        yield f"| {count} | {len(names)} | {which} |"
+    for times, names in sorted(by_count.items(), reverse=True):
+        which = "; ".join(names) if times > 1 else "see docs/explanation/chaos.jsonl"
+        yield f"| {times} | {len(names)} | {which} |"
 
 
 def _red(lines: Sequence[Line]) -> Iterable[str]:
@@ -143,5 +157,5 @@ def _red(lines: Sequence[Line]) -> Iterable[str]:
     ]
 
 
-def _short(count: int, of: str) -> str:
-    return "" if count >= GOAL[of] else f" (goal: {GOAL[of]:,})"
+def _short(number: int, of: str) -> str:
+    return "" if number >= GOAL[of] else f" (goal: {GOAL[of]:,})"

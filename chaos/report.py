@@ -16,18 +16,28 @@ from chaos.run import Report
 _ROOT = Path(__file__).parents[1]
 
 
+#: What a recorded run writes itself does not change what is tried.
+_WRITTEN = (":!docs/explanation/chaos.jsonl", ":!docs/explanation/chaos.md")
+
+
 def commit() -> str:
-    """The commit that the run tries; with a `+` if files differ from it."""
-    git = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"],
-        cwd=_ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return git.stdout.strip() or "unknown"
+    """The commit that the run tries; with a `+` if files differ from it, apart from those that a record writes."""
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *_WRITTEN)
+    return (_git("rev-parse", "--short=10", "HEAD") or "unknown") + ("+" if changed else "")
+
+
+def _git(*words: str) -> str:
+    git = subprocess.run(["git", *words], cwd=_ROOT, capture_output=True, text=True, check=False)
+    return git.stdout.strip()
 
 
 def show(result: Report, console: Console) -> None:
     what = f"mutant {result.mutate}" if result.mutate else f"seed {result.plan.seed}"
     console.print(f"\n{what}, commit {commit()}: {result.seconds:.0f} s, at rest after {result.rest_seconds:.1f} s")
+    console.print(f"  {', '.join(f'{phase} {seconds:.0f} s' for phase, seconds in result.phases.items())}")
+    if result.failure:
+        console.print(f"  ENDED BY AN ERROR: {result.failure}", markup=False)
+        return
     console.print(f"  jobs: {', '.join(f'{count} {name}' for name, count in sorted(result.jobs.items()))}")
     console.print(
         f"  fired: {', '.join(f'{name} x{count}' for name, count in sorted(result.fired.items())) or 'nothing'}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from chaos.servers import Servers
 from chaos.settings import SWEEP_SECONDS
 from chaos.spans import Span, spans_of
 from chaos.stack import Installation
+from chaos.starvation import Sampler
 
 _REST_SECONDS = 60.0
 #: How long after the end of its lease a task may still be running (I7), in addition to the interval of the sweeps.
@@ -53,6 +56,8 @@ class Report:
     answers: Counter[str] = field(default_factory=Counter)  # "kind answer", of requests
     verdicts: list[Verdict] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    failure: str = ""  # the error that ended the run before it was judged
+    phases: dict[str, float] = field(default_factory=dict)  # seconds of each, in order
 
     @property
     def violated(self) -> list[Verdict]:
@@ -66,6 +71,8 @@ class Report:
     @property
     def reasons(self) -> list[str]:
         """Why the run is red, in a few words each."""
+        if self.failure:
+            return [self.failure]
         reasons = [f"{verdict.number} {verdict.state}" for verdict in self.red]
         reasons += [f"{name} never fired" for name in self.never_fired]
         reasons += [f"{kind} refused" for kind in self.refused]
@@ -116,30 +123,25 @@ class Report:
 
 async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | None = None) -> Report:
     """Carry out a run. `keep`: the directory to which the logs and the journal of a red run are copied."""
-    began = time.monotonic()
     report = Report(plan, mutate)
     history = History(collect.terms())
+    began = time.monotonic()
+
+    def passed(phase: str) -> None:
+        report.phases[phase] = time.monotonic() - began - sum(report.phases.values())
+
     async with Installation(servers, plan, mutate=mutate) as installation:
         load = Load(installation, plan.seed)
         faults = Faults(installation)
-        waking = asyncio.create_task(faults.wake_zombies())
         load_began = time.time()
-        try:
-            await load.begin()
-            over = asyncio.Event()
-            await asyncio.gather(load.run(plan.seconds, over), _break(installation, faults, load, over))
-            await _mend(installation)
-            await load.calm()
-            await _rest(installation, history)
-            await load.followed(_FOLLOW_SECONDS)
-        finally:
-            waking.cancel()
-            await load.end()
-        await _stop(installation, history)
+        passed("start")
+        with Sampler(installation.running) as sampler:
+            await _carry_out(installation, history, load, faults, passed)
         cuts = [(since, until) for name, since, until in faults.spans if BY_NAME[name].link == "s3"]
         installation.front.excuse_cut(cuts)
         await collect.gather(installation, load, history)
         history.children_killed, history.jumps = faults.children_killed, faults.jumps
+        history.starved = sampler.starved
         report.fired = faults.fired + _failpoints(installation)
         report.effects = faults.effects
         report.rested = history.rested
@@ -148,18 +150,42 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
         if keep is not None and (report.red or not report.rested):
             collect.write_down(history, installation.directory)
             shutil.copytree(installation.directory, keep / f"{mutate or plan.seed}", dirs_exist_ok=True)
+        passed("judge")
     report.rest_seconds = history.rest_seconds
     report.jobs = Counter(f"{job['pipeline']} {job['status']}" for job in history.jobs)
     report.answers = Counter(f"{request.kind} {request.answer}" for request in history.requests)
     report.seconds = time.monotonic() - began
+    passed("end")
     return report
+
+
+async def _carry_out(
+    installation: Installation, history: History, load: Load, faults: Faults, passed: Callable[[str], None]
+) -> None:
+    """Everything from the first request to the end of the last process. Calls `passed` with each phase that ended."""
+    waking = asyncio.create_task(faults.wake_zombies())
+    try:
+        await load.begin()
+        over = asyncio.Event()
+        await asyncio.gather(load.run(installation.plan.seconds, over), _break(installation, faults, load, over))
+        passed("load")
+        await _mend(installation)
+        await load.calm()
+        await _rest(installation, history)
+        await load.followed(_FOLLOW_SECONDS)
+        passed("rest")
+    finally:
+        waking.cancel()
+        await load.end()
+    await _stop(installation, history)
+    passed("stop")
 
 
 async def _break(installation: Installation, faults: Faults, load: Load, over: asyncio.Event) -> None:
     """Carry out the blows, then set `over`. The load goes on until every failpoint of the plan was reached, or for a
     while.
     """
-    await faults.run()
+    await asyncio.gather(faults.run(), asyncio.sleep(installation.plan.seconds))
     over.set()
     if installation.plan.begins_with_release:  # the release lacks some kinds of work: they are loaded now
         await load.run(installation.plan.seconds)
@@ -179,14 +205,20 @@ async def _mend(installation: Installation) -> None:
 
 
 async def _rest(installation: Installation, history: History) -> None:
-    """Wait until nothing is unfinished and no process stands still, which may hold hints of finished tasks."""
-    began = time.monotonic()
-    quiet = 0
+    """Wait until nothing is unfinished and no process stands still, which may hold hints of finished tasks.
+
+    A slow machine has more unfinished, and finishes it, too: the wait fails only if the number has not fallen for
+    _REST_SECONDS.
+    """
+    began = fell_at = time.monotonic()
+    quiet, least = 0, math.inf
     async with installation.connection() as connection:
-        while quiet < _SETTLED_POLLS and time.monotonic() - began < _REST_SECONDS:
-            unfinished = await collect.resting(connection)
+        while quiet < _SETTLED_POLLS and time.monotonic() - fell_at < _REST_SECONDS:
+            unfinished = sum((await collect.resting(connection)).values())
+            if unfinished < least:
+                least, fell_at = unfinished, time.monotonic()
             is_stopped = any(slot.is_stopped() for slot in installation.slots.values())
-            quiet = 0 if is_stopped or any(unfinished.values()) else quiet + 1
+            quiet = 0 if is_stopped or unfinished else quiet + 1
             if time.monotonic() - began > _OVERDUE_SECONDS:
                 history.overdue.append(await collect.overdue(connection, _OVERDUE_SECONDS + SWEEP_SECONDS))
             await asyncio.sleep(0.3)

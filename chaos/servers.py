@@ -196,12 +196,13 @@ class Servers:
         command line, and their descendants.
         """
         directory = str(self.directory / name).encode()
-        lines = {pid: _command(pid) for pid in descendants(os.getpid())}
+        lines = {pid: command_line(pid) for pid in descendants(os.getpid())}
         roots = [pid for pid, line in lines.items() if directory in line and b"guard.py" not in line]
         return sorted({*roots, *(below for root in roots for below in descendants(root))})
 
 
-def _command(pid: int) -> bytes:
+def command_line(pid: int) -> bytes:
+    """Of a process, with a zero after each word; empty when it has ended."""
     try:
         return (Path("/proc") / str(pid) / "cmdline").read_bytes()
     except OSError:  # it has ended

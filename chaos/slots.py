@@ -31,6 +31,7 @@ class Slot:
     ) -> None:
         self.name = name
         self.generation = -1
+        self.started: dict[str, int] = {}  # every process so far: its name in journals, and its id
         self._directory = directory
         self._environment = environment
         self._mutate = mutate
@@ -102,6 +103,7 @@ class Slot:
                     *command, cwd=directory, env=environment, stdout=output, stderr=output,
                     preexec_fn=_die_with_parent,
                 )  # fmt: skip
+            self.started[self.process_name] = self._process.pid
             self._up.set()
             await self._process.wait()
             await asyncio.sleep(_RESTART_SECONDS)

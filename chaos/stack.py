@@ -117,6 +117,14 @@ class Installation:
     def apis(self) -> list[Slot]:
         return [self.slots[name] for name in APIS]
 
+    def started(self) -> dict[str, int]:
+        """Every process of the platform that was started, the dead ones, too: its name in journals, and its id."""
+        return {name: pid for slot in self.slots.values() for name, pid in slot.started.items()}
+
+    def running(self) -> list[tuple[str, int]]:
+        """The platform's processes that run now: their names in journals, and their ids."""
+        return [(slot.process_name, slot.pid) for slot in self.slots.values() if slot.pid is not None]
+
     @property
     def journal(self) -> Path:
         return self.directory / "journal"

@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scripts/mutants",
         description="Change each guard once, and see whether a test notices: docs/explanation/mutants.md."
-        " A run that was stopped goes on where it was, for the same commit.",
+        " A run that was stopped goes on where it was; at a later commit, with survivors and changed files anew.",
     )
     parser.add_argument("--measure", nargs="*", metavar="FOLDER", help="measure which tests run which line, no more")
     parser.add_argument("--only", default="", metavar="PATH", help="only mutants of files that begin so, or of this id")
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for mutant in found:
             print(mutant.title)  # noqa: T201 - its output
         return 0
-    kept = state.State(state.commit())
+    kept = state.State(state.commit(), found)
     if not asked.survivors:
         waiting = [one for one in found if _waits(kept.judgements.get(one.id), asked.again)]
         choosing = Choosing(state.covering(), state.killers(), asked.budget)

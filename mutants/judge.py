@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,6 @@ class Judgement:
     ran: int = 0
     of: int = 0
     seconds: float = 0.0
-
-    def line(self) -> str:
-        return json.dumps(asdict(self))
 
 
 class Judge:

@@ -1,15 +1,19 @@
-"""What is kept between runs: the coverage, and each judgement, by commit and mutant."""
+"""What is kept between runs: the coverage, and each judgement."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import subprocess
+from collections.abc import Iterable
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 
 from leasehold.embedded.directories import cache_directory
 from mutants.covering import Covering
 from mutants.judge import Judgement
+from mutants.mutant import Mutant
 from mutants.places import ROOT
 
 #: The test that noticed each mutant when all were judged last.
@@ -39,23 +43,43 @@ def commit() -> str:
     return said.stdout.strip()[:12] + digest
 
 
+#: A later commit that leaves the mutated file as it is leaves these as they are, too. A survivor is judged again there:
+#: a new test may notice it.
+_LASTING = ("killed", "timed out", "invalid")
+
+
 class State:
-    """The judgements at a commit, in a file that grows by a line each. What was judged is not judged again."""
+    """The judgements of `found` at the commit `at`, in a file that grows by a line each: what was judged is not judged
+    again. What was noticed at another commit counts while the mutated file is the same.
+    """
 
-    def __init__(self, at: str) -> None:
-        self._file = kept() / f"judged-{at}.jsonl"
+    def __init__(self, at: str, found: Iterable[Mutant], file: Path | None = None) -> None:
+        self._at = at
+        self._file = file or kept() / "judged.jsonl"
+        self._path = {mutant.id: mutant.path for mutant in found}
         self.judgements: dict[str, Judgement] = {}
-        if self._file.exists():
-            for line in self._file.read_text().splitlines():
-                self._take(Judgement(**json.loads(line)))
+        lines = self._file.read_text().splitlines() if self._file.exists() else []
+        for line in lines:
+            told = json.loads(line)
+            judged_at, source = told.pop("at"), told.pop("source")
+            judgement = Judgement(**told)
+            is_lasting = judgement.verdict in _LASTING and source == self._source_of(judgement.id)
+            if judged_at == at or is_lasting:
+                self.judgements[judgement.id] = judgement
 
-    def _take(self, judgement: Judgement) -> None:
-        self.judgements[judgement.id] = judgement
+    def _source_of(self, mutant: str) -> str:
+        return _digest_of(self._path[mutant]) if mutant in self._path else ""
 
     def add(self, judgement: Judgement) -> None:
-        self._take(judgement)
+        self.judgements[judgement.id] = judgement
+        line = {"at": self._at, "source": self._source_of(judgement.id), **asdict(judgement)}
         with self._file.open("a") as file:
-            file.write(judgement.line() + "\n")
+            file.write(json.dumps(line) + "\n")
+
+
+@cache
+def _digest_of(path: str) -> str:
+    return hashlib.sha256((ROOT / path).read_bytes()).hexdigest()[:16]
 
 
 def killers() -> dict[str, str]:

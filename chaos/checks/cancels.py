@@ -32,12 +32,15 @@ def i15(history: History) -> Iterator[Observation]:
     for change in history.changes:
         if change.of == "job" and (change.moved() or ("", ""))[1] == "cancel_requested":
             violations = [*_not_stopped(history, change)]
-            yield observed("running job", "; ".join(violations), good=not violations)
+            was_starved = not violations and any(_not_stopped(history, change, starved=False))
+            what = "running job, without a processor" if was_starved else "running job"
+            yield observed(what, "; ".join(violations), good=not violations)
             if change.row["pipeline"] == TAKES_BACK and _has_called(history, change):
                 yield _undone(history, change.row["id"])
 
 
-def _not_stopped(history: History, request: Change) -> Iterator[str]:
+def _not_stopped(history: History, request: Change, *, starved: bool = True) -> Iterator[str]:
+    """`starved`: whether the time counts for which processes waited for a processor."""
     job = request.row
     yield from _begun_after(history, job["id"], request.at + _CLOCK, may_undo=True)
     allowed_seconds = history.terms.lease_seconds + job["grace_seconds"]
@@ -45,7 +48,7 @@ def _not_stopped(history: History, request: Change) -> Iterator[str]:
     if ended is None:
         yield f"{job['pipeline']} {job['id']} was asked to stop and has not ended"
     elif (
-        ended - request.at - history.silence(request.at, ended)
+        ended - request.at - history.held_up(request.at, ended, starved=starved)
         > allowed_seconds + history.terms.sweep_seconds + _SWEEPER_SECONDS
     ):
         lateness = (
@@ -58,7 +61,7 @@ def _not_stopped(history: History, request: Change) -> Iterator[str]:
             continue
         # A heartbeat reads the request, and the worker ends the handler after the grace. If no heartbeat gets an
         # answer, the worker's trust in the lease ends, and with it the handler.
-        seconds = history.worked(run.process, request.at, run.last)
+        seconds = history.worked(run.process, request.at, run.last, starved=starved)
         if seconds > allowed_seconds:
             yield f"{history.name_of(run.task)} worked on for {seconds:.1f} s after its job was asked to stop"
 

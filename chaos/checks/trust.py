@@ -19,8 +19,7 @@ from chaos.history import Claim, History, Row, Run
 #: How far apart, in seconds, the proxy and the database may see the same end of a session.
 _SAME_MOMENT = 1.0
 _HEARTBEAT = "leasehold heartbeat"
-#: On a busy machine a handler may stop this much after its worker asked it to. What it writes until then is refused
-#: (I6, I12).
+#: The tick of the heartbeat, and a turn of two event loops. What the handler writes until then is refused (I6, I12).
 _LAG_SECONDS = 1.0
 
 
@@ -85,13 +84,16 @@ def _after_its_end(history: History, run: Run, tenures: list[_Tenure]) -> Iterat
     end = min(tenure.until, tenure.trusted_until) if tenure.settled else tenure.trusted_until
     if run.last <= end:
         return
+    allowed_seconds = history.terms.trust_margin_seconds + _LAG_SECONDS
     worked = history.worked(run.process, end, run.last)
+    was_starved = history.worked(run.process, end, run.last, starved=False) > allowed_seconds >= worked
     why = "the worker had settled it" if tenure.settled and tenure.until == end else "its trust had ended"
     sentence = (
         f"{history.name_of(run.task)}, claimed by {run.process} at epoch {tenure.claim.epoch}, worked on for"
         f" {worked:.1f} s after {why}"
     )
-    yield observed("lost lease", sentence, good=worked <= history.terms.trust_margin_seconds + _LAG_SECONDS)
+    what = "lost lease, without a processor" if was_starved else "lost lease"
+    yield observed(what, sentence, good=worked <= allowed_seconds)
 
 
 def _owner(history: History, task: str, change: Change) -> Claim | None:

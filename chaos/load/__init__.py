@@ -22,7 +22,7 @@ from leasehold.runtime.gather import cancel_and_wait
 __all__ = ["PAUSES", "PICTURE_TYPE", "WORDS", "Load", "picture"]
 #: Client -> the mean of the seconds between two of its requests.
 PAUSES = {
-    "media": 1.5, "conversion": 6.0, "generation": 1.2, "large": 2.5,
+    "media": 1.5, "conversion": 6.0, "generation": 1.2, "large": 1.2,
     "short": 0.8, "long": 3.0, "fork": 1.5, "parked": 1.5, "flaky": 2.0, "hopeless": 3.0, "wrong": 1.5, "poison": 6.0,
     "unlike": 1.0, "spread": 3.0, "gated": 0.8, "paced": 1.2, "abroad": 1.2,
     "direct short": 0.8, "direct long": 3.0, "direct cancel": 2.0, "direct schedule": 1.0,

@@ -17,6 +17,7 @@ from chaos.history import History, Request, StoredObject
 from chaos.pipelines import PUT_BACK
 from chaos.plan import make_plan
 from chaos.receiver import Delivery
+from chaos.starvation import Starved
 from tests.chaos.histories import ME, OTHER, SHA, T0, at, sound
 
 #: Where in the sound history's changes what happens.
@@ -620,6 +621,42 @@ def test_a_zombie_may_work_for_as_long_as_its_margin() -> None:
     history = sound()
     beside(history, 0.8)
     assert "I8" not in found(history)
+
+
+def starved(process: str, seconds: float, until: float) -> list[Starved]:
+    """The process waited so long for a processor, evenly until that second."""
+    share = 0.25 * seconds / until
+    return [Starved(process, T0 + 0.25 * nth, T0 + 0.25 * (nth + 1), share) for nth in range(round(until / 0.25))]
+
+
+def test_a_zombie_is_excused_for_the_time_in_which_its_process_had_no_processor() -> None:
+    for process, waited, excused in ((ME, 2.0, True), (ME, 1.5, False), (OTHER, 4.0, False)):
+        history = sound()
+        beside(history, 3.0)
+        history.starved = starved(process, waited, 5.0)  # of the three seconds: three fifths
+        (i8,) = (verdict for verdict in judge(history) if verdict.number == "I8")
+        assert (i8.state, "lost lease, without a processor" in i8.observed) == (
+            ("ok", True) if excused else ("violated", False)
+        )
+
+
+def test_a_lost_lease_is_called_starved_only_if_that_excuses_it() -> None:
+    history = sound()
+    beside(history, 1.8)
+    history.starved = starved(ME, 2.0, 5.0)
+    (i8,) = (verdict for verdict in judge(history) if verdict.number == "I8")
+    assert (i8.state, i8.observed.get("lost lease")) == ("ok", 1)
+
+
+def test_a_job_may_end_later_while_processes_have_no_processor() -> None:
+    for waited, excused in ((40.0, True), (0.5, False)):
+        history = sound()
+        a_running_job_that_ended_long_after_its_cancel(history)  # a violation otherwise: see WAYS
+        history.starved = starved(OTHER, waited, 60.0)
+        (i15,) = (verdict for verdict in judge(history) if verdict.number == "I15")
+        assert (i15.state, "running job, without a processor" in i15.observed) == (
+            ("ok", True) if excused else ("violated", False)
+        )
 
 
 def test_a_worker_that_stood_still_may_write_a_line_when_it_goes_on() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from chaos.catalogue import CATALOGUE, EVERYTHING
 from chaos.checker import Verdict
 from chaos.plan import Fault, Plan
-from chaos.record import append, read, table, write_page
+from chaos.record import FIRST_SEED, GOAL, append, plan_of, read, seeds, table, write_page
+from chaos.report import commit
 from chaos.run import Report
 from chaos.spans import Span, pairs, spans_of
 
@@ -65,6 +70,48 @@ def test_the_table_is_written_between_the_marks(tmp_path: Path) -> None:
     assert text.endswith("after\n")
     assert "the former table" not in text
     assert "1 runs" in text
+
+
+def test_a_record_that_was_stopped_goes_on_with_the_seeds_that_its_commit_lacks() -> None:
+    lines = [line(seed=30_000), line(seed=30_002), line(commit="bbb", seed=30_001)]
+    assert seeds(lines, "aaa", first=30_000, runs=4) == [30_001, 30_003]
+    assert len(seeds(lines, "aaa")) + 2 == GOAL["runs"]
+    assert seeds([line(seed=seed) for seed in range(9)], "aaa", first=0, runs=9) == []
+
+
+def test_a_hundred_recorded_runs_deal_every_fault_often_enough() -> None:
+    """Each more often than the goal asks for: not every one fires. An API is killed by two processes' failpoints."""
+    dealt = Counter(
+        fault.name
+        for seed in range(FIRST_SEED, FIRST_SEED + GOAL["runs"])
+        for fault in plan_of(seed, EVERYTHING).faults
+    )
+    assert min(dealt[kind.name] for kind in CATALOGUE) > GOAL["firings"]
+
+
+def test_a_recorded_run_that_an_error_ended_is_red(tmp_path: Path) -> None:
+    append(Report(Plan(7, 12.0), "", failure="TimeoutError: "), tmp_path / "runs.jsonl")
+    assert read(tmp_path / "runs.jsonl")[0]["red"] == ["TimeoutError: "]
+
+
+def test_what_a_record_writes_is_no_change_of_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True, capture_output=True
+        )
+
+    (tmp_path / "docs" / "explanation").mkdir(parents=True)
+    written, code = tmp_path / "docs" / "explanation" / "chaos.jsonl", tmp_path / "code.py"
+    for file in (written, code):
+        file.write_text("")
+    for words in (("init",), ("add", "."), ("commit", "-m", "one")):
+        git(*words)
+    monkeypatch.setattr("chaos.report._ROOT", tmp_path)
+    at = commit()
+    written.write_text("a line\n")
+    assert commit() == at
+    code.write_text("changed\n")
+    assert commit() == f"{at}+"
 
 
 def test_a_fault_is_on_while_it_acts_and_only_if_it_fired() -> None:

@@ -1,0 +1,115 @@
+"""How long each process of a run waited for a processor while it wanted to run: the kernel counts it, for each thread.
+
+On a machine that has too much to do a handler ends later than its worker asked it to, and a job later than anybody
+would have ended it. What the kernel counts is no defect of the platform, and is allowed for, and nothing else is: a
+process that sleeps, waits for an answer, or computes has no such time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, Self
+
+_SAMPLE_SECONDS = 0.25
+_PROC = Path("/proc")
+#: Of the process that starts the others: every link between them passes through it.
+OURSELVES = "chaos"
+
+
+class Starved(NamedTuple):
+    """Between two moments of the epoch the process waited for a processor for so many `seconds`.
+
+    The waits of a process's threads add up, to the whole time at most: of two threads one holds the interpreter's lock,
+    and while that one waits, the other waits for the lock.
+    """
+
+    process: str
+    since: float
+    until: float
+    seconds: float
+
+
+class Sampler:
+    """`with Sampler(processes) as sampler`: `starved` grows meanwhile, in a thread of its own.
+
+    `processes`: names and ids of those that run now.
+    """
+
+    def __init__(self, processes: Callable[[], Iterable[tuple[str, int]]]) -> None:
+        self.starved: list[Starved] = []
+        self._processes = processes
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="starvation", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        known: dict[tuple[str, int], dict[str, int]] = {}
+        last = time.time()
+        while not self._ended.wait(_SAMPLE_SECONDS):
+            now = time.time()
+            waits = {process: waits_of(process[1]) for process in (*self._processes(), (OURSELVES, os.getpid()))}
+            for process, threads in waits.items():
+                before = known.get(process)
+                if before is None:
+                    continue
+                waited = sum(threads[thread] - before.get(thread, 0) for thread in threads) / 1e9
+                if waited > 0.0:
+                    self.starved.append(Starved(process[0], last, now, min(waited, now - last)))
+            known, last = waits, now
+
+
+def waits_of(pid: int) -> dict[str, int]:
+    """Nanoseconds that each thread of the process has waited for a processor; {} when the process has ended."""
+    found = {}
+    with suppress(OSError):  # it ends just now
+        for thread in (_PROC / str(pid) / "task").iterdir():
+            with suppress(OSError):  # so does this thread alone
+                found[thread.name] = int((thread / "schedstat").read_text().split()[1])
+    return found
+
+
+class Starvation:
+    """What `Starved` samples say of any time. Of a sample that reaches beyond it, the share counts."""
+
+    def __init__(self, samples: Iterable[Starved]) -> None:
+        of_process: defaultdict[str, list[Starved]] = defaultdict(list)
+        worst: dict[float, Starved] = {}
+        for sample in samples:
+            of_process[sample.process].append(sample)
+            if sample.since not in worst or worst[sample.since].seconds < sample.seconds:
+                worst[sample.since] = sample
+        self._of_process = of_process
+        self._worst = [worst[since] for since in sorted(worst)]
+
+    def of(self, process: str, since: float, until: float) -> float:
+        """Seconds for which the process waited between these moments."""
+        return _share(self._of_process.get(process, ()), since, until)
+
+    def of_any(self, since: float, until: float) -> float:
+        """As `of`, of the process that waited longest at each moment: others may wait for any of them."""
+        return _share(self._worst, since, until)
+
+
+def _share(samples: Sequence[Starved], since: float, until: float) -> float:
+    first = max(0, bisect_right(samples, since, key=lambda sample: sample.since) - 1)
+    total = 0.0
+    for sample in samples[first:]:
+        if sample.since >= until:
+            break
+        inside = min(sample.until, until) - max(sample.since, since)
+        total += sample.seconds * max(0.0, inside) / (sample.until - sample.since)
+    return total
