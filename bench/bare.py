@@ -28,7 +28,7 @@ class Bare:
 
 
 def process(original: Path, scratch: Path) -> Bare:
-    """Runs in the bare process; importing this module there has loaded the image library."""
+    """Call the three steps. The bare process calls this; it has loaded the image library by importing this module."""
     with tempfile.TemporaryDirectory(dir=scratch) as directory:
         files = {"original": original}
         seconds = {}

@@ -1,7 +1,8 @@
-"""`conversion`: a model of ResNet-50's size through the three steps, and back to the client.
+"""`conversion`: a model of ResNet-50's size goes through the three steps and back to the client.
 
-One worker with one child and one thread: one core's worth. Step times are the database's, claim to completion, with
-every download and upload between; memory is what the child was seen to hold at most while they ran.
+One worker has one child with one thread, so it uses one core. The time of a step is from its claim to its completion,
+by the database's clock, with every download and upload between them. The memory is the child's largest resident memory
+while the steps ran.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     return [
         figure("three steps", "s", Goal(20), (run.seconds for run in runs), **details),
         figure("child, most resident", "MB", Goal(1200), (run.child_bytes / _MB for run in runs)),
-        figure("longest without a word of progress", "s", Goal(5), (run.silence for run in runs)),
+        figure("longest without progress", "s", Goal(5), (run.silence for run in runs)),
         figure("upload, API grows by", "MB", Goal(32), (run.upload_growth / _MB for run in runs)),
         figure("/result, API grows by", "MB", Goal(32), (run.download_growth / _MB for run in runs)),
         figure(
@@ -153,7 +154,9 @@ async def _finished(client: httpx2.AsyncClient, path: str) -> tuple[dict[str, An
 
 @contextmanager
 def _growth(pid: int) -> Iterator[list[int]]:
-    """Yields a list whose item is, after the block, by how many bytes the memory of the process grew at most."""
+    """Measure the process during the block. Yields a list: after the block, its one item is the growth of the process's
+    peak memory, in bytes.
+    """
     with suppress(OSError):  # if the kernel cannot reset the peak, it is the peak since the process began
         Path(f"/proc/{pid}/clear_refs").write_bytes(b"5")
     before, growth = usage(pid).resident, [0]

@@ -34,8 +34,8 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """`load`: the machine's load average (1 minute) just before each run; `details`: what explains the value; `curve`:
-    what a picture shows in its place.
+    """One measured figure. `runs`: the value of each run. `load`: the machine's load average (1 minute) just before
+    each run. `details`: facts that explain the value. `curve`: a picture shows the curve instead of the value.
     """
 
     name: str

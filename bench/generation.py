@@ -27,7 +27,7 @@ from leasehold.security.credentials import create_key
 _ROOT = Path(__file__).parents[1]
 _MIB = 1024 * 1024
 _ORDERS_A_SECOND = 20.0
-_PATIENCE = 30.0
+_PATIENCE_SECONDS = 30.0
 _CREDENTIAL = "r8_token-of-the-tests"
 
 # $1 how many, $2 polls a second, $3 seconds until the first, $4 the pipeline's parameters
@@ -151,7 +151,7 @@ async def _run(installation: Installation, scale: Scale) -> dict[str, float]:
     resident = max(resident_bytes(pid) for pid in main_processes_of("worker"))
     async with installation.connection() as connection:
         polls = await connection.fetch(_LATENESS)
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_PATIENCE_SECONDS):
             while await connection.fetchval(_UNSUBMITTED):  # noqa: ASYNC110 - PostgreSQL has no event for it
                 await asyncio.sleep(0.1)
         submitted = [row["seconds"] for row in await connection.fetch(_SUBMITTED)]

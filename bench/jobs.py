@@ -13,11 +13,11 @@ _PATIENCE_SECONDS = 600.0
 
 
 async def until_finished(installation: Installation, *servers: Server) -> None:
-    """Return when no job is unfinished. Raises RuntimeError when one did not succeed, EmbeddedError when one of
+    """Wait until no job is unfinished. Raises RuntimeError if a job did not succeed, EmbeddedError if one of
     `servers` ended.
     """
     async with installation.connection() as connection, asyncio.timeout(_PATIENCE_SECONDS):
-        await connection.execute("SET enable_seqscan = off")  # a look must cost the measured server nothing
+        await connection.execute("SET enable_seqscan = off")  # this poll must cost the measured server nothing
         while await connection.fetchval("SELECT 1 FROM job WHERE finished_at IS NULL LIMIT 1"):
             for server in servers:
                 if not server.running:

@@ -1,9 +1,9 @@
-"""`metrics`: what telling costs. A scrape of the process that tells the most, in a fleet of a hundred workers; and the
-share of the drain's throughput that counting takes.
+"""`metrics`: the cost of metrics. The time of a scrape of the process with the longest page, in a fleet of a hundred
+workers; and the share of the drain's throughput that counting takes.
 
-The fleet is a hundred rows in the registry, one of them a real worker: on two cores a hundred processes would only
-measure each other. What the others would tell is this worker's own page without what the elected exporter adds, so
-the whole fleet's pages are told as `details`.
+The fleet is a hundred rows in the registry, and one of them is a real worker: on two cores a hundred processes would
+only measure each other. This worker is the elected exporter. The page of any other worker would be its page without the
+exporter's metrics: `details` has the size of all pages of the fleet.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ async def _scrape(installation: Installation, scale: Scale) -> tuple[float, int]
         await submitting.fill(noop, scale.warm_up_jobs)
         await until_finished(installation, worker)
     async with asyncio.timeout(6 * EVERY):
-        while _TOLD not in await _page(port):  # noqa: ASYNC110 - only a scrape shows when it has looked
+        while _TOLD not in await _page(port):  # noqa: ASYNC110 - only a scrape shows that the exporter has read the fleet
             await asyncio.sleep(0.2)
     times = []
     for _ in range(_SCRAPES):

@@ -20,7 +20,7 @@ from bench.scale import Scale
 from bench.testbed import Testbed
 
 _DRIVERS = Path(__file__).parent / "peers/drivers"
-_PATIENCE = 180.0
+_PATIENCE_SECONDS = 180.0
 _RATE = """
 SELECT count(*) / extract(epoch FROM max(finished_at) - min(created_at))::float8 FROM job
 WHERE created_at > (SELECT min(finished_at) FROM job)
@@ -106,7 +106,7 @@ async def _library(library: _Library, picture: bytes, seconds: float) -> float:
                 stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
             try:
-                output, errors = await asyncio.wait_for(process.communicate(), _PATIENCE)
+                output, errors = await asyncio.wait_for(process.communicate(), _PATIENCE_SECONDS)
             except TimeoutError:
                 process.kill()
                 raise

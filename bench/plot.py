@@ -1,6 +1,7 @@
-"""The figures as a picture: a bar each, from the slowest to the fastest run a line, and the goal; one panel a unit.
+"""Draws the figures. Each is a bar, with a line from its slowest to its fastest run, and a mark at its goal; each unit
+has a panel.
 
-Those that have a curve are drawn as that, in panels of what they go along.
+A figure with a curve is drawn as the curve instead. Curves along the same axis and of the same unit share a panel.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from matplotlib.figure import Figure as Picture
 from bench.figure import Curve, Figure
 
 _WIDTH, _BAR, _PANEL, _LINES = 9.0, 0.34, 0.9, 2.6  # inches
-_WIDE = 100  # what goes from one to so many times that is drawn along its logarithm
+_WIDE = 100  # an axis whose largest value is this many times its smallest is logarithmic
 _MET, _MISSED, _PLAIN, _RANGE = "#3b7d4f", "#b8453a", "#5a6b7d", "#20262d"
 
 

@@ -1,4 +1,4 @@
-"""`recovery`: how long work stands still after a worker, the database, the broker, or all of them are killed.
+"""`recovery`: how long no work is done after a worker, the database, the broker, or all of them are killed.
 
 Every time is the database's clock for what the platform did; the kill is noted on the same machine's clock.
 """
@@ -26,7 +26,7 @@ from leasehold.transitions.jobs import NewJob, submit
 
 _KILLS = 17  # of one run
 _BACKLOG = 10_000
-_PATIENCE = 90.0
+_PATIENCE_SECONDS = 90.0
 _ROLES = 2  # a worker's connections to the broker: one publishes, one consumes
 _MANY_LOSSES: dict[str, object] = {"max_losses": 100}  # more than any task may have
 _WITHOUT_PRESENCE: dict[str, object] = _MANY_LOSSES | {
@@ -102,7 +102,7 @@ async def _kill_in_turn(installation: Installation, kills: int, settings: dict[s
 
 async def _runner(connection: asyncpg.Connection[asyncpg.Record], job_id: UUID) -> tuple[int, int]:
     """The epoch of the long step, and the id of the process that runs it."""
-    async with asyncio.timeout(_PATIENCE):
+    async with asyncio.timeout(_PATIENCE_SECONDS):
         while True:
             row = await connection.fetchrow(
                 "SELECT t.epoch, w.pid FROM task t JOIN worker w ON w.id = t.lease_owner"
@@ -115,7 +115,7 @@ async def _runner(connection: asyncpg.Connection[asyncpg.Record], job_id: UUID) 
 
 
 async def _claimed_after(connection: asyncpg.Connection[asyncpg.Record], job_id: UUID, epoch: int) -> float:
-    async with asyncio.timeout(_PATIENCE):
+    async with asyncio.timeout(_PATIENCE_SECONDS):
         while True:
             at = await connection.fetchval(
                 "SELECT extract(epoch FROM min(at))::float8 FROM event WHERE job_id = $1 AND step = 'execute'"
@@ -154,7 +154,7 @@ async def _first_claim_after(installation: Installation, since: float) -> float:
 
 
 async def _until_started(connection: asyncpg.Connection[asyncpg.Record], job_id: UUID) -> float:
-    async with asyncio.timeout(_PATIENCE):
+    async with asyncio.timeout(_PATIENCE_SECONDS):
         while True:
             at = await connection.fetchval(
                 "SELECT extract(epoch FROM started_at)::float8 FROM job WHERE id = $1", job_id
@@ -177,7 +177,7 @@ async def _broker(testbed: Testbed, scale: Scale) -> list[Figure]:
             without.append(await _wait_of(installation, lambda job: _write(installation, job)))
             await testbed.start_rabbitmq()
             began = time.time()
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
                 while worker.log.read_bytes().count(b"broker is back") < _ROLES:  # noqa: ASYNC110 - a log tells nobody
                     await asyncio.sleep(0.02)
             back.append(time.time() - began)

@@ -29,7 +29,7 @@ from leasehold.pipelines.demo.pipeline import noop
 from leasehold.transitions.jobs import NewJob
 
 _APP = "bench.sdk_app:app"
-#: So many workflows run at once: they keep the batchers full.
+#: How many workflows run at once: enough to keep the batchers full.
 _AT_ONCE = 64
 _CHECKPOINTS = Goal(3000, at_least=True)
 _CHILDREN = Goal(1500, at_least=True)
@@ -42,7 +42,7 @@ _LATENESS_SECONDS = Goal(2)
 _PIECE = 5000
 _DBOS = next(peer for peer in PEERS if peer.name == "dbos")
 _POLL_SECONDS = 0.1
-_PATIENCE = 600.0
+_PATIENCE_SECONDS = 600.0
 _WAITING = "SELECT count(*) FROM task WHERE status = 'waiting'"
 _WOKEN = "SELECT count(*) FROM job WHERE finished_at IS NOT NULL"
 
@@ -203,11 +203,11 @@ async def _asleep(testbed: Testbed, scale: Scale) -> dict[str, float]:
 
 
 async def _cpu(testbed: Testbed, installation: Installation, scale: Scale) -> float:
-    """Of the worker and PostgreSQL, in percent of a core, while all workflows sleep. What PostgreSQL does once after so
-    many have fallen asleep, its vacuum and its checkpoint, is done before.
+    """The CPU of the worker and PostgreSQL, in percent of a core, while all workflows sleep. The vacuum and the
+    checkpoint that PostgreSQL owes for their rows are done before, because they happen only once.
     """
     async with installation.connection() as connection:
-        await connection.execute("VACUUM (ANALYZE)", timeout=_PATIENCE)
+        await connection.execute("VACUUM (ANALYZE)", timeout=_PATIENCE_SECONDS)
     await testbed.checkpoint()
     await asyncio.sleep(scale.settle_seconds)
     with Meter() as meter:
@@ -224,7 +224,7 @@ async def _sleepers(installation: Installation, count: int) -> None:
 
 
 async def _until(connection: asyncpg.Connection[asyncpg.Record], query: str, count: int) -> None:
-    async with asyncio.timeout(_PATIENCE):
+    async with asyncio.timeout(_PATIENCE_SECONDS):
         while await connection.fetchval(query) < count:  # noqa: ASYNC110 - PostgreSQL has no event for it
             await asyncio.sleep(_POLL_SECONDS)
 

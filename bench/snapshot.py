@@ -1,7 +1,7 @@
 """`snapshot`: the time of claims and completions while a session holds an old snapshot, so that vacuum removes no dead
 row.
 
-First beside an empty table, then after so many jobs have gone through it under that snapshot.
+First in an empty database, then after many jobs were done under that snapshot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from leasehold.worker.claiming.polls import Polls
 from leasehold.worker.claiming.shares import Rooms
 
 _BATCH = 16
-_MEASURED = 2 * 60 * _BATCH  # tasks of one measurement: half are looked for, half are hinted
+_MEASURED = 2 * 60 * _BATCH  # tasks of one measurement: polls claim half of them, hints the other half
 _AT_ONCE = 64
 _GOAL = Goal(1.2)
 _KINDS = ("a look", "a claim by hint", "a completion")

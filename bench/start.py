@@ -20,7 +20,7 @@ _GOAL = Goal(1)
 _POLL_SECONDS = 0.005
 _PATIENCE_SECONDS = 60.0
 _STOP_SECONDS = 40.0
-#: The kinds of work that a worker serves -> its setting LEASEHOLD_WORKER_QUEUES.
+#: The kinds of work that a worker serves -> the value of LEASEHOLD_WORKER_QUEUES for it.
 _WORKERS = {"runs only": "default", "pictures only": "media", "conversions only": "conversion", "everything": ""}
 
 

@@ -23,8 +23,8 @@ from bench.submitter import Submitter, submitter
 from bench.testbed import Installation, Testbed
 
 _BROKERS = ("amqp", "postgres")
-_LAST_SECONDS = 2.0  # for the last jobs of a window: to ask again and again would cost what is measured
-_LATE_SECONDS = 60.0  # for those that are late
+_LAST_SECONDS = 2.0  # until a window's last jobs have started. A poll for them would disturb the measured database
+_LATE_SECONDS = 60.0  # further time for jobs that are late
 _GOAL = Goal(1.2)
 
 

@@ -1,9 +1,9 @@
-"""`tables`: what the storage options and the indexes of the hot tables save. Each choice is compared with its
+"""`tables`: what the storage options and the indexes of the busy tables save. Each choice is compared with its
 alternative.
 
-An installation a choice, all at once and at one pace, beside finished jobs: for some minutes, so that autovacuum comes
-as it does in life (once a minute), jobs are submitted, looked for, renewed once and completed. What is counted is
-PostgreSQL's own counters, which other work on the machine does not change: pages touched, vacuums included.
+Each choice has an installation with finished jobs. In all of them at once, and at the same pace, jobs are submitted,
+polled for, renewed once and completed. This lasts for some minutes, because autovacuum comes once a minute. The figures
+are PostgreSQL's own counters, which other work on the machine does not change: pages touched, vacuums included.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from leasehold.worker.claiming.shares import Rooms
 
 _BATCH = 16
 _BATCHES_A_SECOND = 4
-_COUNTED_LATER = 2.0  # seconds until a session that has ended is in the counters
+_COUNTED_SECONDS = 2.0  # until the counters have the work of a session that has ended
 
 #: The alternatives, by their names.
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -125,7 +125,7 @@ async def _run(installation: Installation, minutes: float) -> _Run:
 
 
 async def _counters(installation: Installation) -> asyncpg.Record:
-    await asyncio.sleep(_COUNTED_LATER)
+    await asyncio.sleep(_COUNTED_SECONDS)
     async with installation.connection() as connection:
         row = await connection.fetchrow(_COUNTERS)
     assert row is not None

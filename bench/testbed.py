@@ -1,4 +1,4 @@
-"""The servers of the bench: private and durable; every run gets a new database and new queues on them."""
+"""The servers of the bench, private and durable. Every run has a new database and new queues on them."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """`throughput`: the no-op jobs a second that warm workers drain from a filled queue, on durable servers.
 
-One job is a committed claim and a committed completion with their events; the queue is classic and durable, and its
-messages are persistent and were confirmed. With a broker, workers also look into the database for what is overdue,
-which a backlog is; a goal for the way over AMQP is measured with that turned off, and the default beside it.
+One job is a committed claim and a committed completion with their events. The queue is classic and durable; its
+messages are persistent and confirmed. Workers with a broker also poll the database for overdue tasks, and a backlog is
+overdue: so the goal over AMQP is measured without these polls, and the default is measured beside it.
 
 Each case also gives the CPU seconds of a thousand jobs, and what a drain writes (writes.py): claims, settlements, and
-whatever else the workers and PostgreSQL do meanwhile, with the whole pages that follow a checkpoint.
+all else that the workers and PostgreSQL do meanwhile, with the whole pages that follow a checkpoint.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`waiting`: how soon one of a thousand external workers, which all wait at one API process, gets a task.
+"""`waiting`: how soon a run reaches one of a thousand external workers that all wait at one API process.
 
-Each worker holds a connection, and asks again when its wait has ended. For comparison, ten waiting workers are
-measured.
+Each worker holds a connection, and asks for a task again when its wait has ended. Ten waiting workers are measured in
+turns with the thousand, for comparison.
 """
 
 from __future__ import annotations
@@ -24,35 +24,41 @@ from leasehold.embedded.ports import free_port
 from leasehold.security.credentials import create_key
 
 _FEW = 10
-_GOAL = Goal(1.2)
-_SHORTEST_CLAIM_SECONDS = 15
-_PATIENCE = 60.0
-_BETWEEN_SECONDS = 0.1  # runs
+#: The delay of a run beside many workers that wait, as a multiple of its delay beside a few.
+_RATIO_GOAL = Goal(1.2)
+#: The waits of the workers' claims differ, from this on: the workers of a real fleet do not return all at once.
+_SHORTEST_WAIT_SECONDS = 15
+_PATIENCE_SECONDS = 60.0
+#: Between two runs, and between two reads of their arrivals.
+_BETWEEN_SECONDS = 0.1
 
 
 async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
-    cpu: dict[str, list[float]] = {"api": [], "postgres": []}
-    waits: dict[int, list[list[float]]] = {_FEW: [], scale.waiting: []}
+    cpu_percent: dict[str, list[float]] = {"api": [], "postgres": []}  # while the many workers wait
+    delays: dict[int, list[list[float]]] = {_FEW: [], scale.waiting: []}  # workers -> the delays of each measurement
     load = []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
-        for workers, found in waits.items():
+        for workers, measured in delays.items():
             async with _crowd(testbed, workers) as crowd:
                 await asyncio.sleep(scale.settle_seconds)
                 with Meter() as meter:
                     await asyncio.sleep(scale.idle_seconds)
-                found.append(await crowd.serve(scale.paced_jobs))
+                measured.append(await crowd.serve(scale.paced_jobs))
             if workers == scale.waiting:
-                for role, spent in cpu.items():
-                    spent.append(100 * meter.by_role[role] / meter.seconds)
-    many = f"{scale.waiting:,} external workers waiting"
-    p50 = {workers: tuple(median(run) for run in runs) for workers, runs in waits.items()}
-    ratios = tuple(a / b for a, b in zip(p50[scale.waiting], p50[_FEW], strict=True))
+                for role, percents in cpu_percent.items():
+                    percents.append(100 * meter.by_role[role] / meter.seconds)
+    p50 = {workers: tuple(median(run) for run in runs) for workers, runs in delays.items()}
+    ratios = tuple(many / few for many, few in zip(p50[scale.waiting], p50[_FEW], strict=True))
     return [
-        *(Figure(f"{many}, {role}, CPU", "% of a core", tuple(spent), tuple(load)) for role, spent in cpu.items()),
+        *(
+            Figure(f"{scale.waiting:,} external workers waiting, {role}, CPU", "% of a core", tuple(percents),
+                   tuple(load))
+            for role, percents in cpu_percent.items()
+        ),
         Figure(f"a run's way to one of {scale.waiting:,} that wait, p50", "ms", p50[scale.waiting], tuple(load),
-               details={"p99_ms": [round(quantile(run, 0.99), 1) for run in waits[scale.waiting]]}),
-        Figure(f"the same, to one of {_FEW}", "ratio", ratios, tuple(load), _GOAL),
+               details={"p99_ms": [round(quantile(run, 0.99), 1) for run in delays[scale.waiting]]}),
+        Figure(f"the same, to one of {_FEW}", "ratio", ratios, tuple(load), _RATIO_GOAL),
     ]  # fmt: skip
 
 
@@ -68,9 +74,7 @@ class _Crowd:
         """Work as one external worker: ask for a task, note its arrival, complete it, ask again."""
         connection = await Connection.open(self._port)
         worker = {"worker_id": f"bench-{number}"}
-        wait = (
-            _SHORTEST_CLAIM_SECONDS + number % 10
-        )  # different waits, because the workers of a real fleet do not return all at once
+        wait = _SHORTEST_WAIT_SECONDS + number % 10
         claim_request = self._request("/v1/external/claim", worker | {"queues": ["outside"], "wait": wait})
         try:
             while True:
@@ -93,8 +97,8 @@ class _Crowd:
             _, body = await connection.send(self._request("/v1/runs", {"template": "outside"}))
             submitted_at[orjson.loads(body)["id"]] = monotonic()
             await asyncio.sleep(_BETWEEN_SECONDS)
-        async with asyncio.timeout(_PATIENCE):
-            while not submitted_at.keys() <= self._arrived_at.keys():  # noqa: ASYNC110 - they come by hundreds of ways
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            while not submitted_at.keys() <= self._arrived_at.keys():  # noqa: ASYNC110 - many workers note the arrivals
                 await asyncio.sleep(_BETWEEN_SECONDS)
         await connection.close()
         return [1000 * (self._arrived_at[run] - at) for run, at in submitted_at.items()]
@@ -110,13 +114,11 @@ async def _crowd(testbed: Testbed, workers: int) -> AsyncIterator[_Crowd]:
         await installation.start("api", api_port=port)
         await until_ready(port)
         crowd = _Crowd(port, await _key(installation))
-        working = [asyncio.create_task(crowd.work(number)) for number in range(workers)]
-        try:
+        async with asyncio.TaskGroup() as group:  # the first worker that fails ends the measurement with its error
+            working = [group.create_task(crowd.work(number)) for number in range(workers)]
             yield crowd
-        finally:
             for task in working:
                 task.cancel()
-            await asyncio.gather(*working, return_exceptions=True)
 
 
 async def _key(installation: Installation) -> str:

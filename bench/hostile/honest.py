@@ -1,4 +1,6 @@
-"""The honest tenant: it submits a run that does nothing, waits for it, and repeats. And a client that polls /livez."""
+"""The honest tenant, which submits a run that does nothing, waits for its end, and repeats; and a client that polls
+/livez.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ import orjson
 
 from bench.http import Connection, request
 
-#: The seconds that are counted for a run that was refused, lost, or not finished in this time.
-PATIENCE = 30.0
+#: A run that was refused, lost, or not finished in this time counts as so long.
+PATIENCE_SECONDS = 30.0
 _ACCEPTED, _OK = 202, 200
 _BETWEEN_RUNS, _BETWEEN_POLLS = 0.025, 0.02
 
@@ -39,11 +41,11 @@ async def runs(port: int, key: str, until: float) -> list[Duration]:
         began = monotonic()
         parts: dict[str, float] | None
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 parts = await _run(port, key)
         except (TimeoutError, OSError):
             parts = None
-        durations.append(Duration(PATIENCE, {}) if parts is None else Duration(monotonic() - began, parts))
+        durations.append(Duration(PATIENCE_SECONDS, {}) if parts is None else Duration(monotonic() - began, parts))
         await asyncio.sleep(_BETWEEN_RUNS)
     return durations
 
@@ -86,7 +88,7 @@ async def polls(port: int, until: float) -> list[float]:
     while monotonic() < until:
         began = monotonic()
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 connection = await Connection.open(port)
                 try:
                     status, _ = await connection.send(request("GET", "/livez"))
@@ -94,6 +96,6 @@ async def polls(port: int, until: float) -> list[float]:
                     await connection.close()
         except (TimeoutError, OSError):
             status = 0
-        durations.append(monotonic() - began if status == _OK else PATIENCE)
+        durations.append(monotonic() - began if status == _OK else PATIENCE_SECONDS)
         await asyncio.sleep(_BETWEEN_POLLS)
     return durations

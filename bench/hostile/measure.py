@@ -19,8 +19,8 @@ from bench.figure import Figure, Goal, quantile
 from bench.hostile import honest, promoted
 from bench.hostile.arena import AttackSettings
 from bench.hostile.attacks import ATTACKS
-from bench.hostile.front import before
 from bench.hostile.honest import PARTS, Duration
+from bench.hostile.store_proxy import store_proxy
 from bench.hostile.watch import Watch
 from bench.http import until_ready
 from bench.processes import main_processes_of
@@ -65,7 +65,9 @@ def _figures(name: str, load: tuple[float, ...], outcome: _Outcome) -> list[Figu
     label = f"{name} ({ATTACKS[name].finding})" if ATTACKS[name].finding else name
     details = {"answers": dict(outcome.answers), "runs": len(outcome.runs)}
     durations = [run.seconds for run in outcome.runs]
-    parts = {name: [run.parts[name] for run in outcome.runs if run.parts] or [honest.PATIENCE] for name in PARTS}
+    parts = {
+        name: [run.parts[name] for run in outcome.runs if run.parts] or [honest.PATIENCE_SECONDS] for name in PARTS
+    }
 
     def ms(values: list[float], part: float) -> tuple[float, ...]:
         return (1000 * quantile(values, part),)
@@ -96,7 +98,7 @@ _ROLES = ("api", "worker")
 async def _attacked(testbed: Testbed, scale: Scale, name: str) -> _Outcome:
     attack = ATTACKS[name]
     port, silent = free_port(), free_port()
-    async with before(testbed.s3_endpoint) as front:
+    async with store_proxy(testbed.s3_endpoint) as proxy:
         settings: dict[str, object] = {
             "pipelines": "bench.hostile.pipelines:benched",
             "egress_allow": "127.0.0.0/8",
@@ -104,7 +106,7 @@ async def _attacked(testbed: Testbed, scale: Scale, name: str) -> _Outcome:
             "generation_provider": "ark",
             "generation_ark_url": f"http://127.0.0.1:{silent}",
             "generation_credentials": orjson.dumps({"ark": "credential"}).decode(),
-            **({"s3_endpoint": front.url} if attack.hangs_store else {}),
+            **({"s3_endpoint": proxy.url} if attack.hangs_store else {}),
             **{name: value.format(silent=f"127.0.0.1:{silent}") for name, value in attack.settings.items()},
         }
         async with testbed.installation(**settings) as installation:
@@ -116,7 +118,7 @@ async def _attacked(testbed: Testbed, scale: Scale, name: str) -> _Outcome:
             if attack.models:
                 await promoted.finish(installation.settings, port, hostile, attack.models)
             if attack.hangs_store:
-                front.hang()
+                proxy.hang()
             return await _beside(installation, name, AttackSettings(
                 port=port, key=hostile, database_url=installation.url, silent_port=silent, seconds=scale.hostile_seconds
             ), key)  # fmt: skip
@@ -144,7 +146,7 @@ async def _beside(installation: Installation, name: str, attack_settings: Attack
             honest.polls(attack_settings.port, until),
             asyncio.gather(*(honest.runs(attack_settings.port, key, until) for _ in range(_CLIENTS))),
         )
-        output, _ = await asyncio.wait_for(answering, 2 * honest.PATIENCE)
+        output, _ = await asyncio.wait_for(answering, 2 * honest.PATIENCE_SECONDS)
     finally:
         watching.cancel()
         if attacking.returncode is None:

@@ -13,7 +13,7 @@ import asyncpg
 
 from bench.processes import resident_bytes
 
-_EVERY = 0.25
+_EVERY_SECONDS = 0.25
 _MIB = 1024 * 1024
 _SESSIONS = "SELECT client_port FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
 
@@ -36,7 +36,7 @@ class Watch:
                     with contextlib.suppress(OSError):  # the process has ended: the honest runs will fail
                         self.mib[role] = max(self.mib[role], resident_bytes(pid) // _MIB)
                         self.sessions[role] = max(self.sessions[role], len(ports & _ports(pid)))
-                await asyncio.sleep(_EVERY)
+                await asyncio.sleep(_EVERY_SECONDS)
         finally:
             await connection.close()
 

@@ -20,7 +20,7 @@ from bench.testbed import Testbed
 
 #: The platform's own systems by name: the broker.
 OWN_SYSTEMS = {"leasehold amqp": "amqp", "leasehold postgres": "postgres"}
-_PATIENCE = 60.0
+_PATIENCE_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 
 
@@ -59,7 +59,7 @@ async def _theirs(testbed: Testbed, scale: Scale, peer: Peer) -> list[float]:
 
 async def _stamped(stamps: Path, jobs: int) -> list[float]:
     """Wait until `jobs` handlers have written their waits. Returns the waits in milliseconds."""
-    async with asyncio.timeout(_PATIENCE):
+    async with asyncio.timeout(_PATIENCE_SECONDS):
         while True:
             waits = (await asyncio.to_thread(stamps.read_text)).splitlines()
             if len(waits) >= jobs:

@@ -24,7 +24,7 @@ from bench.submitter import submitter
 from bench.testbed import Installation, Testbed
 from leasehold.pipelines.demo.pipeline import noop
 
-_PATIENCE = 180.0
+_PATIENCE_SECONDS = 180.0
 _FIRST = 0.1  # this share of the jobs is not counted: the workers start meanwhile
 _POLL_SECONDS = 0.05
 _OUR_DONE = "SELECT count(*) FROM job WHERE finished_at IS NOT NULL"
@@ -125,7 +125,7 @@ async def driven(python: str, peer: Peer, arguments: list[str], environment: dic
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     try:
-        output, _ = await asyncio.wait_for(process.communicate(), _PATIENCE)
+        output, _ = await asyncio.wait_for(process.communicate(), _PATIENCE_SECONDS)
     except TimeoutError:
         process.kill()
         raise
@@ -164,7 +164,7 @@ async def _drained(
     installation: Installation, done: str, jobs: int, start: Callable[[], Awaitable[None]], runs: _Runs
 ) -> None:
     load = os.getloadavg()[0]
-    async with installation.connection() as connection, asyncio.timeout(_PATIENCE):
+    async with installation.connection() as connection, asyncio.timeout(_PATIENCE_SECONDS):
         await start()
         first = await _until(connection, done, int(jobs * _FIRST))
         with Meter() as meter:

@@ -1,4 +1,4 @@
-"""A TCP proxy before the store, which can stop to forward bytes."""
+"""A TCP proxy before the store, which can stop forwarding bytes: then the store hangs for its clients."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 
-class Front:
-    """The proxy. `url`: its own address."""
+class StoreProxy:
+    """`url`: the address of the proxy. `endpoint`: the address of the store."""
 
     def __init__(self, endpoint: str) -> None:
-        self._behind = urlsplit(endpoint)
+        self._store = urlsplit(endpoint)
         self._forwards = asyncio.Event()
         self._forwards.set()
         self._serving: set[asyncio.Task[None]] = set()
@@ -34,14 +34,18 @@ class Front:
         await asyncio.gather(*serving, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        back_reader, back_writer = await asyncio.open_connection(self._behind.hostname, self._behind.port)
         try:
-            await asyncio.gather(self._pass(reader, back_writer), self._pass(back_reader, writer))
+            store_reader, store_writer = await asyncio.open_connection(self._store.hostname, self._store.port)
+        except OSError:  # the store is away: its clients must see a closed connection, not one that hangs
+            writer.close()
+            return
+        try:
+            await asyncio.gather(self._pass(reader, store_writer), self._pass(store_reader, writer))
         except ConnectionError:
             return  # one side has closed the connection
         finally:
             writer.close()
-            back_writer.close()
+            store_writer.close()
 
     async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         while data := await source.read(65_536):
@@ -52,13 +56,13 @@ class Front:
 
 
 @asynccontextmanager
-async def before(endpoint: str) -> AsyncIterator[Front]:
-    """A proxy before the server at `endpoint`."""
-    front = Front(endpoint)
-    server = await asyncio.start_server(front.begin, "127.0.0.1", 0)
-    front.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+async def store_proxy(endpoint: str) -> AsyncIterator[StoreProxy]:
+    """A proxy before the store at `endpoint`."""
+    proxy = StoreProxy(endpoint)
+    server = await asyncio.start_server(proxy.begin, "127.0.0.1", 0)
+    proxy.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
-        yield front
+        yield proxy
     finally:
         server.close()
-        await front.end()
+        await proxy.end()
