@@ -118,14 +118,14 @@ _MODULES = {
     "workflows.context": ("Context",),
     "transitions.jobs": ("NewJob", "replay", "request_cancel", "submit"),
 }  # fmt: skip
-_HOMES = {name: f"leasehold.{module}" for module, names in _MODULES.items() for name in names}
+_MODULE_OF = {name: f"leasehold.{module}" for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'leasehold' has no attribute {name!r}")
-    home = import_module(_HOMES[name])
-    value = import_module(f"{home.__name__}.{name}") if name == "nef" else getattr(home, name)
+    module = import_module(_MODULE_OF[name])
+    value = import_module(f"{module.__name__}.{name}") if name == "nef" else getattr(module, name)
     globals()[name] = value  # the next time Python finds it without asking here
     return value
 

@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from leasehold.api.auth import security
 from leasehold.api.console import assets, session
-from leasehold.api.console.state import LastPage, Sight, state_of
+from leasehold.api.console.state import LastPage, PageKey, state_of
 from leasehold.api.process.services import services_of
 
 #: The headers of every page. Pictures and scripts come from this origin alone, and no page has inline scripts.
@@ -82,9 +82,9 @@ def page(
     prefix = path_of(request)
     flash = _read_flash(request.cookies.get(FLASH, ""))
     last_pages = _last_pages(request)
-    sight = (viewer.session.nonce, str(request.url)) if made_of and viewer is not None else None
-    if sight is not None and flash is None and sight in last_pages:
-        last_mark, last_parts = last_pages[sight]
+    page_key = (viewer.session.nonce, str(request.url)) if made_of and viewer is not None else None
+    if page_key is not None and flash is None and page_key in last_pages:
+        last_mark, last_parts = last_pages[page_key]
         if request.headers.get(MARK) == last_mark and all(map(is_, made_of, last_parts)):
             return Response(status_code=HTTPStatus.NO_CONTENT, headers=HEADERS)
     html = (
@@ -105,8 +105,8 @@ def page(
     body = html.encode()
     # Browsers count times themselves: a page on which only these have changed is not new.
     mark = hashlib.blake2b(_COUNTED.sub(r"\1", html).encode(), digest_size=12).hexdigest()
-    if sight is not None:
-        last_pages[sight] = (mark, made_of)
+    if page_key is not None:
+        last_pages[page_key] = (mark, made_of)
     if request.headers.get(MARK) == mark:
         return Response(status_code=HTTPStatus.NO_CONTENT, headers=HEADERS)
     response = Response(body, status, HEADERS | {MARK: mark}, media_type="text/html; charset=utf-8")
@@ -117,7 +117,7 @@ def page(
     return response
 
 
-def _last_pages(request: Request) -> MutableMapping[Sight, LastPage]:
+def _last_pages(request: Request) -> MutableMapping[PageKey, LastPage]:
     """The process's last pages, without the oldest beyond _MAX_LAST_PAGES."""
     last_pages = state_of(request).last_pages
     while len(last_pages) > _MAX_LAST_PAGES:

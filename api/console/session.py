@@ -120,7 +120,7 @@ def begin(services: Services, request: Request, response: Response, owner: str) 
 
 
 def renew(services: Services, request: Request, response: Response, session: Session) -> None:
-    """A person has opened a page: the session lives on."""
+    """Extend the session, because its person has opened a page."""
     now = int(time())
     if now - session.seen >= _RENEW_SECONDS:
         _set(services, request, response, replace(session, seen=now))
@@ -143,7 +143,7 @@ def end(services: Services, response: Response) -> None:
 
 
 def is_encrypted(services: Services, request: Request) -> bool:
-    """Whether browsers reach the API by HTTPS: by its own URL where the installation names it."""
+    """Whether browsers reach the API by HTTPS, by the setting `public_url`; without it, by the request's own URL."""
     return (services.settings.public_url or str(request.url)).startswith("https://")
 
 

@@ -14,20 +14,20 @@ from leasehold.settings import Settings
 
 #: Seconds for which a person who signs in waits for a place among the requests to the OpenID provider.
 _PATIENCE_SECONDS = 5.0
-#: A session's nonce and a URL.
-Sight: TypeAlias = tuple[str, str]
-#: The mark of a page, and the objects that the page was made of.
+#: A page as one session sees it: the session's nonce, and the URL.
+PageKey: TypeAlias = tuple[str, str]
+#: A page that was sent: the mark by which its browser names it (rendering.MARK), and the objects that it was made of.
 LastPage: TypeAlias = tuple[str, tuple[object, ...]]
 
 
 class ConsoleState:
-    """`answers`: what pages have read, for some seconds. `last_pages`: the page that each session last got of a URL.
+    """`answers`: what pages have read, for some seconds. `last_pages`: for each session and URL, the page last sent.
     `sign_ins`: the turnstile in front of the OpenID provider, so that a flood of sign-ins holds up no other request.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.answers = SharedAnswers()
-        self.last_pages: OrderedDict[Sight, LastPage] = OrderedDict()
+        self.last_pages: OrderedDict[PageKey, LastPage] = OrderedDict()
         at_once = settings.console_oidc_at_once
         self.sign_ins = Turnstile(at_most=at_once, each=at_once, patience=_PATIENCE_SECONDS, refusal=_busy)
 

@@ -1,6 +1,7 @@
-"""Refused sign-ins in the audit: counted in memory, and written every few seconds, one row for each source and key.
+"""Refused sign-ins in the audit: counted in memory, and written every few seconds. Refusals with the same code, source
+and key share a row.
 
-A stranger can send requests without end. So a refusal costs no statement and no lock, and the rows of a turn are
+A stranger can send requests without end. So a refusal costs no statement and no lock, and the rows of one write are
 bounded.
 """
 
@@ -15,14 +16,16 @@ from typing import TypeAlias
 from leasehold.db import audit
 from leasehold.db.audit import Target
 from leasehold.db.database import Pool
-from leasehold.domain.audit import EVERYBODYS, Actor
+from leasehold.domain.audit import SHARED_CHAIN, Actor
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.periodic import Periodic
 
 _EVERY_SECONDS = 10.0
-_MAX_PATH = 200
-#: Who was refused, and why: without the request's id, so that equal refusals are counted together.
+_MAX_PATH_CHARACTERS = 200
+#: The code of a refusal, and the refused actor without the request's id: equal refusals are counted together.
 _Refused: TypeAlias = tuple[str, Actor]
+#: Stands for the actors of all refusals that do not fit under the bound.
+_OTHERS = Actor("key", "others")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +38,8 @@ class _FirstRefusal:
 
 
 class Refusals:
-    """Counts refusals, and writes them. `at_most`: the different refusals of one turn; further ones are counted
-    together, by code. A process that is killed loses the refusals of the last ten seconds.
+    """Counts refusals, and writes them. `at_most`: the number of different refusals in one write; further ones are
+    counted together, by code. A process that is killed loses the refusals of the last ten seconds.
     """
 
     def __init__(self, pool: Pool, at_most: int) -> None:
@@ -56,23 +59,24 @@ class Refusals:
         await self.flush()
 
     async def flush(self) -> None:
-        """Write the rows now. If the database is away, the refusals stay counted for the next turn."""
+        """Write the rows now. If the database is away, the refusals stay counted until the next write."""
         await self._turns.once()
 
     def add(self, code: str, actor: Actor, path: str) -> None:
         """Count a refusal: `code` is the problem's code."""
-        first = _FirstRefusal(datetime.now(UTC), path[:_MAX_PATH], actor.request_id)
+        first = _FirstRefusal(datetime.now(UTC), path[:_MAX_PATH_CHARACTERS], actor.request_id)
         self._count((code, replace(actor, request_id=None)), 1, first)
 
     def _count(self, refused: _Refused, number: int, first: _FirstRefusal) -> None:
         if refused not in self._counts and len(self._counts) >= self._at_most:
-            refused = (refused[0], Actor("key", "others"))
+            refused = (refused[0], _OTHERS)
         self._counts[refused] += number
         known = self._firsts.get(refused)
         if known is None or first.at < known.at:
             self._firsts[refused] = first
 
     async def _flush(self) -> None:
+        """Write the rows of each audit chain in a transaction of its own."""
         counts, firsts = self._counts, self._firsts
         self._counts, self._firsts = Counter(), {}
         while counts:
@@ -88,7 +92,7 @@ class Refusals:
                             count=counts[code, actor], first_at=first.at, first_path=first.path,
                         )  # fmt: skip
             except BaseException:
-                for refused, number in counts.items():  # within the bound: an outage may last for hours
+                for refused, number in counts.items():  # add them to the newer refusals, which keeps the bound
                     self._count(refused, number, firsts[refused])
                 raise
             for refused in of_chain:
@@ -97,4 +101,4 @@ class Refusals:
 
 def _chain_of(refused: _Refused) -> str:
     """The audit chain of the row: the chain of the caller's tenant, or for a stranger the chain of all tenants."""
-    return refused[1].tenant_id or EVERYBODYS
+    return refused[1].tenant_id or SHARED_CHAIN

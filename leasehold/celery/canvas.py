@@ -12,8 +12,8 @@ from leasehold.celery.result import AsyncResult
 if TYPE_CHECKING:
     from leasehold.workflows.context import Context
 
-#: JSON that says what to run: {"task", "args", "kwargs", "immutable"}, {"chain": [...]}, {"group": [...]} or
-#: {"group": [...], "body": ...}.
+#: The calls to run, as JSON: a single call {"task", "args", "kwargs", "immutable"}, {"chain": [plan, ...]},
+#: {"group": [plan, ...]}, or a chord {"group": [plan, ...], "body": plan}.
 Plan = dict[str, Any]
 _NOTHING = object()
 
@@ -82,7 +82,10 @@ def group(*signatures: Signature) -> Signature:
 
 
 def chord(header: Any, body: Signature | None = None) -> Any:
-    """The calls of the header at the same time. Then the body takes the list of their results."""
+    """The calls of the header at the same time. Then the body takes the list of their results.
+
+    Without a body, returns a function that takes the body and submits the chord, as in Celery.
+    """
     if body is None:
         return lambda body: chord(header, body)()
     if isinstance(header, Signature):

@@ -11,7 +11,7 @@ from uuid import UUID
 import orjson
 
 from leasehold.db.database import Connection
-from leasehold.domain.audit import EVERYBODYS, Actor, Broken, Chain
+from leasehold.domain.audit import SHARED_CHAIN, Actor, Broken, Chain
 from leasehold.domain.ids import new_id
 
 _RECORD = """
@@ -33,7 +33,7 @@ class Target:
 
     kind: str
     id: str
-    tenant_id: str = EVERYBODYS
+    tenant_id: str = SHARED_CHAIN
 
 
 def text_of(details: Mapping[str, Any]) -> str:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeAlias
 
-#: The chain of acts that concern no tenant alone: queues, workers, limits of everybody, refused sign-ins.
-EVERYBODYS = "*"
+#: The chain of acts that concern no tenant alone: on queues, workers and limits of all tenants, and refused sign-ins.
+SHARED_CHAIN = "*"
 ActorKind: TypeAlias = Literal["key", "person", "command", "platform"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)

@@ -31,9 +31,9 @@ class Scopes:
 class Objects:
     """The objects that a kind stores beside the outputs of its jobs, for `leasehold doctor --reconcile`.
 
-    `prefix`: their keys are `{prefix}ID/...`, with the UUIDv7 of a row. `owners`: an SQL query of the `id`s among `$1`
-    that have a row. `keys`: an SQL query of at most `$2` rows `id, key` after the id `$1`, by id: objects that must
-    exist.
+    `prefix`: their keys are `{prefix}ID/...`, with the UUIDv7 of a row. `owners`: an SQL query that returns those `id`s
+    of the array `$1` that have a row. `keys`: an SQL query that returns `id, key` of objects that must exist: at most
+    `$2` rows, ordered by `id`, from the first id above `$1`.
     """
 
     prefix: str
@@ -48,7 +48,8 @@ class Kind:
     `settings`: a `pydantic_settings.BaseSettings` with an `env_prefix` of its own (`LEASEHOLD_{NAME}_`). Each process
     checks it at start, and `leasehold settings` lists it. The kind's code makes an instance where it needs one.
     `routers`: FastAPI routers of the kind's endpoints, mounted by every API process. A route needs a scope
-    (`leasehold.api.auth.security.Require`), or its path is among `public`. A route with a body is `AuthenticatedFirst`.
+    (`leasehold.api.auth.security.Require`), or its path is in `public`. Routes with a body need the `route_class`
+    `leasehold.api.http.authenticated_first.AuthenticatedFirst`, which reads no body of a stranger.
     `opens`: a callable that takes the settings and returns an async context manager. It opens the object that these
     endpoints share; they read it as `services_of(request).opened[name]`.
     `migrations`: a package (no attribute) of Alembic revisions with one head. `leasehold migrate` runs them after the
@@ -61,7 +62,8 @@ class Kind:
     there.
     `redacted`: the names of parameters that /v1/jobs never shows.
     `parents`: pipeline -> JSON pointer to the id of the causing job, in the parameters of that pipeline's jobs.
-    `signed_links`: whether /v1/jobs links to outputs. False: only the kind's own endpoints do, because they count it.
+    `signed_links`: whether /v1/jobs links to outputs. False: only the kind's own endpoints do, for example because they
+    count downloads.
     `operations`: a callable that returns the kind's part in cancels and retries (leasehold.kinds.job_kinds).
     `questions`: a callable that returns the kind's queries for the exporter (leasehold.kinds.metrics).
     """

@@ -61,7 +61,7 @@ SELECT {_COLUMNS} FROM person p WHERE p.issuer = $1 AND p.subject = $2 ORDER BY 
 
 # Another person of the tenant may have the same login: a provider may give the address of somebody who left to somebody
 # else. Then the later login gets a suffix. In the update, `excluded.login = $5` means that nobody else has the login.
-_ENTER = f"""
+_SIGN_IN = f"""
 -- person_enter
 INSERT INTO person AS p (id, tenant_id, issuer, subject, login, name, scopes)
 SELECT $1::uuid, $2, $3, $4, CASE WHEN EXISTS (
@@ -73,7 +73,7 @@ SET login = CASE WHEN excluded.login = $5 THEN $5 ELSE $5 || '#' || right(p.id::
 RETURNING {_COLUMNS}
 """
 
-_LEAVE = """
+_LOSE_ACCESS = """
 -- person_leave
 UPDATE person SET scopes = '{}', generation = generation + 1
 WHERE issuer = $1 AND subject = $2 AND tenant_id <> ALL ($3::text[]) AND scopes <> '{}'
@@ -122,7 +122,7 @@ async def of_subject(connection: Connection, issuer: str, subject: str) -> list[
     return await connection.fetch(_OF_SUBJECT, issuer, subject)
 
 
-async def enter(
+async def record_sign_in(
     connection: Connection, identity: Identity, scopes: Mapping[str, Sequence[str]], at_most: int
 ) -> list[Row]:
     """Write the rows of a person who has signed in. `scopes`: tenant -> the scopes that the groups give now. In all
@@ -132,7 +132,7 @@ async def enter(
     `too_many_people`, after the commit, if there is no other tenant.
     """
     issuer, subject = identity.issuer, identity.subject
-    entered: list[Row] = []
+    rows: list[Row] = []
     refusal: Conflict | None = None
     async with connection.transaction():
         for tenant_id in sorted(scopes):  # all sign-ins take these locks in one order: no deadlock
@@ -149,14 +149,14 @@ async def enter(
                     log.warning("a tenant has no room for a person who signs in", tenant_id=tenant_id, code=error.code)
                     continue
             row = await connection.fetchrow(
-                _ENTER, new_id(), tenant_id, issuer, subject, identity.login, identity.name, sorted(scopes[tenant_id])
+                _SIGN_IN, new_id(), tenant_id, issuer, subject, identity.login, identity.name, sorted(scopes[tenant_id])
             )
             assert row is not None
-            entered.append(row)
-        await connection.execute(_LEAVE, issuer, subject, sorted(scopes))
-    if refusal is not None and not entered:
+            rows.append(row)
+        await connection.execute(_LOSE_ACCESS, issuer, subject, sorted(scopes))
+    if refusal is not None and not rows:
         raise refusal
-    return entered
+    return rows
 
 
 async def search(

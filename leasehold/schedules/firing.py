@@ -26,7 +26,7 @@ from leasehold.telemetry.duties import SCHEDULES_PAUSED
 from leasehold.transitions import jobs, runs
 from leasehold.transitions.concurrency import ConcurrencyLimitName, limits_of
 from leasehold.transitions.endings import JobEnded
-from leasehold.transitions.quarantine import STUCK_AFTER, alone, described, not_in
+from leasehold.transitions.quarantine import STUCK_AFTER, described, not_in, run_unit
 from leasehold.transitions.runs import CreatedRun, NewRun
 
 log = structlog.get_logger(__name__)
@@ -117,7 +117,7 @@ async def fire_due(
         for row in await connection.fetch(statement, limit, known):
             schedule_id = row["id"]
             work, failed = partial(fire, schedule_id), partial(_record_failure, connection, schedule_id, pause_after)
-            created += await alone(connection, DUTY, schedule_id, work, failed) or ()
+            created += await run_unit(connection, DUTY, schedule_id, work, failed) or ()
     return created
 
 

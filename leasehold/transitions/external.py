@@ -17,7 +17,7 @@ from leasehold.domain.errors import RequestError
 from leasehold.domain.lease import Lease
 from leasehold.evaluation.templates import Templates
 from leasehold.transitions import settlements
-from leasehold.transitions.quarantine import alone, not_in
+from leasehold.transitions.quarantine import not_in, run_unit
 from leasehold.transitions.settlements import Failure, Settled, Verdict
 
 #: The duty's name in the quarantine.
@@ -100,7 +100,7 @@ async def end_overdue(connection: Connection, templates: Templates, limit: int =
     for row in await connection.fetch(_OVERDUE, limit):
         lease = Lease(row["id"], row["lease_owner"], row["epoch"], row["attempt"], monotonic())
         work = partial(time_out, connection, templates, row["tenant_id"], lease)
-        outcome = await alone(connection, DUTY, row["id"], work)
+        outcome = await run_unit(connection, DUTY, row["id"], work)
         if outcome is not None:
             ended.append(outcome)
     return ended

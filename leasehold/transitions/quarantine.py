@@ -31,8 +31,8 @@ _U = TypeVar("_U")
 BACKOFF = (5, 15, 60, 300, 900, 3600)
 #: Failures in a row after which a unit is stuck: it is logged as an error, and disabled where that is possible.
 STUCK_AFTER = 5
-#: A failure this long after the retry time of the one before it begins a new row of failures.
-_ROW_ENDS = timedelta(minutes=10)
+#: A failure counts as the next one in a row if it comes within this time after the retry time of the failure before it.
+_IN_A_ROW = timedelta(minutes=10)
 
 _RECORD = """
 -- quarantine
@@ -79,8 +79,8 @@ def described(error: BaseException) -> dict[str, str]:
 
 
 async def set_aside(connection: Connection, duty: str, unit: object, error: Exception) -> int:
-    """Record a failure; returns the unit's failures in a row. Raises one of TRY_AGAIN."""
-    failures: int = await connection.fetchval(_RECORD, duty, str(unit), described(error), list(BACKOFF), _ROW_ENDS)
+    """Record a failure. Returns the unit's failures in a row. Raises one of runtime.transient.TRY_AGAIN."""
+    failures: int = await connection.fetchval(_RECORD, duty, str(unit), described(error), list(BACKOFF), _IN_A_ROW)
     FAILURES.labels(duty).inc()
     facts = {"duty": duty, "unit": str(unit), "error": type(error).__name__, "failures": failures}
     if failures == 1:
@@ -91,7 +91,7 @@ async def set_aside(connection: Connection, duty: str, unit: object, error: Exce
     return failures
 
 
-async def alone(
+async def run_unit(
     connection: Connection,
     duty: str,
     unit: object,
@@ -116,7 +116,7 @@ async def alone(
         return None
 
 
-async def each(
+async def run_units(
     connection: Connection,
     duty: str,
     take: Callable[[object | None], Awaitable[Sequence[_U]]],
@@ -143,23 +143,23 @@ async def each(
             still_due = await take(unit_key)
             return await work(still_due) if still_due else ()
 
-        results += await alone(connection, duty, unit_key, work_on_unit) or ()
+        results += await run_unit(connection, duty, unit_key, work_on_unit) or ()
     return results
 
 
-async def each_of(
+async def run_known_units(
     connection: Connection,
     duty: str,
     units: Sequence[_U],
     work: Callable[[Sequence[_U]], Awaitable[Sequence[_T]]],
     key: Callable[[_U], object] = lambda unit: unit,
 ) -> list[_T]:
-    """As `each`, for units that the caller knows and that need no lock."""
+    """As `run_units`, for units that the caller has read already and that need no lock."""
 
     async def take(unit_key: object | None) -> Sequence[_U]:
         return units if unit_key is None else [unit for unit in units if key(unit) == unit_key]
 
-    return await each(connection, duty, take, work, key)
+    return await run_units(connection, duty, take, work, key)
 
 
 async def release(connection: Connection, duty: str, unit: object) -> None:
@@ -174,7 +174,7 @@ async def forget(connection: Connection, limit: int = 1000) -> None:
     await connection.execute(
         "DELETE FROM quarantine WHERE (duty, unit) IN (SELECT duty, unit FROM quarantine"
         " WHERE retry_at < statement_timestamp() - $1::interval ORDER BY retry_at LIMIT $2)",
-        2 * _ROW_ENDS,
+        2 * _IN_A_ROW,
         limit,
     )
 

@@ -19,7 +19,7 @@ from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, unindexed
 from leasehold.transitions import jobs
 from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, ended_jobs
-from leasehold.transitions.quarantine import each, not_in
+from leasehold.transitions.quarantine import not_in, run_units
 from leasehold.transitions.workers import LEASE_HAS_PASSED, owner_is_dead
 
 #: The duties of this module in the quarantine.
@@ -105,7 +105,7 @@ async def expire_leases(
     async def end(locked: Sequence[UUID]) -> list[asyncpg.Record]:
         return await connection.fetch(EXPIRE_LEASES, list(dead_owners), max_losses, list(locked))
 
-    rows = await each(connection, LEASES, take, end)
+    rows = await run_units(connection, LEASES, take, end)
     hints = [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]
     return sum(row["status"] is not None for row in rows), hints, ended_jobs(rows)
 
@@ -176,7 +176,7 @@ async def expire_jobs(connection: Connection, limit: int = 100) -> list[JobEnded
         return await connection.fetch(EXPIRE_JOBS, list(locked))
 
     take = partial(_lock_in_order, connection, _LOCK_JOBS_PAST_DEADLINE, limit)
-    return ended_jobs(await each(connection, DEADLINES, take, end))
+    return ended_jobs(await run_units(connection, DEADLINES, take, end))
 
 
 # Locks only jobs with a step that can be ended now: otherwise jobs whose steps may not be interrupted could fill each
@@ -265,7 +265,7 @@ async def end_cancels(
     async def take(only: object | None) -> list[UUID]:
         return await _lock_in_order(connection, _LOCK_CANCELLED_JOBS, limit, only, list(dead_owners))
 
-    return ended_jobs(await each(connection, CANCELS, take, end))
+    return ended_jobs(await run_units(connection, CANCELS, take, end))
 
 
 @dataclass(frozen=True, slots=True)

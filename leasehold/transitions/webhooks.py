@@ -16,7 +16,7 @@ from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.domain.pipeline import Pipeline
 from leasehold.transitions.jobs import NewJob, RunOf, submit
-from leasehold.transitions.quarantine import each, not_in
+from leasehold.transitions.quarantine import not_in, run_units
 
 #: The duty's name in the quarantine.
 DUTY = "webhooks"
@@ -140,7 +140,7 @@ async def dispatch(
         await connection.execute(_CLEAR_NOTIFY, [row["id"] for row in ended])
         return hints
 
-    return await each(connection, DUTY, take, write_deliveries, key=lambda row: row["id"])
+    return await run_units(connection, DUTY, take, write_deliveries, key=lambda row: row["id"])
 
 
 def _follower(pipeline: Pipeline, row: Any, keep_seconds: int) -> NewJob:

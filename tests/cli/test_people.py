@@ -32,10 +32,10 @@ class People:
 @pytest.fixture
 async def ann(rows: Connection) -> str:
     """A viewer of acme, beside somebody of another tenant."""
-    (row,) = await people.enter(
+    (row,) = await people.record_sign_in(
         rows, Identity("https://idp", "1", "ann@acme", "Ann [x]", frozenset()), {"acme": ["role:viewer"]}, 9
     )
-    await people.enter(
+    await people.record_sign_in(
         rows, Identity("https://idp", "2", "bob@globex", "Bob", frozenset()), {"globex": ["role:admin"]}, 9
     )
     return str(row["id"])

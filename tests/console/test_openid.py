@@ -283,13 +283,13 @@ async def test_the_provider_may_change_its_key(
 async def test_somebody_else_with_the_same_address_is_told_apart(rows: Connection) -> None:
     given = {"acme": ["role:viewer"]}
     first = Identity("https://i.example", "1", "a@example.org", "A", frozenset())
-    (one,) = await people.enter(rows, first, given, 10)
-    (other,) = await people.enter(
+    (one,) = await people.record_sign_in(rows, first, given, 10)
+    (other,) = await people.record_sign_in(
         rows, Identity("https://i.example", "2", "a@example.org", "B", frozenset()), given, 10
     )
     assert one["login"] == "a@example.org"
     assert other["login"] == f"a@example.org#{str(other['id'])[-8:]}"
-    (again,) = await people.enter(rows, first, given, 10)
+    (again,) = await people.record_sign_in(rows, first, given, 10)
     assert (again["id"], again["login"]) == (one["id"], "a@example.org")
 
 
@@ -297,11 +297,11 @@ async def test_people_of_a_tenant_are_bounded_and_those_who_stay_away_are_forgot
     """Whoever is disabled or has a role of an admin stays: forgotten, they would come again with the groups' role."""
     given = {"acme": ["role:viewer"]}
     for number in range(4):
-        await people.enter(rows, Identity("https://i", str(number), f"p{number}", "P", frozenset()), given, 4)
+        await people.record_sign_in(rows, Identity("https://i", str(number), f"p{number}", "P", frozenset()), given, 4)
     more = Identity("https://i", "4", "p4", "P", frozenset())
     with pytest.raises(Conflict, match="at most 4 people"):
-        await people.enter(rows, more, given, 4)
-    assert len(await people.enter(rows, Identity("https://i", "0", "p0", "P", frozenset()), given, 4)) == 1
+        await people.record_sign_in(rows, more, given, 4)
+    assert len(await people.record_sign_in(rows, Identity("https://i", "0", "p0", "P", frozenset()), given, 4)) == 1
     await rows.execute("UPDATE person SET seen_at = now() - interval '31 days' WHERE subject <> '0'")
     await rows.execute("UPDATE person SET disabled_at = now() WHERE subject = '1'")
     await rows.execute("UPDATE person SET set_role = 'viewer' WHERE subject = '2'")
@@ -312,13 +312,13 @@ async def test_people_of_a_tenant_are_bounded_and_those_who_stay_away_are_forgot
 
 async def test_a_full_tenant_does_not_keep_a_person_out_of_the_others(rows: Connection) -> None:
     """And what the groups no longer give is taken away, whether or not any tenant has room."""
-    await people.enter(rows, Identity("https://i", "0", "p0", "P", frozenset()), {"full": ["role:viewer"]}, 1)
+    await people.record_sign_in(rows, Identity("https://i", "0", "p0", "P", frozenset()), {"full": ["role:viewer"]}, 1)
     new = Identity("https://i", "1", "p1", "P", frozenset())
-    await people.enter(rows, new, {"old": ["role:admin"]}, 1)
-    entered = await people.enter(rows, new, {"acme": ["role:viewer"], "full": ["role:viewer"]}, 1)
+    await people.record_sign_in(rows, new, {"old": ["role:admin"]}, 1)
+    entered = await people.record_sign_in(rows, new, {"acme": ["role:viewer"], "full": ["role:viewer"]}, 1)
     assert [row["tenant_id"] for row in entered] == ["acme"]
     with pytest.raises(Conflict, match="at most 1 people"):
-        await people.enter(rows, new, {"full": ["role:viewer"]}, 1)
+        await people.record_sign_in(rows, new, {"full": ["role:viewer"]}, 1)
     left = await rows.fetch("SELECT tenant_id, scopes, generation FROM person WHERE subject = '1' ORDER BY tenant_id")
     assert [tuple(row) for row in left] == [("acme", [], 1), ("old", [], 1)]
 

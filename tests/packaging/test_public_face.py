@@ -44,14 +44,14 @@ def loaded_by(code: str) -> set[str]:
 
 
 def test_what_is_promised_is_what_a_type_checker_sees_and_what_is_there() -> None:
-    assert set(leasehold.__all__) == typed().keys() == leasehold._HOMES.keys()
-    assert typed() == leasehold._HOMES
+    assert set(leasehold.__all__) == typed().keys() == leasehold._MODULE_OF.keys()
+    assert typed() == leasehold._MODULE_OF
     assert set(leasehold.__all__) <= set(dir(leasehold))
 
 
 @pytest.mark.parametrize("name", leasehold.__all__)
 def test_a_public_name_is_the_thing_itself(name: str) -> None:
-    home = import_module(leasehold._HOMES[name])
+    home = import_module(leasehold._MODULE_OF[name])
     assert getattr(leasehold, name) is getattr(home, name)
 
 

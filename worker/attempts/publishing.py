@@ -44,8 +44,8 @@ def replaceable(held: HeldLease) -> Callable[[Stored], bool]:
 
     The attempt may replace an object that an earlier attempt left. It may not if its lease is not trusted, or if a
     newer attempt wrote the object. Trust alone is not enough: an early takeover (the owner's presence ended) reaches
-    the old owner's heartbeat late, and until then the old owner could overwrite the new owner's output. Exception: a
-    store that drops metadata leaves only trust.
+    the old owner's heartbeat late, and until then the old owner could overwrite the new owner's output. If the store
+    drops metadata, no object names its writer, and only trust decides.
 
     After an asynchronous failover, PostgreSQL may give the same epoch to a second owner. Of the two, only the owner
     that PostgreSQL confirms may replace what the other wrote.
@@ -107,7 +107,7 @@ async def find_published(
         manifest = _unpacked(primary.metadata.get(_MANIFEST))
         if manifest is None:
             return None
-        listed_outputs = [Output(**fields) for fields in manifest["outputs"]]  # TypeError for another release's
+        listed_outputs = [Output(**fields) for fields in manifest["outputs"]]  # another release's fields: TypeError
         existing = await gather_or_cancel(store.head(output.key) for output in listed_outputs)
         for output, stored in zip(listed_outputs, existing, strict=True):
             if stored is None or stored.sha256 != output.sha256 or stored.size != output.size:

@@ -9,7 +9,7 @@ from uuid import UUID
 from leasehold.db.database import Pool
 from leasehold.domain.lease import Lease
 from leasehold.transitions.progress import Progress, report
-from leasehold.transitions.quarantine import each_of
+from leasehold.transitions.quarantine import run_known_units
 
 EVERY_SECONDS = 0.5
 #: The duty's name.
@@ -41,4 +41,6 @@ class Reporter:
             return ()
 
         async with self._pool.acquire() as connection:
-            await each_of(connection, DUTY, list(latest.values()), write, lambda progress: progress.lease.task_id)
+            await run_known_units(
+                connection, DUTY, list(latest.values()), write, lambda progress: progress.lease.task_id
+            )

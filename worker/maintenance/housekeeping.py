@@ -27,7 +27,7 @@ from leasehold.limits.uploads import Acquire
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import sweeps
-from leasehold.transitions.quarantine import each_of, set_aside
+from leasehold.transitions.quarantine import run_known_units, set_aside
 
 _PROBES_KEPT = timedelta(hours=1)
 #: A turn handles one batch. If more units are due, the next turn comes after this many seconds.
@@ -169,6 +169,6 @@ class Housekeeping:
                 await forget(connection, units)
                 return ()
 
-            await each_of(connection, duty, deleted, forget_batch, key)
+            await run_known_units(connection, duty, deleted, forget_batch, key)
             for unit, error in refused:
                 await set_aside(connection, duty, key(unit), error)

@@ -13,7 +13,7 @@ from leasehold.db.database import Connection, unindexed
 from leasehold.domain.concurrency_limit import EVERYBODY
 from leasehold.transitions.concurrency.names import JOBS, LIMITS, ConcurrencyLimitName, limit_columns
 from leasehold.transitions.concurrency.room import rooms_of
-from leasehold.transitions.quarantine import alone, each, is_away, not_in
+from leasehold.transitions.quarantine import is_away, not_in, run_unit, run_units
 
 #: The most jobs that one round reads.
 _MAX_BATCH = 500
@@ -162,7 +162,7 @@ async def _admit_batch(
     async def admit_chosen(job_ids: Sequence[UUID]) -> list[Any]:
         return await connection.fetch(ADMIT, list(job_ids))
 
-    rows = await each(connection, JOBS, choose, admit_chosen)
+    rows = await run_units(connection, JOBS, choose, admit_chosen)
     return chosen, rows
 
 
@@ -176,7 +176,7 @@ async def admit_each(connection: Connection, names: Iterable[ConcurrencyLimitNam
             raise
     hints: list[Announcement] = []
     for name in limits:
-        hints += await alone(connection, LIMITS, "/".join(name), partial(admit, connection, [name])) or ()
+        hints += await run_unit(connection, LIMITS, "/".join(name), partial(admit, connection, [name])) or ()
     return hints
 
 

@@ -1,6 +1,7 @@
 """The two kinds of promotion target: another bucket, or an HTTP file service.
 
-`copying` calls them. A target creates an object only where none lies, unless the call replaces it.
+`copying` calls them. A target creates an object only where none lies, unless the call replaces it. `turn` is the id of
+the call (ownership.Turn).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Existing(Enum):
 
 
 class Target(Protocol):
-    """Where to promote to. `turn` names the call. Every method raises BadGateway if the target fails or refuses."""
+    """Where to promote to. Every method raises BadGateway if the target fails or refuses."""
 
     async def existing(self, key: str) -> Existing:
         """Whether an object lies at the key."""
@@ -77,8 +78,8 @@ async def open_target(settings: Settings, store: ObjectStore) -> AsyncIterator[T
         async with Egress.from_settings(settings) as egress:
             client = Client.of_promotions(settings)
             tokens = None if client is None else Tokens(egress, client)
-            fixed = settings.promote_token.get_secret_value()
-            yield _FileService(egress, store, settings.promote_url, fixed, tokens)
+            fixed_token = settings.promote_token.get_secret_value()
+            yield _FileService(egress, store, settings.promote_url, fixed_token, tokens)
     elif settings.promote_bucket is not None:
         settings.refuse_own_bucket()
         target_store = ObjectStore.from_settings(settings.model_copy(update={"s3_bucket": settings.promote_bucket}))

@@ -7,7 +7,7 @@ import struct
 from leasehold.pipelines.media.headers.header import Header
 from leasehold.pipelines.media.refusals import corrupt_image
 
-#: So many blocks are accepted in any file; with more, blocks must average MIN_BLOCK_BYTES.
+#: Any file may have this many blocks. A file with more is refused if its blocks average less than MIN_BLOCK_BYTES.
 BLOCKS_ALWAYS_ALLOWED = 100_000
 MIN_BLOCK_BYTES = 64  # encoders write blocks of 255 bytes
 
@@ -50,9 +50,11 @@ def _table_bytes(flags: int) -> int:
 def _skip_extension(data: bytes, position: int, max_blocks: int, *, is_first_frame: bool) -> tuple[int, int]:
     """Skip an extension as the decoder (Pillow) skips it: else frames could be hidden from this reader.
 
-    The decoder reads the first block, then a chain of blocks. So behind an empty first block it reads one more chain,
-    where the standard ends the extension. Two exceptions: a comment ends at its first empty block, and the loop count
-    of the first frame is read as a block of its own.
+    The standard ends an extension at its first empty block. The decoder always reads one block and then a chain of
+    blocks: so it reads a chain also if the first block is empty. Two exceptions: a comment ends at its first empty
+    block, and the loop count of the first frame is read as one more block before the chain.
+
+    Returns the position behind the extension, and the number of its blocks.
     """
     label, start = data[position], position + 1
     position, skipped = start, 0
