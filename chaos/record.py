@@ -139,7 +139,7 @@ def _pairs(lines: Sequence[Line]) -> Iterable[str]:
     by_count: dict[int, list[str]] = {}
     for (one, other), times in sorted(_pairs_of(lines).items()):
         by_count.setdefault(times, []).append(f"{one} + {other}")
-    yield "| overlapped in so many runs | pairs | which |"
+    yield "| runs in which they overlapped | pairs of faults | which |"
     yield "|---|---|---|"
     for times, names in sorted(by_count.items(), reverse=True):
         which = "; ".join(names) if times > 1 else "see docs/explanation/chaos.jsonl"

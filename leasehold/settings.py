@@ -125,14 +125,14 @@ class Settings(SettingsWithFiles):
     )
     amqp_queue_prefix: str = Field("leasehold", description="Queues are named {prefix}.{queue}.{band}.")
     amqp_publish_timeout: float = Field(
-        5.0, gt=0, description="After so many seconds without a confirm a publish counts as unconfirmed."
+        5.0, gt=0, description="A publish without a confirm counts as unconfirmed after this many seconds."
     )
     amqp_heartbeat: int = Field(10, ge=2, le=120, description="AMQP heartbeat interval.")
     amqp_silence_seconds: float = Field(
         5.0,
         ge=0.5,
-        description="A node that sends nothing for so many seconds, although it got a request, is left for the next: "
-        "it is frozen or cut off. Heartbeats alone notice that after three intervals.",
+        description="A node that sends nothing for this many seconds, although it got a request, is frozen or cut off: "
+        "the process connects to the next node. Heartbeats alone notice that after three intervals.",
     )
 
     # --- apps that submit runs
@@ -262,7 +262,7 @@ class Settings(SettingsWithFiles):
     external_silent_seconds: float = Field(
         600.0,
         ge=1,
-        description="A due step that no external worker has claimed for so many seconds is listed at /v1/unsettled.",
+        description="A due step that no external worker claims for this many seconds is listed at /v1/unsettled.",
     )
 
     # --- the audit
@@ -506,8 +506,8 @@ class Settings(SettingsWithFiles):
     workflow_memory_seconds: float = Field(
         10.0,
         ge=0,
-        description="A worker keeps the coroutine of a waiting workflow for so long. After that, the workflow runs "
-        "from its top, with the results that its journal has.",
+        description="A worker keeps the coroutine of a waiting workflow for this many seconds. After that, the "
+        "workflow runs from its top, with the results that its journal has.",
     )
     loop_blocked_seconds: float = Field(
         0.1, gt=0, description="The worker logs a warning about a handler that blocks its event loop longer than this."

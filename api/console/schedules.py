@@ -31,7 +31,7 @@ Reader = Annotated[Caller, Depends(SignedIn(RUNS_READ))]
 Writer = Annotated[Caller, Depends(SignedIn(RUNS_WRITE))]
 _PAGE, _RUNS = 50, 20
 _IN_ZONE = "%a %Y-%m-%d %H:%M %Z"
-#: The end of a backfill without one: so long ago that the schedulers have fired the ticks before it.
+#: A backfill without an end ends this long ago: the schedulers have fired all ticks before that time.
 _LATELY = timedelta(minutes=1)
 #: The fields of the form that changes a schedule. An empty one changes nothing.
 _CHANGED = ("cron", "timezone", "enabled", "overlap", "catch_up", "payload_template")

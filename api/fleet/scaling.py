@@ -26,7 +26,7 @@ from leasehold.domain.scaling import QueueLoad, served_queues, wanted_workers
 from leasehold.settings import POOL_NAME, WorkerPool
 
 router = APIRouter(tags=["operators"], prefix="/v1", route_class=AuthenticatedFirst)
-#: A worker that has not renewed for so many of its intervals does not count.
+#: A worker that has not renewed for this many of its renewal intervals does not count.
 _SILENT_INTERVALS = 3
 
 

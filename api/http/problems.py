@@ -65,7 +65,7 @@ RETRY_AFTER = 2
 #: The errors by which PostgreSQL refuses a NUL character in text, and in JSON.
 NOT_STORABLE = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
 
-#: At most so many wrong values are named: a small body can have very many.
+#: The most wrong values that an answer names: a small body can have very many.
 _MAX_ERRORS = 100
 #: The ASCII characters that stand for themselves in the fragment of a URI (RFC 3986, 3.5).
 _OF_FRAGMENTS = "/?:@!$&'()*+,;="

@@ -14,7 +14,7 @@ import orjson
 
 from bench.http import Connection, request
 
-#: A run that was refused, lost, or not finished in this time counts as so long.
+#: A run that was refused, lost, or not finished in this time counts with this duration.
 PATIENCE_SECONDS = 30.0
 _ACCEPTED, _OK = 202, 200
 _BETWEEN_RUNS, _BETWEEN_POLLS = 0.025, 0.02

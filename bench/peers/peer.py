@@ -23,7 +23,7 @@ _INSTALL_SECONDS = 600.0
 @dataclass(frozen=True, slots=True)
 class Peer:
     """One peer. `done`: the query that counts its finished jobs. `jobs`: the number of jobs that take it some seconds.
-    `has_processes`: its own command starts a process for each core; otherwise the bench starts so many workers.
+    `has_processes`: its own command starts a process for each core; otherwise the bench starts a worker for each core.
     """
 
     name: str

@@ -118,7 +118,7 @@ async def _serve(items: list[_Item], call_all: CallAll) -> None:
 
 
 def _checked(results: Any, count: int) -> list[Any]:
-    """Raises Permanent `batch_mismatch` for what is not a list of so many results."""
+    """The results as a list. Raises Permanent `batch_mismatch` unless they are a list of `count` items."""
     if not isinstance(results, list) or len(results) != count:
         kind = f"{len(results)} results" if isinstance(results, list) else f"a {type(results).__name__}"
         raise Permanent("batch_mismatch", f"the function got {count} items and returned {kind}: return a list as long")

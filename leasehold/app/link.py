@@ -36,7 +36,8 @@ T = TypeVar("T")
 #: After a commit the first hint waits this long for the broker's connection; the relay sends what it cannot.
 _BROKER_SECONDS = 1.0
 _PAUSE_SECONDS = 0.2
-#: A wait reads the run for so long, also one with a shorter timeout: `wait(0)` says whether the run has ended.
+#: The time that a wait has for its first read of the run, also with a shorter timeout: `wait(0)` reports whether the
+#: run has ended.
 _READ_SECONDS = 1.0
 
 

@@ -57,7 +57,7 @@ DELETE FROM outbox o USING unflushed WHERE o.id = ANY($1::bigint[])
 
 async def take(connection: Connection, limit: int, back: float | None = None) -> list[Announcement]:
     """Take up to `limit` announcements that were not published in time. They are due again in ten seconds, unless
-    `announced` deletes them. `back`: only rows that have been due for at most so many seconds; None: all rows.
+    `announced` deletes them. `back`: only rows that became due in the last `back` seconds; None: all rows.
     """
     rows = await connection.fetch(TAKE, limit, window_interval(back))
     return [Announcement.from_row(row) for row in rows]

@@ -148,7 +148,7 @@ class Installation:
         return f"{', '.join(absent)} missing: isolated steps run nevertheless (LEASEHOLD_ISOLATION=best_effort)"
 
     def console_url(self, following: str = "/") -> str | None:
-        """The console's address, which signs in whoever opens it within a day. None: the console is off."""
+        """The console's address, which signs in anybody who opens it within a day. None: the console is off."""
         sealing_keys = SecretStr(self.environment["LEASEHOLD_SEALING_KEYS"])
         settings = Settings().model_copy(update={"sealing_keys": sealing_keys})
         if settings.console_path is None:

@@ -292,8 +292,8 @@ def operate(
     reason: str = "",
     key: str | None = None,
 ) -> Call[models.Operation]:
-    """Act on all jobs that the filter `q` finds, as a job of its own. `canary`: so many go first, and the operation
-    stops if one of them is refused. `rate`: jobs a second at most. Abort it with `cancel`.
+    """Act on all jobs that the filter `q` finds, as a job of its own. `canary`: the number of jobs that go first; the
+    operation stops if one of them is refused. `rate`: jobs a second at most. Abort it with `cancel`.
     """
     body = _given(action=action, filter=q, canary=canary, rate=rate, reason=reason)
     return Call("POST", "/v1/operations", models.Operation.model_validate, body=body, keyed=True, key=key)

@@ -38,8 +38,8 @@ class Unavailable(ClientError):
     def __init__(
         self, url: str, seconds: float | None, reason: str, key: str | None, *, may_be_done: bool = False
     ) -> None:
-        """`seconds`: for so long the request was tried; None: once. `may_be_done`: the API may have done it, and may do
-        it twice if it is repeated.
+        """`seconds`: how long the client tried the request; None: it tried once. `may_be_done`: the API may have
+        carried it out, and a repetition may do it twice.
         """
         tried = "did not answer" if seconds is None else f"does not answer for {seconds:g} s"
         hint = "" if key is None else f" Try again with key={key!r}."

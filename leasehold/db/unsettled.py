@@ -99,7 +99,7 @@ async def orders(
     searched: int | None = None,
 ) -> Sequence[Row]:
     """Failed jobs whose order has an unknown outcome, newest first. `settled_by_people`: pipeline, step and code.
-    `searched`: among so many of the newest failed jobs of each code; None: among all.
+    `searched`: search only this many of the newest failed jobs of each code; None: all.
     """
     pipelines, steps, codes = zip(*settled_by_people, strict=True)
     return await connection.fetch(

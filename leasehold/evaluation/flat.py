@@ -64,7 +64,7 @@ class FlatSchemas:
         self._validators: OrderedDict[bytes, tuple[int, Draft202012Validator] | None] = OrderedDict()
 
     def validator(self, schema: bytes, payload_bytes: int) -> Draft202012Validator | None:
-        """The validator for the schema, if the parent may check so many payload bytes with it. None: a child must."""
+        """The validator for the schema, if the parent process may check a payload of this size. None: a child must."""
         if len(schema) > _MAX_SCHEMA_BYTES:
             return None
         if schema in self._validators:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 
-#: Items between two pauses. Callers also use it as the number of items of one statement. Handling so many items takes a
+#: Items between two pauses. Callers also use it as the number of items of one statement. PIECE items are handled in a
 #: few milliseconds.
 PIECE = 100
 

@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 #: The accepted algorithms. Each signs with the provider's private key. `none` is not accepted, and neither is HMAC,
 #: whose key would be the client's secret.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519", "EdDSA")
-#: The accepted types of keys. All are public keys: whoever reads a symmetric key can sign with it.
+#: The accepted types of keys. All are public keys: anybody who reads a symmetric key can sign with it.
 _KEY_TYPES = frozenset({"RSA", "EC", "OKP"})
 #: Seconds by which the provider's clock may differ from this one.
 _LEEWAY_SECONDS = 60

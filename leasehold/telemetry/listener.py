@@ -16,8 +16,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import make_wsgi_app
 
-#: A main loop that has not turned for this many seconds is taken for dead. Leases do not depend on the main loop, and
-#: a handler that blocks it does harm to nobody else for so long.
+#: A main loop that has not turned for this many seconds counts as dead. This can be long: leases do not depend on the
+#: main loop, so a handler that blocks it harms only the other attempts of its worker.
 DEAD_SECONDS = 120.0
 
 

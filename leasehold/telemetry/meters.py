@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 #: Buckets in seconds: for quick operations, and for work and waits.
 QUICK = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 SLOW = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 86_400)
-#: A label whose values handlers choose has at most so many. Further values become `other`.
+#: The most values of a label whose values handlers choose. Further values become `other`.
 MAX_WORDS = 100
 
 _metrics: list[MetricWrapperBase | Tallies | Spreads] = []

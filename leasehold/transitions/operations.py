@@ -36,8 +36,8 @@ ORDER BY j.id FOR UPDATE OF j SKIP LOCKED
 """
 
 
-# By action. The statements pass over jobs that another transaction has locked: whoever holds row locks must not wait
-# for more.
+# By action. The statements pass over jobs that another transaction has locked: a transaction that holds row locks must
+# not wait for more.
 RETRIED, CANCELLED, DELETED = _lock("retry"), _lock("cancel"), _lock("delete")  # `leasehold sql` lists them by name
 LOCK = {"retry": RETRIED, "cancel": CANCELLED, "delete": DELETED}
 _BUSY = {

@@ -107,7 +107,7 @@ class Context:
         return Context(self._driver, self._name, detach=True)
 
     def sleep(self, duration: timedelta | float) -> Pending[None]:
-        """Wait for a duration or for so many seconds. The run holds a row meanwhile, and no slot."""
+        """Wait for a duration, or for a number of seconds. Meanwhile the run holds a row, and no slot."""
         return SleepCall(_seconds(duration))
 
     @overload

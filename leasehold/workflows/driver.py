@@ -42,7 +42,7 @@ from leasehold.workflows.pending import (
 )
 from leasehold.workflows.port import Port
 
-#: After so many results in a row the driver lets the worker's other attempts run.
+#: After this many results in a row the driver lets the worker's other attempts run.
 _BURST = 200
 _MAX_MESSAGE = 1000
 

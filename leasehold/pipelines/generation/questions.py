@@ -14,8 +14,8 @@ from leasehold.pipelines.generation.rows import STATUS, UNDER_WAY
 #: The exporter reports at most this many servers, the busiest first.
 MAX_SERVERS = 100
 
-# Unfinished generations by kind, server and public status (the words of the endpoints). $1: so many generations
-# are counted at most.
+# Unfinished generations by kind, server and public status (the words of the endpoints). $1: the most generations to
+# count.
 GENERATIONS = f"""
 -- exporter_generations
 SELECT kind, server_id, status, count(*)::int AS n

@@ -183,7 +183,7 @@ class Picture:
 
 
 def _check_memory(size: int) -> None:
-    """Raises MemoryError if so many bytes cannot be allocated. Zeroes that nobody touches cost no real memory."""
+    """Raises MemoryError if `size` bytes cannot be allocated. Zeroes that nobody touches cost no real memory."""
     bytes(size)
 
 

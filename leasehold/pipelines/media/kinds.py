@@ -24,7 +24,7 @@ ALLOWED: dict[str, str] = {
 #: Two names of the same files: some clients use the name of the container.
 HEIC = {"image/heic", "image/heif"}
 
-#: `sniff` reads at most so many first bytes, so a ranged GET of this size is enough.
+#: `sniff` reads at most this many bytes from the beginning, so a ranged GET of this size is enough.
 HEAD_BYTES = 256
 
 _STARTS = (

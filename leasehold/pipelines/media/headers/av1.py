@@ -87,7 +87,8 @@ class _Frame:
 class Stream:
     """The samples of one item or one track, in the order in which a decoder reads them.
 
-    `frames`: so many frames are decoded or shown again. `width`, `height`: the largest of each. `units`: all units.
+    `frames`: the number of frames that are decoded or shown again. `width`, `height`: the largest of each. `units`: the
+    number of units.
     """
 
     def __init__(self, max_units: int = MAX_UNITS) -> None:
