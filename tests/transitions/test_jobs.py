@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from math import inf, nan
 from uuid import uuid4
@@ -12,6 +14,7 @@ import pytest
 
 from leasehold.broker import outbox
 from leasehold.db import history
+from leasehold.db.database import Connection
 from leasehold.domain.pipeline import Pipeline, SkipIf, Step
 from leasehold.transitions import claims, jobs, settlements, sweeps, workers
 from leasehold.transitions.progress import Progress, report
@@ -237,8 +240,26 @@ async def test_only_the_announcement_goes_on_before_its_commit_is_on_disk(rows: 
             await outbox.announced(rows.connection, [hint.outbox_id])
     assert await rows.connection.fetchval("SELECT count(*) FROM outbox") == 1
     await rows.connection.execute("SET synchronous_commit = on")
-    await outbox.announced(rows.connection, [hint.outbox_id])
+    async with settings_at_commit(rows.connection, "outbox") as settings:
+        await outbox.announced(rows.connection, [hint.outbox_id])
+    assert settings == ["off"]
     assert await rows.connection.fetchval("SHOW synchronous_commit") == "on"
+
+
+@asynccontextmanager
+async def settings_at_commit(connection: Connection, table: str) -> AsyncIterator[list[str]]:
+    """In the list, after the block: `synchronous_commit` as each transaction that changed a row of `table` had it when
+    it committed, for each row.
+    """
+    await connection.execute(f"""
+        CREATE TABLE setting_at_commit (value text);
+        CREATE FUNCTION note_setting() RETURNS trigger LANGUAGE plpgsql AS
+        $$BEGIN INSERT INTO setting_at_commit VALUES (current_setting('synchronous_commit')); RETURN NULL; END$$;
+        CREATE CONSTRAINT TRIGGER note_setting AFTER INSERT OR UPDATE OR DELETE ON {table}
+        DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION note_setting()""")
+    settings: list[str] = []
+    yield settings
+    settings += [row["value"] for row in await connection.fetch("SELECT value FROM setting_at_commit")]
 
 
 async def test_the_relay_takes_only_what_its_committer_did_not_send_in_time(rows: Rows) -> None:
