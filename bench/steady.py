@@ -16,7 +16,7 @@ from time import monotonic
 from uuid import UUID
 
 from bench.figure import Curve, Figure, Goal, quantile
-from bench.latency import submit_paced, waits_ms
+from bench.latency import Submission, submit_paced, waits_of
 from bench.processes import Meter
 from bench.scale import Scale
 from bench.submitter import Submitter, submitter
@@ -88,26 +88,26 @@ async def _side(testbed: Testbed, broker: str) -> AsyncIterator[_Side]:
 async def _window(sides: dict[str, _Side], jobs: int, rate: float) -> dict[str, list[float]]:
     """The milliseconds that each job waited for its handler, by broker."""
 
-    async def submit(side: _Side) -> dict[UUID, float]:
+    async def submit(side: _Side) -> dict[UUID, Submission]:
         return await submit_paced(side.submitting, jobs, rate)
 
     submitted_by_broker = await asyncio.gather(*(submit(side) for side in sides.values()))
     await asyncio.sleep(_LAST_SECONDS)
     waits_by_broker = {
-        broker: await _waits(side.installation, submitted_at)
-        for (broker, side), submitted_at in zip(sides.items(), submitted_by_broker, strict=True)
+        broker: await _waits(side.installation, submitted)
+        for (broker, side), submitted in zip(sides.items(), submitted_by_broker, strict=True)
     }
     summary = ", ".join(f"{broker} {median(waits):.2f}, {max(waits):.0f}" for broker, waits in waits_by_broker.items())
     sys.stderr.write(f"a window of {jobs} jobs; p50 and longest, ms: {summary}\n")
     return waits_by_broker
 
 
-async def _waits(installation: Installation, submitted_by_broker: dict[UUID, float]) -> list[float]:
+async def _waits(installation: Installation, submitted: dict[UUID, Submission]) -> list[float]:
     """The waits of the jobs. Raises RuntimeError if some jobs do not start within _LATE_SECONDS."""
     until = monotonic() + _LATE_SECONDS
     while True:
         try:
-            return await waits_ms(installation, submitted_by_broker)
+            return (await waits_of(installation, submitted)).whole
         except RuntimeError:
             if monotonic() > until:
                 raise

@@ -31,7 +31,7 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
         for name, broker in OWN_SYSTEMS.items():
-            waits[name].append(await paced_run(testbed, scale, broker))
+            waits[name].append((await paced_run(testbed, scale, broker)).whole)
         for peer in peers:
             waits[peer.name].append(await _theirs(testbed, scale, peer))
     return [

@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from bench import plot, report, throughput, writes
+from bench import latency, plot, report, throughput, writes
 from bench.__main__ import FIGURES, parse
 from bench.figure import Curve, Figure, Goal
 from bench.machine import describe
@@ -75,6 +75,15 @@ async def test_every_phase_of_a_job_writes_what_its_statement_changes(testbed: T
     assert written["submit"].updates == written["announce"].updates == 0
     assert written["claim"].updates == written["settle"].updates == 2  # the task's row, and the job's
     assert written["settle"].as_details()["heap_only_percent"] == 0.0
+
+
+async def test_the_stages_of_a_wait_add_up_to_it(testbed: Testbed, scale: Scale) -> None:
+    waits = await latency.paced_run(testbed, scale, "postgres")
+    assert tuple(waits.stages) == latency.STAGES
+    assert len(waits.whole) == scale.paced_jobs
+    for whole, *stages in zip(waits.whole, *waits.stages.values(), strict=True):
+        assert sum(stages) == pytest.approx(whole, abs=0.01)
+    assert waits.stages_as_details().keys() == set(latency.STAGES)
 
 
 async def test_what_is_kept_tells_the_runs_and_the_machine(testbed: Testbed, tmp_path: Path) -> None:
