@@ -136,7 +136,7 @@ def test_an_edit_elsewhere_leaves_a_mutant_its_id() -> None:
 def test_every_statement_of_ours_is_read_and_every_mutant_has_an_id_of_its_own() -> None:
     found = mutants()
     assert len({mutant.id for mutant in found}) == len(found)
-    guard = [mutant for mutant in found if mutant.scope == "_GUARD"]
+    guard = [mutant for mutant in found if mutant.scope == "GUARD"]
     assert {mutant.change.about for mutant in guard} >= {"t.lease_owner = a.owner", "t.epoch = a.epoch"}
     for mutant in guard:
         text = (ROOT / mutant.path).read_text()

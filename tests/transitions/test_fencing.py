@@ -196,6 +196,40 @@ async def test_a_late_worker_cannot_settle_a_task_that_was_taken_over(rows: Rows
     assert (row["status"], row["epoch"], row["lease_owner"]) == ("running", 2, successor.terms.owner)
 
 
+@pytest.mark.parametrize("verb", [verb for verb in SETTLEMENTS if verb != "acknowledge_cancel"])
+async def test_a_settlement_that_waits_for_a_takeover_changes_nothing(rows: Rows, another: Open, verb: str) -> None:
+    """When it began the lease was valid: it must judge the row that the takeover left. (Nobody takes over a step of a
+    job that is being cancelled.)
+    """
+    claimed = await leased_for(rows, verb)
+    await rows.lapse(claimed.lease.task_id)
+    successor = await another()
+    async with successor.connection.transaction():
+        (taken,) = await claims.claim(successor.connection, successor.terms, [claimed.lease.task_id])
+        late = asyncio.create_task(SETTLEMENTS[verb](rows.connection, claimed.lease))
+        await waits_for_a_lock(successor.connection)
+    assert await late == Settled({claimed.lease.task_id: Verdict.LOST})
+    row = await rows.task(claimed.lease.task_id)
+    assert (row["status"], row["epoch"], row["lease_owner"]) == ("running", 2, successor.terms.owner)
+    assert (await settlements.complete(successor.connection, [Completion(taken.lease)])).verdicts == {
+        claimed.lease.task_id: Verdict.SETTLED
+    }
+    await assert_history(rows, claimed.job_id)
+
+
+async def test_a_completion_waits_for_the_renewal_of_its_task(rows: Rows, another: Open) -> None:
+    """The renewal leaves a newer row, whose lease is the completion's still."""
+    claimed = await rows.leased()
+    heartbeat = await another()
+    async with heartbeat.connection.transaction():
+        (renewal,) = await claims.renew(heartbeat.connection, rows.terms.owner, [claimed.lease], 60.0)
+        completing = asyncio.create_task(settlements.complete(rows.connection, [Completion(claimed.lease)]))
+        await waits_for_a_lock(heartbeat.connection)
+    assert renewal.renewed
+    assert (await completing).verdicts == {claimed.lease.task_id: Verdict.SETTLED}
+    await assert_history(rows, claimed.job_id)
+
+
 @pytest.mark.parametrize("verb", SETTLEMENTS)
 async def test_a_settlement_whose_answer_was_lost_can_be_repeated(rows: Rows, verb: str) -> None:
     claimed = await leased_for(rows, verb)

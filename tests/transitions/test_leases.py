@@ -4,6 +4,7 @@ which both a worker and its successor may write.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from leasehold.transitions import claims, settlements
+from leasehold.transitions import claims, settlements, sweeps
 from leasehold.transitions.claims import LeaseTerms
 from leasehold.transitions.settlements import Completion
-from tests.factories import THREE, Rows
+from tests.factories import THREE, Rows, assert_history, terms
+from tests.transitions.conftest import Open, waits_for_a_lock
 
 TTL, MARGIN = 33.0, 7.0
 #: How long a statement takes, by the worker's clock.
@@ -110,3 +112,57 @@ async def test_a_lease_is_taken_over_when_it_has_passed_and_not_before(
     )
     found = await claims.claim(rows.connection, LeaseTerms(rows.terms.owner, TTL, MARGIN, 5), [lease.task_id])
     assert bool(found) is taken
+
+
+async def test_a_takeover_that_waits_for_a_renewal_takes_nothing(rows: Rows, another: Open) -> None:
+    """When the claim began the lease had passed: it must judge the row that the renewal left."""
+    lease = (await rows.leased()).lease
+    await rows.lapse(lease.task_id)
+    heartbeat = await another()
+    async with heartbeat.connection.transaction():
+        await claims.renew(heartbeat.connection, rows.terms.owner, [lease], TTL)
+        taking = asyncio.create_task(claims.claim(rows.connection, terms(), [lease.task_id]))
+        await waits_for_a_lock(heartbeat.connection)
+    assert await taking == []
+    task = await rows.task(lease.task_id)
+    assert (task["lease_owner"], task["epoch"], task["losses"]) == (lease.owner, lease.epoch, 0)
+    await assert_history(rows, task["job_id"])
+
+
+@pytest.mark.parametrize("way", ["by hint", "by poll"])
+async def test_a_claim_that_waits_for_another_takes_nothing(rows: Rows, another: Open, way: str) -> None:
+    """Another statement has the task's row alone, as a renewal or a note has it; then the task is somebody's."""
+    (hint,) = await rows.submit()
+    task_id = hint.hint.task_id
+    other = await another()
+    async with other.connection.transaction():
+        await other.connection.execute(
+            "UPDATE task SET status = 'running', lease_owner = $2, lease_until = clock_timestamp() + $3 WHERE id = $1",
+            task_id,
+            other.terms.owner,
+            timedelta(seconds=TTL),
+        )
+        claiming = asyncio.create_task(
+            claims.claim(rows.connection, rows.terms, [task_id]) if way == "by hint" else rows.claim_all()
+        )
+        await waits_for_a_lock(other.connection)
+    assert await claiming == []
+    assert (await rows.task(task_id))["lease_owner"] == other.terms.owner
+
+
+async def test_a_takeover_that_waits_while_the_lease_is_ended_charges_nothing(rows: Rows, another: Open) -> None:
+    """When the claim began the task ran, with a lease that had passed. It leaves the task to the hint that the sweep
+    writes: it read the row as it was, and would count a loss and a lease twice.
+    """
+    lease = (await rows.leased()).lease
+    await rows.lapse(lease.task_id)
+    sweeper = await another()
+    async with sweeper.connection.transaction():
+        _, hints, _ = await sweeps.expire_leases(sweeper.connection, [], 5)
+        taking = asyncio.create_task(claims.claim(rows.connection, terms(), [lease.task_id]))
+        await waits_for_a_lock(sweeper.connection)
+    assert await taking == []
+    task = await rows.task(lease.task_id)
+    assert (task["status"], task["epoch"], task["losses"]) == ("pending", 1, 1)
+    assert [hint.hint.task_id for hint in hints] == [lease.task_id]
+    await assert_history(rows, task["job_id"])

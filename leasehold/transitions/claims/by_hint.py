@@ -8,9 +8,21 @@ from time import monotonic
 from uuid import UUID
 
 from leasehold.db.database import Connection
-from leasehold.transitions.claims.marking import MARK_CLAIMED, job_columns
+from leasehold.transitions.claims.marking import job_columns, mark_claimed
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 from leasehold.transitions.workers import owner_is_dead
+
+# The tasks that may be claimed now: tasks that are due, and running ones whose lease protects nothing. In a job that is
+# being cancelled only the workflow that sees the cancel is due; `end_cancels` judges lost leases. The CASE keeps the
+# planner from an index of statuses: it would read a whole backlog to find a few tasks.
+_MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
+      AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at <= clock_timestamp()
+                   AND (t.journaled OR NOT found.cancelling)
+               WHEN t.status = 'running' THEN t.losses < $4
+                   AND ((t.lease_owner = $2 AND $6 AND (t.journaled OR NOT found.cancelling))
+                        OR (NOT found.cancelling
+                            AND (t.lease_until < clock_timestamp() OR {owner_is_dead("$5::uuid[]")})))
+               ELSE false END"""
 
 # $1 task ids, $2 owner, $3 duration of the lease, $4 a task with this many losses is not claimed, $5 dead owners, $6
 # whether the owner may claim a task again that it holds itself.
@@ -18,30 +30,20 @@ CLAIM = f"""
 -- claim
 WITH jobs AS MATERIALIZED (
     -- Waits for each job's lock: the statement that holds it is short, and the worker spends the hint afterwards.
-    SELECT j.id, hinted.tasks, {job_columns()}
+    SELECT j.id, hinted.tasks, hinted.statuses, {job_columns()}
     FROM (
-        SELECT t.job_id, array_agg(t.id) AS tasks FROM task t WHERE t.id = ANY($1::uuid[]) GROUP BY t.job_id
+        SELECT t.job_id, array_agg(t.id) AS tasks, array_agg(t.status) AS statuses
+        FROM task t WHERE t.id = ANY($1::uuid[]) GROUP BY t.job_id
     ) AS hinted JOIN job j ON j.id = hinted.job_id
     WHERE j.status IN ('pending', 'queued', 'running', 'waiting_worker', 'cancel_requested')
     ORDER BY j.id
     FOR UPDATE OF j
 ), found AS MATERIALIZED (
-    -- The tasks that may be claimed now, locked: tasks that are due, and running ones whose lease protects nothing. In
-    -- a job that is being cancelled only the workflow that sees the cancel is due; `end_cancels` judges lost leases.
-    SELECT t.id, t.status AS was, {job_columns("jobs")}
-    FROM jobs CROSS JOIN LATERAL unnest(jobs.tasks) AS hinted(id) JOIN task t ON t.id = hinted.id
-    WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
-      -- The CASE keeps the planner from an index of statuses: it would read a whole backlog to find a few tasks.
-      AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at <= clock_timestamp()
-                   AND (t.journaled OR NOT jobs.cancelling)
-               WHEN t.status = 'running' THEN t.losses < $4
-                   AND ((t.lease_owner = $2 AND $6 AND (t.journaled OR NOT jobs.cancelling))
-                        OR (NOT jobs.cancelling
-                            AND (t.lease_until < clock_timestamp() OR {owner_is_dead("$5::uuid[]")})))
-               ELSE false END
-    ORDER BY t.id
-    FOR UPDATE OF t
-){MARK_CLAIMED}
+    -- The order has all jobs locked before the first task.
+    SELECT hinted.id, hinted.was, {job_columns("jobs")}
+    FROM jobs CROSS JOIN LATERAL unnest(jobs.tasks, jobs.statuses) AS hinted(id, was)
+    ORDER BY hinted.id
+){mark_claimed(_MAY_BE_CLAIMED)}
 SELECT * FROM counted ORDER BY id
 """
 

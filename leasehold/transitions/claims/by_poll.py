@@ -9,12 +9,17 @@ from time import monotonic
 from types import MappingProxyType
 
 from leasehold.db.database import Connection, unindexed, window_interval
-from leasehold.transitions.claims.marking import MARK_CLAIMED, job_columns
+from leasehold.transitions.claims.marking import job_columns, mark_claimed
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 
 _IS_DUE = """t.status IN ('pending', 'retry', 'waiting')
              AND t.available_at BETWEEN statement_timestamp() - $6::interval AND statement_timestamp()
              AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - x.overdue)"""
+
+#: The task `t` among those that were found due. A workflow sees the cancel of its job; no other task begins after it.
+_IS_STILL_DUE = (
+    f"""{unindexed("t.status IN ('pending', 'retry', 'waiting')")} AND (t.journaled OR NOT found.cancelling)"""
+)
 
 # The tenants take turns: the statement takes the oldest due tasks of each queue, priority and tenant. A tenant's first
 # task comes before everybody's second, and a tenant with much running comes later, so a flood delays its own tenant.
@@ -98,7 +103,7 @@ WITH RECURSIVE served AS MATERIALIZED (
     WHERE h.has_room
     ORDER BY turn, since
     LIMIT 8 * $4
-), due AS MATERIALIZED (
+), found AS MATERIALIZED (
     -- Locks the jobs that nobody else holds.
     SELECT c.id, c.was, {job_columns()}
     FROM candidates c JOIN job j ON j.id = c.job_id
@@ -106,14 +111,7 @@ WITH RECURSIVE served AS MATERIALIZED (
     ORDER BY c.turn, c.since
     LIMIT $4
     FOR UPDATE OF j SKIP LOCKED
-), found AS MATERIALIZED (
-    -- Locks the tasks that are still due.
-    SELECT t.id, due.was, {job_columns("due")}
-    FROM due JOIN task t ON t.id = due.id
-    WHERE {unindexed("t.status IN ('pending', 'retry', 'waiting')")} AND (t.journaled OR NOT due.cancelling)
-    ORDER BY t.id
-    FOR UPDATE OF t
-){MARK_CLAIMED}
+){mark_claimed(_IS_STILL_DUE)}
 SELECT counted.*, oldest.seconds AS oldest,
        CASE WHEN counting.now THEN coalesce((SELECT jsonb_object_agg(tenant_id, n) FROM busy), '{{}}') END AS running,
        EXISTS (SELECT 1 FROM roomy WHERE NOT has_room) AS held_back

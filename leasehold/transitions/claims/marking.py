@@ -1,4 +1,4 @@
-"""The second half of `claim` and `poll`: the SQL that marks the chosen tasks as running, and writes their events."""
+"""The second half of `claim` and `poll`: the SQL that marks the found tasks as running, and writes their events."""
 
 from __future__ import annotations
 
@@ -33,10 +33,19 @@ _OUTPUT_PREFIX = """CASE WHEN t.contained THEN found.output_prefix || '/' || rep
                    ELSE found.output_prefix END"""
 
 
-#: Append this to a statement that has the CTE `found`: the tasks to claim, locked, with their id, `was` (their status
-#: until now) and job_columns. $2 is the owner and $3 the duration of the lease. The statement reads the CTE `counted`:
-#: a row for each claimed task, with all columns that `claimed_of` needs.
-MARK_CLAIMED = f"""
+def mark_claimed(may_be_claimed: str) -> str:
+    """SQL to append to a statement that has the CTE `found`: tasks of locked jobs, with their id, `was` (their status
+    until now) and job_columns. It claims those of them that fulfil the condition `may_be_claimed` of the rows `t` and
+    `found`. $2 is the owner and $3 the duration of the lease. The statement reads the CTE `counted`: a row for each
+    claimed task, with all columns that `claimed_of` needs.
+    """
+    return _MARK_CLAIMED.replace("MAY_BE_CLAIMED", may_be_claimed)
+
+
+# No row of `task` is locked before: a lock of its own would be written to the log. The update waits for whoever has
+# the row locked (a renewal, a note), and then judges the row that these left: so its condition must not rest on `found`
+# alone, which has the row as it was when the statement began.
+_MARK_CLAIMED = f"""
 , claimed AS (
     -- A claim of a running task is a loss: its worker did not settle it.
     UPDATE task t
@@ -48,7 +57,8 @@ MARK_CLAIMED = f"""
         losses = t.losses + (found.was = 'running')::int,
         started_at = clock_timestamp()
     FROM found
-    WHERE t.id = found.id
+    WHERE t.id = found.id AND (t.status = 'running') = (found.was = 'running')
+      AND MAY_BE_CLAIMED
     RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, t.handler,
               t.timeout_seconds, found.was, extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
               {job_columns("found", params=_PARAMS, output_prefix=_OUTPUT_PREFIX)}

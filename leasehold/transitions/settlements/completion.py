@@ -10,7 +10,7 @@ from uuid import UUID
 
 from leasehold.db.database import Connection, unindexed
 from leasehold.transitions.claims import LeaseTerms, claimed_of
-from leasehold.transitions.settlements.guard import HELD, lease_columns, settled_of
+from leasehold.transitions.settlements.guard import GUARD, LEASES_OF_JOBS, LOCKED_JOBS, lease_columns, settled_of
 from leasehold.transitions.settlements.outputs_sql import outputs_column, write_outputs
 from leasehold.transitions.settlements.records import Completion, Settled
 
@@ -37,14 +37,21 @@ _IS_READY = (
 )
 
 COMPLETE = f"""-- complete
-WITH {HELD}, done AS (
-    -- The guarded write: the leases' tasks succeed.
+WITH {LOCKED_JOBS}leases AS MATERIALIZED (
+    -- Each lease with its job. The order has all jobs locked before the first task.
+    SELECT a.owner, a.id, a.epoch, a.nth AS place, jobs.status AS job_status, jobs.steps_left, jobs.leased,
+           jobs.external, jobs.tenant_id, jobs.trace, jobs.event_seq, jobs.pipeline, jobs.created_at
+    FROM jobs CROSS JOIN LATERAL {LEASES_OF_JOBS}
+    ORDER BY a.id
+), done AS (
+    -- The guarded write: the leases' tasks succeed. It waits for whoever has a task's row locked (a renewal, a note),
+    -- and then judges the row that these left. Other settlements lock the row first: each such lock is a record in the
+    -- log.
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
-    FROM held WHERE t.id = held.id
-    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.queue, t.priority, t.unblocks, held.nth AS place,
-              held.job_status, held.steps_left, held.leased, held.external, held.tenant_id, held.trace,
-              held.event_seq, held.pipeline, held.created_at
+    FROM leases a WHERE t.id = a.id AND {GUARD}
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.queue, t.priority, t.unblocks, a.place, a.job_status,
+              a.steps_left, a.leased, a.external, a.tenant_id, a.trace, a.event_seq, a.pipeline, a.created_at
 ), counted AS MATERIALIZED (
     -- `nth` of `completed_count` completed tasks in the job; `claim_next`: the worker may claim a next step of the job.
     SELECT d.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,

@@ -15,8 +15,9 @@ from leasehold.domain.lease import Lease
 from leasehold.transitions.endings import ended_jobs
 from leasehold.transitions.settlements.records import Settled, Verdict
 
-# The CTEs `asked` and `jobs`. $1 owners, $2 task ids, $3 epochs: the parameters of `lease_columns`.
-_LOCKED_JOBS = """asked AS MATERIALIZED (
+#: The CTEs `asked` and `jobs`: the leases, and their locked jobs. $1 owners, $2 task ids, $3 epochs: the parameters of
+#: `lease_columns`.
+LOCKED_JOBS = """asked AS MATERIALIZED (
     -- The leases. `nth` is the lease's position in every parameter array, counted from 1.
     SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
         WITH ORDINALITY AS a(owner, id, epoch, nth)
@@ -34,34 +35,35 @@ _LOCKED_JOBS = """asked AS MATERIALIZED (
     FOR UPDATE OF j
 ), """
 
+#: The leases `a` of `jobs`, one a row.
+LEASES_OF_JOBS = "unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)"
 
-# The lease `a` is valid for task `t`. The CASE keeps the planner from reading an index of all running tasks: see
-# db.database.unindexed.
-_GUARD = "CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END"
+#: The lease `a` is valid for task `t`. The CASE keeps the planner from reading an index of all running tasks: see
+#: db.database.unindexed.
+GUARD = "CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END"
 
 
 def _held(job_condition: str) -> str:
-    return f"""{_LOCKED_JOBS}held AS MATERIALIZED (
+    return f"""{LOCKED_JOBS}held AS MATERIALIZED (
     -- The tasks that pass the guard, locked.
     SELECT t.id, a.nth, jobs.status AS job_status, jobs.steps_left, jobs.leased, jobs.external, jobs.tenant_id,
            jobs.trace, jobs.event_seq, jobs.pipeline, jobs.created_at
     FROM jobs
-    CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
+    CROSS JOIN LATERAL {LEASES_OF_JOBS}
     JOIN task t ON t.id = a.id
-    WHERE {_GUARD}{job_condition}
+    WHERE {GUARD}{job_condition}
     ORDER BY t.id
     FOR UPDATE OF t
 )"""
 
 
-#: A settlement begins with these CTEs:
+#: Most settlements begin with these CTEs:
 #: `asked`: the leases, with owner, id, epoch and nth;
 #: `jobs`: the jobs of the leases, locked;
-#: `held`: the tasks that pass the guard, locked, in a job of any state. Its columns: id and nth of the lease;
-#: job_status, steps_left, leased, external, tenant_id, trace, event_seq, pipeline and created_at of the job.
-HELD = _held("")
-#: The same CTEs. `held` leaves out the tasks of jobs that are being cancelled: their attempts end by
-#: `acknowledge_cancel`, and are not retried.
+#: `held`: the tasks that pass the guard, locked. Its columns: id and nth of the lease; job_status, steps_left, leased,
+#: external, tenant_id, trace, event_seq, pipeline and created_at of the job.
+#: Here `held` leaves out the tasks of jobs that are being cancelled: their attempts end by `acknowledge_cancel`, and
+#: are not retried.
 HELD_IN_LIVE_JOB = _held("\n      AND jobs.status <> 'cancel_requested'")
 #: The same CTEs. In a job that is being cancelled, `held` has only a workflow that has called something: its code has
 #: yet to see the cancel, so its lease may end while the workflow goes on. The job counts it as leased all the while.

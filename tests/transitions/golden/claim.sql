@@ -1,35 +1,19 @@
 -- claim
 WITH jobs AS MATERIALIZED (
     -- Waits for each job's lock: the statement that holds it is short, and the worker spends the hint afterwards.
-    SELECT j.id, hinted.tasks, j.event_seq, j.tenant_id, j.pipeline, j.pipeline_version, j.params, j.inputs, j.output_prefix, j.trace, j.gated, CASE WHEN j.cancel_by IS NULL THEN j.grace_seconds ELSE greatest(ceil(extract(epoch FROM j.cancel_by - clock_timestamp())), 0)::int END AS grace_seconds, j.status = 'cancel_requested' AS cancelling
+    SELECT j.id, hinted.tasks, hinted.statuses, j.event_seq, j.tenant_id, j.pipeline, j.pipeline_version, j.params, j.inputs, j.output_prefix, j.trace, j.gated, CASE WHEN j.cancel_by IS NULL THEN j.grace_seconds ELSE greatest(ceil(extract(epoch FROM j.cancel_by - clock_timestamp())), 0)::int END AS grace_seconds, j.status = 'cancel_requested' AS cancelling
     FROM (
-        SELECT t.job_id, array_agg(t.id) AS tasks FROM task t WHERE t.id = ANY($1::uuid[]) GROUP BY t.job_id
+        SELECT t.job_id, array_agg(t.id) AS tasks, array_agg(t.status) AS statuses
+        FROM task t WHERE t.id = ANY($1::uuid[]) GROUP BY t.job_id
     ) AS hinted JOIN job j ON j.id = hinted.job_id
     WHERE j.status IN ('pending', 'queued', 'running', 'waiting_worker', 'cancel_requested')
     ORDER BY j.id
     FOR UPDATE OF j
 ), found AS MATERIALIZED (
-    -- The tasks that may be claimed now, locked: tasks that are due, and running ones whose lease protects nothing. In
-    -- a job that is being cancelled only the workflow that sees the cancel is due; `end_cancels` judges lost leases.
-    SELECT t.id, t.status AS was, jobs.event_seq, jobs.tenant_id, jobs.pipeline, jobs.pipeline_version, jobs.params, jobs.inputs, jobs.output_prefix, jobs.trace, jobs.gated, jobs.grace_seconds, jobs.cancelling
-    FROM jobs CROSS JOIN LATERAL unnest(jobs.tasks) AS hinted(id) JOIN task t ON t.id = hinted.id
-    WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
-      -- The CASE keeps the planner from an index of statuses: it would read a whole backlog to find a few tasks.
-      AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at <= clock_timestamp()
-                   AND (t.journaled OR NOT jobs.cancelling)
-               WHEN t.status = 'running' THEN t.losses < $4
-                   AND ((t.lease_owner = $2 AND $6 AND (t.journaled OR NOT jobs.cancelling))
-                        OR (NOT jobs.cancelling
-                            AND (t.lease_until < clock_timestamp() OR t.lease_owner = ANY(ARRAY(
-    SELECT was.id FROM unnest($5::uuid[]) AS was(id)
-    WHERE NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = was.id AND EXISTS (
-    SELECT 1 FROM pg_locks l
-    WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
-      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-      AND l.classid = 7305::oid AND l.objid = w.presence_key::oid)))))))
-               ELSE false END
-    ORDER BY t.id
-    FOR UPDATE OF t
+    -- The order has all jobs locked before the first task.
+    SELECT hinted.id, hinted.was, jobs.event_seq, jobs.tenant_id, jobs.pipeline, jobs.pipeline_version, jobs.params, jobs.inputs, jobs.output_prefix, jobs.trace, jobs.gated, jobs.grace_seconds, jobs.cancelling
+    FROM jobs CROSS JOIN LATERAL unnest(jobs.tasks, jobs.statuses) AS hinted(id, was)
+    ORDER BY hinted.id
 )
 , claimed AS (
     -- A claim of a running task is a loss: its worker did not settle it.
@@ -42,7 +26,21 @@ WITH jobs AS MATERIALIZED (
         losses = t.losses + (found.was = 'running')::int,
         started_at = clock_timestamp()
     FROM found
-    WHERE t.id = found.id
+    WHERE t.id = found.id AND (t.status = 'running') = (found.was = 'running')
+      AND NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
+      AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at <= clock_timestamp()
+                   AND (t.journaled OR NOT found.cancelling)
+               WHEN t.status = 'running' THEN t.losses < $4
+                   AND ((t.lease_owner = $2 AND $6 AND (t.journaled OR NOT found.cancelling))
+                        OR (NOT found.cancelling
+                            AND (t.lease_until < clock_timestamp() OR t.lease_owner = ANY(ARRAY(
+    SELECT was.id FROM unnest($5::uuid[]) AS was(id)
+    WHERE NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = was.id AND EXISTS (
+    SELECT 1 FROM pg_locks l
+    WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND l.classid = 7305::oid AND l.objid = w.presence_key::oid)))))))
+               ELSE false END
     RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, t.handler,
               t.timeout_seconds, found.was, extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
               found.event_seq, found.tenant_id, found.pipeline, found.pipeline_version, CASE WHEN t.contained THEN (SELECT i.value FROM item i WHERE i.task_id = t.id) ELSE found.params END AS params, found.inputs, CASE WHEN t.contained THEN found.output_prefix || '/' || replace(t.step, '#', '.')

@@ -15,24 +15,21 @@ WITH asked AS MATERIALIZED (
     ) AS leases JOIN job j ON j.id = leases.job_id
     ORDER BY j.id
     FOR UPDATE OF j
-), held AS MATERIALIZED (
-    -- The tasks that pass the guard, locked.
-    SELECT t.id, a.nth, jobs.status AS job_status, jobs.steps_left, jobs.leased, jobs.external, jobs.tenant_id,
-           jobs.trace, jobs.event_seq, jobs.pipeline, jobs.created_at
-    FROM jobs
-    CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
-    JOIN task t ON t.id = a.id
-    WHERE CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END
-    ORDER BY t.id
-    FOR UPDATE OF t
+), leases AS MATERIALIZED (
+    -- Each lease with its job. The order has all jobs locked before the first task.
+    SELECT a.owner, a.id, a.epoch, a.nth AS place, jobs.status AS job_status, jobs.steps_left, jobs.leased,
+           jobs.external, jobs.tenant_id, jobs.trace, jobs.event_seq, jobs.pipeline, jobs.created_at
+    FROM jobs CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
+    ORDER BY a.id
 ), done AS (
-    -- The guarded write: the leases' tasks succeed.
+    -- The guarded write: the leases' tasks succeed. It waits for whoever has a task's row locked (a renewal, a note),
+    -- and then judges the row that these left. Other settlements lock the row first: each such lock is a record in the
+    -- log.
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
-    FROM held WHERE t.id = held.id
-    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.queue, t.priority, t.unblocks, held.nth AS place,
-              held.job_status, held.steps_left, held.leased, held.external, held.tenant_id, held.trace,
-              held.event_seq, held.pipeline, held.created_at
+    FROM leases a WHERE t.id = a.id AND CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.queue, t.priority, t.unblocks, a.place, a.job_status,
+              a.steps_left, a.leased, a.external, a.tenant_id, a.trace, a.event_seq, a.pipeline, a.created_at
 ), counted AS MATERIALIZED (
     -- `nth` of `completed_count` completed tasks in the job; `claim_next`: the worker may claim a next step of the job.
     SELECT d.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,

@@ -72,7 +72,7 @@ WITH RECURSIVE served AS MATERIALIZED (
     WHERE h.has_room
     ORDER BY turn, since
     LIMIT 8 * $4
-), due AS MATERIALIZED (
+), found AS MATERIALIZED (
     -- Locks the jobs that nobody else holds.
     SELECT c.id, c.was, j.event_seq, j.tenant_id, j.pipeline, j.pipeline_version, j.params, j.inputs, j.output_prefix, j.trace, j.gated, CASE WHEN j.cancel_by IS NULL THEN j.grace_seconds ELSE greatest(ceil(extract(epoch FROM j.cancel_by - clock_timestamp())), 0)::int END AS grace_seconds, j.status = 'cancel_requested' AS cancelling
     FROM candidates c JOIN job j ON j.id = c.job_id
@@ -80,13 +80,6 @@ WITH RECURSIVE served AS MATERIALIZED (
     ORDER BY c.turn, c.since
     LIMIT $4
     FOR UPDATE OF j SKIP LOCKED
-), found AS MATERIALIZED (
-    -- Locks the tasks that are still due.
-    SELECT t.id, due.was, due.event_seq, due.tenant_id, due.pipeline, due.pipeline_version, due.params, due.inputs, due.output_prefix, due.trace, due.gated, due.grace_seconds, due.cancelling
-    FROM due JOIN task t ON t.id = due.id
-    WHERE CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN true ELSE false END AND (t.journaled OR NOT due.cancelling)
-    ORDER BY t.id
-    FOR UPDATE OF t
 )
 , claimed AS (
     -- A claim of a running task is a loss: its worker did not settle it.
@@ -99,7 +92,8 @@ WITH RECURSIVE served AS MATERIALIZED (
         losses = t.losses + (found.was = 'running')::int,
         started_at = clock_timestamp()
     FROM found
-    WHERE t.id = found.id
+    WHERE t.id = found.id AND (t.status = 'running') = (found.was = 'running')
+      AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN true ELSE false END AND (t.journaled OR NOT found.cancelling)
     RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, t.handler,
               t.timeout_seconds, found.was, extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
               found.event_seq, found.tenant_id, found.pipeline, found.pipeline_version, CASE WHEN t.contained THEN (SELECT i.value FROM item i WHERE i.task_id = t.id) ELSE found.params END AS params, found.inputs, CASE WHEN t.contained THEN found.output_prefix || '/' || replace(t.step, '#', '.')
