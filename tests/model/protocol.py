@@ -2,7 +2,7 @@
 
 The moves are those of docs/explanation/design.md, each atomic where one statement or one message makes it so. Polling
 for work without hints is left out: it would heal what the hints' rules must hold by themselves. A guard can be switched
-off.
+off. The guard `flush`: PostgreSQL answers a claim once it is on the disk; without it a crash may forget the claim.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-GUARDS = ("epoch", "ack", "outbox", "create_only", "confirm")
+GUARDS = ("epoch", "ack", "outbox", "create_only", "confirm", "flush")
 WORKERS = (0, 1)
 
 
@@ -40,6 +40,7 @@ class State(NamedTuple):
     crashes: int = 0
     copies: int = 0
     unheard: int = 0  # publishes whose confirm was lost, or that were not taken
+    unflushed: bool = False  # guard `flush` off: the claim is the last commit, and not on the disk
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Protocol:
         yield from self._submit(s)
         yield from self._relay(s)
         yield from self._leases(s)
+        yield from self._disk(s)
         for w in WORKERS:
             yield from self._worker(s, w)
 
@@ -90,10 +92,17 @@ class Protocol:
         if s.row == "running" and not s.lapsed and (abandoned or s.epoch < self.bounds.epochs):
             yield "the lease lapses", s._replace(lapsed=True)
         if s.row == "running" and s.lapsed:
-            more = {"row": "pending", "owner": None, "lapsed": False, "outbox": s.outbox + 1}
+            more = {"row": "pending", "owner": None, "lapsed": False, "outbox": s.outbox + 1, "unflushed": False}
             yield "the sweeper ends the lease", s._replace(**more)
         if s.broker and s.copies < self.bounds.copies:
             yield "the broker doubles a hint", s._replace(broker=s.broker + 1, copies=s.copies + 1)
+
+    def _disk(self, s: State) -> Iterator[tuple[str, State]]:
+        if s.unflushed:
+            yield "PostgreSQL writes the claim to the disk", s._replace(unflushed=False)
+            if s.crashes < self.bounds.crashes:
+                before = {"row": "pending", "owner": None, "epoch": s.epoch - 1, "lapsed": False, "unflushed": False}
+                yield "PostgreSQL crashes, and forgets the claim", s._replace(crashes=s.crashes + 1, **before)
 
     def _worker(self, s: State, w: int) -> Iterator[tuple[str, State]]:
         me = s.workers[w]
@@ -119,7 +128,8 @@ class Protocol:
 
     def _claim(self, s: State, w: int, name: str) -> tuple[str, State]:
         if s.row == "pending" or (s.row == "running" and s.lapsed):
-            leased = s._replace(row="running", owner=w, epoch=s.epoch + 1, lapsed=False)
+            unflushed = "flush" in self.off and s.row == "pending"  # a takeover is written to the disk in any case
+            leased = s._replace(row="running", owner=w, epoch=s.epoch + 1, lapsed=False, unflushed=unflushed)
             return f"{name} claims", self._with(leased, w, Worker("claimed", s.epoch + 1, s.workers[w].owes))
         return f"{name} finds it taken or done, and acknowledges", self._with(s, w, Worker())
 
@@ -137,7 +147,7 @@ class Protocol:
             return f"{name} is told that its lease is lost", self._with(s, w, Worker())
         settled = s._replace(
             row="done", owner=None, lapsed=False, committed=me.epoch, commits=s.commits + 1,
-            stale_commit=s.stale_commit or me.epoch < s.epoch,
+            stale_commit=s.stale_commit or me.epoch < s.epoch, unflushed=False,
         )  # fmt: skip
         return f"{name} commits", self._with(settled, w, me._replace(doing="committed"))
 

@@ -13,6 +13,7 @@ WITHOUT = {
     "outbox": "a runnable task that nobody will ever hear of",
     "create_only": "the row names bytes that are not in the store",
     "confirm": "a runnable task that nobody will ever hear of",
+    "flush": "a runnable task that nobody will ever hear of",
 }
 
 
