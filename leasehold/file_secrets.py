@@ -91,8 +91,9 @@ def holds_secrets(annotation: object) -> bool:
 
 
 def _stamp_of(path: Path) -> tuple[int, int, int]:
-    at = path.stat()
-    return at.st_ino, at.st_mtime_ns, at.st_size
+    """Inode, time of the last change, and size: the file is read again only if one of them differs."""
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _content_of(path: Path) -> str:

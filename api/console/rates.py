@@ -95,5 +95,6 @@ def _seconds(start: datetime, end: datetime) -> float:
 
 
 def _percentiles(values: list[float]) -> tuple[float, float] | None:
+    """The median and the 95th percentile. None: there are no values."""
     values.sort()
     return (values[len(values) // 2], values[int(len(values) * 0.95)]) if values else None

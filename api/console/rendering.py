@@ -210,6 +210,7 @@ def span(seconds: float | None) -> str:
 
 
 def _rest(seconds: float, length: int) -> tuple[int, str]:
+    """The seconds as a number of the next unit below the unit of `length` seconds, and the name of that unit."""
     smaller, name = _UNITS[1] if length == _UNITS[0][0] else _UNITS[2]
     return int(seconds // smaller), name
 

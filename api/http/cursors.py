@@ -112,6 +112,7 @@ def id_at(cursor: str | None) -> UUID | None:
 
 
 def instant_and_id_at(cursor: str | None) -> tuple[datetime, UUID] | None:
+    """The time and the id of the row that the page follows. None: this is the first page."""
     if cursor is None:
         return None
     packed = _unpacked(cursor)

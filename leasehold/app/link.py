@@ -285,6 +285,7 @@ class DatabaseLink:
 
 
 def _error_of(row: Any) -> tuple[str, str] | None:
+    """The code and the message with which the run ended. None: it has no error."""
     if row["status"] == "cancelled":
         return "cancelled", (row["cancel"] or {}).get("reason") or "the run was cancelled"
     if row["error"] is None:

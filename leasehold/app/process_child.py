@@ -104,6 +104,7 @@ def main() -> None:
 
 
 def _answer(call: CallOfProcess, attempt: ProcessAttempt) -> tuple[Kind, bytes]:
+    """Call the function. Returns the kind and the body of the message to the worker."""
     try:
         task = task_of(call.module, call.task)
         return Kind.DONE, task.handling.called(call.params, attempt)

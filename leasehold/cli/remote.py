@@ -60,6 +60,7 @@ def submit(
 
 
 def _tag(text: str) -> tuple[str, str]:
+    """The name and the value of a tag that was written as NAME=VALUE."""
     name, sign, value = text.partition("=")
     if not sign:
         raise print_failure(f"write a tag as NAME=VALUE, not {text}", WRONG_USE)

@@ -221,6 +221,7 @@ class _FilterBuilder:
 
 
 def _comparison(term: _Term) -> tuple[str, str]:
+    """The sign (`<` or `>`) and the operand of the term's value. Raises InvalidFilter without a sign."""
     if term.value[0] not in "<>":
         raise InvalidFilter(term.value_at, f"Write `{term.key}:>...` or `{term.key}:<...`.")
     return term.value[0], term.value[1:]

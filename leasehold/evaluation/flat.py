@@ -80,6 +80,7 @@ class FlatSchemas:
 
 
 def _compile_flat(schema: Any) -> tuple[int, Draft202012Validator] | None:
+    """The weight and the validator of a flat schema. None: the schema is not flat, or no JSON Schema."""
     heaviest = weight(schema)
     if heaviest is None:
         return None

@@ -295,6 +295,7 @@ def _place(kind: str, version: int) -> tuple[str, int]:
 
 
 def _place_of(version: TemplateVersion) -> tuple[str, int]:
+    """The sort key of the version in lists."""
     return _place(version.template.type, version.template.version)
 
 

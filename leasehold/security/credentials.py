@@ -81,6 +81,7 @@ def matches(presented: PresentedKey, stored: StoredKey | None) -> bool:
 
 
 def _generate() -> tuple[str, str]:
+    """A new prefix, which is public, and a new secret."""
     prefix = "".join(secrets.choice(_PREFIX_ALPHABET) for _ in range(12))
     return prefix, secrets.token_urlsafe(32)
 

@@ -39,7 +39,9 @@ class Buffer(Protocol):
 
     on_first: Callable[[], None] | None
 
-    def take(self) -> tuple[int, list[bytes]]: ...
+    def take(self) -> tuple[int, list[bytes]]:
+        """Remove all items. Returns the number of the first one, and the items."""
+
     def close(self) -> None: ...
 
 

@@ -64,6 +64,7 @@ async def fetch(
     """
 
     async def fetch_source(source: Source, path: Path) -> tuple[Path, str]:
+        """Download one source to `path`. Returns the path and the SHA-256."""
         data = cache.find(source.key, source.sha256)
         if data is not None and source.sha256 is not None and len(data) <= max_bytes:
             await asyncio.to_thread(path.write_bytes, data)

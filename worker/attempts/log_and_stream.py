@@ -66,6 +66,7 @@ class LogAndStreamWriters:
         return LogAndStream(self, claimed)
 
     def make(self, claimed: Claimed) -> tuple[AttemptBuffer[Emissions], AttemptBuffer[Recorder]]:
+        """The buffers of the attempt: for its stream, and for its log."""
         settings, lock = self._settings, self._buffer_lock
         emissions = Emissions(settings.stream_chunks, settings.stream_bytes, lock)
         recorder = Recorder(settings.job_log_lines, settings.job_log_bytes, lock, stream=emissions)

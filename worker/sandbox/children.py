@@ -200,6 +200,7 @@ class _Lines:
 def _requests(
     pipeline: str, step: str, params: dict[str, Any], files: Mapping[str, Path], directory: Path, item: Any
 ) -> tuple[bytes, bytes]:
+    """The two messages to a child: its confinement, and the step to run. Raises Permanent `bad_params`."""
     paths = {name: str(path.absolute()) for name, path in files.items()}
     writable = str(directory.absolute())
     run = frames.Run(

@@ -71,8 +71,8 @@ def webp(work: Work) -> Done:
 
 @lru_cache(maxsize=1)
 def _frame_of(data: bytes, content_type: str) -> tuple[Image.Image, int]:
-    """The first frame of a file of `resize`. It is cached, because the same child process mostly runs the
-    next steps.
+    """The first frame of a file of `resize`, and its milliseconds. It is cached, because the same child process mostly
+    runs the next steps.
     """
     return Picture(data, content_type).frame(0)
 
@@ -93,6 +93,7 @@ class _Prepared:
         return self.animation.first_frame
 
     def _render(self, index: int) -> tuple[Image.Image, int]:
+        """The frame, and the milliseconds for which it is shown."""
         image, milliseconds = self._picture.frame(index)
         image = self._to_srgb(shrink(image, self._size, self._box))
         return upright(image, self._picture.orientation), milliseconds

@@ -177,7 +177,7 @@ def _inputs_and_outputs(path: Path) -> dict[str, Any]:
 
 
 def _run(path: Path, inputs: list[Tensors], *, timed: bool) -> tuple[list[Tensors], float | None]:
-    """The model's answer to each input. If `timed`, also the milliseconds that it takes for one input."""
+    """The model's answer to each input, and the milliseconds that it takes for one input (None unless `timed`)."""
     model = Runnable(path)
     answers = [model.run(sample) for sample in inputs]
     milliseconds = comparison.milliseconds(model, inputs[0]) if timed else None

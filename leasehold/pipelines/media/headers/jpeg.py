@@ -70,6 +70,7 @@ def _segments(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _frame(marker: int, data: bytes, body: int) -> tuple[Header, int]:
+    """The header, and the number of colour components. Raises Permanent `unsupported_format`."""
     precision, height, width, components = struct.unpack_from(">BHHB", data, body)
     if marker not in _DECODABLE or precision != _PRECISION_BITS or components not in {1, 3, 4}:
         raise unsupported_format("JPEG of a rare coding process is not accepted")
