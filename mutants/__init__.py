@@ -1,5 +1,5 @@
-"""`scripts/mutants`: each guard of the platform is changed once, by machine, and a test must notice.
+"""`scripts/mutants`: changes each guard of the platform once, by machine. For each change, a test must fail.
 
-`places` lists what is changed, `sql` and `python` change it, `copies` and `nursery` run the tests beside one change,
-`run` does so for all. docs/explanation/mutants.md says what comes of it.
+`places` lists the files, `sql` and `python` make the changes, `copies` and `nursery` run the tests beside one change,
+`run` does so for all. docs/explanation/mutants.md has the results.
 """

@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scripts/mutants",
         description="Change each guard once, and see whether a test notices: docs/explanation/mutants.md."
-        " A run that was stopped goes on where it was; at a later commit, with survivors and changed files anew.",
+        " A stopped run goes on where it was. At a later commit, survivors and changed files are judged again.",
     )
     parser.add_argument("--measure", nargs="*", metavar="FOLDER", help="measure which tests run which line, no more")
     parser.add_argument("--only", default="", metavar="PATH", help="only mutants of files that begin so, or of this id")
@@ -43,37 +43,45 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    asked = parser().parse_args(arguments)
-    if asked.measure is not None:
-        measure(asked.measure, state.coverage_file())
+    options = parser().parse_args(arguments)
+    if options.measure is not None:
+        measure(options.measure, state.coverage_file())
         return 0
-    found = [mutant for mutant in mutants() if mutant.path.startswith(asked.only) or mutant.id == asked.only]
-    if asked.sample is not None:
-        found = random.Random(asked.seed).sample(found, min(asked.sample, len(found)))  # noqa: S311 - no secret
-    if asked.list:
-        for mutant in found:
+    chosen = [mutant for mutant in mutants() if mutant.path.startswith(options.only) or mutant.id == options.only]
+    if options.sample is not None:
+        chosen = random.Random(options.seed).sample(chosen, min(options.sample, len(chosen)))  # noqa: S311 - no secret
+    if options.list:
+        for mutant in chosen:
             print(mutant.title)  # noqa: T201 - its output
         return 0
-    kept = state.State(state.commit(), found)
-    if not asked.survivors:
-        waiting = [one for one in found if _waits(kept.judgements.get(one.id), asked.again)]
-        choosing = Choosing(state.covering(), state.killers(), asked.budget)
-        asyncio.run(run(waiting, choosing, kept.add, asked.places))
-    if asked.record:
-        noticed = {one.id: one.by for one in kept.judgements.values() if one.verdict == "killed" and "::" in one.by}
+    judged = state.State(state.commit(), chosen)
+    if not options.survivors:
+        unjudged = [mutant for mutant in chosen if _is_unjudged(judged.judgements.get(mutant.id), options.again)]
+        choosing = Choosing(state.covering(), state.killers(), options.budget)
+        asyncio.run(run(unjudged, choosing, judged.add, options.places))
+    if options.record:
+        killed = (judgement for judgement in judged.judgements.values() if judgement.verdict == "killed")
+        killers = state.killers() | {judgement.id: judgement.by for judgement in killed if "::" in judgement.by}
         ids = {mutant.id for mutant in mutants()}
-        state.record({one: test for one, test in (state.killers() | noticed).items() if one in ids})
-    return report(found, kept.judgements)
+        state.record({mutant_id: test for mutant_id, test in killers.items() if mutant_id in ids})
+    return report(chosen, judged.judgements)
 
 
-def _waits(judgement: Judgement | None, again: str | None) -> bool:
+def _is_unjudged(judgement: Judgement | None, again: str | None) -> bool:
+    """Whether the mutant has no judgement yet, or a verdict that is to be judged `again`."""
     return judgement is None or judgement.verdict == again
 
 
-def report(found: Sequence[Mutant], judgements: dict[str, Judgement]) -> int:
-    """Print the survivors and the counts, without those that change nothing. The exit code: 1 where one survived."""
-    known = equivalents()
-    judged = [(mutant, judgements[mutant.id]) for mutant in found if mutant.id in judgements and mutant.id not in known]
+def report(chosen: Sequence[Mutant], judgements: dict[str, Judgement]) -> int:
+    """Print the survivors and the counts, without the mutants that no test can notice. Returns the exit code: 1 if a
+    mutant survived.
+    """
+    unnoticeable = equivalents()
+    judged = [
+        (mutant, judgements[mutant.id])
+        for mutant in chosen
+        if mutant.id in judgements and mutant.id not in unnoticeable
+    ]
     survived = [(mutant, judgement) for mutant, judgement in judged if judgement.verdict in ("survived", "untested")]
     for mutant, judgement in survived:
         print(f"{judgement.verdict}: {mutant.title} ({judgement.ran} of {judgement.of} tests)")  # noqa: T201 - its output
@@ -81,9 +89,9 @@ def report(found: Sequence[Mutant], judgements: dict[str, Judgement]) -> int:
     counts = Counter(judgement.verdict for _, judgement in judged)
     valid = len(judged) - counts["invalid"]
     killed = counts["killed"] + counts["timed out"]
-    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
     share = f"; {killed / valid:.1%} of the valid ones killed" if valid else ""
-    print(f"{len(found)} mutants, {len(judged)} judged: {said}{share}")  # noqa: T201 - as above
+    print(f"{len(chosen)} mutants, {len(judged)} judged: {verdicts}{share}")  # noqa: T201 - as above
     return 1 if survived else 0
 
 

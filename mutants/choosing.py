@@ -1,4 +1,4 @@
-"""Which tests judge a mutant, and in which order."""
+"""Chooses the tests that judge a mutant, and their order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mutants.places import ROOT, all_files
 from mutants.source import Source
 from mutants.uses import Uses
 
-#: Tests that judge no mutant, and why.
+#: Tests that judge no mutant, each with the reason.
 LEFT_OUT = (
     "tests/transitions/test_statements.py",  # compares texts: it would notice every change, and prove nothing
     "tests/api/test_contract.py",  # random requests: a mutant that they miss today they find tomorrow
@@ -23,7 +23,7 @@ LEFT_OUT = (
     "tests/chaos",  # has mutants of its own
     "tests/bench",
 )
-#: The folders that are about a file, by the beginning of its path: their tests come first.
+#: The beginning of a file's path -> the folders of its own tests, which come first.
 FOLDERS = {
     "leasehold/transitions": ("tests/transitions", "tests/runs"),
     "leasehold/limits": ("tests/security/test_limits.py", "tests/runs/test_limits.py", "tests/api/test_uploads.py"),
@@ -36,14 +36,16 @@ FOLDERS = {
     "worker": ("tests/worker", "tests/unit"),
     "api": ("tests/runs", "tests/api"),
 }
-#: What a test costs beside its own seconds.
+#: The cost of a test beside its own seconds.
 _EACH_SECONDS = 0.1
 _PATIENCE_SECONDS, _PATIENCE_TIMES = 15.0, 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """`tests`: node ids. `of`: how many would be in question."""
+    """The tests of one mutant. `tests`: node ids. `limits`: the seconds that each may take. `of`: how many tests could
+    notice the mutant; the budget may have cut the rest.
+    """
 
     tests: list[str]
     limits: list[float]
@@ -51,8 +53,8 @@ class Chosen:
 
 
 class Choosing:
-    """`killers`: the test that noticed a mutant the last time, by the mutant's id: it comes first. `budget`: the
-    seconds that a mutant's tests may take together; 0: any.
+    """`killers`: id of a mutant -> the test that noticed it last time, which comes first. `budget`: the seconds that
+    the tests of one mutant may take together; 0: no bound.
     """
 
     def __init__(self, covering: Covering, killers: dict[str, str], budget: float) -> None:
@@ -63,8 +65,8 @@ class Choosing:
     @cached_property
     def _uses(self) -> Uses:
         folders = ("leasehold", "api", "worker")
-        found = {path for folder in folders for path in (ROOT / folder).rglob("*.py") if not _linked(path)}
-        return Uses(ROOT, sorted(str(path.relative_to(ROOT)) for path in found))
+        paths = {path for folder in folders for path in (ROOT / folder).rglob("*.py") if not _is_linked(path)}
+        return Uses(ROOT, sorted(str(path.relative_to(ROOT)) for path in paths))
 
     @cached_property
     def _sources(self) -> dict[str, Source]:
@@ -74,18 +76,19 @@ class Choosing:
         seconds = self._covering.seconds
         covering = {test for test in self._covering_tests(mutant) if test in seconds and judges(test)}
         tests = self._in_order(mutant, covering)
-        kept: list[str] = []
-        spent = 0.0
+        chosen: list[str] = []
+        total = 0.0
         for test in tests:
-            spent += seconds[test] + _EACH_SECONDS
-            if kept and self._budget and spent > self._budget:
+            total += seconds[test] + _EACH_SECONDS
+            if chosen and self._budget and total > self._budget:
                 break
-            kept.append(test)
-        return Chosen(kept, [_PATIENCE_SECONDS + _PATIENCE_TIMES * seconds[test] for test in kept], len(tests))
+            chosen.append(test)
+        return Chosen(chosen, [_PATIENCE_SECONDS + _PATIENCE_TIMES * seconds[test] for test in chosen], len(tests))
 
     def _in_order(self, mutant: Mutant, tests: set[str]) -> list[str]:
-        """The test that noticed before, then those of the folders near by; of a test with many parameters first one
-        each, for the others tell the same more often than another test does; then the fastest.
+        """First the test that noticed last time, then the tests of the file's own folders. Among these, the first
+        parameter set of each test comes before the further ones, which mostly notice the same mutants. Among those, the
+        fastest comes first.
         """
         seconds, near, killer = self._covering.seconds, _folders(mutant.path), self._killers.get(mutant.id)
         nth: Counter[str] = Counter()
@@ -97,7 +100,9 @@ class Choosing:
         return sorted(tests, key=lambda test: places[test])
 
     def _covering_tests(self, mutant: Mutant) -> set[str]:
-        """Those that ran the line, else that use the constant, else that ran the function, else the file."""
+        """The tests that ran the changed lines. If there are none: the tests that use the changed constant; then those
+        that ran the function; then those that ran any line of the file.
+        """
         first, last = mutant.lines
         return (
             self._covering.tests_of(mutant.path, range(first, last + 1))
@@ -114,8 +119,9 @@ class Choosing:
         return {test for path, line in lines for test in self._covering.tests_of(path, [line])}
 
     def _function(self, mutant: Mutant) -> range:
-        around = [one for one in self._sources[mutant.path].scopes if one[2] == mutant.scope]
-        return range(around[-1][0] + 1, around[-1][1] + 1) if around else range(0)
+        """The lines of the mutant's function, without its `def`."""
+        scopes = [(first, last) for first, last, name in self._sources[mutant.path].scopes if name == mutant.scope]
+        return range(scopes[-1][0] + 1, scopes[-1][1] + 1) if scopes else range(0)
 
 
 def _folders(path: str) -> tuple[str, ...]:
@@ -124,8 +130,10 @@ def _folders(path: str) -> tuple[str, ...]:
 
 
 def judges(test: str) -> bool:
+    """Whether the test may judge mutants."""
     return not test.startswith(LEFT_OUT) and (ROOT / test.partition("::")[0]).exists()
 
 
-def _linked(path: Path) -> bool:
+def _is_linked(path: Path) -> bool:
+    """Whether the path goes through a link: then the same file has another path, too."""
     return any(parent.is_symlink() for parent in path.parents)

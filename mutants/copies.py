@@ -1,7 +1,7 @@
-"""A copy of the checkout, with an environment of its own: what is mutated is a file of the copy.
+"""Makes a copy of the checkout, with a Python environment of its own. The mutated file is a file of the copy.
 
-Every process that a test starts runs `sys.executable`, which is the copy's: so it also loads the mutated file, whatever
-of the environment its parent gives it.
+Every process that a test starts runs `sys.executable`, which is the copy's Python. So it also loads the mutated file,
+whatever environment variables its parent gives it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from mutants.places import ROOT
 
 
 def make_copy(directory: Path) -> Path:
-    """Copy what git knows of the checkout, as it lies there, to `directory`. Returns the copy's Python."""
+    """Copy the checkout to `directory`: the files that git lists, with their uncommitted changes. Returns the Python of
+    the copy.
+    """
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -34,7 +36,7 @@ def make_copy(directory: Path) -> Path:
 
 
 def _make_environment(directory: Path) -> Path:
-    """An environment that has the copy first, then everything that this one has."""
+    """Make an environment that finds the modules of the copy first, then everything that this environment has."""
     own = directory / ".venv"
     packages = own / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     packages.mkdir(parents=True)
@@ -54,7 +56,9 @@ def _make_environment(directory: Path) -> Path:
 
 
 def _link(program: Path, there: Path, python: Path) -> None:
-    """A script runs the copy's Python, any other program is the same."""
+    """Put a program of this environment into the copy's. A script of this Python runs the copy's Python there; any
+    other program becomes a link.
+    """
     start = f"#!{sys.executable}".encode()
     with program.open("rb") as file:
         is_script = file.read(2) == b"#!"

@@ -1,4 +1,6 @@
-"""Which tests run a line, and how long each takes: measured once (`scripts/mutants --measure`), kept in the cache."""
+"""The coverage: which tests run a line, and how long each test takes. `scripts/mutants --measure` measures it once, and
+the cache keeps it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from mutants.places import ROOT
 
 
 class Covering:
-    """`seconds`: of each test that passed when the coverage was measured."""
+    """`seconds`: test -> its seconds, for each test that passed when the coverage was measured. `lines`: path -> line
+    -> tests. `texts`: path -> the file's text at that time.
+    """
 
     def __init__(
         self, seconds: dict[str, float], lines: dict[str, dict[int, list[str]]], texts: dict[str, str]
@@ -26,7 +30,7 @@ class Covering:
         self._now = cache(self._lines_now)
 
     def tests_of(self, path: str, lines: Iterable[int]) -> set[str]:
-        """The tests that ran one of the lines, as the file lies there now."""
+        """The tests that ran one of these lines of the present file."""
         covered = self._now(path)
         return {test for line in lines for test in covered.get(line, ())}
 
@@ -34,7 +38,9 @@ class Covering:
         return {test for tests in self._now(path).values() for test in tests}
 
     def _lines_now(self, path: str) -> dict[int, list[str]]:
-        """Lines of a file that has changed since are found again by their text."""
+        """The lines of the present file with their tests. If the file has changed, its lines are found again by their
+        text.
+        """
         measured, then = self._lines.get(path, {}), self._texts.get(path)
         now = (ROOT / path).read_text()
         if then is None or then == now:
@@ -48,7 +54,7 @@ class Covering:
         }
 
     def renewed_by(self, newer: Covering) -> Covering:
-        """This one, with the tests that `newer` measured as it has them, and all lines as they lie now."""
+        """This coverage, but of the tests that `newer` measured the newer one; with the lines of the present files."""
         lines = {}
         paths = [path for path in self._lines.keys() | newer._lines.keys() if (ROOT / path).exists()]
         for path in paths:
@@ -67,31 +73,33 @@ class Covering:
             path: {line: [names[test] for test in tests if test in names] for line, tests in covered.items()}
             for path, covered in self._lines.items()
         }
-        told = {"tests": sorted(self.seconds.items()), "lines": lines, "texts": self._texts}
-        file.write_bytes(gzip.compress(json.dumps(told).encode()))
+        content = {"tests": sorted(self.seconds.items()), "lines": lines, "texts": self._texts}
+        file.write_bytes(gzip.compress(json.dumps(content).encode()))
 
     @classmethod
     def load(cls, file: Path) -> Covering:
-        told = json.loads(gzip.decompress(file.read_bytes()))
-        names = [test for test, _ in told["tests"]]
+        content = json.loads(gzip.decompress(file.read_bytes()))
+        names = [test for test, _ in content["tests"]]
         lines = {
             path: {int(line): [names[n] for n in tests] for line, tests in covered.items()}
-            for path, covered in told["lines"].items()
+            for path, covered in content["lines"].items()
         }
-        return cls(dict(told["tests"]), lines, told["texts"])
+        return cls(dict(content["tests"]), lines, content["texts"])
 
 
 def collected(data: Path, tree: Path) -> Covering:
-    """What the processes of a measured run of `tree` wrote below the name `data`."""
+    """The coverage of a measured run in the checkout `tree`, from the files that its processes wrote: their names begin
+    with `data`.
+    """
     seconds: dict[str, float] = {}
     failed: set[str] = set()
     for file in data.parent.glob(f"{data.name}.tests.*.json"):
-        told = json.loads(file.read_text())
-        seconds |= told["seconds"]
-        failed |= set(told["failed"])
+        results = json.loads(file.read_text())
+        seconds |= results["seconds"]
+        failed |= set(results["failed"])
     measured = coverage.Coverage(data_file=str(data), config_file=False, messages=False)
     measured.combine([str(file) for file in data.parent.glob(f"{data.name}.*") if file.suffix != ".json"], keep=True)
-    passed = {test: took for test, took in seconds.items() if test not in failed}
+    passed = {test: duration for test, duration in seconds.items() if test not in failed}
     lines, texts = {}, {}
     for name in measured.get_data().measured_files():
         path = str(Path(name).relative_to(tree))

@@ -11,5 +11,5 @@ _ROW = re.compile(r"^\| `([0-9a-f]{8})`[^|]*\| (.+?) \| (.+?) \|$", re.MULTILINE
 
 
 def equivalents() -> dict[str, str]:
-    """The reason, by mutant."""
+    """Id of a mutant -> why no test can notice it."""
     return {row[1]: row[3] for row in _ROW.finditer(_PAGE.read_text())}

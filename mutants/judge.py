@@ -1,4 +1,7 @@
-"""A place where mutants are judged: a copy of the checkout, servers of its own, and a nursery."""
+"""Judges mutants, one after another, in a copy of the checkout with servers of its own.
+
+A process in the copy, the nursery, forks once for each mutant and runs its tests there (nursery.py).
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,16 @@ from mutants.mutant import Mutant
 from mutants.places import ROOT
 from mutants.servers import TEMPLATE
 
-_LINE_BYTES = 1 << 24  # an order has a whole file in it
+_LINE_BYTES = 1 << 24  # of an order, which has a whole file in it
 _START_SECONDS = 60.0
 _SPARE_SECONDS = 20.0
-_ERRORS_OF_IMPORT = (1, 2, 4)  # pytest's exit codes where a file of tests, or a conftest, cannot be loaded
+_IMPORT_FAILED = (1, 2, 4)  # pytest's exit codes if it cannot load a file of tests, or a conftest
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """`verdict`: killed | timed out | survived | invalid | untested. `by`: the test that noticed; `why`: its error.
-    `ran` of `of`: how many tests ran, of how many that could notice.
+    `ran`: how many tests ran; `of`: how many could notice the mutant.
     """
 
     id: str
@@ -40,17 +43,15 @@ class Judgement:
 
 
 class Judge:
+    """`process`: the nursery. `known`: the digests of all statements without a mutant, by `module:NAME`."""
+
     def __init__(self, process: asyncio.subprocess.Process, database: str, known: Mapping[str, str]) -> None:
         self._process = process
         self._database = database
         self._known = known
 
     async def judge(self, mutant: Mutant, chosen: Chosen) -> Judgement:
-        """Run the chosen tests beside the mutant.
-
-        Raises:
-            RuntimeError: the nursery has ended.
-        """
+        """Run the chosen tests beside the mutant. Raises RuntimeError if the nursery has ended."""
         if not chosen.tests:
             return Judgement(mutant.id, "untested", why="no test runs it")
         text = mutant.applied((ROOT / mutant.path).read_text())
@@ -73,37 +74,40 @@ class Judge:
         return _judgement(mutant, chosen, await answer(self._process))
 
 
-def _judgement(mutant: Mutant, chosen: Chosen, told: dict[str, Any]) -> Judgement:
-    ran, seconds, by, why = told.get("ran", 0), round(told["seconds"], 2), told.get("by", ""), told.get("why", "")
-    if "invalid" in told:
-        verdict, why = "invalid", told["invalid"]
-    elif told["code"] is None or told.get("timeout"):
+def _judgement(mutant: Mutant, chosen: Chosen, result: dict[str, Any]) -> Judgement:
+    """The judgement for the nursery's answer."""
+    ran, seconds = result.get("ran", 0), round(result["seconds"], 2)
+    by, why = result.get("by", ""), result.get("why", "")
+    if "invalid" in result:
+        verdict, why = "invalid", result["invalid"]
+    elif result["code"] is None or result.get("timeout"):
         verdict = "timed out"
     elif by:
         verdict = "killed"
-    elif told["code"] in _ERRORS_OF_IMPORT:
+    elif result["code"] in _IMPORT_FAILED:
         verdict, by = "killed", "import"
-    elif told["code"] == 0 and ran:
+    elif result["code"] == 0 and ran:
         verdict = "survived"
-    elif told["code"] < 0:
-        verdict, by = "killed", f"signal {-told['code']}"
+    elif result["code"] < 0:
+        verdict, by = "killed", f"signal {-result['code']}"
     else:
-        verdict, why = "untested", f"pytest ended with {told['code']}"
+        verdict, why = "untested", f"pytest ended with {result['code']}"
     return Judgement(mutant.id, verdict, by, why, ran, chosen.of, seconds)
 
 
 async def answer(process: asyncio.subprocess.Process) -> dict[str, Any]:
+    """The next answer of the nursery. Raises RuntimeError if the nursery has ended."""
     assert process.stdout is not None
     line = await process.stdout.readline()
     if not line:
         raise RuntimeError(f"a nursery ended with {await process.wait()}")
-    told: dict[str, Any] = json.loads(line)
-    return told
+    result: dict[str, Any] = json.loads(line)
+    return result
 
 
 @asynccontextmanager
 async def judge(servers: Mapping[str, str]) -> AsyncIterator[Judge]:
-    """`servers`: the variables that lead to them."""
+    """A judge with a copy and a nursery of its own. `servers`: the environment variables with their addresses."""
     with RunDirectory() as directory:
         python = await asyncio.to_thread(make_copy, directory.path / "checkout")
         database = servers[TEMPLATE]
@@ -128,7 +132,7 @@ async def _start(python: Path, copy: Path, servers: Mapping[str, str]) -> asynci
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=_LINE_BYTES,
-        start_new_session=True,  # Ctrl-C is for this process, which ends the nursery
+        start_new_session=True,  # Ctrl-C must reach only this process, which then ends the nursery
     )
 
 

@@ -1,4 +1,4 @@
-"""In the fork that judges a mutant: the pytest plugin that runs its tests, and the check of its statements."""
+"""Runs in the fork that judges a mutant: the pytest plugin for its tests, and the check of its statements."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-#: The mutant is no SQL, or not of our tables: it says nothing of the tests.
+#: PostgreSQL's errors for a mutant that is no SQL, or names no column of ours: such a mutant proves nothing.
 _NO_STATEMENT = asyncpg.exceptions.SyntaxOrAccessError
 
 
 class Judging:
-    """Runs `tests` in this order, each within its limit of seconds, and writes `result` when one fails, and at the end.
+    """Runs `tests` in this order, each within its limit of seconds, and writes the file `result` after each.
 
-    Attributes of the result: `ran`, how many tests ran; `by`, the test that failed; `why`, the end of its error;
-    `timeout`, whether its limit did it; `invalid`, that PostgreSQL refused a statement as none.
+    Fields of the result: `ran`, how many tests ran; `by`, the test that failed; `why`, the end of its error; `timeout`,
+    whether it failed by its limit; `invalid`, the error if PostgreSQL refused a statement as no SQL.
     """
 
     def __init__(self, tests: list[str], limits: list[float], result: Path) -> None:
         self._order = {test: n for n, test in enumerate(tests)}
         self._limits = dict(zip(tests, limits, strict=True))
         self._file = result
-        self._said: dict[str, object] = {"ran": 0}
+        self._result: dict[str, object] = {"ran": 0}
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = sorted((item for item in items if item.nodeid in self._order), key=lambda i: self._order[i.nodeid])
         for item in items:
             item.add_marker(pytest.mark.timeout(self._limits[item.nodeid]), append=False)
-        self._said["collected"] = len(items)
+        self._result["collected"] = len(items)
         self._write()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._said |= {"by": report.nodeid, "why": report.longreprtext[-400:]}
+            self._result |= {"by": report.nodeid, "why": report.longreprtext[-400:]}
             self._write()
 
     @pytest.hookimpl(wrapper=True)
@@ -48,27 +48,27 @@ class Judging:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if call.when == "call":
-            self._said["ran"] = int(str(self._said["ran"])) + 1
-        if call.excinfo is not None and report.failed and "by" not in self._said:
+            self._result["ran"] = int(str(self._result["ran"])) + 1
+        if call.excinfo is not None and report.failed and "by" not in self._result:
             error = call.excinfo.value
-            refused = isinstance(error, _NO_STATEMENT) and not isinstance(error, asyncpg.InsufficientPrivilegeError)
-            self._said |= {
+            is_invalid = isinstance(error, _NO_STATEMENT) and not isinstance(error, asyncpg.InsufficientPrivilegeError)
+            self._result |= {
                 "by": item.nodeid,
                 "why": f"{type(error).__name__}: {error}"[:400],
                 "timeout": "Timeout (>" in str(error),
-                **({"invalid": str(error)[:200]} if refused else {}),
+                **({"invalid": str(error)[:200]} if is_invalid else {}),
             }
         self._write()
         return report
 
     def _write(self) -> None:
-        self._file.write_text(json.dumps(self._said))
+        self._file.write_text(json.dumps(self._result))
 
 
 def invalid_statement(known: dict[str, str], database: str) -> str | None:
-    """Why PostgreSQL does not prepare one of the statements (`module:NAME`) that the mutant changed; None: it does.
+    """PostgreSQL's error for a statement that the mutant changed; None: PostgreSQL prepares all of them.
 
-    `known`: the digests of the statements without any mutant, all of which it prepares.
+    `known`: the digests of all statements without a mutant, by `module:NAME`.
     """
     changed = []
     for place, digest in known.items():

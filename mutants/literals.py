@@ -1,4 +1,4 @@
-"""The SQL in a Python file: which literals hold it, and where each of its characters stands in the file."""
+"""Finds the SQL in a Python file: the literals that hold it, and the place of each of its characters in the file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _ESCAPE = re.compile(r"\\.", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """SQL at the character `start` of a file. `text` has the length of the source, so that places stay: all that is
-    Python (quotes, escapes, the names in braces) is blanked, a name becomes another. `parts`: what is SQL in it.
+    """The SQL of a literal at the character `start` of a file. `text` is as long as the literal's source, so that each
+    character keeps its place: quotes and escapes of Python are blanks, and `{name}` is a name of SQL. `parts`: from
+    where to where `text` is SQL.
     """
 
     node: ast.expr
@@ -29,8 +30,8 @@ class Piece:
     parts: tuple[tuple[int, int], ...]
 
     def placed(self, change: Change) -> Change:
-        """The change of `text` as one of the file. What lies between two literals stays."""
-        edits = tuple(edit for one in change.edits for edit in self._pieces(one))
+        """The change of `text` as a change of the file. The Python between two literals stays."""
+        edits = tuple(placed for edit in change.edits for placed in self._pieces(edit))
         return Change(change.kind, change.about, edits)
 
     def _pieces(self, edit: Edit) -> Iterator[Edit]:
@@ -54,7 +55,7 @@ def pieces(source: Source) -> Iterator[Piece]:
 
 
 def _literals(tree: ast.Module) -> Iterator[ast.expr]:
-    """The literals of the file, none of which lies in another, and without the docstrings."""
+    """The literals of the file, without docstrings, and without literals that lie in another literal."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -82,8 +83,8 @@ def _piece(node: ast.expr, start: int, text: str) -> Piece:
 
 
 def _without_names(body: str) -> str:
-    """`{name}` becomes `xxxxxx`."""
-    said = list(body)
+    """Replace `{name}` by as many `x`."""
+    characters = list(body)
     n = 0
     while n < len(body):
         if body.startswith(("{{", "}}"), n):
@@ -93,8 +94,8 @@ def _without_names(body: str) -> str:
             while depth:
                 depth += {"{": 1, "}": -1}.get(body[end], 0)
                 end += 1
-            said[n:end] = "x" * (end - n)
+            characters[n:end] = "x" * (end - n)
             n = end
         else:
             n += 1
-    return "".join(said)
+    return "".join(characters)

@@ -1,4 +1,4 @@
-"""Runs the tests once, in a copy of the checkout, and writes down which of them run which line."""
+"""Runs the tests once, in a copy of the checkout, and records which tests run which line."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from mutants.copies import make_copy
 from mutants.covering import Covering, collected
 from mutants.tracing.processes import FILE
 
-#: They take long and are about other things than guards, or start what cannot be measured.
+#: Tests that take long and are not about guards, or whose processes cannot be measured.
 _NOT_MEASURED = (*LEFT_OUT, "tests/conversion", "tests/examples", "tests/embedded", "tests/plans", "tests/fixtures")
 
 
 def measure(folders: Sequence[str], file: Path) -> None:
-    """Measure the folders, and renew `file` for their tests. None given: measure all that matter, and replace it."""
+    """Measure the tests of the folders, and renew their part of `file`. Without folders, measure all tests that matter,
+    and replace the file.
+    """
     with RunDirectory() as directory:
         copy = directory.path / "checkout"
         python = make_copy(copy)
@@ -29,7 +31,7 @@ def measure(folders: Sequence[str], file: Path) -> None:
             [python, "-m", "pytest", *options, "-p", "mutants.tracing.plugin", *(folders or ["tests"])],
             cwd=copy,
             env=os.environ | {FILE: str(data)},
-            check=False,  # a test that fails there is chosen for no mutant
+            check=False,  # tests may fail: a test that fails here judges no mutant
         )
         measured = collected(data, copy)
         (Covering.load(file).renewed_by(measured) if folders and file.exists() else measured).save(file)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """The characters `start` to `end` of a source become `text`."""
+    """Replaces the characters from `start` to `end` of a source by `text`."""
 
     start: int
     end: int
@@ -20,7 +20,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an operator proposes: `kind` names the operator, `about` the text that it is about."""
+    """A change that an operator proposes. `kind`: the name of the operator. `about`: the text that it changes."""
 
     kind: str
     about: str
@@ -33,8 +33,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`path`: from the repository's root. `scope`: the function, class or constant that is changed. `lines`: those of
-    the change, first and last.
+    """`path`: from the repository's root. `scope`: the function, class or constant that is changed. `lines`: the first
+    and the last line of the change.
     """
 
     id: str
@@ -44,7 +44,7 @@ class Mutant:
     change: Change
 
     def applied(self, source: str) -> str:
-        """`source`, the file's text, with the change."""
+        """The file's text `source`, with the change."""
         for edit in sorted(self.change.edits, key=lambda edit: edit.start, reverse=True):
             source = source[: edit.start] + edit.text + source[edit.end :]
         return source
@@ -57,23 +57,23 @@ class Mutant:
 
     @property
     def title(self) -> str:
-        """One line for a list."""
+        """The mutant in one line."""
         about = " ".join(self.change.about.split())
         return f"{self.id} {self.path}:{self.lines[0]} {self.scope}: {self.change.kind}: {about[:100]}"
 
 
-def named(path: str, source: str, found: Iterable[tuple[str, Change]]) -> list[Mutant]:
-    """The mutants of a file from its changes, each with its scope.
+def named(path: str, source: str, changes: Iterable[tuple[str, Change]]) -> list[Mutant]:
+    """The mutants of a file. `changes`: (scope, change).
 
-    An id is made of the path, the scope, the operator and the changed text; a number tells equal changes of one scope
-    apart. So an edit somewhere else leaves the id as it is.
+    The id is a hash of the path, the scope, the operator and the changed text, with a number for equal changes of one
+    scope. So an edit elsewhere in the file does not change the id.
     """
-    seen: Counter[tuple[str, str, str]] = Counter()
+    equal_before: Counter[tuple[str, str, str]] = Counter()
     mutants = []
-    for scope, change in sorted(found, key=lambda one: (one[1].start, one[1].kind)):
+    for scope, change in sorted(changes, key=lambda scoped: (scoped[1].start, scoped[1].kind)):
         key = (scope, change.kind, " ".join(change.about.split()))
-        text = "\n".join([path, *key, str(seen[key])])
-        seen[key] += 1
+        text = "\n".join([path, *key, str(equal_before[key])])
+        equal_before[key] += 1
         last = max(edit.end for edit in change.edits)
         lines = (source.count("\n", 0, change.start) + 1, source.count("\n", 0, last) + 1)
         mutants.append(Mutant(hashlib.sha256(text.encode()).hexdigest()[:8], path, scope, lines, change))

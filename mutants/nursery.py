@@ -1,7 +1,7 @@
-"""`python -m mutants.nursery`, in a copy: runs tests beside one mutant after the other, each in a fork of this process.
+"""`python -m mutants.nursery`, in a copy of the checkout: judges one mutant after another, each in a fork of itself.
 
-The fork has pytest and all libraries loaded already, and none of our modules: it loads those as they lie there. It gets
-orders as lines of JSON, and answers each with one.
+The process has loaded pytest and all libraries, but no module of the repository: each fork loads those itself, with the
+mutated file. The process reads orders as lines of JSON, and answers each with a line of JSON.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def main() -> None:
     load_libraries()
-    # What the tests' processes leave becomes ours, to be ended.
+    # Orphans of the tests' processes become children of this process, which ends them.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     print(json.dumps({"ready": True}), flush=True)  # noqa: T201 - the answer
     for line in sys.stdin:
@@ -46,14 +46,15 @@ def main() -> None:
 
 
 def load_libraries() -> None:
+    """Import all libraries that the tests and the platform import."""
     listed = subprocess.run([sys.executable, "-c", _LIBRARIES], check=True, capture_output=True, text=True, cwd=_ROOT)
     for name in json.loads(listed.stdout.splitlines()[-1]):
-        with suppress(ImportError):  # a part of a library that only its own start can load
+        with suppress(ImportError):  # some parts of libraries load only in their own start
             importlib.import_module(name)
 
 
 def judge(order: dict[str, Any]) -> dict[str, Any]:
-    """Run `tests` with the file `path` as `text`; at most `seconds`."""
+    """Carry out an order: run its `tests` for at most `seconds`, while the file `path` has the content `text`."""
     path = _ROOT / order["path"]
     before = path.read_text()
     began = time.monotonic()
@@ -64,19 +65,21 @@ def judge(order: dict[str, Any]) -> dict[str, Any]:
     finally:
         end_processes()
         _write(path, before)
-    told = json.loads(_RESULT.read_text()) if _RESULT.exists() else {}
-    return {**told, "code": code, "seconds": time.monotonic() - began}
+    result = json.loads(_RESULT.read_text()) if _RESULT.exists() else {}
+    return {**result, "code": code, "seconds": time.monotonic() - began}
 
 
 def _write(path: Path, text: str) -> None:
-    """Python takes bytecode for good by the second and the size of a file: both may be equal here."""
+    """Write the file, and delete its bytecode. Python compares only the second and the size of the file, which a mutant
+    may leave as they were.
+    """
     path.write_text(text)
     for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
         stale.unlink()
 
 
 def _in_fork(order: dict[str, Any]) -> int | None:
-    """The exit code of pytest. None: it took too long."""
+    """Run the tests in a fork. Returns the exit code of pytest; None: it took too long."""
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -86,7 +89,7 @@ def _in_fork(order: dict[str, Any]) -> int | None:
         code = 99
         try:
             code = _test(order)
-        except Exception:  # noqa: BLE001 - whatever it is, it goes into the log
+        except Exception:  # noqa: BLE001 - the log gets every error
             traceback.print_exc()
         finally:
             sys.stdout.flush()
@@ -104,25 +107,25 @@ def _in_fork(order: dict[str, Any]) -> int | None:
 
 
 def _test(order: dict[str, Any]) -> int:
-    from mutants.judging import Judging, invalid_statement  # noqa: PLC0415 - loads our modules, which are the fork's
+    from mutants.judging import Judging, invalid_statement  # noqa: PLC0415 - only a fork loads the repository's modules
 
     try:
         wrong = invalid_statement(order["statements"], order["database"])
-    except Exception as error:  # noqa: BLE001 - a module that cannot be loaded any more, for whatever reason
+    except Exception as error:  # noqa: BLE001 - with the mutant, a module may fail to load in any way
         _RESULT.write_text(json.dumps({"by": "import", "why": repr(error)}))
         return 1
     if wrong:
         _RESULT.write_text(json.dumps({"invalid": wrong}))
         return 0
     files = sorted({test.partition("::")[0] for test in order["tests"]})
-    # The libraries are loaded before pytest could rewrite them: it says so once for each plugin.
-    known = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=short", *known]
+    # pytest warns of plugins that were loaded before it could rewrite their asserts.
+    warnings = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=short", *warnings]
     return int(pytest.main([*options, *files], plugins=[Judging(order["tests"], order["limits"], _RESULT)]))
 
 
 def end_processes() -> None:
-    """Kill what the fork left behind, its children's children included."""
+    """Kill all processes that the fork left behind, with their descendants."""
     while children := _children():
         for child in children:
             with suppress(ProcessLookupError):

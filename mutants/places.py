@@ -1,4 +1,4 @@
-"""What is mutated: the files whose statements guard, and those whose Python does."""
+"""Lists the files to mutate: those with guards in SQL, and those with guards in Python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mutants.source import Source
 
 ROOT = Path(__file__).parent.parent
 
-#: Their SQL is mutated.
+#: Files whose SQL is mutated.
 STATEMENTS = (
     "leasehold/transitions/**/*.py",
     "leasehold/limits/*.py",
@@ -29,7 +29,7 @@ STATEMENTS = (
     "api/runs/*.py",
     "api/fleet/*.py",
 )
-#: Their Python is mutated: what it is about stands beside it.
+#: Files whose Python is mutated, some with the guards that they have.
 GUARDS = (
     "worker/leases/*.py",  # the trust window, settling, the heartbeat
     "worker/attempts/failures.py",  # attempt limits and retries
@@ -63,9 +63,9 @@ GUARDS = (
     "api/runs/external.py",
     "api/runs/webhooks.py",
 )
-#: They print statements for people.
+#: Files without guards: they print statements for people.
 LEFT_OUT = ("leasehold/transitions/statements.py",)
-#: Of these only the scopes of routes.
+#: Files in which only the scopes of routes are mutated.
 ROUTES = ("api/**/*.py",)
 
 
@@ -75,7 +75,7 @@ def all_files(root: Path = ROOT) -> set[str]:
 
 def mutants(root: Path = ROOT, only: str = "") -> list[Mutant]:
     """Every mutant of the files whose path begins with `only`, sorted by file and place."""
-    found: list[Mutant] = []
+    all_mutants: list[Mutant] = []
     statements, guards, routes = files(root, STATEMENTS), files(root, GUARDS), files(root, ROUTES)
     for path in sorted(statements | guards | routes):
         if not path.startswith(only):
@@ -88,21 +88,22 @@ def mutants(root: Path = ROOT, only: str = "") -> list[Mutant]:
             scopes = (change for change in python.changes(source) if path in guards or change.kind == "another scope")
             changes += scopes
         lines = ((source.scope(source.text.count("\n", 0, change.start) + 1), change) for change in changes)
-        found += named(path, source.text, lines)
-    return found
+        all_mutants += named(path, source.text, lines)
+    return all_mutants
 
 
 def files(root: Path, patterns: tuple[str, ...]) -> set[str]:
-    found = {
+    """The files that match a pattern. Raises LookupError for a pattern without a file, which a rename would leave."""
+    by_pattern = {
         pattern: {str(path.relative_to(root)) for path in root.glob(pattern)} - set(LEFT_OUT) for pattern in patterns
     }
-    if gone := [pattern for pattern, paths in found.items() if not paths]:
-        raise LookupError(f"nothing to mutate: no file is {gone}")
-    return set().union(*found.values())
+    if empty := [pattern for pattern, paths in by_pattern.items() if not paths]:
+        raise LookupError(f"nothing to mutate: no file matches {empty}")
+    return set().union(*by_pattern.values())
 
 
 def module_of(path: str) -> str:
-    """The name by which the file is imported: some folders are links in the package."""
+    """The name by which the file is imported. Folders outside of `leasehold/` are links in the package."""
     parts = Path(path).with_suffix("").parts
     parts = parts if parts[0] == "leasehold" else ("leasehold", *parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

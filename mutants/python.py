@@ -1,4 +1,4 @@
-"""The changes of a Python file: comparisons, constants, conditions, acts and the elements of tables."""
+"""The changes of a Python file: of comparisons, constants, conditions, calls and the elements of tables."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
     ast.Mult: ("*", "/"),
     ast.Div: ("/", "*"),
 }
-#: Acts that nobody relies on: what they tell is for people.
-_TELLS = re.compile(r"(?:await )?(?:log|logger|metrics|structlog|warnings|outages)\.|.*\.(?:inc|observe|labels)\(")
+#: Statements that inform people: no guard relies on them.
+_INFORMS = re.compile(r"(?:await )?(?:log|logger|metrics|structlog|warnings|outages)\.|.*\.(?:inc|observe|labels)\(")
 _HEADER = re.compile(r"If[A-Z]|If-|Idempotency|x-amz|Authorization|Content-Length", re.IGNORECASE)
 _SCOPE = re.compile(r"(?:Audited)?Require\(([A-Z]+_(?:READ|WRITE)|OPERATE)\)")
 
@@ -44,9 +44,9 @@ def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
     waiting = [tree]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.Expr) and (isinstance(node.value, ast.Constant) or _tells(node)):
+        if isinstance(node, ast.Expr) and (isinstance(node.value, ast.Constant) or _informs(node)):
             continue
-        if isinstance(node, ast.JoinedStr):  # before Python 3.12 nobody knows the places in it
+        if isinstance(node, ast.JoinedStr):  # before Python 3.12 its parts have no places
             continue
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             continue
@@ -58,11 +58,12 @@ def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
             waiting += [child for child in children if isinstance(child, ast.AST)]
 
 
-def _tells(node: ast.Expr) -> bool:
-    return _TELLS.match(ast.unparse(node)) is not None
+def _informs(node: ast.Expr) -> bool:
+    return _INFORMS.match(ast.unparse(node)) is not None
 
 
 def _of(source: Source, node: ast.AST) -> Iterator[Change]:  # noqa: C901 - an operator for each kind of node
+    """The changes of the node itself, without those of the nodes in it."""
     match node:
         case ast.Compare():
             yield from _comparison(source, node)
@@ -108,7 +109,7 @@ def _comparison(source: Source, node: ast.Compare) -> Iterator[Change]:
 
 
 def _between(source: Source, kind: str, left: ast.expr, right: ast.expr, old: str, new: str) -> Iterator[Change]:
-    """Change the operator between two operands, whatever brackets and comments stand there."""
+    """Change the operator between two operands. Brackets and comments may stand between them, too."""
     start, end = source.place(left)[1], source.place(right)[0]
     found = re.search(re.escape(old).replace(r"\ ", r"\s+"), source.text[start:end])
     if found is not None:
@@ -145,7 +146,7 @@ def _call(source: Source, node: ast.Call) -> Iterator[Change]:
 
 
 def _elements(source: Source, node: ast.Tuple | ast.List | ast.Set | ast.Dict) -> Iterator[Change]:
-    """Each literal element of a table is dropped; of other dictionaries the headers that guard."""
+    """Drop each element of a sequence of literals. Of a dictionary, drop only the HTTP headers that guard."""
     if isinstance(node, ast.Dict):
         entries = [(key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None]
         entries = [
@@ -154,9 +155,9 @@ def _elements(source: Source, node: ast.Tuple | ast.List | ast.Set | ast.Dict) -
             if isinstance(key, ast.Constant) and isinstance(key.value, str) and _HEADER.match(key.value)
         ]
     else:
-        if len(node.elts) < 2 or not all(isinstance(one, ast.Constant) for one in node.elts):  # noqa: PLR2004
+        if len(node.elts) < 2 or not all(isinstance(element, ast.Constant) for element in node.elts):  # noqa: PLR2004
             return
-        entries = [(one, one) for one in node.elts]
+        entries = [(element, element) for element in node.elts]
     for key, value in entries:
         start, end = source.place(key)[0], source.place(value)[1]
         after = re.match(r"\s*,", source.text[end:])

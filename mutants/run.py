@@ -1,4 +1,4 @@
-"""Judges many mutants, several at a time, each place with servers of its own."""
+"""Judges many mutants, several at a time, each in a place with servers of its own."""
 
 from __future__ import annotations
 
@@ -22,25 +22,27 @@ async def run(
     places: int,
     given: Mapping[str, str] | None = None,
 ) -> None:
-    """Judge each mutant, and tell `done`. `given`: use these servers, in one place, instead of new ones."""
+    """Judge each mutant, and pass its judgement to `done`. `places`: how many mutants at a time. `given`: use these
+    servers, in one place, instead of new ones.
+    """
     waiting = asyncio.Queue[Mutant]()
     for mutant in mutants:
         waiting.put_nowait(mutant)
     with _progress() as progress:
-        bar = progress.add_task("mutants", total=len(mutants), said="starting servers")
+        bar = progress.add_task("mutants", total=len(mutants), state="starting servers")
         survived = 0
 
         async def work() -> None:
             nonlocal survived
             async with AsyncExitStack() as opened:
-                there = await opened.enter_async_context(servers()) if given is None else given
-                own = await opened.enter_async_context(judge(there))
+                addresses = await opened.enter_async_context(servers()) if given is None else given
+                own_judge = await opened.enter_async_context(judge(addresses))
                 while not waiting.empty():
                     mutant = waiting.get_nowait()
-                    judgement = await own.judge(mutant, choosing.of(mutant))
+                    judgement = await own_judge.judge(mutant, choosing.of(mutant))
                     survived += judgement.verdict == "survived"
                     done(judgement)
-                    progress.update(bar, advance=1, said=f"{survived} survived; {mutant.path}")
+                    progress.update(bar, advance=1, state=f"{survived} survived; {mutant.path}")
 
         async with asyncio.TaskGroup() as group:
             for _ in range(1 if given else min(places, len(mutants))):
@@ -53,6 +55,6 @@ def _progress() -> Progress:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[said]}"),
+        TextColumn("{task.fields[state]}"),
     )
     return Progress(*columns, console=Console(stderr=True))

@@ -1,4 +1,4 @@
-"""The servers of one place where mutants are judged, as the variables with which the tests find them."""
+"""The servers of one place where mutants are judged, as the environment variables by which the tests find them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from leasehold.embedded.stack import EmbeddedStack
 
 TEMPLATE = "LEASEHOLD_TEST_TEMPLATE_URL"
 _MEMORY_BYTES = 4 * 1024**3
-#: Alembic runs once at a time in a process.
+#: Alembic can run only once at a time in a process.
 _MIGRATING = asyncio.Lock()
 
 
 @asynccontextmanager
 async def servers() -> AsyncIterator[dict[str, str]]:
-    """Private PostgreSQL, RabbitMQ and S3; in memory where there is plenty: a database is copied in 12 ms there."""
+    """Private PostgreSQL, RabbitMQ and S3. They are in memory if there is enough: a copy of a database takes 12 ms
+    there.
+    """
     _use_memory()
     async with EmbeddedStack(durable=False, rabbitmq=await install_rabbitmq()) as stack:
         assert stack.postgres is not None
@@ -50,14 +52,14 @@ def _use_memory() -> None:
 
 
 async def template(url: str) -> str:
-    """A database at the newest revision, for copies."""
+    """Make a database at the newest revision, of which each test gets a copy. Returns its URL."""
     name = f"template_{secrets.token_hex(4)}"
     connection = await asyncpg.connect(url)
     try:
         await connection.execute(f'CREATE DATABASE "{name}"')
     finally:
         await connection.close()
-    made = urlsplit(url)._replace(path=f"/{name}").geturl()
+    template_url = urlsplit(url)._replace(path=f"/{name}").geturl()
     async with _MIGRATING:
-        await migrate(made)
-    return made
+        await migrate(template_url)
+    return template_url

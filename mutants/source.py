@@ -1,4 +1,4 @@
-"""A Python file: its text, its tree, and the places of nodes as characters of the text."""
+"""A Python file: its text, its syntax tree, and the places of nodes as positions of characters in the text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Source:
-    """`path`: from the repository's root, not through a link."""
+    """A Python file. `path`: from the repository's root, not through a link."""
 
     def __init__(self, root: Path, path: str) -> None:
         self.path = path
@@ -18,7 +18,7 @@ class Source:
 
     @cached_property
     def _lines(self) -> list[tuple[int, bytes]]:
-        """Each line's first character, and its bytes: columns of nodes are counted in bytes."""
+        """The position of each line's first character, and the line's bytes: `ast` counts columns in bytes."""
         lines, start = [], 0
         for line in self.text.splitlines(keepends=True):
             lines.append((start, line.encode()))
@@ -26,6 +26,7 @@ class Source:
         return lines
 
     def place(self, node: ast.expr | ast.stmt | ast.keyword) -> tuple[int, int]:
+        """The positions of the node's first character, and of the character behind its last."""
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         return self._at(node.lineno, node.col_offset), self._at(node.end_lineno, node.end_col_offset)
@@ -40,10 +41,11 @@ class Source:
 
     @cached_property
     def scopes(self) -> list[tuple[int, int, str]]:
-        """First line, last line and name of every function, class and constant, the innermost last."""
+        """The first line, the last line and the name of every function, class and constant; inner ones come later."""
         return list(_scopes(self.tree, ""))
 
     def scope(self, line: int) -> str:
+        """The name of the innermost function, class or constant at the line; `module`: there is none."""
         around = [name for first, last, name in self.scopes if first <= line <= last]
         return around[-1] if around else "module"
 

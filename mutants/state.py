@@ -1,4 +1,4 @@
-"""What is kept between runs: the coverage, and each judgement."""
+"""The state that is kept between runs: the coverage, and each judgement."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from mutants.judge import Judgement
 from mutants.mutant import Mutant
 from mutants.places import ROOT
 
-#: The test that noticed each mutant when all were judged last.
+#: For each mutant, the test that noticed it when all mutants were last judged.
 KILLERS = Path(__file__).with_name("killers.json")
 
 
 def kept() -> Path:
+    """The directory of the state, in the cache."""
     directory = cache_directory() / "mutants"
     directory.mkdir(exist_ok=True)
     return directory
@@ -31,38 +32,38 @@ def coverage_file() -> Path:
 
 
 def covering() -> Covering:
-    """Raises FileNotFoundError where nothing was measured yet."""
+    """The measured coverage. Raises FileNotFoundError before the first measurement."""
     return Covering.load(coverage_file())
 
 
 def commit() -> str:
-    """The commit, and a digest of what differs from it."""
-    said = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)
+    """The commit, with a digest of the uncommitted changes."""
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)
     changed = subprocess.run(["git", "diff", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
     digest = f"-{hashlib.sha256(changed).hexdigest()[:8]}" if changed else ""
-    return said.stdout.strip()[:12] + digest
+    return head.stdout.strip()[:12] + digest
 
 
-#: A later commit that leaves the mutated file as it is leaves these as they are, too. A survivor is judged again there:
-#: a new test may notice it.
+#: These verdicts also count at a later commit, if it has not changed the mutated file. A survivor is judged again: a
+#: new test may notice it.
 _LASTING = ("killed", "timed out", "invalid")
 
 
 class State:
-    """The judgements of `found` at the commit `at`, in a file that grows by a line each: what was judged is not judged
-    again. What was noticed at another commit counts while the mutated file is the same.
+    """The judgements of `mutants` at the commit `at`. `file` grows by a line for each judgement, so that a later run
+    does not judge the same mutants again.
     """
 
-    def __init__(self, at: str, found: Iterable[Mutant], file: Path | None = None) -> None:
+    def __init__(self, at: str, mutants: Iterable[Mutant], file: Path | None = None) -> None:
         self._at = at
         self._file = file or kept() / "judged.jsonl"
-        self._path = {mutant.id: mutant.path for mutant in found}
+        self._path = {mutant.id: mutant.path for mutant in mutants}
         self.judgements: dict[str, Judgement] = {}
         lines = self._file.read_text().splitlines() if self._file.exists() else []
         for line in lines:
-            told = json.loads(line)
-            judged_at, source = told.pop("at"), told.pop("source")
-            judgement = Judgement(**told)
+            fields = json.loads(line)
+            judged_at, source = fields.pop("at"), fields.pop("source")
+            judgement = Judgement(**fields)
             is_lasting = judgement.verdict in _LASTING and source == self._source_of(judgement.id)
             if judged_at == at or is_lasting:
                 self.judgements[judgement.id] = judgement
@@ -83,16 +84,16 @@ def _digest_of(path: str) -> str:
 
 
 def killers() -> dict[str, str]:
-    """By mutant: the test that noticed it."""
+    """Id of a mutant -> the test that noticed it."""
     if not KILLERS.exists():
         return {}
     by_test: dict[str, list[str]] = json.loads(KILLERS.read_text())
     return {mutant: test for test, mutants in by_test.items() for mutant in mutants}
 
 
-def record(found: dict[str, str]) -> None:
-    """Keep the tests that noticed, in the repository: by them CI judges its sample within seconds."""
+def record(killed_by: dict[str, str]) -> None:
+    """Write the killers into the repository: with them, CI judges its sample within seconds."""
     by_test: dict[str, list[str]] = {}
-    for mutant, test in sorted(found.items()):
+    for mutant, test in sorted(killed_by.items()):
         by_test.setdefault(test, []).append(mutant)
     KILLERS.write_text(json.dumps(by_test, indent=0, sort_keys=True) + "\n")

@@ -14,7 +14,7 @@ from mutants.places import ROOT, STATEMENTS, files, module_of
 
 
 async def statements(database: str) -> dict[str, str]:
-    """The digest of each, by `module:NAME`."""
+    """`module:NAME` of each statement -> its digest."""
     known = {}
     connection = await asyncpg.connect(database)
     try:

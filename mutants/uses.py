@@ -1,4 +1,4 @@
-"""Where a constant is used: a mutant of a module's SQL or table is noticed by the tests that run those lines."""
+"""Finds the lines that use a constant: tests that run these lines can notice a mutant of the constant."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ Line = tuple[str, int]
 
 
 class Uses:
-    """Of the names that modules define outside of functions. Names are matched as text, whoever imports them."""
+    """The uses of the names that modules define outside of functions. A name is compared as text: a use in any module
+    counts for every module that defines the name.
+    """
 
     def __init__(self, root: Path, paths: Iterable[str]) -> None:
-        self._lines: dict[str, set[Line]] = defaultdict(set)  # of a name, in functions
-        self._makes: dict[str, set[str]] = defaultdict(set)  # names that are made of a name
+        self._lines: dict[str, set[Line]] = defaultdict(set)  # name -> lines of functions that use it
+        self._makes: dict[str, set[str]] = defaultdict(set)  # name -> names whose values are made of it
         for path in paths:
             source = Source(root, path)
             for statement in source.tree.body:
                 self._read(path, statement, None)
 
     def _read(self, path: str, node: ast.stmt, within: str | None) -> None:
-        """`within`: the constant, class or function of the module's top that the statement is about."""
+        """`within`: the outermost constant, class or function that has the statement."""
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for default in [*node.decorator_list, *_defaults(node)]:
                 self._note(path, default, range(node.body[0].lineno, (node.end_lineno or 0) + 1))
             for name in _names(node):
                 self._makes[name].add(within or node.name)  # called when a constant is made
-            for inner in (one for statement in node.body for one in ast.walk(statement)):
+            for inner in (child for statement in node.body for child in ast.walk(statement)):
                 self._read_inner(path, inner)
         elif isinstance(node, ast.ClassDef):
             for child in node.body:
@@ -43,7 +45,7 @@ class Uses:
                     self._makes[name].add(target)
 
     def _read_inner(self, path: str, node: ast.AST) -> None:
-        """A statement without others in it, or an expression: an `if` counts for its condition alone."""
+        """Note the names of an expression, or of a statement without a body. Of an `if`, only the condition counts."""
         if isinstance(node, ast.expr) or (isinstance(node, ast.stmt) and not hasattr(node, "body")):
             self._note(path, node, range(node.lineno, (node.end_lineno or 0) + 1))
 
@@ -53,20 +55,21 @@ class Uses:
 
     def of(self, name: str) -> set[Line]:
         """The lines of functions that use the constant, or a constant that is made of it."""
-        found: set[Line] = set()
-        seen, waiting = {name}, [name]
+        lines: set[Line] = set()
+        visited, waiting = {name}, [name]
         while waiting:
-            one = waiting.pop()
-            found |= self._lines.get(one, set())
-            more = {made for made in self._makes.get(one, ()) if made.isupper() or made.startswith("_")} - seen
-            seen |= more
-            waiting += more
-        return found
+            current = waiting.pop()
+            lines |= self._lines.get(current, set())
+            constants = {other for other in self._makes.get(current, ()) if other.isupper() or other.startswith("_")}
+            waiting += constants - visited
+            visited |= constants
+        return lines
 
 
 def _names(node: ast.AST) -> set[str]:
-    names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
-    return names | {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
+    nodes = list(ast.walk(node))
+    names = {child.id for child in nodes if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Load)}
+    return names | {child.attr for child in nodes if isinstance(child, ast.Attribute)}
 
 
 def _target(node: ast.stmt) -> str | None:
