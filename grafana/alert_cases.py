@@ -63,11 +63,11 @@ _FAILED = 'leasehold_jobs_finished_total{pipeline="media",outcome="failed"}'
 CASES = (
     # 20 % of jobs fail: 20 times the budget; and 5 % do: 5 times, which is no page but a ticket.
     Case("LeaseholdJobsFailingFast", "70m", {_FAILED: "0+150x1440"}),
-    Case("LeaseholdJobsFailingSlow", "24h", {_FAILED: "0+32x1440"}),
+    Case("LeaseholdJobsFailingSlow", "3h", {_FAILED: "0+32x1440"}),
     Case("LeaseholdStartsLateFast", "70m", {_WAIT.format("bucket", ',le="10.0"'): "0+700x1440"}),
-    Case("LeaseholdStartsLateSlow", "24h", {_WAIT.format("bucket", ',le="10.0"'): "0+960x1440"}),
+    Case("LeaseholdStartsLateSlow", "3h", {_WAIT.format("bucket", ',le="10.0"'): "0+960x1440"}),
     Case("LeaseholdApiErrorsFast", "70m", {_HTTP.format(503): "0+300x1440"}),
-    Case("LeaseholdApiErrorsSlow", "24h", {_HTTP.format(503): "0+40x1440"}),
+    Case("LeaseholdApiErrorsSlow", "3h", {_HTTP.format(503): "0+40x1440"}),
     Case("LeaseholdLeasesStuck", "10m", {'leasehold_lease_overdue_oldest_seconds{queue="default"}': "0+60x1440"}),
     Case(
         "LeaseholdQueueWaiting",
