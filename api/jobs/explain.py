@@ -19,7 +19,7 @@ from leasehold.transitions.jobs import EXTERNAL, client_queue
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How much an explanation reads: `entries` of the ledger, `steps` that wait, and tasks `ahead` of these."""
+    """How much an explanation reads: `entries` of the ledger, `steps` that wait, and tasks or jobs `ahead`."""
 
     entries: int = job_reads.MAX_LEDGER
     steps: int = job_reads.MAX_STEPS
@@ -33,7 +33,7 @@ async def explain(services: Services, tenant_id: str, job: Row, depth: Depth = _
     """Build the answer. `job`: a row with `id`, `status`, `held` and `error`."""
     async with services.pool.acquire() as connection:
         waiting_steps = await job_reads.why_waiting(connection, tenant_id, job["id"], depth.steps, depth.ahead)
-        full_limits = await job_reads.why_held(connection, tenant_id, job["id"])
+        full_limits = await job_reads.why_held(connection, tenant_id, job["id"], depth.ahead)
         ledger = await job_reads.ledger(connection, tenant_id, job["id"], depth.entries)
     return explanation(job, waiting_steps, full_limits, ledger)
 
@@ -78,6 +78,9 @@ def _limit(row: Row) -> dict[str, Any]:
             f"The limit {key} admits {row['per_minute']} jobs a minute, and {row['lately']} started in the last minute."
         )
         return _reason("rate", message, limit=key, per_minute=row["per_minute"], ahead=row["ahead"])
+    if row["cut"]:
+        message = f"The job waits at the limit {key}, which has admitted at least {MAX_COUNTED:,} jobs."
+        return _reason("limit", message, limit=key, at_most=row["at_most"], ahead=row["ahead"])
     return _reason("limit_has_room", f"The limit {key} has room.", limit=key, ahead=row["ahead"])
 
 

@@ -269,21 +269,33 @@ async def why_waiting(
     return await connection.fetch(_WHY_WAITING, job_id, tenant_id, at_most, most_ahead)
 
 
-async def why_held(connection: Connection, tenant_id: str, job_id: UUID) -> Sequence[Row]:
+# A limit may have admitted a million jobs: PostgreSQL reads $4 of them, and $3 of those that wait ahead of the job.
+_WHY_HELD = """
+-- why_held
+SELECT g.key, g.at_most, g.per_minute, admitted.inside, admitted.lately, admitted.counted = $4 AS cut,
+       (SELECT count(*) FROM (SELECT 1 FROM gate_job o WHERE o.tenant_id = g.tenant_id AND o.key = g.key
+          AND o.admitted_at IS NULL AND o.owner = w.owner AND (o.priority, o.job_id) < (w.priority, w.job_id)
+          LIMIT $3) AS a) AS ahead
+FROM gate_job w JOIN gate g ON g.tenant_id = w.tenant_id AND g.key = w.key JOIN job j ON j.id = w.job_id
+CROSS JOIN LATERAL (
+    SELECT count(*) AS counted, count(*) FILTER (WHERE oj.finished_at IS NULL) AS inside,
+           count(*) FILTER (WHERE o.admitted_at > clock_timestamp() - interval '60 seconds') AS lately
+    FROM (SELECT i.job_id, i.admitted_at FROM gate_job i WHERE i.tenant_id = g.tenant_id AND i.key = g.key
+            AND i.admitted_at IS NOT NULL LIMIT $4) AS o
+    JOIN job oj ON oj.id = o.job_id) AS admitted
+WHERE w.job_id = $1 AND j.tenant_id = $2 AND w.admitted_at IS NULL ORDER BY g.key
+"""
+
+
+async def why_held(
+    connection: Connection,
+    tenant_id: str,
+    job_id: UUID,
+    most_ahead: int = MAX_COUNTED,
+    most_admitted: int = MAX_COUNTED,
+) -> Sequence[Row]:
     """The concurrency limits at which a held job waits. `inside`: admitted unfinished jobs; `lately`: admissions of
-    the last minute; `ahead`: jobs of the same tenant that come first.
+    the last minute; both count `most_admitted` of a limit's jobs, and if `cut`, they mean "at least". `ahead`: jobs of
+    the same tenant that come first, counted up to `most_ahead`.
     """
-    return await connection.fetch(
-        "SELECT g.key, g.at_most, g.per_minute,"
-        " (SELECT count(*) FROM gate_job o JOIN job oj ON oj.id = o.job_id WHERE o.tenant_id = g.tenant_id"
-        "   AND o.key = g.key AND o.admitted_at IS NOT NULL AND oj.finished_at IS NULL) AS inside,"
-        " (SELECT count(*) FROM gate_job o WHERE o.tenant_id = g.tenant_id AND o.key = g.key"
-        "   AND o.admitted_at > clock_timestamp() - interval '60 seconds') AS lately,"
-        " (SELECT count(*) FROM gate_job o WHERE o.tenant_id = g.tenant_id AND o.key = g.key"
-        "   AND o.admitted_at IS NULL AND o.owner = w.owner"
-        "   AND (o.priority, o.job_id) < (w.priority, w.job_id)) AS ahead"
-        " FROM gate_job w JOIN gate g ON g.tenant_id = w.tenant_id AND g.key = w.key JOIN job j ON j.id = w.job_id"
-        " WHERE w.job_id = $1 AND j.tenant_id = $2 AND w.admitted_at IS NULL ORDER BY g.key",
-        job_id,
-        tenant_id,
-    )
+    return await connection.fetch(_WHY_HELD, job_id, tenant_id, most_ahead, most_admitted)

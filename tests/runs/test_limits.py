@@ -8,6 +8,8 @@ from uuid import UUID
 
 import pytest
 
+from leasehold.api.jobs.explain import explanation
+from leasehold.db import job_reads
 from leasehold.db.database import Connection, connect
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.pipeline import Pipeline, Step
@@ -120,6 +122,28 @@ async def test_a_job_needs_room_at_all_its_gates_and_keeps_nobody_else_out(rows:
     async with rows.transaction():
         await jobs.submit(rows, [NewJob(ONE, "t", limits=[narrow, wide]), NewJob(ONE, "t", limits=[wide])])
     assert len(await concurrency.admit(rows, [("t", "wide"), ("t", "narrow")])) == 1
+
+
+async def test_an_explanation_counts_few_jobs_of_a_limit_that_has_admitted_many(rows: Connection) -> None:
+    limit = ConcurrencyLimit("t", "template:one", at_most=5)
+    async with rows.transaction():
+        await jobs.submit(rows, [NewJob(ONE, "t", limits=[limit]) for _ in range(9)])
+    await concurrency.admit(rows, [("t", "template:one")])
+    last = await rows.fetchval("SELECT job_id FROM gate_job WHERE admitted_at IS NULL ORDER BY job_id DESC LIMIT 1")
+    (counted,) = await job_reads.why_held(rows, "t", last)
+    assert (counted["inside"], counted["lately"], counted["ahead"], counted["cut"]) == (5, 5, 3, False)
+    (few,) = await job_reads.why_held(rows, "t", last, most_ahead=2, most_admitted=4)
+    assert (few["inside"], few["lately"], few["ahead"], few["cut"]) == (4, 4, 2, True)
+    held = {"id": last, "status": "pending", "held": True, "error": None}
+    assert explanation(held, [], [few], [])["reasons"][0]["message"] == (
+        "The job waits at the limit template:one, which has admitted at least 10,000 jobs."
+    )
+    (enough,) = await job_reads.why_held(rows, "t", last, most_admitted=5)
+    assert explanation(held, [], [enough], [])["reasons"][0]["running"] == 5  # what is counted tells that it is full
+    await rows.execute("UPDATE job SET status = 'succeeded', finished_at = now() WHERE id IN ("
+                       "SELECT job_id FROM gate_job WHERE admitted_at IS NOT NULL LIMIT 1)")  # fmt: skip
+    (freed,) = await job_reads.why_held(rows, "t", last)
+    assert (freed["inside"], freed["lately"]) == (4, 5)
 
 
 async def test_a_limit_of_the_fleet_holds_runs_and_says_so_until_it_is_lifted(client: Client, worker: Worker) -> None:
