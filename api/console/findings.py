@@ -164,7 +164,7 @@ async def _of_unsettled(services: Services, connection: Connection, caller: Call
     findings = []
     by_people = settled_by_people(services, caller, caller.tenant_id)
     if by_people:
-        orders = await unsettled.orders(
+        orders, _ = await unsettled.orders(
             connection, caller.tenant_id, by_people, None, _MAX_UNSETTLED, searched=_MAX_SEARCHED
         )
         one = "The outcome of one order is unknown."

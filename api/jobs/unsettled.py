@@ -37,9 +37,9 @@ _Rows = tuple[list[dict[str, Any]], UUID | None]
     description="`orders`: failed jobs that sent an order whose outcome is unknown, with what was sent, when and to "
     "whom. `approvals`: runs whose workflow waits for signals. `external`: steps that no external worker has claimed, "
     "or whose worker is silent, for `LEASEHOLD_EXTERNAL_SILENT_SECONDS`. `webhooks`: those that the platform disabled. "
-    "`schedules`: those that the platform paused, for a key with `runs:read`. A page of `approvals` searches 10,000 "
-    "unfinished jobs: it may have fewer items than `limit`, and a `next_cursor`. A page of `external` searches 10,000 "
-    "jobs with external steps.",
+    "`schedules`: those that the platform paused, for a key with `runs:read`. A page of `orders` searches 10,000 "
+    "failed jobs of each code, one of `approvals` 10,000 unfinished jobs: it may have fewer items than `limit`, and a "
+    "`next_cursor`. A page of `external` searches 10,000 jobs with external steps.",
     response_model=UnsettledPage,
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
 )
@@ -93,9 +93,9 @@ async def _orders(
     by_people = settled_by_people(services, caller, tenant_id)
     if not by_people:
         return [], None
-    rows = await unsettled.orders(connection, tenant_id, by_people, before, limit + 1)
+    rows, next_id = await unsettled.orders(connection, tenant_id, by_people, before, limit)
     items = []
-    for row in rows[:limit]:
+    for row in rows:
         kind = kinds.of(row["pipeline"], is_run=False)
         assert kind.operations.unknown_orders is not None
         sent = kind.operations.unknown_orders.sent(row["params"], row["note"] or {}, row["job_id"])
@@ -103,7 +103,7 @@ async def _orders(
             "job_id": row["job_id"], "tenant_id": row["tenant_id"], "kind": kind.name, "since": row["since"],
             "because": row["error"]["message"], "system": sent.system, "sent_at": sent.at, "sent": sent.what,
         })  # fmt: skip
-    return items, rows[limit - 1]["job_id"] if len(rows) > limit else None
+    return items, next_id
 
 
 async def _approvals(

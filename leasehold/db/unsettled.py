@@ -10,28 +10,37 @@ from uuid import UUID
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 
-# The index of failed jobs by code finds the jobs. A person settles jobs of pipeline $3[n] that failed at step $4[n]
+#: Jobs of a tenant that a page searches: failed jobs of each code, or live jobs.
+MAX_SEARCHED = 10_000
+
+# The index of failed jobs by code finds the jobs, $7 of each code. Of a code that has more, the search stops at an id:
+# an older job is for a later page, whatever its code. A person settles jobs of pipeline $3[n] that failed at step $4[n]
 # with code $5[n].
 _ORDERS = """
 -- unsettled_orders
-SELECT j.id AS job_id, j.tenant_id, j.pipeline, j.params, j.error, j.finished_at AS since, n.value AS note
-FROM (SELECT DISTINCT code FROM unnest($5::text[]) AS u(code)) AS c
-CROSS JOIN LATERAL (
-    SELECT j.* FROM job j
-    WHERE j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.error IS NOT NULL AND j.status = 'failed'
-      AND j.error ->> 'code' = c.code
-    ORDER BY j.id DESC LIMIT $7::int) AS j
-JOIN unnest($3::text[], $4::text[], $5::text[]) AS s(pipeline, step, code)
-  ON s.pipeline = j.pipeline AND j.error ->> 'code' = s.code
-JOIN task t ON t.job_id = j.id AND t.step = s.step AND t.status = 'failed'
-LEFT JOIN note n ON n.task_id = t.id
-WHERE (j.expires_at IS NULL OR j.expires_at > statement_timestamp())
-  AND NOT EXISTS (SELECT 1 FROM settlement x WHERE x.task_id = t.id AND x.epoch = t.epoch)
-ORDER BY j.id DESC LIMIT $6
+WITH searched AS MATERIALIZED (
+    SELECT j.id, c.code FROM (SELECT DISTINCT code FROM unnest($5::text[]) AS u(code)) AS c
+    CROSS JOIN LATERAL (
+        SELECT j.id FROM job j
+        WHERE j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.error IS NOT NULL AND j.status = 'failed'
+          AND j.error ->> 'code' = c.code
+        ORDER BY j.id DESC LIMIT $7) AS j
+), stopped AS (
+    SELECT (SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY code ORDER BY id DESC) AS nth FROM searched) AS n
+            WHERE nth = $7 ORDER BY id DESC LIMIT 1) AS id
+)
+SELECT stopped.id AS searched_to, o.* FROM stopped LEFT JOIN LATERAL (
+    SELECT j.id AS job_id, j.tenant_id, j.pipeline, j.params, j.error, j.finished_at AS since, n.value AS note
+    FROM searched c JOIN job j ON j.id = c.id
+    JOIN unnest($3::text[], $4::text[], $5::text[]) AS s(pipeline, step, code)
+      ON s.pipeline = j.pipeline AND j.error ->> 'code' = s.code
+    JOIN task t ON t.job_id = j.id AND t.step = s.step AND t.status = 'failed'
+    LEFT JOIN note n ON n.task_id = t.id
+    WHERE (j.expires_at IS NULL OR j.expires_at > statement_timestamp()) AND (stopped.id IS NULL OR j.id >= stopped.id)
+      AND NOT EXISTS (SELECT 1 FROM settlement x WHERE x.task_id = t.id AND x.epoch = t.epoch)
+    ORDER BY j.id DESC LIMIT $6) AS o ON true
+ORDER BY o.job_id DESC
 """
-
-#: Live jobs of a tenant that are searched for silent steps.
-MAX_SEARCHED = 10_000
 
 #: SQL condition, to be formatted: the task `t` is an external step on which nobody has worked for `{seconds}` seconds.
 SILENT = """starts_with(t.queue, 'ext:')
@@ -96,15 +105,19 @@ async def orders(
     settled_by_people: Sequence[tuple[str, str, str]],
     before: UUID | None,
     limit: int,
-    searched: int | None = None,
-) -> Sequence[Row]:
-    """Failed jobs whose order has an unknown outcome, newest first. `settled_by_people`: pipeline, step and code.
-    `searched`: search only this many of the newest failed jobs of each code; None: all.
+    searched: int = MAX_SEARCHED,
+) -> tuple[Sequence[Row], UUID | None]:
+    """Failed jobs whose order has an unknown outcome, newest first. `settled_by_people`: pipeline, step and code. A
+    page searches `searched` failed jobs of each code. The second value: the job before which the next page begins.
     """
     pipelines, steps, codes = zip(*settled_by_people, strict=True)
-    return await connection.fetch(
-        _ORDERS, tenant_id, before, list(pipelines), list(steps), list(codes), limit, searched
+    rows = await connection.fetch(
+        _ORDERS, tenant_id, before, list(pipelines), list(steps), list(codes), limit + 1, searched
     )
+    found = [row for row in rows if row["job_id"] is not None]
+    if len(found) > limit:
+        return found[:limit], found[limit - 1]["job_id"]
+    return found, rows[0]["searched_to"]
 
 
 async def silent_steps(

@@ -127,11 +127,40 @@ async def test_overview_reads_the_newest_orders_and_finds_those_that_wait(
         "SELECT j.pipeline, t.step FROM job j JOIN task t ON t.job_id = j.id AND t.status = 'failed' LIMIT 1"
     )
     by_people = [(pipeline, step, "submit_outcome_unknown"), (pipeline, step, "another_code")]
-    found = await unsettled.orders(rows, "acme", by_people, None, 10)
+    found, following = await unsettled.orders(rows, "acme", by_people, None, 10)
     assert len(found) == 3
-    newest = await unsettled.orders(rows, "acme", by_people, None, 10, searched=2)
+    assert following is None
+    newest, following = await unsettled.orders(rows, "acme", by_people, None, 10, searched=2)
     assert [row["job_id"] for row in newest] == [row["job_id"] for row in found[:2]]
+    assert following == newest[-1]["job_id"]
     assert "3 orders have an unknown outcome." in await (await person()).see("/")
+
+
+async def test_the_pages_of_orders_find_each_one_however_few_jobs_a_page_searches(
+    maker: Maker, rows: Connection
+) -> None:
+    """Of each code one job a page is searched; one of three has been settled, so that the first page finds nothing."""
+    jobs = []
+    for code in ("first_code", "second_code", "first_code"):
+        jobs.append(await maker.make("generation"))
+        await maker.fail(jobs[-1], code)
+    (pipeline, step) = await rows.fetchrow(
+        "SELECT j.pipeline, t.step FROM job j JOIN task t ON t.job_id = j.id AND t.status = 'failed' LIMIT 1"
+    )
+    await rows.execute(
+        "INSERT INTO settlement (task_id, epoch, job_id, tenant_id, action, system, ref, actor)"
+        " SELECT id, epoch, job_id, tenant_id, 'give_up', NULL, NULL, 'tests' FROM task"
+        " WHERE status = 'failed' AND job_id = $1",
+        jobs[2],
+    )
+    by_people = [(pipeline, step, "first_code"), (pipeline, step, "second_code")]
+    pages: list[list[UUID]] = []
+    before = None
+    while not pages or before is not None:
+        page, before = await unsettled.orders(rows, "acme", by_people, before, 10, searched=1)
+        pages.append([row["job_id"] for row in page])
+        assert len(pages) < 10
+    assert pages == [[], [jobs[1]], [jobs[0]], []]
 
 
 async def test_dead_letters_of_the_last_hour_alone_are_read(person: MakePerson, maker: Maker, rows: Connection) -> None:
