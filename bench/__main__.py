@@ -1,4 +1,6 @@
-"""`scripts/bench [FIGURE ...] [--json FILE] [--record MACHINE]`: measures figures, prints them, and records them."""
+"""`scripts/bench [FIGURE ...] [--json FILE] [--record MACHINE]`: measures figures, prints them, and records them.
+`scripts/bench simulate` is a program of its own (simulate.py).
+"""
 
 from __future__ import annotations
 
@@ -32,6 +34,7 @@ from bench import (
     report,
     runs,
     sdk,
+    simulate,
     snapshot,
     start,
     steady,
@@ -159,6 +162,8 @@ async def run(options: argparse.Namespace) -> None:
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["simulate"]:
+        return simulate.main(sys.argv[2:])
     freeze_loaded()  # as the platform's processes do: so pauses of the bench itself are in no figure
     options = parse()
     if options.page:
