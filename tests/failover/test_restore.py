@@ -16,6 +16,7 @@ from uuid import UUID
 import pytest
 from pydantic import SecretStr
 
+from leasehold.cli import reconcile as reconciling
 from leasehold.db import database
 from leasehold.db.database import Connection, migrate
 from leasehold.domain.ids import id_at, new_id
@@ -198,6 +199,40 @@ async def test_a_restore_to_a_moment_is_reconciled_with_the_store(
                 await one.forget()
                 shutil.rmtree(one.directory, ignore_errors=True)
         shutil.rmtree(archive, ignore_errors=True)
+
+
+async def test_pictures_and_uploads_under_way_are_kept_however_many_rows_a_round_reads(
+    settings: Settings, store: ObjectStore, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciling, "_BATCH", 2)
+    pictures = [id_at(LONG_AGO) for _ in range(5)]
+    uploading, deleted = id_at(LONG_AGO), id_at(LONG_AGO)
+    for media_id in pictures:
+        job = jobs.NewJob(ONE, "t")
+        await jobs.submit(rows, [job])
+        await rows.execute(
+            "INSERT INTO media (id, tenant_id, status, job_id, original_key, content_type, file_name)"
+            " VALUES ($1, 't', 'UPLOADED', $2, $3, 'image/jpeg', 'a.jpg')",
+            media_id, job.id, f"media/{media_id}/original.jpg",
+        )  # fmt: skip
+    await rows.execute(
+        "INSERT INTO upload (key, tenant_id, open, exact, bytes, most, writable_until, look_at, forget_at)"
+        " VALUES ($1, 't', true, false, 9, 9, now(), now() + interval '1 day', now() + interval '1 day')",
+        f"jobs/{uploading}/input/",
+    )
+    kept = [f"media/{media_id}/{name}" for media_id in pictures[:4] for name in ("original.jpg", "final.webp")]
+    kept += [f"jobs/{uploading}/input/model", f"jobs/{uploading}/input/image-1", f"jobs/{uploading}/input/image-2"]
+    orphaned = [f"media/{deleted}/{name}" for name in ("original.jpg", "resize.jpg", "final.webp")]
+    for key in (*kept, *orphaned):
+        await store.put(key, b"bytes", content_type="image/jpeg", metadata={})
+    found = await reconciling.reconcile(settings, apply=True)
+    assert found.missing.examples == [f"media/{pictures[4]}/original.jpg"]
+    assert (found.rows, found.objects, found.owned, found.deleted) == (5, 14, 11, 3)
+    assert sorted(found.orphaned.examples) == sorted(orphaned)
+    for key in kept:
+        assert await store.head(key) is not None
+    for key in orphaned:
+        assert await store.head(key) is None
 
 
 async def test_a_bucket_that_is_mostly_another_s_is_left_alone(
