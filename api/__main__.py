@@ -25,6 +25,7 @@ from leasehold.runtime import failpoints
 from leasehold.runtime.garbage import freeze_loaded
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.settings import Settings
+from leasehold.telemetry.listener import ALL, listening_at
 from leasehold.telemetry.logs import configure_logs
 from leasehold.telemetry.meters import expose
 from leasehold.telemetry.traces import begin_traces
@@ -74,6 +75,15 @@ def make_server(settings: Settings, *, host: str, port: int) -> Server:
     return Server(config, app)
 
 
+def _sockets(host: str, port: int) -> list[socket.socket] | None:
+    """The socket of all addresses. None: uvicorn opens one for `host`; it would open `::` for IPv6 alone."""
+    if host != ALL:
+        return None
+    opened = listening_at(host, port)
+    log.info("listening", url=f"http://[::]:{opened.getsockname()[1]}")  # as uvicorn does for its own sockets
+    return [opened]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     settings = Settings()
     parser = argparse.ArgumentParser(prog="python -m leasehold.api", description="Serve Leasehold's HTTP API.")
@@ -95,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         log.error("not started", reason=str(error))  # noqa: TRY400 - the reason suffices, without a traceback
         raise SystemExit(1) from error
     freeze_loaded()
-    server.run()
+    server.run(_sockets(options.host, options.port))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,25 @@ from prometheus_client import make_wsgi_app
 DEAD_SECONDS = 120.0
 
 
+#: All addresses of the machine: those of IPv6 and those of IPv4.
+ALL = "::"
+_BACKLOG = 2048
+
+
+def _address_of(host: str) -> tuple[socket.AddressFamily, str]:
+    """The family and the address to listen on. Where the kernel has no IPv6, ALL means all addresses of IPv4."""
+    if host == ALL and not socket.has_dualstack_ipv6():
+        return socket.AF_INET, "0.0.0.0"  # noqa: S104 - whoever sets ALL wants all addresses
+    return socket.AF_INET6 if ":" in host else socket.AF_INET, host
+
+
+def listening_at(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises OSError when the address is not free."""
+    family, address = _address_of(host)
+    both = host == ALL and family == socket.AF_INET6
+    return socket.create_server((address, port), family=family, dualstack_ipv6=both, backlog=_BACKLOG)
+
+
 class Health:
     """What a worker's probes read. The main loop writes, and the threads of the listener read."""
 
@@ -62,9 +81,16 @@ def listen(host: str, port: int, health: Health | None) -> int:
         start("200 OK" if is_ok else "503 Service Unavailable", [("Content-Type", "text/plain")])
         return [b"ok\n" if is_ok else b"unavailable\n"]
 
-    class Listener(_Threads):
-        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family, address = _address_of(host)
 
-    server = make_server(host, port, answer, server_class=Listener, handler_class=_Quiet)
+    class Listener(_Threads):
+        address_family = family
+
+        def server_bind(self) -> None:
+            if family == socket.AF_INET6:
+                self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != ALL)
+            super().server_bind()
+
+    server = make_server(address, port, answer, server_class=Listener, handler_class=_Quiet)
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return int(server.server_port)

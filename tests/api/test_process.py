@@ -24,7 +24,7 @@ from tests.api.media_api import PNG, MediaApi, problem
 
 MIB = 1024 * 1024
 MAX_RESIDENT = 150 * MIB
-_LISTENING = re.compile(r"http://127\.0\.0\.1:\d+")
+_LISTENING = re.compile(r"http://(?:127\.0\.0\.1|\[::\]):(\d+)")
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Process:
             self.lines.append(raw.decode().rstrip())
             found = _LISTENING.search(self.lines[-1])
             if found is not None and not listening.done():
-                listening.set_result(found[0])
+                listening.set_result(f"http://127.0.0.1:{found[1]}")
         if not listening.done():
             listening.set_exception(AssertionError(self.said))
 
@@ -66,7 +66,9 @@ class Process:
 
 
 @asynccontextmanager
-async def running(settings: Settings, log_format: str = "json", **more: str) -> AsyncIterator[Process]:
+async def running(
+    settings: Settings, log_format: str = "json", host: str = "127.0.0.1", **more: str
+) -> AsyncIterator[Process]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
     for name in ("database_url", "amqp_url", "s3_endpoint", "s3_bucket", "s3_access_key", "s3_secret_key"):
         value = getattr(settings, name)
@@ -78,6 +80,8 @@ async def running(settings: Settings, log_format: str = "json", **more: str) -> 
         sys.executable,
         "-m",
         "leasehold.api",
+        "--host",
+        host,
         "--port",
         "0",
         env=environment,
@@ -105,6 +109,14 @@ async def test_the_api_loads_no_image_or_model_library_and_no_second_way_to_the_
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
     assert await process.wait() == 0
+
+
+async def test_an_api_on_all_addresses_answers_over_ipv4_and_ipv6(settings: Settings) -> None:
+    async with running(settings, host="::") as process:
+        for url in (process.url, process.url.replace("127.0.0.1", "[::1]")):
+            async with client_of(url) as client:
+                assert (await client.get("/livez")).status_code == 200
+        assert await process.stop() == 0
 
 
 async def test_an_api_that_works_stays_small(settings: Settings, make_key: MakeKey, rows: Connection) -> None:

@@ -114,10 +114,10 @@ def test_probes_ask_what_the_processes_answer(values: str) -> None:
         assert asked["startupProbe"]["path"] == "/livez"  # who works while its children load is not ended
         assert {probe["port"] for probe in asked.values()} <= ports.keys()
         assert int(environment(pod)["LEASEHOLD_METRICS_PORT"]) == ports["metrics"]
-        assert environment(pod)["LEASEHOLD_METRICS_HOST"] == "0.0.0.0"
+        assert environment(pod)["LEASEHOLD_METRICS_HOST"] == "::"
         if "http" in ports:
             assert ports["http"] == Settings(_env_file=None).api_port
-            assert environment(pod)["LEASEHOLD_API_HOST"] == "0.0.0.0"
+            assert environment(pod)["LEASEHOLD_API_HOST"] == "::"
 
 
 @every_values

@@ -227,7 +227,7 @@ def test_prometheus_scrapes_our_services_on_the_port_where_they_tell_and_nobody_
     for one in found:
         service = SERVICES[one["names"][0]]
         assert service["environment"]["LEASEHOLD_METRICS_PORT"] == one["port"]
-        assert service["environment"]["LEASEHOLD_METRICS_HOST"] == "0.0.0.0"
+        assert service["environment"]["LEASEHOLD_METRICS_HOST"] == "::"
         assert not any(str(one["port"]) in port for port in service.get("ports", []))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+
 import httpx2
 import pytest
 
 from leasehold.telemetry import listener
-from leasehold.telemetry.listener import Health, listen
+from leasehold.telemetry.listener import Health, listen, listening_at
 
 
 def status(port: int, path: str, host: str = "127.0.0.1") -> int:
@@ -23,6 +25,23 @@ def test_a_worker_is_ready_when_it_serves_and_alive_while_its_loop_turns(monkeyp
     monkeypatch.setattr(listener, "DEAD_SECONDS", 0.0)
     assert (status(port, "/livez"), status(port, "/readyz")) == (503, 200)
     assert "leasehold_" in httpx2.get(f"http://127.0.0.1:{port}/metrics").text
+
+
+def test_all_addresses_are_those_of_both_versions_and_a_kernel_without_ipv6_has_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port = listen("::", 0, None)
+    assert [status(port, "/metrics", host) for host in ("127.0.0.1", "[::1]")] == [200, 200]
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    assert status(listen("::", 0, None), "/metrics") == 200
+    with listening_at("::", 0) as opened:
+        assert opened.family == socket.AF_INET
+
+
+def test_one_address_of_ipv6_is_not_all_of_ipv4() -> None:
+    port = listen("::1", 0, None)
+    with pytest.raises(httpx2.ConnectError):
+        status(port, "/metrics")
 
 
 def test_without_probes_there_are_metrics_alone_also_over_ipv6() -> None:

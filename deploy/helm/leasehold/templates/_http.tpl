@@ -15,7 +15,7 @@ spec:
   strategy: {rollingUpdate: {maxSurge: 25%, maxUnavailable: 0}}
   selector: {{ include "leasehold.match" . }}
   template:
-    {{- $settings := mergeOverwrite (dict "api_host" "0.0.0.0" "metrics_host" "0.0.0.0" "metrics_port" 9100 "log_format" "json") (deepCopy .root.Values.settings) .settings (deepCopy $values.settings) }}
+    {{- $settings := mergeOverwrite (dict "api_host" "::" "metrics_host" "::" "metrics_port" 9100 "log_format" "json") (deepCopy .root.Values.settings) .settings (deepCopy $values.settings) }}
     {{- $pod := dict "image" "api" "settings" $settings "secrets" .root.Values.secrets "resources" $values.resources "tmp" "1Gi" "grace" 35 "pod" $values.pod "rest" (include "leasehold.httpProbes" .) }}
     {{- include "leasehold.pod" (merge $pod .) | nindent 4 }}
 ---
