@@ -67,8 +67,8 @@ class Scaling(BaseModel):
     "/scaling/{pool}",
     operation_id="getScaling",
     summary="Get what a pool of workers should scale to",
-    description="Reads at most 10,000 due tasks a queue, 10,000 leases and 2,000 lines (a queue, a priority and a "
-    "tenant). It keeps no state: the size that the pool has now is its hysteresis.",
+    description="Reads of each queue at most 10,000 due tasks and 2,000 lines (a priority and a tenant), and at most "
+    "10,000 leases. It keeps no state: the size that the pool has now is its hysteresis.",
     response_model=Scaling,
     responses=problems({HTTPStatus.NOT_FOUND: "`pool_not_found`"}),
 )

@@ -11,7 +11,7 @@ from leasehold.db.job_reads import Row
 
 #: Due tasks that are counted of a queue, and leases that are read of all queues of the pool.
 MAX_COUNTED = 10_000
-#: Lines (a queue, a priority and a tenant) that are read of a queue.
+#: Lines (a priority and a tenant) that are read of a queue.
 MAX_LINES = 2000
 
 # Jumps through the index task_runnable from line to line, as the exporter does: what waits for its time is not read.
