@@ -31,7 +31,7 @@ _BEGIN, _END = "<!-- simulation: begin -->\n", "<!-- simulation: end -->\n"
 #: The fleets that are measured, and predicted from the costs of the first.
 FLEETS = (1, 2, 4, 8)
 _WORKERS, _CELLS, _CORES = (10, 100, 1000), (1, 2, 5, 10, 20, 50), (2, 4, 8, 16, 32)
-#: In the tables: a task waits for something else for so many seconds, and a worker has so many at once.
+#: In the tables: the seconds that a task waits for something else, and the tasks that a worker has at once.
 _TASK_SECONDS, _SLOTS = 1.0, 32
 #: Between a worker and PostgreSQL, in another machine of the same site.
 _TRIP_SECONDS = 0.0005
@@ -44,7 +44,7 @@ _SESSIONS, _RUNS_OF_API, _NOTIFICATIONS = 12, 2000, 200
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell with `workers`. Each part is used by so many of what `_LIMITS` allows."""
+    """A cell with `workers`. `used`: how much of what `_LIMITS` allows is used, by part."""
 
     workers: int
     outcome: Outcome

@@ -20,7 +20,7 @@ Process = Generator[simpy.Event, Any, Any]
 
 #: The most tasks of one statement (worker/parts.py).
 BATCH = 128
-#: A process that waits for a core gets it after a slice of so many seconds: so cores are shared, and not queued for.
+#: Seconds that a process keeps a core while others wait for one: so cores are shared, and not queued for.
 _SLICE = 0.001
 #: Of a worker: how often its leases are renewed, in seconds.
 _RENEW_SECONDS = 10.0

@@ -85,6 +85,17 @@ class Settings(SettingsWithFiles):
         description="URL of PostgreSQL itself, where database_url leads to a pooler: for the presence of workers, "
         "LISTEN and `leasehold migrate`, which need a session of their own. Unset: database_url.",
     )
+    database_replica_url: SecretStr = Field(
+        SecretStr(""),
+        description="URL of a standby of PostgreSQL. Lists, pages of the console and the exporter's counts are read "
+        "from it. It may name several hosts: the first that only reads is used. Unset: all is read from database_url.",
+    )
+    database_replica_max_lag: float = Field(
+        10.0,
+        ge=1,
+        le=3600,
+        description="A standby whose rows may be older than this number of seconds is left for the primary.",
+    )
     migrate_lock_seconds: float = Field(
         1.0,
         gt=0,
@@ -171,7 +182,7 @@ class Settings(SettingsWithFiles):
     s3_operation_timeout: float = Field(60.0, gt=0, description="The longest one store operation may take.")
 
     # --- the API
-    api_host: str = Field("127.0.0.1", description="Address that the API listens on.")
+    api_host: str = Field("127.0.0.1", description="Address that the API listens on. `::`: all, of IPv6 and of IPv4.")
     api_port: int = Field(8000, ge=0, le=65535, description="Port that the API listens on.")
     public_url: str | None = Field(None, description="The API's own URL as clients see it.")
     cdn_base_url: str | None = Field(None, description="If set, final_url is this plus the key; else a signed URL.")
@@ -578,7 +589,8 @@ class Settings(SettingsWithFiles):
     )
     metrics_host: str = Field(
         "127.0.0.1",
-        description="Address of the listener of metrics_port. It needs no key: only Prometheus should reach it.",
+        description="Address of the listener of metrics_port; `::`: all, of IPv6 and of IPv4. It needs no key: only "
+        "Prometheus should reach it.",
     )
     traces: bool = Field(False, description="Make OpenTelemetry spans; OTEL_* variables name their destination.")
     metrics_public: bool = Field(False, description="Also serve /metrics on the API's public port, without a key.")

@@ -58,6 +58,8 @@ def check_urls(settings: Settings) -> None:
     database_url(settings.database_url.get_secret_value())
     if direct_url := settings.database_direct_url.get_secret_value():
         database_url(direct_url, "LEASEHOLD_DATABASE_DIRECT_URL")
+    if replica_url := settings.database_replica_url.get_secret_value():
+        database_url(replica_url, "LEASEHOLD_DATABASE_REPLICA_URL")
     if settings.broker == "amqp":
         broker_urls(settings.amqp_url.get_secret_value())
     if settings.s3_ca_file is not None:

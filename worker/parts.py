@@ -21,8 +21,9 @@ from leasehold.broker import make_broker
 from leasehold.broker.announcer import announcing
 from leasehold.broker.base import Broker
 from leasehold.db.database import Pool, make_pool
-from leasehold.db.pool_sizes import pool_of_worker
+from leasehold.db.pool_sizes import EXPORTER_OF_WORKER, pool_of_worker
 from leasehold.db.poolers import check_pooler
+from leasehold.db.replica import open_replica
 from leasehold.domain.errors import StoreError
 from leasehold.domain.pipeline import Opener, RegistryOpener
 from leasehold.domain.registry import Pipelines
@@ -157,7 +158,8 @@ async def open_parts(
         slot_pools = SlotPools(settings, pipelines, broker, router, claimer, runner)
 
         kinds = kinds_of(pipelines)
-        exporter = stack.enter_context(exporting(settings, worker, pool, broker, questions_of(kinds)))
+        replica = await stack.enter_async_context(open_replica(settings, "worker", EXPORTER_OF_WORKER, pool))
+        exporter = stack.enter_context(exporting(settings, worker, pool, broker, questions_of(kinds), replica))
         evaluator = await stack.enter_async_context(evaluating(settings))
         templates = Templates(pipelines, evaluator)
         duties = Duties(settings, worker, pool, store, announcer, templates, pipelines.find("webhook"), kinds)

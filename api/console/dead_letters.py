@@ -13,6 +13,7 @@ from leasehold.api.console.rendering import content_of, go_to, page
 from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn
 from leasehold.api.http.cursors import InstantCursor
+from leasehold.api.http.may_lag import may_lag
 from leasehold.api.jobs import dead_letters as endpoints
 from leasehold.api.jobs.schemas import BulkReplayRequest
 from leasehold.api.process.keyring import Caller
@@ -30,6 +31,7 @@ _AT_ONCE = 1000
 
 
 @router.get("/dead-letters")
+@may_lag
 async def show_groups(request: Request, caller: Reader, kind: Kind = "") -> Response:
     groups = await endpoints.groups(services_of(request), caller, kind or None, _GROUPS, _GROUPED)
     address = f"{request.url.path}?{request.url.query}"
@@ -46,6 +48,7 @@ async def show_groups(request: Request, caller: Reader, kind: Kind = "") -> Resp
 
 
 @router.get("/dead-letters/{fingerprint}")
+@may_lag
 async def show_group(
     request: Request,
     caller: Reader,

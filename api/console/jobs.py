@@ -20,6 +20,7 @@ from leasehold.api.console.session import SignedIn, viewer_of
 from leasehold.api.console.shared import Shared
 from leasehold.api.console.state import state_of
 from leasehold.api.http.cursors import IdCursor, id_at
+from leasehold.api.http.may_lag import may_lag
 from leasehold.api.jobs import jobs as endpoints
 from leasehold.api.jobs import views
 from leasehold.api.jobs.lists import listed, scope_of
@@ -60,6 +61,7 @@ VIEWS = (
 
 
 @router.get("/jobs")
+@may_lag
 async def show_jobs(
     request: Request,
     caller: Reader,
@@ -88,6 +90,7 @@ async def _saved(request: Request, caller: Caller) -> list[Row]:
 
 
 @router.get("/jobs/fresh")
+@may_lag
 async def refresh_jobs(
     request: Request,
     caller: Reader,

@@ -17,6 +17,7 @@ from leasehold.api.console.rendering import content_of, go_to, once_of, page
 from leasehold.api.console.routes import Fields, form_error, whole_number
 from leasehold.api.console.session import SignedIn
 from leasehold.api.http.cursors import IdCursor
+from leasehold.api.http.may_lag import may_lag
 from leasehold.api.jobs import operations as endpoints
 from leasehold.api.jobs.schemas import NewOperation
 from leasehold.api.process.keyring import Caller
@@ -30,6 +31,7 @@ _PAGE = 50
 
 
 @router.get("/operations")
+@may_lag
 async def show_operations(request: Request, caller: Reader, cursor: IdCursor = None) -> Response:
     answer = content_of(await endpoints.list_operations(request, caller, cursor, _PAGE))
     return page(

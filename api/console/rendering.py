@@ -22,6 +22,7 @@ from markupsafe import Markup
 from leasehold.api.auth import security
 from leasehold.api.console import assets, session
 from leasehold.api.console.state import LastPage, PageKey, state_of
+from leasehold.api.process.replica_reads import current_lag
 from leasehold.api.process.services import services_of
 
 #: The headers of every page. Pictures and scripts come from this origin alone, and no page has inline scripts.
@@ -41,6 +42,8 @@ _MAX_LAST_PAGES = 2000
 #: The characters of a path and its query that a header carries as they are; `%` begins an escape.
 _SAFE = "/?&=:%+.,~-_@*'()!$;"
 _COUNTED = re.compile(r"(<time[^>]*>)[^<]*")
+#: How old the page's rows are. The header Leasehold-Read-Lag of each refresh carries it, too.
+_AS_OF = re.compile(r'<p id="as-of".*?</p>')
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -97,6 +100,7 @@ def page(
             query=request.url.query,
             flash=flash,
             now=datetime.now(UTC),
+            lag=current_lag(),
             asset=lambda name: f"{prefix}/assets/{assets.version(name)}/{name}",
             url=lambda to, **query: _url(prefix + to, query),
             **values,
@@ -104,7 +108,7 @@ def page(
     )
     body = html.encode()
     # Browsers count times themselves: a page on which only these have changed is not new.
-    mark = hashlib.blake2b(_COUNTED.sub(r"\1", html).encode(), digest_size=12).hexdigest()
+    mark = hashlib.blake2b(_AS_OF.sub("", _COUNTED.sub(r"\1", html)).encode(), digest_size=12).hexdigest()
     if page_key is not None:
         last_pages[page_key] = (mark, made_of)
     if request.headers.get(MARK) == mark:

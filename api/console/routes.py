@@ -24,6 +24,7 @@ from starlette.requests import ClientDisconnect
 from leasehold.api.auth.security import bearer, requirements
 from leasehold.api.console import session
 from leasehold.api.console.rendering import go_to, is_path, page, path_of
+from leasehold.api.http.may_lag import answering, stay_fresh
 from leasehold.api.http.problems import NOT_STORABLE, is_database_away, problem_of
 from leasehold.api.http.strict_json import refusal
 from leasehold.api.process.services import services_of
@@ -69,7 +70,7 @@ Fields = Annotated[Form, Depends(form_of)]
 
 class ConsoleRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = super().get_route_handler()
+        handler = answering(self.endpoint, super().get_route_handler())
         requires = requirements(self.dependant)
         writes = "POST" in (self.methods or ())
 
@@ -83,7 +84,7 @@ class ConsoleRoute(APIRoute):
                         session.check_form(request, request.state.form.get("token", ""))
                     else:
                         session.check_origin(request)
-                return await handler(request)
+                return stay_fresh(request, await handler(request)) if writes else await handler(request)
             except ClientDisconnect:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client has gone: nobody reads the status
             except Exception as error:

@@ -18,6 +18,7 @@ from leasehold.api.console.rendering import content_of, go_to, once_of, page
 from leasehold.api.console.routes import Fields, form_error, typed_instant, typed_json
 from leasehold.api.console.session import SignedIn
 from leasehold.api.http.cursors import IdCursor
+from leasehold.api.http.may_lag import may_lag
 from leasehold.api.jobs.lists import listed
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
@@ -38,6 +39,7 @@ _CHANGED = ("cron", "timezone", "enabled", "overlap", "catch_up", "payload_templ
 
 
 @router.get("/schedules")
+@may_lag
 async def show_schedules(request: Request, caller: Reader, cursor: IdCursor = None) -> Response:
     answer = content_of(await endpoints.list_schedules(request, caller, cursor, _PAGE))
     schedules = [_shown(schedule) for schedule in answer["schedules"]]

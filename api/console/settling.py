@@ -13,6 +13,7 @@ from leasehold.api.console.rendering import content_of, go_to, page
 from leasehold.api.console.routes import Fields, Form
 from leasehold.api.console.session import SignedIn
 from leasehold.api.http.cursors import IdCursor
+from leasehold.api.http.may_lag import may_lag
 from leasehold.api.jobs import unsettled as endpoints
 from leasehold.api.jobs.schemas import BulkSettleRequest, SettleItem
 from leasehold.api.process.keyring import Caller
@@ -26,6 +27,7 @@ _DEEDS = {"adopt": "adopted", "again": "ordered again", "give_up": "given up"}
 
 
 @router.get("/to-settle")
+@may_lag
 async def show_unsettled(
     request: Request,
     caller: Reader,

@@ -8,6 +8,9 @@ from collections.abc import Awaitable, Callable, Hashable
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
+from leasehold.api.process import replica_reads
+from leasehold.api.process.replica_reads import Reading
+
 _Answer = TypeVar("_Answer")
 _MAX_KEYS = 500
 
@@ -21,22 +24,29 @@ class Shared(Generic[_Answer]):
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # By key: until when the answer is shared, and the task that makes it.
-        self._tasks: OrderedDict[Hashable, tuple[float, asyncio.Task[_Answer]]] = OrderedDict()
+        # By key: until when the answer is shared, the task that makes it, and what it reads from the standby. Answers
+        # of the primary are shared apart: a request for them wants no stale ones.
+        self._tasks: OrderedDict[Hashable, tuple[float, asyncio.Task[_Answer], Reading | None]] = OrderedDict()
 
     async def get(self, key: Hashable, make: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """The shared answer, or the answer of `make`. `key` must name the tenant and the scopes if the answer depends
         on them. Raises what `make` raises.
         """
-        until, task = self._tasks.get(key, (0.0, None))
+        reading = replica_reads.current()
+        key = (key, reading is None)
+        until, task, made_by = self._tasks.get(key, (0.0, None, None))
         if task is None or (task.done() and (monotonic() >= until or _failed(task))):
             previous = None if task is None or _failed(task) else task.result()
             task = asyncio.create_task(_make_or_keep(make, previous))
-            self._tasks[key] = monotonic() + self._seconds, task
+            self._tasks[key] = monotonic() + self._seconds, task, reading
             self._tasks.move_to_end(key)
             if len(self._tasks) > _MAX_KEYS:
                 self._tasks.popitem(last=False)
-        return await asyncio.shield(task)
+            made_by = reading
+        answer = await asyncio.shield(task)
+        if reading is not None and made_by is not None:
+            reading.include(made_by)
+        return answer
 
     def forget(self) -> None:
         """Make every answer anew: the caller has changed the rows behind the answers."""

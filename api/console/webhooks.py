@@ -14,6 +14,7 @@ from leasehold.api.auth.security import WEBHOOKS_WRITE
 from leasehold.api.console.rendering import content_of, go_to, once_of, page
 from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn
+from leasehold.api.http.may_lag import may_lag
 from leasehold.api.process.keyring import Caller
 from leasehold.api.runs import webhooks as endpoints
 from leasehold.domain.errors import NotFound
@@ -24,6 +25,7 @@ _DELIVERIES = 50
 
 
 @router.get("/webhooks")
+@may_lag
 async def show_webhooks(request: Request, caller: Owner) -> Response:
     return page(request, "webhooks.html", webhooks=await _listed(request, caller))
 
@@ -35,6 +37,7 @@ async def _listed(request: Request, caller: Caller) -> list[dict[str, Any]]:
 
 
 @router.get("/webhooks/{webhook_id}")
+@may_lag
 async def show_webhook(request: Request, webhook_id: UUID, caller: Owner) -> Response:
     webhook = next((webhook for webhook in await _listed(request, caller) if webhook["id"] == str(webhook_id)), None)
     if webhook is None:

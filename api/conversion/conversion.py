@@ -39,6 +39,7 @@ from leasehold.api.http.early import refuse_early
 from leasehold.api.http.edge import identity_of
 from leasehold.api.http.etags import WaitSeconds, matches, may_be_current
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
+from leasehold.api.http.may_lag import may_lag
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, multipart, problems
 from leasehold.api.http.problems import Problem
 from leasehold.api.http.responses import publish_and_admit
@@ -339,6 +340,7 @@ async def cancel_conversion(
         }
     ),
 )
+@may_lag
 async def list_conversions(
     request: Request,
     response: Response,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from leasehold.api.process.keyring import Caller
+from leasehold.api.process.replica_reads import on_primary
 from leasehold.api.process.services import Services
 from leasehold.domain.errors import TooMany
 from leasehold.limits import rates
@@ -16,8 +17,9 @@ async def check_rate(services: Services, caller: Caller, operation: Literal["pos
     per_minute = settings.conversion_posts_per_key if operation == "posts" else settings.conversion_reads_per_key
     if per_minute is None:
         return {}
-    async with services.pool.acquire() as connection:
-        quota = await rates.take(connection, f"conversion:{operation}:{caller.quota_key}", per_minute)
+    with on_primary():
+        async with services.pool.acquire() as connection:
+            quota = await rates.take(connection, f"conversion:{operation}:{caller.quota_key}", per_minute)
     policy = f"conversion-{operation}"
     if not quota.allowed:
         message = f"At most {per_minute} {operation} of conversions a minute."

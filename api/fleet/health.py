@@ -23,6 +23,7 @@ from fastapi.responses import JSONResponse
 from leasehold.api.auth.security import OPERATE, Require, bearer
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.problems import is_database_away
+from leasehold.api.process.replica_reads import on_primary
 from leasehold.api.process.services import Services
 from leasehold.db.schemas import CORE, state_of
 from leasehold.domain.errors import StoreError
@@ -76,7 +77,8 @@ class Readiness:
     async def checks(self) -> list[Check]:
         if self._checking is None or (self._checking.done() and monotonic() - self._checked_at > _SHARED_SECONDS):
             self._checked_at = monotonic()
-            self._checking = asyncio.create_task(self._run())
+            with on_primary():
+                self._checking = asyncio.create_task(self._run())
         return [
             Check("serving", not self._services.draining, required=True),
             *await asyncio.shield(self._checking),
@@ -86,7 +88,8 @@ class Readiness:
         """The findings of the self-check about the database, the broker and the store, made at most once a minute."""
         if self._examining is None or (self._examining.done() and monotonic() - self._examined_at > _FINDINGS_SECONDS):
             self._examined_at = monotonic()
-            self._examining = asyncio.create_task(self._examine())
+            with on_primary():
+                self._examining = asyncio.create_task(self._examine())
         return await asyncio.shield(self._examining)
 
     async def _examine(self) -> list[Finding]:
@@ -102,12 +105,14 @@ class Readiness:
             return [Finding("self-check", ok=False, found="not finished", meaning="a part does not answer: see checks")]
 
     async def _run(self) -> list[Check]:
+        has_replica = self._services.replica_reads is not None
         return list(
             await asyncio.gather(
                 _run_check("database", self._database, required=True),
                 _run_check("migrations", self._migrations, required=True),
                 _run_check("broker", self._broker, required=False),
                 _run_check("store", self._store, required=False),
+                *([_run_check("replica", self._replica, required=False)] if has_replica else []),
             )
         )
 
@@ -131,6 +136,12 @@ class Readiness:
         if not self._services.broker.connected:
             raise _NotReady(f"{self._services.broker.name} is not connected; the work goes on, but slower")
         return self._services.broker.name
+
+    async def _replica(self) -> str:
+        reads = self._services.replica_reads
+        if reads is not None and not reads.replica.serves:
+            raise _NotReady(f"{reads.replica.problem}; the primary answers instead")
+        return "serves"
 
     async def _store(self) -> str:
         if self._services.store.is_absent:

@@ -15,6 +15,7 @@ from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import OPERATE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import TextsCursor, cursor_of_texts, texts_at
+from leasehold.api.http.may_lag import may_lag
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response, publish_and_admit
 from leasehold.api.process.keyring import Caller
@@ -73,6 +74,7 @@ class Limit(BaseModel):
 
 
 @router.get("/queues", operation_id="listQueues", summary="List queues", responses=problems({}))
+@may_lag
 async def list_queues(request: Request, _caller: Operator) -> Response:
     async with services_of(request).pool.acquire() as connection:
         return json_response({"queues": [dict(row) for row in await run_reads.queues(connection)]})
@@ -104,6 +106,7 @@ async def resume_queue(request: Request, queue: QueueName, caller: Operator) -> 
 
 
 @router.get("/workers", operation_id="listWorkers", summary="List workers", responses=problems({}))
+@may_lag
 async def list_workers(request: Request, _caller: Operator) -> Response:
     async with services_of(request).pool.acquire() as connection:
         return json_response({"workers": [dict(row) for row in await run_reads.workers(connection)]})
@@ -132,6 +135,7 @@ async def drain_worker(request: Request, worker_id: UUID, caller: Operator) -> R
     summary="List limits, by tenant and key",
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
 )
+@may_lag
 async def list_limits(
     request: Request,
     _caller: Operator,

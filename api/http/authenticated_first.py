@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from leasehold.api.auth.security import bearer, requirements
 from leasehold.api.http.edge import identity_of
+from leasehold.api.http.may_lag import answering
 from leasehold.api.http.media_types import JSON, is_json, wrong_type
 from leasehold.api.http.strict_json import refusal
 from leasehold.api.process.services import services_of
@@ -55,4 +56,4 @@ class AuthenticatedFirst(APIRoute):
         return handle
 
     def endpoint_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        return super().get_route_handler()
+        return answering(self.endpoint, super().get_route_handler())

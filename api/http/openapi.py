@@ -9,8 +9,10 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 
 from leasehold.api.http.document import complete
+from leasehold.api.http.may_lag import LAG_HEADER, lags
 from leasehold.api.http.problem_schema import ProblemAnswer
 from leasehold.api.http.problems import MEDIA_TYPE
 
@@ -63,8 +65,20 @@ def document(app: FastAPI) -> dict[str, Any]:
         parts.update(schema.pop("$defs", {}))
         parts["ProblemAnswer"] = schema
         complete(built, app.state.scopes)
+        _name_lags(built, app)
         app.openapi_schema = built
     return app.openapi_schema
+
+
+def _name_lags(built: dict[str, Any], app: FastAPI) -> None:
+    """Describe the header of answers that may come from a standby."""
+    for route in app.routes:
+        if isinstance(route, APIRoute) and lags(route.endpoint) and route.path in built["paths"]:
+            built["paths"][route.path]["get"]["responses"]["200"].setdefault("headers", {})[LAG_HEADER] = {
+                "description": "Seconds: the answer is at most so old, because a standby of the database gave it. "
+                "Absent: it is from the primary. `Cache-Control: no-cache` in the request wants that.",
+                "schema": {"type": "number", "minimum": 0},
+            }
 
 
 class Contract:

@@ -17,6 +17,7 @@ from leasehold.actions.retrying import revive, template_of
 from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, RUNS_READ, RUNS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
+from leasehold.api.http.may_lag import may_lag
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import json_response, publish_and_admit_run
 from leasehold.api.jobs.access import JobAccess, access_of, check_retry
@@ -43,6 +44,7 @@ Reader = Annotated[Caller, Depends(Require(JOBS_READ, or_scope=RUNS_READ))]
     summary="List dead letters, latest first",
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`"}),
 )
+@may_lag
 async def list_dead_letters(
     request: Request,
     caller: Reader,
@@ -96,6 +98,7 @@ def _item(services: Services, row: Row) -> dict[str, Any]:
 
 
 @router.get("/groups", operation_id="groupDeadLetters", summary="Group dead letters by cause", responses=problems({}))
+@may_lag
 async def group_dead_letters(
     request: Request,
     caller: Reader,

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from leasehold.api.auth.security import JOBS_READ, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
+from leasehold.api.http.may_lag import may_lag
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response
 from leasehold.api.jobs.access import sight_of
@@ -40,6 +41,7 @@ router = APIRouter(tags=["jobs"], prefix="/v1/jobs", route_class=AuthenticatedFi
         "which character; `filter_too_broad`",
     }),
 )  # fmt: skip
+@may_lag
 async def list_jobs(
     request: Request,
     caller: Annotated[Caller, Depends(Require(JOBS_READ))],

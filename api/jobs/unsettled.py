@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, OPERATE, RUNS_READ, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
+from leasehold.api.http.may_lag import may_lag
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import json_response
 from leasehold.api.jobs.access import find
@@ -43,6 +44,7 @@ _Rows = tuple[list[dict[str, Any]], UUID | None]
     response_model=UnsettledPage,
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
 )
+@may_lag
 async def list_unsettled(
     request: Request,
     caller: Reader,

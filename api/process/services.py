@@ -18,6 +18,7 @@ from leasehold.actions.context import Actions
 from leasehold.api.process.bodies import Bodies
 from leasehold.api.process.keyring import Keyring
 from leasehold.api.process.refusals import Refusals
+from leasehold.api.process.replica_reads import ReplicaReads
 from leasehold.api.process.submissions import Submissions
 from leasehold.api.process.tenant_pool import BulkWrites, TenantPool
 from leasehold.api.process.watch import JobWatch, LogWatch, QueueWatch, StreamWatch
@@ -25,7 +26,8 @@ from leasehold.broker import open_broker
 from leasehold.broker.announcer import Announcer, announcing
 from leasehold.broker.base import Broker
 from leasehold.db.database import make_pool
-from leasehold.db.pool_sizes import pool_of_api
+from leasehold.db.pool_sizes import pool_of_api, pool_of_replica
+from leasehold.db.replica import NOTE_SECONDS, open_replica
 from leasehold.domain.ids import new_id
 from leasehold.domain.kind import Kind
 from leasehold.domain.registry import Pipelines
@@ -40,6 +42,7 @@ from leasehold.limits.admission import Admission
 from leasehold.limits.external_files import Files
 from leasehold.pipelines import RESERVED_NAMES, kinds_of
 from leasehold.runtime.gather import cancel_and_wait
+from leasehold.runtime.periodic import Periodic
 from leasehold.security.openid import OpenId
 from leasehold.security.roles import roles_of
 from leasehold.settings import Settings
@@ -77,6 +80,7 @@ class Services:
     files: Files
     actions: Actions
     openid: OpenId | None  # None: people sign in with API keys alone
+    replica_reads: ReplicaReads | None  # None: all is read from the primary
     draining: bool = False
 
     def drain(self) -> None:
@@ -100,7 +104,11 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
         announcer = await stack.enter_async_context(announcing(broker, pool))
         submissions = await stack.enter_async_context(Submissions(settings, announcer).open())
         kinds = kinds_of(pipelines)
-        exporter = stack.enter_context(exporting(settings, new_id(), pool, broker, questions_of(kinds)))
+        replica = await stack.enter_async_context(open_replica(settings, "api", pool_of_replica(settings), pool))
+        if replica is not None:
+            noting = asyncio.create_task(Periodic("replica", replica.note, every=NOTE_SECONDS).run())
+            stack.push_async_callback(cancel_and_wait, noting)
+        exporter = stack.enter_context(exporting(settings, new_id(), pool, broker, questions_of(kinds), replica))
         exporting_task = asyncio.create_task(exporter.run())
         stack.push_async_callback(cancel_and_wait, exporting_task)
         watch = JobWatch(pool)
@@ -147,6 +155,9 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
             files=Files(pool, store),
             actions=Actions(settings, templates, job_kinds, opened, hooks_before_jobs_go(housekeeping)),
             openid=openid,
+            replica_reads=None
+            if replica is None
+            else ReplicaReads(settings, replica, pool_of_replica(settings), _PATIENCE_SECONDS),
         )
 
 

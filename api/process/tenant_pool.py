@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 
-from leasehold.api.process import deadline
+from leasehold.api.process import deadline, replica_reads
 from leasehold.api.process.turnstile import Turnstile
 from leasehold.db.database import Connection, Pool
 from leasehold.db.pool_sizes import pool_of_api
@@ -37,10 +37,13 @@ class TenantPool:
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[Connection]:
-        """Lend a connection for the block, until the request's deadline. Raises Unavailable `busy` if none becomes free
-        within `patience` seconds, or one of TRY_AGAIN.
+        """Lend a connection for the block, until the request's deadline. It leads to the standby if the request reads
+        from there (replica_reads.py). Raises Unavailable `busy` if none becomes free within `patience` seconds, or one
+        of TRY_AGAIN.
         """
-        async with deadline.lent_in_time(self._lend()) as connection:
+        reading = replica_reads.current()
+        lending = deadline.lent_in_time(self._lend()) if reading is None else reading.lend(_tenant.get())
+        async with lending as connection:
             yield connection
 
     @asynccontextmanager

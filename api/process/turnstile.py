@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from math import inf
 
-from leasehold.domain.errors import RequestError
-
 
 class Turnstile:
     """Admits at most `at_most` holders at once, and at most `each` of one tenant. Up to `waiting` further requests of a
@@ -22,7 +20,7 @@ class Turnstile:
     """
 
     def __init__(
-        self, *, at_most: int, each: int, patience: float, refusal: Callable[[], RequestError], waiting: float = inf
+        self, *, at_most: int, each: int, patience: float, refusal: Callable[[], Exception], waiting: float = inf
     ) -> None:
         self._at_most, self._each = at_most, each
         self._max_waiting, self._patience = waiting, patience

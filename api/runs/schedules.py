@@ -23,6 +23,7 @@ from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.callback_urls import REFUSED_URL, CallbackUrl, check_callback_url
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
+from leasehold.api.http.may_lag import may_lag
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import encoded, json_response, publish_and_admit_run
 from leasehold.api.http.tags import Tags, json_of_request
@@ -233,6 +234,7 @@ def _next(expression: str, timezone: str) -> datetime | None:
 
 
 @router.get("", operation_id="listSchedules", summary="List schedules, newest first", responses=problems({}))
+@may_lag
 async def list_schedules(
     request: Request,
     caller: Reader,

@@ -20,6 +20,7 @@ from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import WEBHOOKS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
+from leasehold.api.http.may_lag import may_lag
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import encoded, json_response, publish_and_admit
 from leasehold.api.process.keyring import Caller
@@ -248,6 +249,7 @@ async def delete_webhook(request: Request, webhook_id: UUID, caller: Owner) -> R
     summary="List the latest deliveries",
     responses=problems(_MISSING),
 )
+@may_lag
 async def list_deliveries(
     request: Request, webhook_id: UUID, caller: Owner, limit: Annotated[int, Query(ge=1, le=100)] = 50
 ) -> Response:

@@ -125,21 +125,24 @@ async def is_direct(connection: Connection) -> bool:
     return bool(await connection.fetchval("SELECT pg_backend_pid()") == connection.get_server_pid())
 
 
-def make_pool(settings: Settings, name: str, size: int) -> Pool:
+def make_pool(settings: Settings, name: str, size: int, *, replica: bool = False) -> Pool:
     """A pool of at most `size` connections (pool_sizes.py). It is not open yet: use `async with` on it, or await it.
 
     Opening the pool makes no connection, so it works while PostgreSQL is down. If the server only reads, the pool opens
     new connections within two seconds, perhaps to another server. Meanwhile the old ones serve reads.
+
+    `replica`: the pool leads to `database_replica_url`, and leaves a server that takes writes.
     """
-    leaving = Leaving()
+    leaving = Leaving(replica=replica)
 
     async def lend(connection: PoolConnectionProxy[asyncpg.Record]) -> None:
         borrowed(connection)
         await leaving(pool, connection)
 
     async def connect(*_dsn: Any, **options: Any) -> asyncpg.Connection[asyncpg.Record]:
-        url = database_url(settings.database_url.get_secret_value())  # its file may hold another password by now
-        return await open_connection(url, host_timeout=settings.database_host_timeout, **options)
+        secret = settings.database_replica_url if replica else settings.database_url
+        url = database_url(secret.get_secret_value())  # its file may hold another password by now
+        return await open_connection(url, host_timeout=settings.database_host_timeout, replica=replica, **options)
 
     pool: Pool = asyncpg.create_pool(
         connect=connect,
@@ -149,7 +152,7 @@ def make_pool(settings: Settings, name: str, size: int) -> Pool:
         init=_encode_json,
         setup=lend,
         reset=_no_reset,
-        timeout=settings.database_timeout,
+        timeout=settings.database_host_timeout if replica else settings.database_timeout,
         command_timeout=settings.database_timeout,
         server_settings=_server_settings(name),
         connection_class=connection_class(),

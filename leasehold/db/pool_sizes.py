@@ -8,6 +8,8 @@
 
 With `broker=postgres` each process has two more dedicated connections: one notifies, one listens. Nothing else in a
 process opens a connection (tests/security/test_connections.py).
+
+With a replica, an API process has as many connections to the standby as its pool has to the primary, and a worker one.
 """
 
 from __future__ import annotations
@@ -36,3 +38,12 @@ def pool_of_app(settings: Settings) -> int:
 
 def _of_broker(settings: Settings) -> int:
     return _BROKER if settings.broker == "postgres" else 0
+
+
+def pool_of_replica(settings: Settings) -> int:
+    """The size of an API process's pool to the standby. These are connections of another server."""
+    return pool_of_api(settings)
+
+
+#: The size of a worker's pool to the standby: the exporter alone uses it.
+EXPORTER_OF_WORKER = 1

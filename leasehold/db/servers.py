@@ -1,5 +1,5 @@
 """Chooses the server of a connection: the first host of the URL that takes writes. A host that is silent, or that only
-reads, is passed over.
+reads, is passed over. For a replica it is the other way round: a host that takes writes is passed over.
 
 After a failover an address may lead to a server that only reads: a standby that is not promoted yet, or the primary
 that was. Its connections live on, so a pool would keep them for ever: `Leaving` makes the pool open new ones.
@@ -18,20 +18,23 @@ from leasehold.urls import DatabaseUrl
 _Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 _Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 
-#: While its server only reads, a pool opens new connections this often, in seconds. Reads go on meanwhile.
+#: While it is on the wrong server, a pool opens new connections this often, in seconds. Reads go on meanwhile.
 _LEAVE_SECONDS = 1.0
 #: PostgreSQL 14 and later report both settings, at the start of a session and at each change.
 _REPORTED = ("in_hot_standby", "default_transaction_read_only")
-#: For each URL the host that took writes last. The next connection tries that host first: otherwise it would wait for a
-#: silent host each time.
-_last_writable: dict[DatabaseUrl, tuple[str, int]] = {}
+#: For each URL the host that was chosen last, of those that take writes (False) and that only read (True). The next
+#: connection tries that host first: otherwise it would wait for a silent host each time.
+_last_chosen: dict[tuple[DatabaseUrl, bool], tuple[str, int]] = {}
 _NEXT_HOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
-async def open_connection(url: DatabaseUrl, *, timeout: float, host_timeout: float, **options: Any) -> _Connection:
+async def open_connection(
+    url: DatabaseUrl, *, timeout: float, host_timeout: float, replica: bool = False, **options: Any
+) -> _Connection:
     """Open a connection to the first host that takes writes; if none does, to the first that answers.
 
-    `timeout`: seconds for all hosts together. `host_timeout`: for each of several hosts. `options`: asyncpg's.
+    `timeout`: seconds for all hosts together. `host_timeout`: for each of several hosts. `replica`: the wanted host is
+    one that only reads. `options`: asyncpg's.
 
     Raises what the last host raised, or TimeoutError.
     """
@@ -43,16 +46,16 @@ async def open_connection(url: DatabaseUrl, *, timeout: float, host_timeout: flo
     error: BaseException = TimeoutError()
     try:
         async with asyncio.timeout(timeout):
-            for host, port in _in_order(url):
+            for host, port in _in_order(url, replica=replica):
                 try:
                     opened.append(await _connect(url, host, port, host_timeout, options))
                     takes_writes = await _takes_writes(opened[-1], host_timeout)
                 except _NEXT_HOST as refused:
                     error = refused
                     continue
-                if takes_writes:
+                if takes_writes is not replica:
                     chosen = opened[-1]
-                    _last_writable[url] = (host, port)
+                    _last_chosen[url, replica] = (host, port)
                     return chosen
     except TimeoutError as late:
         error = late
@@ -84,8 +87,8 @@ async def _connect(
     return connection
 
 
-def _in_order(url: DatabaseUrl) -> list[tuple[str, int]]:
-    return sorted(url.hosts, key=lambda host: host != _last_writable.get(url))
+def _in_order(url: DatabaseUrl, *, replica: bool) -> list[tuple[str, int]]:
+    return sorted(url.hosts, key=lambda host: host != _last_chosen.get((url, replica)))
 
 
 async def _takes_writes(connection: _Connection, timeout: float) -> bool:
@@ -103,14 +106,22 @@ def only_reads(connection: _Connection | PoolConnectionProxy[asyncpg.Record]) ->
     return any(getattr(reported, name, "off") == "on" for name in _REPORTED)
 
 
-class Leaving:
-    """Makes a pool leave a server that only reads. Call it with each connection that the pool lends."""
+def _is_primary(connection: PoolConnectionProxy[asyncpg.Record]) -> bool:
+    """Whether the server has reported that it is no standby. A pooler may report nothing."""
+    return getattr(connection.get_settings(), _REPORTED[0], "on") == "off"
 
-    def __init__(self) -> None:
+
+class Leaving:
+    """Makes a pool leave a server that only reads; the pool of a replica, a server that takes writes. Call it with each
+    connection that the pool lends.
+    """
+
+    def __init__(self, *, replica: bool = False) -> None:
+        self._replica = replica
         self._again_at = 0.0
 
     async def __call__(self, pool: _Pool, connection: PoolConnectionProxy[asyncpg.Record]) -> None:
-        if not only_reads(connection):
+        if not (_is_primary(connection) if self._replica else only_reads(connection)):
             return
         now = asyncio.get_running_loop().time()
         if now >= self._again_at:

@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from leasehold.broker.base import Broker
 from leasehold.db.database import Connection, Pool
+from leasehold.db.replica import EXPORTER, READS, STANDBY_FAILED, Replica
 from leasehold.domain.errors import DeclarationError
 from leasehold.exporter import queries
 from leasehold.exporter.broker_parts import BrokerParts
@@ -70,8 +71,18 @@ def _questions(silent: float) -> dict[str, tuple[str, tuple[object, ...]]]:
     }
 
 
-async def query_all(connection: Connection, silent: float, of_kinds: Sequence[Question] = ()) -> Rows:
+#: The questions about the server itself. A standby would answer for itself.
+OF_SERVER = frozenset({"tables", "sessions", "slow", "database"})
+
+
+async def query_all(
+    connection: Connection,
+    silent: float,
+    of_kinds: Sequence[Question] = (),
+    wanted: Callable[[str], bool] = lambda _name: True,
+) -> Rows:
     """The rows of one round, by question. `silent`: a worker without a heartbeat for this many seconds is silent.
+    `wanted`: whether the question of a name is asked.
 
     A question that the database refuses, or whose values do not fit its statement, is counted and left out. So is the
     first that takes too long. The second timeout ends the round, because then the database is slow as a whole. Raises
@@ -81,6 +92,8 @@ async def query_all(connection: Connection, silent: float, of_kinds: Sequence[Qu
     timeouts = 0
     questions = _questions(silent) | {question.name: (question.statement, question.values) for question in of_kinds}
     for name, (statement, values) in questions.items():
+        if not wanted(name):
+            continue
         try:
             rows[name] = await connection.fetch(statement, *values, timeout=_STATEMENT_SECONDS)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
@@ -105,12 +118,20 @@ def _check_names(of_kinds: Sequence[Question]) -> None:
 class Exporter(Collector):
     """Asks the questions while `run` runs; once registered, adds the latest answers to each scrape."""
 
-    def __init__(self, settings: Settings, owner: UUID, pool: Pool, of_kinds: Sequence[Question] = ()) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        owner: UUID,
+        pool: Pool,
+        of_kinds: Sequence[Question] = (),
+        replica: Replica | None = None,
+    ) -> None:
         """Raises DeclarationError if a kind's question has the name of another question."""
         _check_names(of_kinds)
         self._of_kinds = of_kinds
         self._owner = owner
         self._pool = pool
+        self._replica = replica
         self._silent = 3 * settings.renew_seconds
         self._is_enabled = settings.metrics
         self._latest: Rows | None = None
@@ -137,9 +158,27 @@ class Exporter(Collector):
             return
         began = monotonic()
         with QUERY_SECONDS.time():
-            self._latest = await query_all(connection, self._silent, self._of_kinds)
+            self._latest = await self._rows(connection)
         pause = self._pauses.done(began)
         self._fresh_until = monotonic() + 3 * pause
+
+    async def _rows(self, primary: Connection) -> Rows:
+        """The rows of one round: those that count work from the standby, if there is one and it keeps up."""
+        if self._replica is None:
+            return await query_all(primary, self._silent, self._of_kinds)
+        of_server = await query_all(primary, self._silent, wanted=OF_SERVER.__contains__)
+        try:
+            async with self._replica.caught_up(primary) as standby:
+                of_work = await self._of_work(standby)
+        except STANDBY_FAILED:
+            READS.labels(EXPORTER, "primary").inc()
+            of_work = await self._of_work(primary)
+        else:
+            READS.labels(EXPORTER, "standby").inc()
+        return {**of_work, **of_server}
+
+    async def _of_work(self, connection: Connection) -> Rows:
+        return await query_all(connection, self._silent, self._of_kinds, lambda name: name not in OF_SERVER)
 
     def describe(self) -> list[Metric]:
         """Promises no metrics, because the leader changes."""
@@ -273,13 +312,19 @@ def _per_queue(
 
 @contextmanager
 def exporting(
-    settings: Settings, owner: UUID, pool: Pool, broker: Broker, of_kinds: Sequence[Question] = ()
+    settings: Settings,
+    owner: UUID,
+    pool: Pool,
+    broker: Broker,
+    of_kinds: Sequence[Question] = (),
+    replica: Replica | None = None,
 ) -> Iterator[Exporter]:
     """Add the metrics of the database and of the broker's connections to /metrics. The caller runs the exporter.
 
-    `of_kinds`: the questions of kinds of work, in addition to the exporter's own.
+    `of_kinds`: the questions of kinds of work, in addition to the exporter's own. `replica`: the standby that counts
+    work, if it keeps up.
     """
-    exporter = Exporter(settings, owner, pool, of_kinds)
+    exporter = Exporter(settings, owner, pool, of_kinds, replica)
     parts: tuple[Collector, ...] = (exporter, BrokerParts(broker)) if settings.metrics else ()
     for part in parts:
         REGISTRY.register(part)

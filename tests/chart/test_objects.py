@@ -63,6 +63,13 @@ def test_secrets_are_files_that_are_mounted_where_the_variables_say(values: str)
         assert "/run/leasehold/database_url" in mounted
 
 
+def test_a_standby_is_named_to_all_that_read_from_it_and_not_to_the_migration() -> None:
+    named = {name: "LEASEHOLD_DATABASE_REPLICA_URL_FILE" in environment(pod) for name, pod in pods("fleet").items()}
+    assert any("migrate" in name for name in named)
+    assert {name for name, is_named in named.items() if not is_named} == {name for name in named if "migrate" in name}
+    assert not any("LEASEHOLD_DATABASE_REPLICA_URL_FILE" in environment(pod) for pod in pods("least").values())
+
+
 @every_values
 def test_the_migration_ends_before_anything_else_starts(values: str) -> None:
     (job,) = objects(values, "Job").values()

@@ -251,6 +251,7 @@ OPENERS = {
     "leasehold/broker/postgres.py": 1,  # for two sessions
     "leasehold/db/database.py": 4,
     "leasehold/db/poolers.py": 4,  # before a process opens any other, and closed again
+    "leasehold/db/replica.py": 1,  # to another server, and counted apart
     "leasehold/db/servers.py": 2,  # for database.py
     "leasehold/db/upgrading/patience.py": 1,  # of `leasehold migrate`, which is no part of a process that serves
     "leasehold/pipelines/operations/context.py": 1,

@@ -61,6 +61,13 @@ function show(sentence, link) {
   }
 }
 
+// Rows of a standby are some seconds old: the answer's header says how many.
+function showLag(lag) {
+  const note = document.getElementById("as-of");
+  note.hidden = !lag;
+  if (lag) note.querySelector("span").textContent = lag;
+}
+
 document.addEventListener("htmx:configRequest", (event) => { if (mark) event.detail.headers["X-Console-Mark"] = mark; });
 document.addEventListener("htmx:afterRequest", (event) => {
   refreshing = false;
@@ -72,6 +79,7 @@ document.addEventListener("htmx:afterRequest", (event) => {
     failures = 0;
     freshAt = new Date();
     show("");
+    showLag(answer.getResponseHeader("Leasehold-Read-Lag"));
     countTimes();
   } else if (answer.status === 401) {
     show("Your session has ended.", "Sign in");

@@ -1,0 +1,90 @@
+"""Answers a request from a standby of PostgreSQL, where the endpoint says that its answer may be stale.
+
+Lists, pages and counts may be: they are stale anyway once a person reads them. What a client has just written, one job
+by its id, and everything that a writing request reads are never read from a standby.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from math import ceil
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+
+from leasehold.api.process.replica_reads import ReplicaReads
+from leasehold.api.process.services import services_of
+from leasehold.db.replica import READS, REQUESTS, STANDBY_FAILED
+
+#: The header with the age of an answer in seconds, at most. An answer without it is from the primary.
+LAG_HEADER = "Leasehold-Read-Lag"
+#: The cookie of a browser that has sent a form in the console: while it has the cookie, its pages are read from the
+#: primary.
+FRESH_COOKIE = "leasehold_fresh"
+
+_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
+_Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+_marked: set[Callable[..., Any]] = set()
+
+
+def may_lag(endpoint: _Endpoint) -> _Endpoint:
+    """Mark an endpoint that writes nothing, and whose answer may be some seconds old. Write this below its route."""
+    _marked.add(endpoint)
+    return endpoint
+
+
+def lags(endpoint: Callable[..., Any] | None) -> bool:
+    return endpoint in _marked
+
+
+def answering(endpoint: Callable[..., Any], handler: _Handler) -> _Handler:
+    """The handler of a route. For a marked endpoint it reads from the standby while that serves. It repeats the request
+    on the primary if the standby fails meanwhile.
+    """
+    if not lags(endpoint):
+        return handler
+
+    async def handle(request: Request) -> Response:
+        reads = services_of(request).replica_reads
+        if reads is None:
+            return await handler(request)
+        server = "fresh" if _wants_fresh(request) else "primary"
+        if server == "primary" and reads.replica.serves:
+            response = await _from_standby(request, handler, reads)
+            if response is not None:
+                return response
+            server = "repeated"
+        READS.labels(REQUESTS, server).inc()
+        return await handler(request)
+
+    return handle
+
+
+def _wants_fresh(request: Request) -> bool:
+    return "no-cache" in request.headers.get("cache-control", "") or FRESH_COOKIE in request.cookies
+
+
+async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads) -> Response | None:
+    """The answer from the standby. None: it failed."""
+    with reads.reading() as reading:
+        try:
+            response = await handler(request)
+        except STANDBY_FAILED as error:
+            reads.replica.leave(error)
+            return None
+        if reading.lag is not None:
+            response.headers[LAG_HEADER] = f"{ceil(reading.lag * 10) / 10:.1f}"
+        READS.labels(REQUESTS, "standby").inc()
+        return response
+
+
+def stay_fresh(request: Request, response: Response) -> Response:
+    """The response to a form. The browser's next pages are read from the primary, until the standby has what the form
+    wrote.
+    """
+    services = services_of(request)
+    if services.replica_reads is not None:
+        path = services.settings.console_path or "/"
+        seconds = ceil(services.replica_reads.fresh_after)
+        response.set_cookie(FRESH_COOKIE, "1", max_age=seconds, path=path, httponly=True, samesite="strict")
+    return response

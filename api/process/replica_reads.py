@@ -1,0 +1,103 @@
+"""Lends connections to the standby, to requests whose answers may be stale (http/may_lag.py).
+
+While a request reads from the standby, every connection that it acquires leads there. The request's `Reading` knows how
+old its answer is at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from time import monotonic
+
+from leasehold.api.process import deadline
+from leasehold.api.process.deadline import Deadline
+from leasehold.api.process.turnstile import Turnstile
+from leasehold.db.database import Connection
+from leasehold.db.replica import Replica, ReplicaUnusable
+from leasehold.settings import Settings
+
+
+class Reading:
+    """What one request reads from the standby. `seconds`: how long all of it may take."""
+
+    def __init__(self, replica: Replica, turns: Turnstile, seconds: float) -> None:
+        self._replica, self._turns = replica, turns
+        self._limit = Deadline(seconds)
+        self._as_of: float | None = None
+
+    @property
+    def lag(self) -> float | None:
+        """How old the oldest row of the answer is at most, in seconds. None: nothing was read."""
+        return None if self._as_of is None else monotonic() - self._as_of
+
+    @asynccontextmanager
+    async def lend(self, tenant_id: str) -> AsyncIterator[Connection]:
+        """As TenantPool.acquire. Raises ReplicaUnusable, or one of TRY_AGAIN."""
+        limits = (deadline.current(), self._limit)
+        async with AsyncExitStack() as stack:
+            async with limits[0].waiting(), limits[1].waiting():
+                await stack.enter_async_context(self._turns.turn(tenant_id))
+                connection = await stack.enter_async_context(self._replica.pool.acquire())
+            for limit in limits:
+                await stack.enter_async_context(limit.using(connection))
+            self._include(await self._replica.check(connection))
+            yield connection
+
+    def include(self, other: Reading) -> None:
+        """The answer also has rows that another request has read."""
+        if other._as_of is not None:
+            self._include(other._as_of)
+
+    def _include(self, as_of: float) -> None:
+        self._as_of = as_of if self._as_of is None else min(self._as_of, as_of)
+
+
+_reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
+
+
+@contextmanager
+def on_primary() -> Iterator[None]:
+    """For the block, and for tasks that it starts, the current request reads from the primary."""
+    token = _reading.set(None)
+    try:
+        yield
+    finally:
+        _reading.reset(token)
+
+
+def current() -> Reading | None:
+    """The reading of the current request. None: it reads from the primary."""
+    return _reading.get()
+
+
+def current_lag() -> float | None:
+    """How old the answer of the current request is at most, in seconds. None: all of it is from the primary."""
+    reading = current()
+    return None if reading is None else reading.lag
+
+
+class ReplicaReads:
+    """The standby, as requests read from it."""
+
+    def __init__(self, settings: Settings, replica: Replica, size: int, patience: float) -> None:
+        self.replica = replica
+        self.fresh_after = settings.database_replica_max_lag
+        self._turns = Turnstile(at_most=size, each=max(1, size - 1), patience=patience, refusal=_busy)
+        # The other half is for the primary, which answers if the standby does not.
+        self._seconds = settings.database_timeout / 2
+
+    @contextmanager
+    def reading(self) -> Iterator[Reading]:
+        """For the block, the current request reads from the standby."""
+        reading = Reading(self.replica, self._turns, self._seconds)
+        token = _reading.set(reading)
+        try:
+            yield reading
+        finally:
+            _reading.reset(token)
+
+
+def _busy() -> ReplicaUnusable:
+    return ReplicaUnusable("too many requests wait for it")

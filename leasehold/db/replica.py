@@ -1,0 +1,204 @@
+"""Reads from a standby of PostgreSQL, and knows how old these reads are.
+
+A standby replays the log of the primary. Every second the process notes how long the primary's log is. A connection
+that has replayed the log up to a note reads everything that was committed before the note. So the age of a read is an
+upper bound. It needs no clock but the process's own. It holds while the primary is idle, and while replication stands
+still.
+
+Nothing is ever written here: PostgreSQL refuses it on a standby, and a server that is no standby is not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import monotonic
+
+import structlog
+
+from leasehold.db.database import Connection, Pool, make_pool
+from leasehold.runtime.transient import TRY_AGAIN
+from leasehold.settings import Settings
+from leasehold.telemetry.meters import counter, gauge
+
+log = structlog.get_logger(__name__)
+
+#: Seconds between two notes.
+NOTE_SECONDS = 1.0
+#: How often `caught_up` reads the place of the standby, in seconds.
+_POLL_SECONDS = 0.05
+
+LAG = gauge(
+    "replica_lag_seconds", "How old reads from the standby are at most. It grows while the standby is away", ["part"]
+)
+SERVES = gauge("replica_serves", "1 while reads go to the standby; 0 while they go to the primary", ["part"])
+READS = counter(
+    "replica_reads_total",
+    "Reads that may be stale. standby: it answered; primary: the standby was away or too far behind; repeated: the "
+    "standby failed during the read, so the primary answered; fresh: the client wanted no stale answer",
+    ["part", "server"],
+)
+#: The label `part` of the API's requests, and of the exporter.
+REQUESTS, EXPORTER = "requests", "exporter"
+
+# The end of the primary's log in bytes; NULL: this server is a standby. The system identifier is the same on a primary
+# and on its standbys.
+_PRIMARY_PLACE = """
+-- replica_primary_place
+SELECT CASE WHEN NOT pg_is_in_recovery() THEN (pg_current_wal_lsn() - '0/0')::bigint END AS place, system_identifier
+FROM pg_control_system()
+"""
+
+# How much of the log the standby has replayed; NULL: this server is no standby.
+_STANDBY_PLACE = """
+-- replica_standby_place
+SELECT CASE WHEN pg_is_in_recovery() THEN (pg_last_wal_replay_lsn() - '0/0')::bigint END AS place, system_identifier
+FROM pg_control_system()
+"""
+
+
+class ReplicaUnusable(Exception):
+    """The standby may not be read now. The text is public."""
+
+
+#: What a read from the standby may raise. The primary is read instead.
+STANDBY_FAILED: tuple[type[BaseException], ...] = (ReplicaUnusable, *TRY_AGAIN)
+
+
+class Replica:
+    """A standby. `pool` leads to it (`make_pool(..., replica=True)`), and `primary` to the primary."""
+
+    def __init__(self, settings: Settings, pool: Pool, primary: Pool) -> None:
+        self._pool, self._primary = pool, primary
+        self._max_lag = settings.database_replica_max_lag
+        self._seconds = settings.database_host_timeout
+        self._notes: deque[tuple[float, int]] = deque()  # when, and how long the primary's log was
+        self._system: int | None = None
+        self._as_of = monotonic()
+        self._problem = "it was not read yet"
+
+    @property
+    def pool(self) -> Pool:
+        return self._pool
+
+    @property
+    def serves(self) -> bool:
+        """Whether reads may go to the standby, by the last note and by what requests have met since."""
+        return not self._problem
+
+    @property
+    def problem(self) -> str:
+        """Why reads do not go to the standby; empty: they do. The text is public."""
+        return self._problem
+
+    async def note(self) -> None:
+        """Compare the standby with the primary. A duty calls this every NOTE_SECONDS.
+
+        A standby that does not answer is no outage of the database. Raises one of TRY_AGAIN for the primary.
+        """
+        try:
+            place, system = await self._place_of(self._pool, _STANDBY_PLACE)
+        except TRY_AGAIN as error:
+            place, system, problem = None, None, f"it does not answer: {type(error).__name__}"
+        noted_at = monotonic()
+        length, self._system = await self._place_of(self._primary, _PRIMARY_PLACE)
+        if length is not None:
+            self._remember(noted_at, length)
+        if system is not None:
+            try:
+                self._as_of, problem = self._instant_of(place, system, length), ""
+            except ReplicaUnusable as error:
+                problem = str(error)
+        self._record(problem)
+
+    async def check(self, connection: Connection) -> float:
+        """The instant, by monotonic(), whose commits the connection reads at least. Raises ReplicaUnusable, or one of
+        TRY_AGAIN.
+        """
+        row = await connection.fetchrow(_STANDBY_PLACE)
+        assert row is not None
+        return self._instant_of(row["place"], row["system_identifier"])
+
+    def leave(self, error: BaseException) -> None:
+        """A read has failed: until the next note, reads go to the primary."""
+        self._record(str(error) if isinstance(error, ReplicaUnusable) else f"a read failed: {type(error).__name__}")
+
+    @asynccontextmanager
+    async def caught_up(self, primary: Connection) -> AsyncIterator[Connection]:
+        """Lend a connection to the standby once it has everything that `primary` has now. For a part that reads seldom,
+        and so keeps no notes. Raises ReplicaUnusable, or one of TRY_AGAIN, within `database_host_timeout`.
+        """
+        wanted = await primary.fetchrow(_PRIMARY_PLACE)
+        assert wanted is not None
+        async with self._pool.acquire(timeout=self._seconds) as connection:
+            try:
+                async with asyncio.timeout(self._seconds):
+                    while not await self._has(connection, wanted["place"], wanted["system_identifier"]):  # noqa: ASYNC110 - the event is on another machine
+                        await asyncio.sleep(_POLL_SECONDS)
+                yield connection
+            except BaseException:
+                connection.terminate()  # or its return to the pool would wait for a server that is silent
+                raise
+
+    async def _has(self, connection: Connection, length: int | None, system: int) -> bool:
+        row = await connection.fetchrow(_STANDBY_PLACE)
+        assert row is not None
+        if row["place"] is None or length is None or row["system_identifier"] != system:
+            raise ReplicaUnusable("it is no standby of this primary")
+        return bool(row["place"] >= length)
+
+    async def _place_of(self, pool: Pool, statement: str) -> tuple[int | None, int]:
+        async with pool.acquire(timeout=self._seconds) as connection:
+            try:
+                row = await connection.fetchrow(statement, timeout=self._seconds)
+            except BaseException:
+                connection.terminate()  # as in `caught_up`
+                raise
+        assert row is not None
+        return row["place"], row["system_identifier"]
+
+    def _remember(self, now: float, length: int) -> None:
+        if self._notes and length < self._notes[-1][1]:
+            self._notes.clear()  # another primary, which has lost the tail of the last
+        self._notes.append((now, length))
+        while self._notes[0][0] < now - self._max_lag:
+            self._notes.popleft()
+
+    def _instant_of(self, place: int | None, system: int, length: int | None = None) -> float:
+        """The instant up to which a standby at `place` has every commit. `length`: how long the primary's log was after
+        `place` was read. Raises ReplicaUnusable.
+        """
+        if place is None:
+            raise ReplicaUnusable("it takes writes, so it is no standby")
+        if system != self._system or (length is not None and place > length):
+            raise ReplicaUnusable("it follows another primary")
+        as_of = next((at for at, length in reversed(self._notes) if length <= place), None)
+        if as_of is None or monotonic() - as_of > self._max_lag:
+            raise ReplicaUnusable("it is too far behind")
+        return as_of
+
+    def _record(self, problem: str) -> None:
+        LAG.labels(REQUESTS).set(round(monotonic() - self._as_of, 3))
+        SERVES.labels(REQUESTS).set(not problem)
+        if self._problem and not problem:
+            log.info("reads that may be stale go to the standby")
+        elif problem and not self._problem:
+            log.warning("reads that may be stale go to the primary", standby=problem)
+        self._problem = problem
+
+
+@asynccontextmanager
+async def open_replica(settings: Settings, name: str, size: int, primary: Pool) -> AsyncIterator[Replica | None]:
+    """The standby for the block, with a pool of `size` connections; None: the settings name none. Opening makes no
+    connection.
+    """
+    if not settings.database_replica_url.get_secret_value():
+        yield None
+        return
+    pool = await make_pool(settings, f"{name} replica", size, replica=True)
+    try:
+        yield Replica(settings, pool, primary)
+    finally:
+        pool.terminate()

@@ -1,0 +1,379 @@
+"""Lists are read from a standby: how old they are is shown, and a standby that fails is left for the primary."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+from uuid import uuid4
+
+import asyncpg
+import httpx2
+import pytest
+from cryptography.fernet import Fernet
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.routing import APIRoute
+from prometheus_client import REGISTRY
+from pydantic import SecretStr
+
+from leasehold.api.app import make_app
+from leasehold.api.auth.security import JOBS_READ, OPERATE, Require
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
+from leasehold.api.http.may_lag import LAG_HEADER, lags, may_lag
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import services_of
+from leasehold.db.database import Connection, connected
+from leasehold.db.replica import EXPORTER, REQUESTS, Replica, ReplicaUnusable, open_replica
+from leasehold.embedded.postgres import Postgres
+from leasehold.exporter.exporter import Exporter
+from leasehold.pipelines import SHIPPED
+from leasehold.security.credentials import create_key
+from leasehold.security.roles import roles_of
+from leasehold.settings import Settings
+from leasehold.transitions import jobs
+from tests.api.conftest import Running, client_of, serving
+from tests.api.proxy import proxy_to
+from tests.factories import ONE
+from tests.failover.cluster import SECONDS, Cluster, cluster_in
+
+SCOPES = sorted({OPERATE}.union(*roles_of(SHIPPED).values()))
+#: A standby may be so far behind here, in seconds.
+MAX_LAG = 2.0
+NO_ID = "017f22e2-79b0-7cc3-98c4-dc0c0c07398f"
+
+
+@pytest.fixture(scope="module")
+async def cluster(run_directory: Path) -> AsyncIterator[Cluster]:
+    async with cluster_in(run_directory / "replicated", "asynchronous") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def rows(cluster: Cluster) -> AsyncIterator[Connection]:
+    async with connected(settings_of(cluster), "test") as connection:
+        yield connection
+
+
+def settings_of(cluster: Cluster, **more: Any) -> Settings:
+    given = {
+        "database_url": SecretStr(cluster.primary.url),
+        "database_replica_url": SecretStr(cluster.standby.url),
+        "database_replica_max_lag": MAX_LAG,
+        "database_timeout": 4.0,
+        "database_host_timeout": 1.0,
+        "broker": "postgres",
+        "object_store": "none",
+        "sealing_keys": SecretStr(Fernet.generate_key().decode()),
+    }
+    return Settings(_env_file=None, **given | more)
+
+
+@asynccontextmanager
+async def listing(
+    cluster: Cluster, rows: Connection, *routers: APIRouter, **more: Any
+) -> AsyncIterator[tuple[Running, httpx2.AsyncClient]]:
+    """An API whose standby serves, and a client that may read everything."""
+    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=SCOPES)
+    async with serving(settings_of(cluster, **more), *routers) as running, client_of(running.url, key.text) as http:
+        await until_serving(running)
+        yield running, http
+
+
+def replica_of(running: Running) -> Replica:
+    assert running.services.replica_reads is not None
+    return running.services.replica_reads.replica
+
+
+async def until_serving(running: Running, *, serves: bool = True) -> None:
+    async with asyncio.timeout(SECONDS):
+        while replica_of(running).serves is not serves:
+            await asyncio.sleep(0.02)
+
+
+async def job(rows: Connection) -> str:
+    new = jobs.NewJob(ONE, "acme")
+    await jobs.submit(rows, [new])
+    return str(new.id)
+
+
+async def listed(http: httpx2.AsyncClient, **headers: str) -> tuple[set[str], float | None]:
+    """The jobs of the list, and how old the answer says that they are."""
+    answer = await http.get("/v1/jobs", params={"limit": 100}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    lag = answer.headers.get(LAG_HEADER)
+    return {row["id"] for row in answer.json()["jobs"]}, None if lag is None else float(lag)
+
+
+def reads(server: str, part: str = REQUESTS) -> float:
+    return REGISTRY.get_sample_value("leasehold_replica_reads_total", {"part": part, "server": server}) or 0.0
+
+
+@asynccontextmanager
+async def paused(server: Postgres) -> AsyncIterator[None]:
+    """For a block, the standby replays nothing."""
+    connection = await asyncpg.connect(server.url)
+    await connection.execute("SELECT pg_wal_replay_pause()")
+    async with asyncio.timeout(SECONDS):
+        while await connection.fetchval("SELECT pg_get_wal_replay_pause_state()") != "paused":
+            await asyncio.sleep(0.02)
+    try:
+        yield
+    finally:
+        await connection.execute("SELECT pg_wal_replay_resume()")
+        await connection.close()
+
+
+@contextmanager
+def frozen(pids: list[int]) -> Iterator[None]:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+async def processes_of(server: Postgres) -> list[int]:
+    """Those that answer: the sessions of this test's API, and what makes new ones."""
+    connection = await asyncpg.connect(server.url)
+    found = await connection.fetch("SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'leasehold %'")
+    await connection.close()
+    postmaster = (server.directory / "data/postmaster.pid").read_text().splitlines()[0]
+    return [int(postmaster), *(row["pid"] for row in found)]
+
+
+async def test_a_list_is_read_from_the_standby_and_a_job_by_its_id_from_the_primary(
+    cluster: Cluster, rows: Connection
+) -> None:
+    async with listing(cluster, rows) as (_, http), paused(cluster.standby):
+        new = await job(rows)
+        stale, lag = await listed(http)
+        assert new not in stale
+        assert lag is not None
+        assert 0 <= lag <= MAX_LAG + 0.1
+        answer = await http.get(f"/v1/jobs/{new}")
+        assert answer.status_code == 200
+        assert LAG_HEADER not in answer.headers
+        fresh, lag = await listed(http, **{"Cache-Control": "no-cache"})
+        assert new in fresh
+        assert lag is None
+
+
+async def test_the_shown_age_is_never_less_than_the_true_one_and_beyond_the_limit_the_primary_answers(
+    cluster: Cluster, rows: Connection
+) -> None:
+    async with listing(cluster, rows) as (running, http):
+        clock = asyncio.get_running_loop().time
+        async with paused(cluster.standby):
+            await job(rows)
+            new, since = await job(rows), clock()
+            ages = []
+            async with asyncio.timeout(SECONDS):
+                while True:
+                    before = clock()
+                    found, lag = await listed(http)
+                    if new in found:
+                        break
+                    assert lag is not None
+                    assert lag >= before - since  # the job is older than this, and is not there
+                    ages.append(lag)
+            assert lag is None
+            assert ages
+            assert max(ages) <= MAX_LAG + 0.1
+            await until_serving(running, serves=False)
+            assert REGISTRY.get_sample_value("leasehold_replica_serves", {"part": REQUESTS}) == 0
+        await until_serving(running)
+        found, lag = await listed(http)
+        assert lag is not None
+        assert new in found
+        assert REGISTRY.get_sample_value("leasehold_replica_serves", {"part": REQUESTS}) == 1
+
+
+async def test_an_idle_primary_makes_no_standby_old(cluster: Cluster, rows: Connection) -> None:
+    async with listing(cluster, rows) as (running, http):
+        await cluster.replicated()
+        async with asyncio.timeout(SECONDS):
+            for _ in range(3):
+                until = asyncio.get_running_loop().time() + MAX_LAG / 2
+                while asyncio.get_running_loop().time() < until:
+                    _, lag = await listed(http)
+                    assert lag is not None
+                    assert lag < MAX_LAG
+        assert replica_of(running).serves
+
+
+async def test_a_standby_that_dies_is_left_and_found_again(cluster: Cluster, rows: Connection) -> None:
+    async with (
+        proxy_to("127.0.0.1", cluster.standby.port) as address,
+        listing(cluster, rows, database_replica_url=at(cluster, address.port)) as (running, http),
+    ):
+        _, lag = await listed(http)
+        assert lag is not None
+        await address.cut()
+        new = await job(rows)
+        found, lag = await listed(http)
+        assert new in found
+        assert lag is None
+        await until_serving(running, serves=False)
+        assert (await http.get("/readyz")).status_code == 200
+        report = (await http.get("/readyz?verbose")).json()["checks"]["replica"]
+        assert (report["ok"], report["required"]) == (False, False)
+        await address.open()
+        await until_serving(running)
+        found, lag = await listed(http)
+        assert lag is not None
+
+
+def at(cluster: Cluster, port: int) -> SecretStr:
+    return SecretStr(cluster.standby.url.replace(f":{cluster.standby.port}/", f":{port}/"))
+
+
+async def test_a_standby_that_freezes_in_the_middle_costs_no_request_its_answer(
+    cluster: Cluster, rows: Connection
+) -> None:
+    async with listing(cluster, rows) as (running, http):
+        await asyncio.gather(*(listed(http) for _ in range(8)))
+        repeated = reads("repeated")
+        with frozen(await processes_of(cluster.standby)):
+            answers = await asyncio.gather(*(listed(http) for _ in range(8)))
+            assert {lag for _, lag in answers} == {None}
+            assert reads("repeated") > repeated
+            await until_serving(running, serves=False)
+            assert (await listed(http))[1] is None
+        await until_serving(running)
+
+
+async def test_of_several_hosts_the_one_that_only_reads_is_the_replica(cluster: Cluster, rows: Connection) -> None:
+    async with listing(cluster, rows, database_replica_url=SecretStr(cluster.url)) as (running, http):
+        for _ in range(3):
+            assert (await listed(http))[1] is not None
+        async with replica_of(running).pool.acquire() as connection:
+            assert await connection.fetchval("SELECT pg_is_in_recovery()")
+
+
+async def test_a_server_that_takes_writes_is_no_replica(cluster: Cluster, rows: Connection) -> None:
+    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=SCOPES)
+    settings = settings_of(cluster, database_replica_url=SecretStr(cluster.primary.url))
+    async with serving(settings) as running, client_of(running.url, key.text) as http:
+        async with asyncio.timeout(SECONDS):
+            while "takes writes" not in replica_of(running).problem:
+                await asyncio.sleep(0.02)
+        assert (await listed(http))[1] is None
+
+
+async def test_the_standby_of_another_primary_is_not_read(cluster: Cluster, run_directory: Path) -> None:
+    async with (
+        cluster_in(run_directory / "another", "asynchronous") as other,
+        open_replica(settings_of(cluster), "test", 1, await pool_of(other)) as replica,
+    ):
+        assert replica is not None
+        await replica.note()
+        assert not replica.serves
+        assert "another primary" in replica.problem
+        async with connected(settings_of(other), "test") as primary:
+            with pytest.raises(ReplicaUnusable):
+                async with replica.caught_up(primary):
+                    pass
+
+
+async def pool_of(cluster: Cluster) -> Any:
+    return await asyncpg.create_pool(cluster.primary.url, min_size=0, max_size=2)
+
+
+writing = APIRouter(route_class=AuthenticatedFirst)
+
+
+@writing.get("/writing")
+@may_lag
+async def write(request: Request, _caller: Annotated[Caller, Depends(Require(JOBS_READ))]) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        await connection.execute("DELETE FROM tombstone")
+    return Response()
+
+
+async def test_nothing_is_written_to_the_standby(cluster: Cluster, rows: Connection) -> None:
+    """An endpoint that may lag, and yet writes, is a mistake: PostgreSQL refuses it, and the primary gets it."""
+    async with listing(cluster, rows, writing) as (_, http):
+        repeated = reads("repeated")
+        answer = await http.get("/writing")
+        assert answer.status_code == 200
+        assert LAG_HEADER not in answer.headers
+        assert reads("repeated") == repeated + 1
+
+
+async def test_every_endpoint_that_may_lag_is_answered_by_the_standby(cluster: Cluster, rows: Connection) -> None:
+    async with listing(cluster, rows) as (running, http):
+        await http.post("/console/sign-in", data={"key": http.headers["Authorization"].removeprefix("Bearer ")})
+        http.cookies.delete("leasehold_fresh")
+        marked = [route for route in routes_of(cluster) if lags(route.endpoint)]
+        assert {route.path for route in marked} >= {"/v1/jobs", "/v1/runs", "/v1/queues", "/console/", "/console/jobs"}
+        assert all(route.methods == {"GET"} for route in marked)
+        for route in marked:
+            await until_serving(running)
+            served = reads("standby")
+            path = re.sub(r"\{[^}]+\}", NO_ID, route.path)
+            answer = await http.get(path, params={"key": "x", "tenant": "acme"} if "limits/jobs" in path else {})
+            if answer.status_code == 404:  # no such object, also on the standby
+                continue
+            assert answer.status_code == 200, (path, answer.text)
+            assert LAG_HEADER in answer.headers, path
+            assert reads("standby") == served + 1, path
+
+
+def routes_of(cluster: Cluster) -> list[APIRoute]:
+    return [route for route in make_app(settings_of(cluster)).routes if isinstance(route, APIRoute)]
+
+
+async def test_a_page_says_how_old_it_is_and_after_a_form_it_is_fresh(cluster: Cluster, rows: Connection) -> None:
+    queue = f"q{uuid4().hex[:8]}"
+    async with listing(cluster, rows) as (_, http):
+        await http.post("/console/sign-in", data={"key": http.headers["Authorization"].removeprefix("Bearer ")})
+        http.cookies.delete("leasehold_fresh")
+        html = {"Accept": "text/html"}
+        overview = (await http.get("/console/", headers=html)).text
+        assert "The database:" not in overview  # its check proves that the primary takes writes
+        shown = (await http.get("/console/jobs", headers=html)).text
+        assert re.search(
+            r'<p id="as-of" class="hint">Read from a standby of the database, as of <span>\d+\.\d</span>', shown
+        )
+        async with paused(cluster.standby):
+            token = re.search(r'name="token" value="([^"]+)"', shown)
+            assert token is not None
+            sent = await http.post(f"/console/queues/{queue}/pause", data={"token": token[1]}, headers=html)
+            assert sent.status_code == 303, sent.text
+            assert f"max-age={int(MAX_LAG)}" in str(sent.headers.get_list("set-cookie")).lower()
+            fresh = http.cookies["leasehold_fresh"]
+            http.cookies.delete("leasehold_fresh")
+            resume = f"/queues/{queue}/resume"
+            assert resume not in (await http.get("/console/queues", headers=html)).text  # another browser's page
+            http.cookies.set("leasehold_fresh", fresh)
+            page = (await http.get("/console/queues", headers=html)).text
+            assert resume in page
+            assert '<p id="as-of" class="hint" hidden>' in page
+
+
+async def test_the_exporter_counts_work_on_the_standby_while_it_keeps_up(cluster: Cluster, rows: Connection) -> None:
+    settings = settings_of(cluster)
+    primary = await pool_of(cluster)
+    async with open_replica(settings, "test", 1, primary) as replica:
+        exporter = Exporter(settings, uuid4(), primary, (), replica)
+        async with primary.acquire() as connection:
+            before = reads("standby", EXPORTER)
+            found = await exporter._rows(connection)
+            assert reads("standby", EXPORTER) == before + 1
+            assert {"queues", "leases", "backlog", "workers", "tables", "sessions", "slow", "database"} <= found.keys()
+            async with paused(cluster.standby):
+                await job(rows)
+                before = reads("primary", EXPORTER)
+                found = await exporter._rows(connection)
+                assert reads("primary", EXPORTER) == before + 1
+                assert found["backlog"][0]["unfinished"] == await rows.fetchval(
+                    "SELECT count(*) FROM job WHERE finished_at IS NULL"
+                )
+    await primary.close()
