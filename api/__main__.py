@@ -33,8 +33,8 @@ from leasehold.urls import refuse_bad_urls
 
 log = structlog.get_logger(__name__)
 
-#: Seconds for the other requests to finish, once long polls and streams are ended.
-_GRACE = 15
+#: For the other requests to finish, once long polls and streams are ended.
+_GRACE_SECONDS = 15
 
 
 class Server(uvicorn.Server):
@@ -69,7 +69,7 @@ def make_server(settings: Settings, *, host: str, port: int) -> Server:
         access_log=False,  # `Edge` logs one line for each request, with fixed fields
         log_config=None,
         server_header=False,
-        timeout_graceful_shutdown=_GRACE,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
         timeout_keep_alive=30,
     )
     return Server(config, app)

@@ -24,7 +24,7 @@ from bench.submitter import submitter
 from bench.testbed import Installation, Testbed
 from leasehold.db.database import connect
 from leasehold.embedded.ports import free_port
-from leasehold.exporter.exporter import EVERY
+from leasehold.exporter.exporter import EVERY_SECONDS
 from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.pipelines.demo.pipeline import noop
 from leasehold.transitions import workers
@@ -68,7 +68,7 @@ async def _scrape(installation: Installation, scale: Scale) -> tuple[float, int]
     async with submitter(installation) as submitting:
         await submitting.fill(noop, scale.warm_up_jobs)
         await until_finished(installation, worker)
-    async with asyncio.timeout(6 * EVERY):
+    async with asyncio.timeout(6 * EVERY_SECONDS):
         while _TOLD not in await _page(port):  # noqa: ASYNC110 - only a scrape shows that the exporter has read the fleet
             await asyncio.sleep(0.2)
     times = []

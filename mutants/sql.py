@@ -1,7 +1,7 @@
-"""The changes of a piece of SQL. A piece need not be a whole statement: ours are made of fragments.
+"""The changes of a piece of SQL. A piece may be a fragment, because some statements are made of fragments.
 
-`sqlglot` gives the tokens with their places. A condition that is taken away stays as text, beside a constant: so its
-parameters keep their types, and PostgreSQL still prepares the statement.
+`sqlglot` finds the tokens and their places. A removed condition stays as text beside a constant, such as
+`(true OR (condition))`: so its parameters keep their types, and PostgreSQL still prepares the statement.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sqlglot.tokenizer_core import TokenType
 
 from mutants.mutant import Change, Edit
 
-#: What ends a condition at its own depth, and may begin another.
+#: The words that end a condition at the same depth of brackets. Some of them begin another one.
 _WORDS = (
     "WHERE ON WHEN THEN ELSE SELECT FROM GROUP ORDER LIMIT OFFSET FOR RETURNING UNION INTERSECT EXCEPT HAVING AS SET "
     "JOIN LEFT RIGHT FULL CROSS INNER WINDOW VALUES USING DO INSERT UPDATE DELETE WITH , ;"
@@ -27,7 +27,7 @@ _FILTERS = ("WHERE", "HAVING")
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    word: str  # upper case; of "ORDER BY" the first word
+    word: str  # in upper case; of "ORDER BY" only the first word
     start: int
     end: int  # exclusive
     literal: bool  # a text in quotes
@@ -36,7 +36,7 @@ class _Token:
 
 @dataclass(slots=True)
 class _Level:
-    """One depth of brackets, or a CASE, while it is read."""
+    """One depth of brackets, or a CASE, while its tokens are read."""
 
     opener: str
     context: str = ""  # the boundary before the condition that is being read
@@ -47,11 +47,7 @@ class _Level:
 
 
 def changes(text: str) -> list[Change]:
-    """Every change of `text`, by places in it.
-
-    Raises:
-        sqlglot.errors.TokenError: it is no SQL.
-    """
+    """Every change of `text`. Raises sqlglot.errors.TokenError if it is no SQL."""
     tokens = _tokens(text)
     return [*_conditions(text, tokens), *_bounds(text, tokens), *_locks(text, tokens), *_writes(text, tokens)]
 
@@ -78,7 +74,7 @@ def _around(text: str, start: int, end: int, before: str) -> tuple[Edit, ...]:
 def _conditions(  # noqa: C901 - one pass over the tokens: a case for each
     text: str, tokens: list[_Token]
 ) -> Iterator[Change]:
-    """Each conjunct is taken away, each disjunct, each branch of a CASE; each write with a WHERE writes nothing."""
+    """Remove each conjunct, each disjunct and each branch of a CASE. Make each write with a WHERE write nothing."""
     levels = [_Level("")]
     for n, token in enumerate(tokens):
         level = levels[-1]
@@ -88,7 +84,7 @@ def _conditions(  # noqa: C901 - one pass over the tokens: a case for each
             levels.append(_Level(token.word, first=n + 1))
         elif token.word in (")", "]", "}", "END"):
             yield from _ended(text, tokens, level, n)
-            if len(levels) > 1:  # a fragment may close what another opened
+            if len(levels) > 1:  # otherwise another fragment has opened the bracket
                 levels.pop()
             else:
                 levels[0] = _Level("", first=n + 1)
@@ -111,9 +107,9 @@ def _is_boundary(tokens: list[_Token], n: int) -> bool:
     token = tokens[n]
     if token.word not in _BOUNDARIES:
         return False
-    if token.word == "FROM":  # IS DISTINCT FROM
+    if token.word == "FROM":  # it is no boundary in IS DISTINCT FROM
         return tokens[n - 1].word != "DISTINCT"
-    if token.word in ("LEFT", "RIGHT"):  # also functions
+    if token.word in ("LEFT", "RIGHT"):  # before a bracket they are functions
         return n + 1 == len(tokens) or tokens[n + 1].word != "("
     return True
 
@@ -147,7 +143,9 @@ def _condition(text: str, tokens: list[_Token], first: int, end: int, kind: str,
 
 
 def _bounds(text: str, tokens: list[_Token]) -> Iterator[Change]:
-    """Each bound is moved by its equality, each constant and interval by one, each list of literals lacks one."""
+    """Include or exclude the equality of each bound, add one to each constant, double each interval, and drop an
+    element of each list of literals.
+    """
     for n, token in enumerate(tokens):
         before = tokens[n - 1].word if n else ""
         near = text[max(token.start - 30, 0) : token.end + 30]
@@ -156,8 +154,7 @@ def _bounds(text: str, tokens: list[_Token]) -> Iterator[Change]:
         elif token.number and token.word.isdigit() and not _is_no_bound(token, before):
             yield Change("constant moved", near, (Edit(token.start, token.end, str(int(token.word) + 1)),))
         elif token.literal and before == "INTERVAL":
-            said = text[token.start : token.end].strip("'")
-            number, _, unit = said.partition(" ")
+            number, _, unit = text[token.start : token.end].strip("'").partition(" ")
             if number.isdigit():
                 longer = f"'{int(number) * 2 or 1} {unit}'"
                 yield Change("interval doubled", near, (Edit(token.start, token.end, longer),))
@@ -166,12 +163,14 @@ def _bounds(text: str, tokens: list[_Token]) -> Iterator[Change]:
 
 
 def _is_no_bound(token: _Token, before: str) -> bool:
-    """Of a parameter, of `SELECT 1`, of a column by number; or how many rows a batch takes: one more is as good."""
+    """Whether the number guards nothing: the number of a parameter, of `SELECT 1` or of a column to sort by, or the
+    size of a batch, which could as well be one more.
+    """
     return before in ("$", "SELECT", "ORDER") or (before == "LIMIT" and int(token.word) > 1)
 
 
 def _lists(text: str, tokens: list[_Token], opened: int) -> Iterator[Change]:
-    """Of `IN ('a', 'b')`: without 'a', without 'b'."""
+    """Drop each element of `IN ('a', 'b')`."""
     end = opened + 1
     while end < len(tokens) and (tokens[end].literal or tokens[end].word == ","):
         end += 1
@@ -180,7 +179,7 @@ def _lists(text: str, tokens: list[_Token], opened: int) -> Iterator[Change]:
         for n in literals:
             other = next(m for m in literals if m != n)
             place = tokens[n].start, tokens[n].end
-            twin = text[tokens[other].start : tokens[other].end]  # twice the other one is once the other one
+            twin = text[tokens[other].start : tokens[other].end]  # an element that occurs twice is as good as once
             yield Change("element dropped", f"{text[slice(*place)]} of {_line(text, place[0])}", (Edit(*place, twin),))
 
 
@@ -189,7 +188,7 @@ def _line(text: str, at: int) -> str:
 
 
 def _locks(text: str, tokens: list[_Token]) -> Iterator[Change]:
-    """Each FOR UPDATE, SKIP LOCKED and ON CONFLICT is taken away."""
+    """Remove each FOR UPDATE, SKIP LOCKED and ON CONFLICT."""
     for n, token in enumerate(tokens):
         words = [one.word for one in tokens[n : n + 4]]
         if words[:2] in (["FOR", "UPDATE"], ["FOR", "SHARE"]) or words[:4] == ["FOR", "NO", "KEY", "UPDATE"]:
@@ -235,7 +234,7 @@ def _end_of(tokens: list[_Token], first: int, words: tuple[str, ...]) -> int:
 
 
 def _writes(text: str, tokens: list[_Token]) -> Iterator[Change]:
-    """Each INSERT writes nothing: an event, a hint, a row."""
+    """Make each INSERT write nothing."""
     for n, token in enumerate(tokens):
         if [token.word, _word(tokens, n + 1)] != ["INSERT", "INTO"]:
             continue

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from leasehold.api.auth.security import KEYS_WRITE, OPERATE
 from leasehold.api.console.rendering import content_of, go_to, page
-from leasehold.api.console.routes import Fields, form_error, whole_number
+from leasehold.api.console.routes import Fields, form_error, required_number, whole_number
 from leasehold.api.console.session import SignedIn
 from leasehold.api.fleet import keys as endpoints
 from leasehold.api.http.cursors import IdCursor
@@ -55,7 +55,7 @@ async def make(request: Request, caller: Admin, form: Fields) -> Response:
         fields["role"] = form["role"]
     if form.get("tenant", "").strip() and OPERATE in caller.scopes:
         fields["tenant_id"] = form["tenant"].strip()
-    if days := whole_number(form, "days"):
+    if (days := whole_number(form, "days")) is not None:
         fields["expires_in_seconds"] = days * _DAY
     try:
         body = endpoints.NewKeyRequest(**fields)
@@ -67,7 +67,7 @@ async def make(request: Request, caller: Admin, form: Fields) -> Response:
 @router.post("/keys/{prefix}/rotate")
 async def rotate(request: Request, prefix: endpoints.Prefix, caller: Admin, form: Fields) -> Response:
     try:
-        body = endpoints.Rotation(overlap_seconds=(whole_number(form, "hours") or 0) * 3600)
+        body = endpoints.Rotation(overlap_seconds=required_number(form, "hours") * 3600)
     except ValidationError as error:
         raise form_error(error, "The key") from None
     return _secret_page(
@@ -78,7 +78,7 @@ async def rotate(request: Request, prefix: endpoints.Prefix, caller: Admin, form
 @router.post("/keys/{prefix}/expire")
 async def expire(request: Request, prefix: endpoints.Prefix, caller: Admin, form: Fields) -> Response:
     try:
-        body = endpoints.Expiry(in_seconds=(whole_number(form, "days") or 0) * _DAY)
+        body = endpoints.Expiry(in_seconds=required_number(form, "days") * _DAY)
     except ValidationError as error:
         raise form_error(error, "The key") from None
     await endpoints.expire_key(request, prefix, body, caller)

@@ -85,9 +85,9 @@ async def _enter(request: Request, services: Services, identity: Identity) -> Ro
     """Write the person's rows, and return the row of the first tenant that admits the person. Raises Forbidden
     `no_role`.
     """
-    given = memberships(services.settings, identity.groups)
+    scopes = memberships(services.settings, identity.groups)
     async with services.pool.acquire() as connection:
-        rows = await people.record_sign_in(connection, identity, given, services.settings.people_per_tenant)
+        rows = await people.record_sign_in(connection, identity, scopes, services.settings.people_per_tenant)
     admitted = [row for row in rows if row["disabled_at"] is None]
     if not admitted:
         _refuse(request, "no_role", identity.login)

@@ -161,6 +161,14 @@ def whole_number(form: Form, name: str) -> int | None:
     return int(text)
 
 
+def required_number(form: Form, name: str) -> int:
+    """The number in a field of the form. Raises Invalid, also if the field is empty."""
+    number = whole_number(form, name)
+    if number is None:
+        raise Invalid("invalid_request", f"{name}: write a whole number.")
+    return number
+
+
 def typed_instant(text: str) -> datetime | None:
     """The day or the instant that the person typed. Without a zone it is UTC. Raises Invalid."""
     if not text.strip():

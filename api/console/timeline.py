@@ -83,7 +83,7 @@ def timeline(
     the first wait of a step is not known.
     """
     needs = needs_of(tasks)
-    made = {task["step"]: instant_of(task["id"]) for task in tasks if task["parent_id"] is not None}
+    made_at = {task["step"]: instant_of(task["id"]) for task in tasks if task["parent_id"] is not None}
     scale = _Scale(job["created_at"], job.get("finished_at") or now)
     events: dict[str, list[Mapping[str, Any]]] = {}
     for entry in ledger:
@@ -94,10 +94,10 @@ def timeline(
     }
     lines = []
     for step in steps[:MAX_LINES]:
-        needed = () if step["id"] in made else needs.get(step["id"], ())
+        needed = () if step["id"] in made_at else needs.get(step["id"], ())
         ready = [at for name in needed if (at := ended.get(name)) is not None]
         is_blocked = any(ended.get(name) is None for name in needed)
-        first = max(ready, default=made.get(step["id"], job["created_at"]))
+        first = max(ready, default=made_at.get(step["id"], job["created_at"]))
         lines.append(_line(step, events.get(step["id"], []), None if is_blocked or is_cut else first, scale, now))
     return Timeline(lines, scale.seconds, max(0, len(steps) - MAX_LINES))
 

@@ -1,4 +1,4 @@
-"""Write every page that differs, and say which."""
+"""Writes every page that differs from the code, and prints its name."""
 
 from __future__ import annotations
 

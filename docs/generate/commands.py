@@ -31,7 +31,9 @@ def page() -> str:
 
 
 def _commands(path: str, command: Any) -> Iterator[str]:
-    """`command` is Typer's own copy of click's classes, which has no types."""
+    """The sections of the command and of the commands below it. `command`: of Typer's copy of click, which has no
+    types.
+    """
     children = getattr(command, "commands", None)
     if children is not None:
         for name, child in sorted(children.items()):

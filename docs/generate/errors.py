@@ -44,7 +44,7 @@ _OF_STEPS = {
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, errors.StepError)
 }
-#: What the outbound requests of a step end with: worth another try or not.
+#: The errors of a step's outbound requests -> whether another try may succeed.
 _OF_STEPS |= {
     "Rejected": False,
     "UnusableFile": False,
@@ -52,7 +52,7 @@ _OF_STEPS |= {
     "OutcomeUnknown": False,
     "TryLater": True,
 }
-#: Raised where only the command line listens.
+#: Files whose errors only the command line shows.
 _OF_THE_COMMAND_LINE = ("leasehold/cli/", "leasehold/db/roles.py", "leasehold/security/credentials.py")
 _CODE = re.compile(r"`([a-z][a-z0-9_]+)`")
 
@@ -65,11 +65,11 @@ def page() -> str:
 def _of_problems() -> str:
     sentences: dict[str, list[str]] = defaultdict(list)
     statuses: dict[str, set[int]] = defaultdict(set)
-    for found in raised():
-        status: int | None = _STATUSES.get(found.kind) or HTTPStatus.__members__.get(found.kind)
-        if status is not None and not found.file.startswith(_OF_THE_COMMAND_LINE):
-            statuses[found.code].add(int(status))
-            sentences[found.code].append(found.sentence)
+    for error in raised():
+        status: int | None = _STATUSES.get(error.kind) or HTTPStatus.__members__.get(error.kind)
+        if status is not None and not error.file.startswith(_OF_THE_COMMAND_LINE):
+            statuses[error.code].add(int(status))
+            sentences[error.code].append(error.sentence)
     contract = document(make_app(Settings(_env_file=None)))
     fields = {name for schema in contract["components"]["schemas"].values() for name in schema.get("properties", ())}
     for name, answered in _documented(contract):
@@ -83,8 +83,8 @@ def _of_problems() -> str:
 
 
 def _documented(contract: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
-    """What the descriptions of the OpenAPI document's answers have in backticks, with their statuses: codes, and a few
-    names of fields.
+    """(name, status) for each name in backticks in the descriptions of errors in the OpenAPI document. Most are codes,
+    and a few are names of fields.
     """
     for item in contract["paths"].values():
         for operation in item.values():
@@ -94,23 +94,23 @@ def _documented(contract: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
 
 
 def _of_steps() -> str:
-    def by_code(found: Raised) -> str:
-        return found.code
+    def by_code(error: Raised) -> str:
+        return error.code
 
-    found = sorted((one for one in raised() if one.kind in _OF_STEPS), key=by_code)
+    of_steps = sorted((error for error in raised() if error.kind in _OF_STEPS), key=by_code)
     rows = []
-    for name, group in groupby(found, by_code):
-        all_of_it = list(group)
-        again = {_OF_STEPS[one.kind] for one in all_of_it}
-        rows.append((code(name), _again(again), _only([one.sentence for one in all_of_it])))
+    for name, group in groupby(of_steps, by_code):
+        errors_with_code = list(group)
+        retryable = {_OF_STEPS[error.kind] for error in errors_with_code}
+        rows.append((code(name), _tried_again(retryable), _only(error.sentence for error in errors_with_code)))
     return table(["code", "tried again", "sentence"], rows)
 
 
-def _again(kinds: set[bool]) -> str:
-    return {frozenset({True}): "yes", frozenset({False}): "no"}.get(frozenset(kinds), "it depends")
+def _tried_again(retryable: set[bool]) -> str:
+    return {frozenset({True}): "yes", frozenset({False}): "no"}.get(frozenset(retryable), "it depends")
 
 
 def _only(sentences: Iterable[str]) -> str:
-    """The sentence, where a code always has the same."""
+    """The sentence of a code that always has the same one; "" for several."""
     different = {sentence for sentence in sentences if sentence}
     return different.pop() if len(different) == 1 else ""

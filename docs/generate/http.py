@@ -1,4 +1,4 @@
-"""The HTTP API: every operation of the OpenAPI document, with the scope that its route asks for."""
+"""The HTTP API: every operation of the OpenAPI document, with the scope that its route needs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ with every request. Every answer has an `X-Request-Id`.
 An error is an RFC 9457 problem with a stable `code`: [all codes](errors.md). The statuses in the next table are left
 out below, where an operation answers them with these codes.
 """
-#: A status that so many operations answer with the same codes is written once.
-_COMMON = 0.8
+#: A status that at least this share of the operations answers with the same codes is written once.
+_COMMON_SHARE = 0.8
 
 
 def page() -> str:
     operations = list(_operations(document(make_app(Settings(_env_file=None)))))
     common = _common(operations)
-    parts = [_INTRODUCTION, table(["status", "codes"], [(_phrase(status), said) for status, said in sorted(common)])]
+    parts = [_INTRODUCTION, table(["status", "codes"], [(_phrase(status), text) for status, text in sorted(common)])]
     heading = None
     for method, path, operation in operations:
         (tag,) = operation["tags"]
@@ -44,10 +44,13 @@ def _section(method: str, path: str, operation: Mapping[str, Any], common: set[t
     yield f"`{method.upper()} {path}`" + (f", scope {codes(scopes)}" if scopes else ", no key")
     yield f"{operation['summary']}. {operation.get('description', '')}".strip()
     parameters = [
-        (code(one["name"]), one["in"], "required" if one.get("required") else "", one.get("description", ""))
-        for one in operation.get("parameters", [])
-        if one["in"] != "path"
-    ]
+        (
+            code(parameter["name"]), parameter["in"], "required" if parameter.get("required") else "",
+            parameter.get("description", ""),
+        )
+        for parameter in operation.get("parameters", [])
+        if parameter["in"] != "path"
+    ]  # fmt: skip
     if parameters:
         yield table(["parameter", "in", "", "meaning"], parameters)
     answers = [
@@ -67,21 +70,26 @@ def _phrase(status: str) -> str:
 
 
 def _operations(contract: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """In the order of their tags, each tag where it first stands."""
-    found = [(method, path, one) for path, item in contract["paths"].items() for method, one in item.items()]
-    tags = list(dict.fromkeys(tag for _, _, one in found for tag in one["tags"]))
-    yield from sorted(found, key=lambda operation: tags.index(operation[2]["tags"][0]))
+    """(method, path, operation), grouped by tag. The tags are in the order of their first operations."""
+    operations = [
+        (method, path, operation) for path, item in contract["paths"].items() for method, operation in item.items()
+    ]
+    tags = list(dict.fromkeys(tag for _, _, operation in operations for tag in operation["tags"]))
+    yield from sorted(operations, key=lambda operation: tags.index(operation[2]["tags"][0]))
 
 
 def _common(operations: list[tuple[str, str, dict[str, Any]]]) -> set[tuple[str, str]]:
+    """The answers (status, description) that are written once, for all operations."""
     answers = [
         (status, answer["description"])
         for _, _, operation in operations
         for status, answer in operation["responses"].items()
         if not status.startswith("2")
     ]
-    few = {one for one in answers if answers.count(one) >= _COMMON * len(operations)}
-    with_body = {
-        one for one in answers if one[0] in ("400", "408", "413") and answers.count(one) >= len(operations) / 4
+    of_all = {answer for answer in answers if answers.count(answer) >= _COMMON_SHARE * len(operations)}
+    of_bodies = {
+        answer
+        for answer in answers
+        if answer[0] in ("400", "408", "413") and answers.count(answer) >= len(operations) / 4
     }
-    return few | with_body
+    return of_all | of_bodies

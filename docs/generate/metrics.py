@@ -32,7 +32,7 @@ Sum them over all processes.
 _ELECTED = """## Of the database
 
 One elected process reads them from PostgreSQL every 10 seconds. Take the maximum over all processes: around a change of
-the elected process two of them tell the same.
+the elected process, two processes serve the same metrics.
 """
 
 
@@ -42,7 +42,7 @@ def page() -> str:
 
 
 def _table(metrics: list[Described]) -> str:
-    rows = [(code(one.name), one.kind, codes(one.labels), one.meaning) for one in metrics]
+    rows = [(code(metric.name), metric.kind, codes(metric.labels), metric.meaning) for metric in metrics]
     return table(["metric", "kind", "labels", "meaning"], rows)
 
 
@@ -57,14 +57,14 @@ def _counted() -> list[Described]:
 
 
 class _Row(dict[str, Any]):
-    """A row that has every column: the families are made of it, and their values are not looked at."""
+    """A row that has every column, so that every metric can be made of it. Nobody reads the values."""
 
     def __missing__(self, key: str) -> int:
         return 0
 
 
 class _Rows(dict[str, list[_Row]]):
-    """One row for every question of the exporter."""
+    """One row as the answer to every question of the exporter."""
 
     def __contains__(self, key: object) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Which pages there are, and the words that all of them begin with."""
+"""The pages of the reference, and the comment with which each begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the code raises with a stable code, found in its syntax: the class, the code, and the sentence for a person."""
+"""Finds the errors with a stable code in the syntax of the code: the class, the code, and the sentence for a person."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 _ROOT = Path(__file__).parents[2]
-#: `Problem(status, code, detail)` is an answer that no exception stands for.
+#: The class of answers without an exception: `Problem(status, code, detail)`.
 _PROBLEM = "Problem"
 
 
 class Raised(NamedTuple):
-    """`kind`: the class, or the status of a Problem by its name in HTTPStatus. `sentence`: `{name}` is a value."""
+    """One error in the code. `kind`: the class; of a Problem, the name of its status in HTTPStatus. `sentence`:
+    `{name}` stands for a value.
+    """
 
     kind: str
     code: str
@@ -24,12 +26,12 @@ class Raised(NamedTuple):
 
 @cache
 def raised() -> tuple[Raised, ...]:
-    """In the order of the files; the same code may stand several times, with different sentences."""
+    """All errors, in the order of the files. A code may occur several times, with different sentences."""
     return tuple(
-        found
+        error
         for folder in ("api", "leasehold", "worker")
         for path in sorted((_ROOT / folder).rglob("*.py"))
-        for found in _of_file(path)
+        for error in _of_file(path)
     )
 
 
@@ -51,7 +53,7 @@ def _of_call(kind: str, call: ast.Call, file: str) -> Iterator[Raised]:
 
 
 def _text(node: ast.expr) -> str:
-    """A string as it will read; nothing for what is computed."""
+    """The text of a string or an f-string, with `{name}` for its values; "" for any other expression."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):
@@ -62,7 +64,7 @@ def _text(node: ast.expr) -> str:
 
 
 def _name(node: ast.expr) -> str:
-    """What a computed part stands for: the name of a value, the argument of a call."""
+    """A name for the value of an expression: that of the variable or attribute; of a call, that of its last argument."""
     if isinstance(node, ast.Attribute):
         return "type" if node.attr == "__name__" else node.attr.strip("_").lower()
     if isinstance(node, ast.Name):

@@ -1,4 +1,4 @@
-"""Markdown of plain values."""
+"""Formats values as Markdown: tables and code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; a column that is empty in every row is left out."""
+    """A table without the columns that are empty in every row."""
     lines = [[_cell(value) for value in row] for row in rows]
     kept = [at for at in range(len(columns)) if any(row[at] for row in lines)]
     head = [columns[at] for at in kept]
@@ -15,7 +15,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def code(text: str) -> str:
-    """Nothing for nothing."""
+    """The text as code; "" for an empty text."""
     return f"`{text}`" if text else ""
 
 
@@ -24,5 +24,5 @@ def codes(texts: Iterable[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Of one line; a bar inside code would end the cell."""
+    """The text in one line, with its bars escaped: a bar would end the cell, also inside code."""
     return " ".join(text.split()).replace("|", "\\|")

@@ -35,13 +35,15 @@ def subset() -> str:
     )
 
 
-#: What a sentence says changes no type: without it the types stay as they are until a field changes.
+#: The keys of sentences. A sentence changes no type: without sentences, the types change only when a field does.
 _SENTENCES = frozenset({"description", "summary", "title", "examples", "example"})
 _REFUSALS = "45"
 
 
 def _plain(part: Any, *, names: bool = False) -> Any:
-    """The part without sentences and refusals. `names`: its keys are names of fields, of which none goes."""
+    """The part without sentences and without the answers of errors. `names`: the keys are names of fields, and all
+    stay.
+    """
     if isinstance(part, list):
         return [_plain(item) for item in part]
     if not isinstance(part, dict):

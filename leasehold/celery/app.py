@@ -62,9 +62,9 @@ class Celery:
         """`@app.task` and `@app.task(...)`. Raises NotSupported and DeclarationError at import."""
 
         def declare(function: Callable[..., Any]) -> CeleryTask:
-            given = dict(options)
-            name = given.pop("name", None) or f"{function.__module__}.{function.__name__}"
-            return CeleryTask(self, function, name, options_of(given, self.conf.task_default_queue))
+            others = dict(options)
+            name = others.pop("name", None) or f"{function.__module__}.{function.__name__}"
+            return CeleryTask(self, function, name, options_of(others, self.conf.task_default_queue))
 
         return declare(function[0]) if function else declare
 

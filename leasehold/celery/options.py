@@ -116,8 +116,8 @@ def _limit_of(rate: str | float | None) -> Limit | None:
     """Celery limits each worker by itself. Here the limit is of the installation."""
     if rate is None:
         return None
-    found = _RATE.fullmatch(rate if isinstance(rate, str) else f"{rate}/s")
-    per_minute = round(int(found[1]) * {"s": 60, "m": 1, "h": 1 / 60}[found[2]]) if found is not None else 0
+    match = _RATE.fullmatch(rate if isinstance(rate, str) else f"{rate}/s")
+    per_minute = round(int(match[1]) * {"s": 60, "m": 1, "h": 1 / 60}[match[2]]) if match is not None else 0
     if per_minute < 1:
         raise NotSupported(f"leasehold.celery has no rate_limit {rate!r}: at least one a minute, such as '10/m'")
     return Limit(per_minute=per_minute)

@@ -20,22 +20,22 @@ def command(settings: Settings, *, apply: bool, even_so: bool, as_json: bool) ->
         with quiet():
             _show(run_or_exit(reconcile(settings, apply=False)))
     with quiet():
-        found = run_or_exit(reconcile(settings, apply=apply, even_so=even_so))
+        result = run_or_exit(reconcile(settings, apply=apply, even_so=even_so))
     if as_json:
-        typer.echo(json.dumps(asdict(found)))
+        typer.echo(json.dumps(asdict(result)))
     elif apply:
-        print_line(f"Deleted {found.deleted} objects.")
+        print_line(f"Deleted {result.deleted} objects.")
     else:
-        _show(found)
-    return int(bool(found.missing.count or found.orphaned.count > found.deleted))
+        _show(result)
+    return int(bool(result.missing.count or result.orphaned.count > result.deleted))
 
 
-def _show(found: Reconciliation) -> None:
-    print_line(f"{found.rows} rows name an object; {found.objects} objects are in the store.")
-    _list("rows without their object", found.missing, "stay as they are: restore the objects, or delete the jobs")
-    _list("objects without a row", found.orphaned, "--apply deletes them")
-    if found.young:
-        print_line(f"{found.young} objects without a row are less than an hour old, and stay.")
+def _show(result: Reconciliation) -> None:
+    print_line(f"{result.rows} rows name an object; {result.objects} objects are in the store.")
+    _list("rows without their object", result.missing, "stay as they are: restore the objects, or delete the jobs")
+    _list("objects without a row", result.orphaned, "--apply deletes them")
+    if result.young:
+        print_line(f"{result.young} objects without a row are less than an hour old, and stay.")
 
 
 def _list(what: str, finding: Finding, deed: str) -> None:

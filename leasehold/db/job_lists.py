@@ -440,9 +440,10 @@ async def times(connection: Connection, listing: Listing, limit: int) -> Page:
     return _cut(listing, await _fetch(connection, statement), limit)
 
 
-def _cut(listing: Listing, found: Sequence[Row], limit: int) -> Page:
-    rows = [row for row in found if row["walked"] <= listing.max_walked]
-    ended_at = next((row for row in found if row["walked"] > listing.max_walked), None)
+def _cut(listing: Listing, fetched: Sequence[Row], limit: int) -> Page:
+    """The page of the fetched rows. A row beyond `max_walked` only says where the walk ended."""
+    rows = [row for row in fetched if row["walked"] <= listing.max_walked]
+    ended_at = next((row for row in fetched if row["walked"] > listing.max_walked), None)
     if len(rows) > limit or (ended_at is not None and len(rows) == limit):
         return Page(rows[:limit], has_more=True)
     return Page(rows, has_more=False, ended_at=ended_at)
@@ -468,12 +469,12 @@ async def stride(connection: Connection, listing: Listing, limit: int) -> Stride
     walk may go on nevertheless.
     """
     listing = await narrowed(connection, listing)
-    found = await _fetch(connection, listing.columns("job_ids", limit, "id", "tenant_id"))
-    targets = [(row["id"], row["tenant_id"]) for row in found if row["walked"] <= listing.max_walked]
+    rows = await _fetch(connection, listing.columns("job_ids", limit, "id", "tenant_id"))
+    targets = [(row["id"], row["tenant_id"]) for row in rows if row["walked"] <= listing.max_walked]
     if len(targets) > limit:
         return Stride(targets[:limit], targets[limit - 1][0])
-    ended_at = next((row["id"] for row in found if row["walked"] > listing.max_walked), None)
-    if ended_at is not None:  # it was not checked: the next stride begins with it
+    ended_at = next((row["id"] for row in rows if row["walked"] > listing.max_walked), None)
+    if ended_at is not None:  # this job was not checked: the next stride begins with it
         return Stride(targets, UUID(int=ended_at.int + 1))
     return Stride(targets, None)
 

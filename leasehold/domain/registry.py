@@ -120,12 +120,12 @@ class Pipelines:
             raise DeclarationError(f"{source!r} names no module: write MODULE:NAME, as in shop.tasks:app")
         import_from_current_folder()
         try:
-            found = getattr(importlib.import_module(module), name or "app")
+            named = getattr(importlib.import_module(module), name or "app")
         except (ImportError, AttributeError) as error:
             hint = f"; {Path.cwd()} is searched, too" if isinstance(error, ModuleNotFoundError) else ""
             raise DeclarationError(f"cannot load pipelines from {source!r}: {error}{hint}") from error
-        is_app = not isinstance(found, type) and callable(getattr(found, "pipelines", None))
-        make = found.pipelines if is_app else found
+        is_app = not isinstance(named, type) and callable(getattr(named, "pipelines", None))
+        make = named.pipelines if is_app else named
         if isinstance(make, cls) or not callable(make):
             registry = make
         elif _needs_arguments(make):

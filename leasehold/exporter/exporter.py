@@ -41,7 +41,7 @@ from leasehold.transitions.quarantine import is_away
 log = structlog.get_logger(__name__)
 
 #: Seconds between rounds. With a backlog of ten thousand tasks a round takes PostgreSQL up to a tenth of a second.
-EVERY = 10.0
+EVERY_SECONDS = 10.0
 #: A round takes longer while many deleted rows are not vacuumed yet. Rounds then become rarer, so that they take at
 #: most this share of the time. But the pause between them never exceeds this many seconds.
 _MAX_SHARE = 1 / 50
@@ -108,11 +108,11 @@ async def query_all(
 
 
 def _check_names(of_kinds: Sequence[Question]) -> None:
-    taken = set(_questions(0.0))
+    names = set(_questions(0.0))
     for question in of_kinds:
-        if question.name in taken:
+        if question.name in names:
             raise DeclarationError(f"two of the exporter's questions are named {question.name!r}")
-        taken.add(question.name)
+        names.add(question.name)
 
 
 class Exporter(Collector):
@@ -135,12 +135,12 @@ class Exporter(Collector):
         self._silent = 3 * settings.renew_seconds
         self._is_enabled = settings.metrics
         self._latest: Rows | None = None
-        self._pauses = Pauses(share=_MAX_SHARE, at_least=EVERY, at_most=_MAX_PAUSE_SECONDS)
+        self._pauses = Pauses(share=_MAX_SHARE, at_least=EVERY_SECONDS, at_most=_MAX_PAUSE_SECONDS)
         self._fresh_until = 0.0
 
     async def run(self) -> None:
         if self._is_enabled:
-            await Periodic("exporter", self._query, every=EVERY).run()
+            await Periodic("exporter", self._query, every=EVERY_SECONDS).run()
 
     async def _query(self) -> None:
         async with self._pool.acquire() as connection:
@@ -148,7 +148,7 @@ class Exporter(Collector):
         DATABASE.record_answer()
 
     async def _turn(self, connection: Connection) -> None:
-        leads = await workers.lead(connection, "exporter", self._owner, 3 * EVERY)
+        leads = await workers.lead(connection, "exporter", self._owner, 3 * EVERY_SECONDS)
         LEADS.set(leads)
         if not leads:
             self._latest = None

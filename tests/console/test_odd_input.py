@@ -80,6 +80,19 @@ async def test_a_key_lives_as_long_as_was_typed_or_is_not_made(person: MakePerso
     assert round(days.total_seconds() / 86_400) == 30
 
 
+async def test_a_form_gives_no_key_an_end_that_was_not_typed(person: MakePerson, rows: Connection) -> None:
+    """Zero days once made a key without an end, and an empty field once ended a key at once."""
+    admin = await person()
+    assert (await admin.send("/keys/new", client_id="zero", role="viewer", days="0")).status_code == 422
+    assert await rows.fetchval("SELECT count(*) FROM api_key WHERE client_id = 'zero'") == 0
+    key = await create_key(rows, tenant_id="acme", client_id="kept", scopes=["jobs:read"])
+    for act in ("expire", "rotate"):
+        assert (await admin.send(f"/keys/{key.prefix}/{act}", days=" ", hours="")).status_code == 422
+    assert await rows.fetchval("SELECT expires_at FROM api_key WHERE client_id = 'kept'") is None
+    assert (await admin.send(f"/keys/{key.prefix}/expire", days="0")).status_code == 303
+    assert await rows.fetchval("SELECT expires_at <= now() FROM api_key WHERE client_id = 'kept'")
+
+
 async def test_a_schedule_in_an_unknown_time_zone_hides_no_other(
     person: MakePerson, maker: Maker, rows: Connection
 ) -> None:

@@ -26,13 +26,13 @@ _SUPPORTED = (
 
 def foreign_of(connection: Any) -> Foreign:
     """The connection, with the methods that our statements need. Raises TypeError for one of an unknown driver."""
-    given = _unwrapped(connection)
+    unwrapped = _unwrapped(connection)
     for module, name, driver in _DRIVERS:
         kind = getattr(sys.modules.get(module), name, None)
-        if kind is not None and isinstance(given, kind):
-            foreign: Foreign = driver(given)
+        if kind is not None and isinstance(unwrapped, kind):
+            foreign: Foreign = driver(unwrapped)
             return foreign
-    below = "" if given is connection else f" over a {type(given).__module__}.{type(given).__qualname__}"
+    below = "" if unwrapped is connection else f" over a {type(unwrapped).__module__}.{type(unwrapped).__qualname__}"
     raise TypeError(f"a {type(connection).__name__}{below} is no connection to submit in: give {_SUPPORTED}")
 
 

@@ -25,9 +25,9 @@ from leasehold.transitions.workflows.journal_sql import write_calls
 from leasehold.transitions.workflows.records import Call, calls_column
 
 # $4: calls. $5: `news` when the worker read it; if it is higher now, the workflow is due at once. $6: the workflow is
-# due when `news` has grown by so much (NULL: it waits for a time only). $7: seconds until it is due in any case (NULL:
-# never). $8: the step of each lease's calls that its worker claims with this commit (NULL: none), $9 how long its lease
-# lasts. As in `complete`, the step then gets no hint, and is none of a job with external workers.
+# due when `news` has grown by this number (NULL: it waits for a time only). $7: seconds until it is due in any case
+# (NULL: never). $8: the step of each lease's calls that its worker claims with this commit (NULL: none). $9: how long
+# the lease of that step lasts. As in `complete`, the step then gets no hint, and its job has no external workers.
 SUSPEND = f"""-- suspend
 WITH {HELD_IN_LIVE_JOB}{write_calls(claims=True)}, suspended AS (
     -- The guarded write: the attempt does not count, and what went wrong before it is forgotten.
@@ -114,7 +114,7 @@ class Suspending:
     claim_next: UUID | None = None
 
     def claiming_next(self, queue: str) -> Suspending:
-        """The same, which claims the first step that it starts on `queue`, if there is one."""
+        """The same suspension, but it claims the first step that it starts on `queue`, if there is one."""
         started = (call.child for call in self.calls if call.step is not None and call.queue == queue)
         return Suspending(self.lease, self.calls, self.seen, self.ends, self.delay, next(started, None))
 

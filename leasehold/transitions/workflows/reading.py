@@ -118,7 +118,7 @@ class Reading:
 
 async def read_each(connection: Connection, readings: Sequence[Reading]) -> list[Journal | None]:
     """The journals, in order. None: the lease is not valid."""
-    found: list[Journal | None] = [None] * len(readings)
+    journals: list[Journal | None] = [None] * len(readings)
     whole = [nth for nth, reading in enumerate(readings) if reading.places is None]
     opened = [nth for nth, reading in enumerate(readings) if reading.places is not None]
     for statement, chosen in ((READ, whole), (READ_OPEN, opened)):
@@ -128,8 +128,8 @@ async def read_each(connection: Connection, readings: Sequence[Reading]) -> list
         # A mapping each, because PostgreSQL takes a list of lists for an array of two dimensions.
         places = [[{"of": readings[nth].places} for nth in chosen]] if statement is READ_OPEN else []
         for row in await connection.fetch(statement, *leases, *places):
-            found[chosen[row["nth"] - 1]] = _journal(row)
-    return found
+            journals[chosen[row["nth"] - 1]] = _journal(row)
+    return journals
 
 
 async def read(connection: Connection, lease: Lease, places: Sequence[tuple[str, int]] | None = None) -> Journal:

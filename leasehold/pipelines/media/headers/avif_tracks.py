@@ -116,19 +116,19 @@ def _numbers(data: bytes, box: Box, row: str, *, skipped: int = 0) -> tuple[int,
 
 
 def _only(data: bytes, parent: Box, kind: bytes) -> Box:
-    found = _children(data, parent, kind)
-    if len(found) != 1:
+    children = _children(data, parent, kind)
+    if len(children) != 1:
         raise corrupt_image("a track has a box twice, or has it not")
-    return found[0]
+    return children[0]
 
 
 def _children(data: bytes, parent: Box, kind: bytes) -> list[Box]:
     """The boxes of that kind in another box."""
     _, start, end = parent
-    found: list[Box] = []
+    children: list[Box] = []
     for number, box in enumerate(boxes(data, start, end)):
         if number >= MAX_BOXES:
             raise corrupt_image("the file has too many boxes")
         if box[0] == kind:
-            found.append(box)
-    return found
+            children.append(box)
+    return children
