@@ -64,7 +64,7 @@ def _text(node: ast.expr) -> str:
 
 
 def _name(node: ast.expr) -> str:
-    """A name for the value of an expression: that of the variable or attribute; of a call, that of its last argument."""
+    """A name for the value of an expression: that of the variable or attribute; of a call, of its last argument."""
     if isinstance(node, ast.Attribute):
         return "type" if node.attr == "__name__" else node.attr.strip("_").lower()
     if isinstance(node, ast.Name):
