@@ -18,7 +18,7 @@ from leasehold.transitions.jobs import NewJob
 _RATE = Goal(1500, at_least=True)
 _P50_MS = Goal(8)
 _PIPELINES = "bench.pipelines:benched"
-_PATIENT_HEARTBEAT = 60  # as in throughput
+_PATIENT_HEARTBEAT = 60  # RabbitMQ keeps the connection of a worker that stands still while the queue is filled
 
 
 async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
@@ -26,7 +26,7 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
 
 
 async def _drained(testbed: Testbed, scale: Scale) -> Figure:
-    rates, load, spent = [], [], []
+    rates, load, cpu_seconds = [], [], []
     jobs = scale.jobs // 3
     for _ in range(scale.runs):
         async with testbed.installation(
@@ -44,10 +44,10 @@ async def _drained(testbed: Testbed, scale: Scale) -> Figure:
             with Meter() as meter:
                 await until_finished(installation, worker)
             rates.append(jobs / await seconds_of(installation, since))
-            spent.append(meter.by_role)
+            cpu_seconds.append(meter.by_role)
     return Figure(
         "workflows of three steps, amqp, 1 worker", "jobs/s", tuple(rates), tuple(load), _RATE,
-        {"jobs": jobs, "cpu_seconds": spent},
+        {"jobs": jobs, "cpu_seconds": cpu_seconds},
     )  # fmt: skip
 
 

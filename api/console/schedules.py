@@ -33,7 +33,7 @@ Writer = Annotated[Caller, Depends(SignedIn(RUNS_WRITE))]
 _PAGE, _RUNS = 50, 20
 _IN_ZONE = "%a %Y-%m-%d %H:%M %Z"
 #: A backfill without an end ends this long ago: the schedulers have fired all ticks before that time.
-_LATELY = timedelta(minutes=1)
+_FIRED_AFTER = timedelta(minutes=1)
 #: The fields of the form that changes a schedule. An empty one changes nothing.
 _CHANGED = ("cron", "timezone", "enabled", "overlap", "catch_up", "payload_template")
 
@@ -102,14 +102,14 @@ async def preview_backfill(
     """Show which ticks of a past range would start a run. It changes nothing."""
     schedule = content_of(await endpoints.get_schedule(request, schedule_id, caller))
     body = _range_of(start, end, dry_run=True)
-    found = content_of(await endpoints.backfill(request, schedule_id, body, caller))
+    answer = content_of(await endpoints.backfill(request, schedule_id, body, caller))
     own_zone = zone(schedule["timezone"])
-    ticks = [datetime.fromisoformat(text) for text in found["without_run"]]
+    ticks = [datetime.fromisoformat(text) for text in answer["without_run"]]
     return page(
         request,
         "schedule_backfill.html",
         schedule=schedule,
-        found=found,
+        found=answer,
         ticks=[(tick, tick.astimezone(own_zone).strftime(_IN_ZONE)) for tick in ticks],
         start=body.start.isoformat(),
         end=body.end.isoformat(),
@@ -130,8 +130,8 @@ async def backfill(request: Request, schedule_id: UUID, caller: Writer, form: Fi
 def _range_of(start: str, end: str, *, dry_run: bool = False) -> endpoints.Backfill:
     first, last = typed_instant(start), typed_instant(end)
     if first is None:
-        raise Invalid("invalid_request", "Say from when: 2026-11-22, or 2026-11-22T14:30.")
-    return endpoints.Backfill(start=first, end=last or datetime.now(UTC) - _LATELY, dry_run=dry_run)
+        raise Invalid("invalid_request", "The range needs a start: 2026-11-22, or 2026-11-22T14:30.")
+    return endpoints.Backfill(start=first, end=last or datetime.now(UTC) - _FIRED_AFTER, dry_run=dry_run)
 
 
 @router.post("/schedules/{schedule_id}/change")

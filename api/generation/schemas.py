@@ -57,7 +57,7 @@ class GenerationRequest(BaseModel):
     duration: Annotated[int, Field(ge=1, le=600_000), JsonNumber] | None = Field(
         None, description="The length of a video, in milliseconds."
     )
-    ratio: str | None = Field(None, pattern=r"^\d{1,3}:\d{1,3}$")
+    ratio: str | None = Field(None, pattern=r"^[0-9]{1,3}:[0-9]{1,3}$")
     response_format: Literal["url"] = Field("url", description="Results are URLs; there is no other form.")
     task_id: str | None = Field(
         None,

@@ -88,12 +88,13 @@ async def disabled_webhooks(connection: Connection, tenant_id: str) -> Sequence[
 _QUARANTINED = """
 -- overview_quarantined
 SELECT q.duty, count(*)::int AS n, max(q.error ->> 'code') AS code
-FROM (SELECT * FROM quarantine ORDER BY duty LIMIT 1000) AS q GROUP BY q.duty ORDER BY q.duty
+FROM (SELECT * FROM quarantine ORDER BY duty LIMIT 1000) AS q
+WHERE q.retry_at > statement_timestamp() GROUP BY q.duty ORDER BY q.duty
 """
 
 
 async def quarantined(connection: Connection) -> Sequence[Row]:
-    """For operators, of all tenants: how many units each duty of the workers has set aside because they failed."""
+    """For operators, of all tenants: how many units each duty of the workers has set aside now, because they failed."""
     return await connection.fetch(_QUARANTINED)
 
 

@@ -184,6 +184,19 @@ async def test_the_overview_says_what_is_wrong_and_leads_there(
     assert "the disk is full" not in page
 
 
+async def test_the_overview_counts_only_what_is_set_aside_now(person: MakePerson, rows: Connection) -> None:
+    """A unit that works again keeps its row for some minutes, without effect."""
+    for unit, seconds in (("works again", -1.0), ("fails", 600.0)):
+        await rows.execute(
+            "INSERT INTO quarantine (duty, unit, failures, error, failed_at, retry_at)"
+            " VALUES ('leases', $1, 1, $2, now(), now() + make_interval(secs => $3))",
+            unit, {"code": "unforeseen", "message": "it failed"}, seconds,
+        )  # fmt: skip
+    assert "The duty leases leaves 1 things alone for now: unforeseen." in await (await person()).see("/")
+    await rows.execute("UPDATE quarantine SET retry_at = now()")
+    assert "leaves" not in await (await person()).see("/")
+
+
 async def test_without_trouble_the_overview_is_calm(
     person: MakePerson, rows: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

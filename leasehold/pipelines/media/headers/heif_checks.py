@@ -34,7 +34,7 @@ def declared_size(item: Item, data: bytes) -> Size:
 def check_grid(item: Item, data: bytes, sizes: dict[int, Size]) -> Size:
     """The size of a grid. Its tiles are stills, each is used once, and together they are not much larger than the grid.
 
-    `sizes`: of the file's stills, by their item's number.
+    `sizes`: number of an item -> its size, for the file's stills.
     """
     content = item.bytes_of(data)
     _, flags, rows, columns = struct.unpack_from(">4B", content, 0)
