@@ -159,7 +159,7 @@ async def test_the_hint_of_a_task_that_we_have_settled_unheard_and_that_is_due_a
     settings: Settings, heartbeat: Heartbeat, rows: Rows
 ) -> None:
     """The commit has happened, its answer is on a slow link, and a hint comes: it is not of what we run."""
-    lease, _ = await held_and_renewed(heartbeat, rows)
+    lease = (await rows.leased()).lease
     held = heartbeat.hold(lease, 600)
     held.settlement_sent = True
     batcher = ClaimBatcher(settings, rows.terms, heartbeat, at_most=8)
@@ -206,6 +206,25 @@ async def test_a_claim_that_was_heard_of_after_a_later_one_does_not_stop_that(he
     heartbeat.drop(earlier)
     assert heartbeat.holds(later.task_id)
     assert not stopped.is_set()
+
+
+async def test_a_claim_with_the_epoch_of_what_runs_here_leaves_the_task_to_it(heartbeat: Heartbeat, rows: Rows) -> None:
+    """An asynchronous failover forgot the claim, and the worker has claimed the task again: its attempt owns the task
+    still. A second attempt with the same owner and epoch could replace what the first one settles.
+    """
+    lease, stopped = await held_and_renewed(heartbeat, rows)
+    again = heartbeat.hold(lease, 600)
+    assert again.lost
+    heartbeat.drop(again)
+    assert heartbeat.holds(lease.task_id)
+    assert not stopped.is_set()
+
+
+async def test_a_claim_with_the_epoch_of_a_lost_lease_is_begun(heartbeat: Heartbeat, rows: Rows) -> None:
+    lease = (await rows.leased()).lease
+    assert heartbeat.hold(replace(lease, trusted_until=monotonic()), 600).lost
+    assert not heartbeat.hold(lease, 600).lost
+    assert heartbeat.holds(lease.task_id)
 
 
 async def test_a_worker_that_comes_back_learns_at_once_what_it_has_lost_meanwhile(
@@ -284,7 +303,7 @@ async def test_what_was_claimed_after_the_reconnect_is_not_given_back(
 async def test_a_lost_lease_is_given_back_only_when_its_attempt_has_stopped(
     heartbeat: Heartbeat, link: Link, rows: Rows
 ) -> None:
-    lease, _ = await held_and_renewed(heartbeat, rows)
+    lease = (await rows.leased()).lease
     held = heartbeat.hold(lease, 600)
     await asyncio.sleep(0.5)
     held.lost = True  # as when its trust ended while the database was away

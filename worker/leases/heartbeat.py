@@ -101,14 +101,18 @@ class Heartbeat:
     def hold(self, lease: Lease, seconds: float) -> HeldLease:
         """Renew `lease` from now on, for at most `seconds`.
 
-        The returned lease is already lost in two cases: the answer to the claim came too late, or the worker has a
-        newer claim of the same task.
+        The returned lease is already lost in three cases: the answer to the claim came too late; the worker has a newer
+        claim of the same task; or it holds the task with this very epoch. Then an asynchronous failover has forgotten
+        the claim of the attempt that runs, and this claim makes that attempt the owner again. A second attempt with the
+        same owner and epoch could replace what the first one settles.
         """
         confirmed = partial(self.ownership_confirmed, lease.task_id)
         held = HeldLease(lease, monotonic() + seconds, confirmed=confirmed)
         with self._lock:
             older = self._held.get(lease.task_id)
-            is_newest = older is None or older.lease.epoch <= lease.epoch
+            is_newest = (
+                older is None or older.lease.epoch < lease.epoch or (older.lease.epoch == lease.epoch and older.lost)
+            )
             held.lost = not is_newest or not held.trusted()
             if is_newest:
                 self._held[lease.task_id] = held
