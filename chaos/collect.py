@@ -75,7 +75,9 @@ async def gather(installation: Installation, load: Load, history: History) -> No
         Order("gateway" if order.token else "jimeng", order.prompt.split()[1], order.id, order.at, order.polled_at)
         for order in installation.provider.bought
     ]
-    history.journal = [line for line in journal.read(installation.journal) if line["what"] in _HANDLER_LINES]
+    lines = journal.read(installation.journal)
+    history.journal = [line for line in lines if line["what"] in _HANDLER_LINES]
+    history.of_release = {line["process"] for line in lines if line["what"] == "release"}
     history.heard, history.sessions = installation.heard, installation.sessions
     history.subscribers, history.deliveries = frozenset({SUBSCRIBER}), installation.receiver.deliveries
     history.has_broker = bool(installation.amqp_url)

@@ -186,6 +186,7 @@ class History:
     rest_seconds: float = 0.0  # from the end of the faults until the installation was at rest
     children_killed: int = 0
     jumps: list[tuple[float, float]] = field(default_factory=list)  # of the database's clock: the time, seconds ahead
+    of_release: set[str] = field(default_factory=set)  # processes that ran the release's code
     starved: list[Starved] = field(default_factory=list)  # waits for a processor, of the platform and of the run
 
     def by_database(self, at: float) -> float:

@@ -55,8 +55,8 @@ def _is_claimable(history: History, task: Row, at: float) -> bool:
     lease cannot know that a jump of the database's clock has ended the lease.
     """
     at = min(at, history.by_database(at))
-    if task["status"] == "running":
-        return seconds(task["lease_until"]) < at
+    if task["status"] == "running":  # a task that has lost its last worker fails, and nobody claims it
+        return seconds(task["lease_until"]) < at and task["losses"] < history.terms.max_losses
     return task["status"] in _RUNNABLE and seconds(task["available_at"]) <= at
 
 

@@ -47,7 +47,7 @@ def _wrong_with(history: History, request: Request, job_id: str) -> str:
         return f"{name} was accepted and has no row"
     if job["status"] not in JOB_TERMINAL:
         return f"{name} is still {job['status']} {history.rest_seconds:.0f} s after the faults"
-    if job["status"] != "succeeded" and request.kind not in MADE_TO_FAIL and not _excused(history, job):
+    if job["status"] != "succeeded" and request.kind not in MADE_TO_FAIL and not excused(history, job):
         return f"{name} ended {job['status']}: {job['error']}"
     return ""
 
@@ -58,10 +58,10 @@ def _of_schedule(history: History, request: Request) -> Iterator[Observation]:
     yield observed("schedule", f"the schedule {request.key} made no run", good=bool(made))
     for job in (history.job_by_id[run] for run in made):
         sentence = f"the run {job['id']} of schedule {request.key} is {job['status']}: {job['error']}"
-        yield observed("schedule", sentence, good=job["status"] == "succeeded" or _excused(history, job))
+        yield observed("schedule", sentence, good=job["status"] == "succeeded" or excused(history, job))
 
 
-def _excused(history: History, job: Row) -> bool:
+def excused(history: History, job: Row) -> bool:
     """Whether the job may have ended without success: a client cancelled it, or the faults used up its attempts."""
     if job["status"] == "cancelled":
         by_client = any(request.kind == "cancel" and request.job == job["id"] for request in history.requests)
@@ -121,6 +121,6 @@ def _wrong_end(history: History, job: Row) -> str:
     if job["status"] != "failed":
         return f"{job['pipeline']} {job['id']} cannot succeed, and ended {job['status']}"
     expected_code = MADE_TO_FAIL[job["pipeline"]]
-    if expected_code is not None and (job["error"] or {}).get("code") != expected_code and not _excused(history, job):
+    if expected_code is not None and (job["error"] or {}).get("code") != expected_code and not excused(history, job):
         return f"{job['pipeline']} {job['id']} failed by {job['error']} instead of {expected_code}"
     return ""

@@ -92,6 +92,9 @@ def _after_its_end(history: History, run: Run, tenures: list[_Tenure]) -> Iterat
         f"{history.name_of(run.task)}, claimed by {run.process} at epoch {tenure.claim.epoch}, worked on for"
         f" {worked:.1f} s after {why}"
     )
+    if run.process in history.of_release:  # nobody can mend it; what it writes then is refused by the schema's guards
+        yield Observation("lost lease of the release")
+        return
     what = "lost lease, without a processor" if was_starved else "lost lease"
     yield observed(what, sentence, good=worked <= allowed_seconds)
 

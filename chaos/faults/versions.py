@@ -19,7 +19,8 @@ from chaos.stack import Installation
 from leasehold.runtime.transient import until_answered
 
 _ROOT = Path(__file__).parents[2]
-_PATIENCE_SECONDS = 90.0
+#: Far more than any step of an upgrade takes: a machine with too much to do needs a minute to start a process.
+_PATIENCE_SECONDS = 300.0
 _MIGRATIONS = 5
 #: How long a try of the migration waits for the locks of one revision.
 _REVISION_SECONDS = 20

@@ -68,8 +68,9 @@ def canceller(diary: Diary) -> Ask:
         job = NewJob(diary.rng.choice(STOPPABLE), tenant, diary.words(), id=new_id())
         asked_at = time.time()
         while await _try_submit(diary, job) == "unknown":
-            if time.time() - asked_at > PATIENCE_SECONDS:
-                return  # the client does not know whether the job exists, so it cannot cancel it
+            if time.time() - asked_at > PATIENCE_SECONDS:  # the client does not know whether the job exists
+                diary.note_direct(job.pipeline.name, tenant, str(job.id), asked_at, "unknown", "", 1)
+                return
         diary.note_direct(job.pipeline.name, tenant, str(job.id), asked_at, "accepted", str(job.id), 1)
         await asyncio.sleep(diary.rng.uniform(0.0, 1.5))
         asked_at, tries = time.time(), 0

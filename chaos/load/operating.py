@@ -20,7 +20,7 @@ TAG = "operation"
 _ENDPOINT = "POST /v1/operations"
 #: The runs of an operation, and how many of them it acts on in a second: at this rate each run is a batch of its own.
 _TARGETS, _RATE = 3, 10
-_TO_FAIL_SECONDS = 30.0
+_TO_FAIL_SECONDS = 90.0
 _TO_WAIT_SECONDS = 1.0
 #: The share of workflows that are cancelled after they have begun.
 _AFTER_ITS_BEGIN = 0.8

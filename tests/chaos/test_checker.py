@@ -18,7 +18,7 @@ from chaos.pipelines import PUT_BACK
 from chaos.plan import make_plan
 from chaos.receiver import Delivery
 from chaos.starvation import Starved
-from tests.chaos.histories import ME, OTHER, SHA, T0, at, sound
+from tests.chaos.histories import ME, OTHER, SHA, T0, at, sound, task_row
 
 #: Where in the sound history's changes what happens.
 SUBMITTED, CLAIMED_FIRST, DONE_FIRST, FREED, CLAIMED_SECOND, DONE_SECOND = 1, 5, 7, 8, 11, 12
@@ -638,6 +638,42 @@ def test_a_zombie_is_excused_for_the_time_in_which_its_process_had_no_processor(
         assert (i8.state, "lost lease, without a processor" in i8.observed) == (
             ("ok", True) if excused else ("violated", False)
         )
+
+
+def test_a_handler_of_the_release_is_counted_and_not_judged() -> None:
+    history = sound()
+    beside(history, 3.0)
+    history.of_release = {ME}
+    (i8,) = (verdict for verdict in judge(history) if verdict.number == "I8")
+    assert (i8.state, i8.observed.get("lost lease of the release")) == ("ok", 1)
+    history = sound()
+    beside(history, 3.0)
+    history.of_release = {OTHER}
+    assert "I8" in found(history)
+
+
+def test_the_hint_of_a_task_that_has_lost_its_last_worker_may_be_acknowledged() -> None:
+    """Its lease has passed, and nobody may claim it: the sweeper fails it."""
+    for losses, excused in ((20, True), (19, False)):
+        history = sound()
+        row(history, CLAIMED_FIRST, lease_until=at(1.2), losses=losses)
+        history.heard.append(Heard(ME, What.ACKED, "task-first", T0 + 1.8, T0 + 1.5))
+        assert ("I9" not in found(history)) is excused
+
+
+def test_a_message_may_be_missed_whose_delivery_the_faults_have_used_up() -> None:
+    for code, losses, excused in (("worker_lost", 21, True), ("worker_lost", 3, False), ("other", 21, False)):
+        history = sound()
+        a_run_that_nobody_heard_of(history)
+        delivery = {
+            "id": "delivery", "pipeline": "webhook", "status": "failed", "tenant_id": "red", "error": {"code": code},
+            "params": {"event": {"data": {"id": "job"}}}, "inputs": {}, "event_seq": 0, "output_prefix": "jobs/d",
+        }  # fmt: skip
+        history.jobs.append(delivery)
+        history.tasks.append(task_row("deliver", "failed", job_id="delivery", losses=losses))
+        (i19,) = (verdict for verdict in judge(history) if verdict.number == "I19")
+        assert (i19.state == "ok") is excused
+        assert ("delivery that the faults used up" in i19.observed) is excused
 
 
 def test_a_lost_lease_is_called_starved_only_if_that_excuses_it() -> None:

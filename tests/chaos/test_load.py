@@ -10,7 +10,7 @@ from typing import cast
 import httpx2
 import pytest
 
-from chaos.load import PAUSES, Load, client
+from chaos.load import PAUSES, Load, client, direct
 from chaos.load.client import Client
 from chaos.load.diary import Ask, Diary
 from chaos.load.orders import model
@@ -19,6 +19,7 @@ from chaos.pipelines import KINDS, LARGE_BYTES, declared, gated, paced, short, w
 from chaos.settings import SINGLE_PUT_BYTES
 from chaos.stack import Installation
 from leasehold.domain.pipeline import Pipeline
+from leasehold.transitions.jobs import NewJob
 from tests.generation.simulator.http import HangUp, HttpServer, Reply, Request
 
 Answer = Reply | type[HangUp]
@@ -188,3 +189,18 @@ def test_limits_are_declared_for_kinds_that_there_are_and_large_objects_go_up_in
     assert {gated.name, paced.name} <= {kind.name for kind in KINDS}
     assert LARGE_BYTES > SINGLE_PUT_BYTES
     assert 0 < len(model()) < 4096
+
+
+async def test_a_job_of_which_its_client_never_heard_is_recorded_as_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unknown(_diary: Diary, _job: NewJob) -> str:
+        return "unknown"
+
+    monkeypatch.setattr(direct, "_try_submit", unknown)
+    monkeypatch.setattr(direct, "PATIENCE_SECONDS", -1.0)
+    diary = Diary(cast("Installation", SimpleNamespace()), 1)
+    diary.deal("test")
+    await direct.canceller(diary)("red")
+    (request,) = diary.requests
+    assert (request.answer, request.job) == ("unknown", "")
+    assert request.key
+    await diary.close()
