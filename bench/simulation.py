@@ -20,9 +20,9 @@ Process = Generator[simpy.Event, Any, Any]
 
 #: The most tasks of one statement (worker/parts.py).
 BATCH = 128
-#: Seconds that a process keeps a core while others wait for one: so cores are shared, and not queued for.
+#: Seconds that a process keeps a core while others wait for one: so processes share cores, and do not queue for them.
 _SLICE = 0.001
-#: Of a worker: how often its leases are renewed, in seconds.
+#: Seconds between two renewals of a worker's leases.
 _RENEW_SECONDS = 10.0
 
 

@@ -127,8 +127,8 @@ async def _figures(connection: Connection, text: str, jobs: int, runs: int) -> l
 
 
 async def rows_read(connection: Connection, listing: Listing) -> int:
-    """Of tables and their indexes, with those that a condition threw away. By the plan that a page has: it is made
-    without the values.
+    """The rows that the page's statement reads in tables and indexes, with those that a condition drops. PostgreSQL
+    plans it as it plans a page: without the values.
     """
     statement = (await job_lists.narrowed(connection, listing)).page(_PAGE)
     values = ", ".join(await job_lists.literals(connection, statement))

@@ -35,7 +35,7 @@ Line = dict[str, Any]
 
 
 def seeds(lines: Iterable[Line], at: str, *, first: int = FIRST_SEED, runs: int = GOAL["runs"]) -> list[int]:
-    """Of so many seeds from `first` on, those that were not run at the commit `at`."""
+    """The seeds that were not run at the commit `at`, among `runs` seeds from `first` on."""
     done = {line["seed"] for line in lines if line["commit"] == at}
     return [seed for seed in range(first, first + runs) if seed not in done]
 

@@ -202,7 +202,7 @@ class Servers:
 
 
 def command_line(pid: int) -> bytes:
-    """Of a process, with a zero after each word; empty when it has ended."""
+    """The command line of a process, with a zero byte after each word; empty if the process has ended."""
     try:
         return (Path("/proc") / str(pid) / "cmdline").read_bytes()
     except OSError:  # it has ended

@@ -1,8 +1,8 @@
-"""How long each process of a run waited for a processor while it wanted to run: the kernel counts it, for each thread.
+"""Measures how long each process of a run waited for a processor. The kernel counts this time for each thread.
 
-On a machine that has too much to do a handler ends later than its worker asked it to, and a job later than anybody
-would have ended it. What the kernel counts is no defect of the platform, and is allowed for, and nothing else is: a
-process that sleeps, waits for an answer, or computes has no such time.
+On a machine with too much to do, a handler ends later than its worker asked it to, and so does a job. This time is no
+defect of the platform, so the checks allow for it, and for nothing else: a process that sleeps, waits for an answer, or
+computes has no such time.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import NamedTuple, Self
 
 _SAMPLE_SECONDS = 0.25
 _PROC = Path("/proc")
-#: Of the process that starts the others: every link between them passes through it.
+#: The name of the process that starts the others. Every link between them passes through it.
 OURSELVES = "chaos"
 
 
 class Starved(NamedTuple):
-    """Between two moments of the epoch the process waited for a processor for so many `seconds`.
+    """Between `since` and `until` (seconds since 1970) the process waited for a processor for `seconds`.
 
-    The waits of a process's threads add up, to the whole time at most: of two threads one holds the interpreter's lock,
-    and while that one waits, the other waits for the lock.
+    The waits of its threads add up, to the whole time at most: one thread holds the interpreter's lock, and while that
+    thread waits for a processor, the others wait for the lock.
     """
 
     process: str
@@ -37,9 +37,9 @@ class Starved(NamedTuple):
 
 
 class Sampler:
-    """`with Sampler(processes) as sampler`: `starved` grows meanwhile, in a thread of its own.
+    """`with Sampler(processes) as sampler`: inside the block, a thread adds samples to `starved`.
 
-    `processes`: names and ids of those that run now.
+    `processes`: returns the names and ids of the processes that run now.
     """
 
     def __init__(self, processes: Callable[[], Iterable[tuple[str, int]]]) -> None:

@@ -26,7 +26,7 @@ KEPT = re.compile(r"PATH|HOME|LANG|PIP_.*|UV_.*|SSL_CERT_FILE|https?_proxy", re.
 
 
 def typed() -> tuple[str, str, str, str]:
-    """Of the README: the code, the extras that pip and uv install, the submission, and what it prints."""
+    """Four parts of the README: the code, the extras that pip and uv install, the submission, and its output."""
     part = README.partition("## Run your own function")[2].partition("\n## ")[0]
     code = re.search(r"```python\n(.*?)```", part, re.DOTALL)
     pip = re.search(r"\$ pip install '?leasehold(\[[a-z,]+\])?'?", part)

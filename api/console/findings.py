@@ -23,7 +23,7 @@ from leasehold.transitions.jobs import EXTERNAL
 
 #: Tasks of a queue, of all queues together, and dead letters are counted up to these numbers.
 MAX_TASKS, _MAX_OF_ALL, _MAX_LETTERS = 500, 1000, 100
-#: Of each sort of what only a person can settle: items that are counted. And the newest orders that are searched.
+#: The most items of each sort that only a person can settle, and the newest orders among which they are searched.
 _MAX_UNSETTLED, _MAX_SEARCHED = overview_reads.MAX_SILENT, 300
 #: How much the explanation of the oldest waiting job reads: its first reason is shown.
 _DEPTH = Depth(entries=0, steps=5, ahead=100)

@@ -40,7 +40,7 @@ Signaller = Annotated[Caller, Depends(SignedIn(RUNS_WRITE))]
 Deleter = Annotated[Caller, Depends(SignedIn(JOBS_DELETE))]
 #: Characters of a payload in a command to copy, and in a form.
 _MAX_COMMAND = 2000
-#: Of one page: events, entries of the ledger, steps, outputs and lines of the log.
+#: The most events, entries of the ledger, steps, outputs and lines of the log on one page.
 _MAX_EVENTS, _MAX_SHOWN, _MAX_STEPS, _MAX_OUTPUTS, _MAX_LINES = 100, 100, 100, 40, 100
 #: How much the page's explanation reads. An open page of an unfinished job is refreshed every two seconds.
 _DEPTH = Depth(entries=1000, steps=20, ahead=1000)

@@ -107,7 +107,7 @@ def _later(text: str | None, now: datetime) -> str | None:
 
 
 def _callback(callback: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Of the URL only the host: the rest may hold a secret."""
+    """The callback, with only the host of its URL: the rest may hold a secret."""
     if callback is None:
         return None
     delivery = {"id": callback["id"], "status": callback["status"]} if callback["id"] is not None else None

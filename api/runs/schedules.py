@@ -111,7 +111,7 @@ class Backfill(BaseModel):
 
 
 def _answer(row: Row) -> dict[str, Any]:
-    """Of the callback's URL only the host: the rest may hold a secret."""
+    """The schedule, with only the host of its callback's URL: the rest may hold a secret."""
     hidden = ("tenant_id", "buffered_at", "now", "callback_url")
     shown = {name: value for name, value in row.items() if name not in hidden}
     url = row["callback_url"]

@@ -22,7 +22,7 @@ _Item: TypeAlias = "tuple[Any, asyncio.Future[Any]]"
 
 
 class Batches:
-    """Of one app in one worker."""
+    """The batches of one app in one worker."""
 
     def __init__(self) -> None:
         self._collecting: dict[tuple[str, str], _Collecting] = {}  # by task and tenant

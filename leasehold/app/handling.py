@@ -40,7 +40,7 @@ class Handling:
         self._batch = terms.batch
 
     def plain(self, attempt: Any) -> Done:
-        """For a leasehold.PlainAttempt."""
+        """Handle a leasehold.PlainAttempt: call a plain function in this thread."""
         encoded = self._called(attempt.params, attempt)
         if ResultLimits.of(attempt.opened).is_small(encoded):
             return Done(value=encoding.inline(encoded))
@@ -48,7 +48,7 @@ class Handling:
         return Done(value=encoding.stored())
 
     async def loop(self, attempt: Any) -> Done:
-        """For a leasehold.Attempt."""
+        """Handle a leasehold.Attempt: call an async function in the worker's event loop."""
         positional, named = self._arguments.decoded(attempt.params)
         token = enter(Current(self._name, attempt))
         try:
@@ -60,8 +60,8 @@ class Handling:
         return await self._done(attempt, self._results.encoded(result))
 
     async def batched(self, attempt: Any) -> Done:
-        """For a leasehold.Attempt, whose function takes the items of several attempts. An item that has failed before
-        is called alone: so an item that always fails spends the attempts of no other.
+        """Handle a leasehold.Attempt whose function takes the items of several attempts. An item that has failed before
+        gets a call of its own: so an item that always fails spends the attempts of no other.
         """
         assert self._batch is not None
         positional, named = self._arguments.decoded(attempt.params)
@@ -87,7 +87,7 @@ class Handling:
         return processes.room()
 
     async def process(self, attempt: Any) -> Done:
-        """For a leasehold.Attempt, whose function runs in a process of its own (processes.py)."""
+        """Handle a leasehold.Attempt whose function runs in a process of its own (processes.py)."""
         call = CallOfProcess(
             module=self._function.__module__,
             task=self._name,
@@ -106,7 +106,7 @@ class Handling:
         return Done(value=encoding.stored())
 
     def isolated(self, work: Work) -> Done:
-        """In the sandbox's child process."""
+        """Handle a leasehold.Work: call the function in this process, which is the sandbox's child."""
         encoded = self._called(work.params, work)
         if ResultLimits.of(None).is_small(encoded):
             return Done(value=encoding.inline(encoded))

@@ -377,7 +377,7 @@ def workers() -> Call[list[models.WorkerInfo]]:
 
 
 def content_type_of(path: Path) -> str:
-    """By the ending of the name."""
+    """The media type that the ending of the file's name means."""
     return mimetypes.guess_type(path.name)[0] or "application/octet-stream"
 
 

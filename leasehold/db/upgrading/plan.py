@@ -41,7 +41,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a table, as PostgreSQL last estimated it."""
+    """The size of a table, as PostgreSQL last estimated it."""
 
     rows: int
     bytes: int
