@@ -178,7 +178,7 @@ async def _broker(testbed: Testbed, scale: Scale) -> list[Figure]:
             await testbed.start_rabbitmq()
             began = time.time()
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                while worker.log.read_bytes().count(b"broker is back") < _ROLES:  # noqa: ASYNC110 - a log tells nobody
+                while worker.log.read_bytes().count(b"broker is back") < _ROLES:  # noqa: ASYNC110 - a log has no event
                     await asyncio.sleep(0.02)
             back.append(time.time() - began)
     return [

@@ -44,7 +44,7 @@ _SESSIONS, _RUNS_OF_API, _NOTIFICATIONS = 12, 2000, 200
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell with `workers`. `used`: how much of what `_LIMITS` allows is used, by part."""
+    """A cell with `workers`. `used`: part of `_LIMITS` -> how much of it is used."""
 
     workers: int
     outcome: Outcome

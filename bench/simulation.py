@@ -71,8 +71,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`database`, `broker`: cores that PostgreSQL and the broker kept busy. `worst_commit`: the 99th percentile of a
-    statement's seconds. `batch`: tasks of a statement.
+    """The result of a simulation. `database`, `broker`: cores that PostgreSQL and the broker kept busy. `worst_commit`:
+    the 99th percentile of a statement's seconds. `batch`: tasks of a statement.
     """
 
     seconds: float
@@ -142,7 +142,7 @@ class _Fleet:
         self.statements: list[tuple[int, float]] = []  # tasks and seconds of each
 
     def take(self, at_most: int) -> int:
-        """Take tasks of the backlog."""
+        """Take at most `at_most` tasks from the backlog. Returns their number."""
         if self.backlog is None:
             return at_most
         taken = min(at_most, self.backlog)
@@ -154,7 +154,7 @@ class _Fleet:
         yield from self._cores.work(seconds)
 
     def of_worker(self, seconds: float) -> Process:
-        """A worker has one core at most: its event loop runs on one."""
+        """Use a worker's core for `seconds`. A worker has one core at most, because its event loop runs on one."""
         if self.plan.shared:
             yield from self._cores.work(seconds)
         else:

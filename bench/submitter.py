@@ -61,7 +61,7 @@ async def submitter(installation: Installation) -> AsyncIterator[Submitter]:
         opened.announcer.start()
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
-                while not broker.connected:  # noqa: ASYNC110 - a broker tells nobody when it is there
+                while not broker.connected:  # noqa: ASYNC110 - a connection has no event
                     await asyncio.sleep(0.01)
             yield opened
         finally:

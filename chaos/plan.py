@@ -89,7 +89,7 @@ def make_plan(
     api_kills: int = 1,
     able: Collection[str] = EVERYTHING,
 ) -> Plan:
-    """A plan in which so many of the `faults` are failpoints: half of them, at least two, unless it is told. The other
+    """A plan with `faults` faults, of which `failpoints` are failpoints (None: half of them, at least two). The other
     faults are blows at random times. `api_kills` come in addition.
 
     `able`: which of EVERYTHING the machine can do (`Servers.able`).

@@ -73,17 +73,17 @@ class Sampler:
 
 
 def waits_of(pid: int) -> dict[str, int]:
-    """Nanoseconds that each thread of the process has waited for a processor; {} when the process has ended."""
-    found = {}
-    with suppress(OSError):  # it ends just now
+    """Thread -> the nanoseconds that it has waited for a processor; {} if the process has ended."""
+    waits = {}
+    with suppress(OSError):  # the process has just ended
         for thread in (_PROC / str(pid) / "task").iterdir():
-            with suppress(OSError):  # so does this thread alone
-                found[thread.name] = int((thread / "schedstat").read_text().split()[1])
-    return found
+            with suppress(OSError):  # this thread has just ended
+                waits[thread.name] = int((thread / "schedstat").read_text().split()[1])
+    return waits
 
 
 class Starvation:
-    """What `Starved` samples say of any time. Of a sample that reaches beyond it, the share counts."""
+    """Sums up samples over any time. Of a sample that reaches beyond that time, only the share inside counts."""
 
     def __init__(self, samples: Iterable[Starved]) -> None:
         of_process: defaultdict[str, list[Starved]] = defaultdict(list)

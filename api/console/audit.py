@@ -88,7 +88,7 @@ async def show_audit(
 async def export_audit(
     request: Request, caller: Reader, tenant: Annotated[str, Query(max_length=100)] = ""
 ) -> Response:
-    """The chains as JSON lines, as a file: as `GET /v1/audit/export`, for who has no key at hand."""
+    """The chains as a file of JSON lines: `GET /v1/audit/export` for people without a key."""
     response = await endpoints.export_audit(request, caller, tenant or None)
     response.headers["Content-Disposition"] = 'attachment; filename="audit.jsonl"'
     return response

@@ -76,7 +76,7 @@ class BrokerFaults:
             if not await self._delete_queues(fault):
                 return 0
             deadline = time.monotonic() + _DECLARE_SECONDS
-            while not (declared := await self._queues()) and time.monotonic() < deadline:  # noqa: ASYNC110 - only asking tells
+            while not (declared := await self._queues()) and time.monotonic() < deadline:  # noqa: ASYNC110 - RabbitMQ sends no event
                 await asyncio.sleep(0.05)
             await self._rabbitmq.kill()
             await self._rabbitmq.start()

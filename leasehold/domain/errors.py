@@ -244,7 +244,7 @@ class Retryable(StepError):
 
 class Unforeseen(Retryable):
     """An isolated handler raised an error that is no StepError: the same code on the same input will raise it again.
-    One more attempt tells a fault of the machine from a fault of the code.
+    One more attempt shows whether the machine or the code is at fault.
     """
 
     def __init__(self, message: str) -> None:

@@ -151,7 +151,7 @@ def _needs_arguments(make: Callable[..., Any]) -> bool:
         inspect.signature(make).bind()
     except TypeError:
         return True
-    except ValueError:  # a builtin that does not tell its parameters
+    except ValueError:  # a builtin without a known signature
         return False
     return False
 

@@ -68,7 +68,7 @@ class Target(Protocol):
         """Put the backup back to the key."""
 
     async def remove(self, key: str, turn: str) -> None:
-        """Remove the object, if the call created it. A target that cannot tell who did removes it in any case."""
+        """Remove the object, if the call created it. A target that does not record the call removes it in any case."""
 
 
 @asynccontextmanager
