@@ -222,5 +222,5 @@ async def delete_view(request: Request, view_id: UUID, caller: Operator, form: F
 
 
 def _list_of(caller: Caller, q: str) -> str:
-    """The list by this filter, of who may read it."""
+    """The address of the list with this filter; of the Overview, if the caller may not read the list."""
     return f"/jobs?{urlencode({'q': q})}" if JOBS_READ in caller.scopes else "/"

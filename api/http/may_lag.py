@@ -1,7 +1,7 @@
-"""Answers a request from a standby of PostgreSQL, where the endpoint says that its answer may be stale.
+"""Answers requests from a standby of PostgreSQL, if their endpoint is marked: its answers may be stale.
 
-Lists, pages and counts may be: they are stale anyway once a person reads them. What a client has just written, one job
-by its id, and everything that a writing request reads are never read from a standby.
+Lists, pages and counts are marked, because they are stale anyway once a person reads them. One job by its id, and
+everything that a writing request reads, never come from a standby: a client must see its own writes there.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def lags(endpoint: Callable[..., Any] | None) -> bool:
 
 
 def answering(endpoint: Callable[..., Any], handler: _Handler) -> _Handler:
-    """The handler of a route. For a marked endpoint it reads from the standby while that serves. It repeats the request
-    on the primary if the standby fails meanwhile.
+    """The handler of a route. A marked endpoint reads from the standby, if the standby serves. If the standby then
+    fails, the request is repeated on the primary.
     """
     if not lags(endpoint):
         return handler

@@ -27,7 +27,7 @@ from leasehold.pipelines.generation.providers.requests import (
 _TASKS = "/api/v3/contents/generations/tasks"
 _IMAGES = "/api/v3/images/generations"
 #: The shortest and the longest execution_expires_after that Ark accepts, in seconds.
-_EXPIRES = (3600, 259_200)
+_SHORTEST_EXPIRY, _LONGEST_EXPIRY = 3600, 259_200
 #: The timeout of an order for images: Ark answers when they are finished.
 _IMAGE_SECONDS = 150.0
 
@@ -111,7 +111,7 @@ def _video(order: Order) -> dict[str, Any]:
     if order.whole_seconds is not None:
         request["duration"] = order.whole_seconds
     if order.deadline_seconds:
-        request["execution_expires_after"] = min(max(order.deadline_seconds, _EXPIRES[0]), _EXPIRES[1])
+        request["execution_expires_after"] = min(max(order.deadline_seconds, _SHORTEST_EXPIRY), _LONGEST_EXPIRY)
     if order.callback:
         request["callback_url"] = order.callback
     return request | dict(order.extra or {})
