@@ -186,13 +186,13 @@ async def test_the_overview_says_what_is_wrong_and_leads_there(
 
 async def test_the_overview_counts_only_what_is_set_aside_now(person: MakePerson, rows: Connection) -> None:
     """A unit that works again keeps its row for some minutes, without effect."""
-    for unit, seconds in (("works again", -1.0), ("fails", 600.0)):
+    for unit, seconds in (("works again", -1.0), ("fails", 600.0), ("fails, too", 600.0)):
         await rows.execute(
             "INSERT INTO quarantine (duty, unit, failures, error, failed_at, retry_at)"
             " VALUES ('leases', $1, 1, $2, now(), now() + make_interval(secs => $3))",
             unit, {"code": "unforeseen", "message": "it failed"}, seconds,
         )  # fmt: skip
-    assert "The duty leases leaves 1 things alone for now: unforeseen." in await (await person()).see("/")
+    assert "The duty leases leaves 2 things alone for now: unforeseen." in await (await person()).see("/")
 
 
 async def test_without_trouble_the_overview_is_calm(
