@@ -24,7 +24,7 @@ __all__ = ["PAUSES", "PICTURE_TYPE", "WORDS", "Load", "picture"]
 PAUSES = {
     "media": 1.5, "conversion": 6.0, "generation": 1.2, "large": 1.2,
     "short": 0.8, "long": 3.0, "fork": 1.5, "parked": 1.5, "flaky": 2.0, "hopeless": 3.0, "wrong": 1.5, "poison": 6.0,
-    "unlike": 1.0, "spread": 3.0, "gated": 0.8, "paced": 1.2, "abroad": 1.2,
+    "unlike": 1.0, "spread": 3.0, "gated": 0.5, "paced": 1.2, "abroad": 1.2,
     "direct short": 0.8, "direct long": 3.0, "direct cancel": 2.0, "direct schedule": 1.0,
     "operation": 2.5, "workflow": 2.0, "workflow cancel": 2.0,
     "batch": 3.0, "cancel": 1.2, "mend": 1.5, "replay": 4.0, "repeat": 3.0, "schedule": 1.5, "errand": 0.8,
