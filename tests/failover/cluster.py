@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 from pydantic import SecretStr
 
+from chaos.replicas import connected, copy, make_synchronous, promote
 from leasehold.db.database import migrate
-from leasehold.embedded.postgres import DATABASE, USER, Postgres, find_postgres
-from leasehold.embedded.process import run, unprivileged
+from leasehold.embedded.postgres import DATABASE, Postgres
 from leasehold.settings import Settings
 
 SECONDS = 30.0
@@ -39,7 +38,7 @@ class Cluster:
 
     async def replicated(self) -> None:
         """Wait until the standby has everything that the primary has committed."""
-        async with asyncio.timeout(SECONDS), _connected(self.primary) as primary:
+        async with asyncio.timeout(SECONDS), connected(self.primary) as primary:
             while not await primary.fetchval(
                 "SELECT bool_and(replay_lsn >= pg_current_wal_lsn()) FROM pg_stat_replication"
             ):
@@ -47,7 +46,7 @@ class Cluster:
 
     async def cut_replication(self) -> None:
         """From now on the standby gets nothing: what the primary commits is the tail that a failover loses."""
-        async with asyncio.timeout(SECONDS), _connected(self.standby) as standby, _connected(self.primary) as primary:
+        async with asyncio.timeout(SECONDS), connected(self.standby) as standby, connected(self.primary) as primary:
             await standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
             await standby.execute("SELECT pg_reload_conf()")
             while await primary.fetchval("SELECT count(*) FROM pg_stat_replication"):
@@ -55,7 +54,7 @@ class Cluster:
 
     async def receiving_nothing(self) -> AbstractContextManager[None]:
         """For a block: the standby's receiver stands still."""
-        async with _connected(self.standby) as standby:
+        async with connected(self.standby) as standby:
             pid: int = await standby.fetchval("SELECT pid FROM pg_stat_wal_receiver")
         return _standing_still(pid)
 
@@ -65,8 +64,7 @@ class Cluster:
         await self.promote()
 
     async def promote(self) -> None:
-        async with _connected(self.standby) as standby:
-            assert await standby.fetchval("SELECT pg_promote()")
+        await promote(self.standby)
 
 
 @contextmanager
@@ -79,15 +77,6 @@ def _standing_still(pid: int) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def _connected(server: Postgres) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    connection = await asyncpg.connect(server.url)
-    try:
-        yield connection
-    finally:
-        await connection.close()
-
-
-@asynccontextmanager
 async def cluster_in(directory: Path, mode: str) -> AsyncIterator[Cluster]:
     """A migrated cluster. `mode`: a row of docs/operations/failover.md."""
     folders = (directory.with_name(f"{directory.name}-{role}") for role in ("primary", "standby"))
@@ -95,10 +84,10 @@ async def cluster_in(directory: Path, mode: str) -> AsyncIterator[Cluster]:
     try:
         await cluster.primary.start()
         await migrate(cluster.primary.url)
-        await _copy(cluster)
+        await copy(cluster.primary, cluster.standby)
         await cluster.standby.start()
         if mode != "asynchronous":
-            await _make_synchronous(cluster, mode)
+            await make_synchronous(cluster.primary, mode)
         await cluster.replicated()
         yield cluster
     finally:
@@ -106,25 +95,3 @@ async def cluster_in(directory: Path, mode: str) -> AsyncIterator[Cluster]:
             await server.kill()
             await server.forget()
             shutil.rmtree(server.directory, ignore_errors=True)
-
-
-async def _copy(cluster: Cluster) -> None:
-    run_as, primary, directory = unprivileged(), cluster.primary, cluster.standby.directory
-    run_as.make_directory(directory)
-    password = primary.url.partition(f"{USER}:")[2].partition("@")[0]
-    run_as.write_file(directory / "password", password)
-    source = f"postgresql://{USER}:{password}@127.0.0.1:{primary.port}"
-    program = (await find_postgres(run_as)) / "pg_basebackup"
-    arguments = ["-D", directory / "data", "-d", source, "--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
-    await run("pg_basebackup", [program, *arguments], log=directory / "copy.log", env={}, cwd=directory, run_as=run_as)
-
-
-async def _make_synchronous(cluster: Cluster, mode: str) -> None:
-    names, _, commit = mode.rpartition(", ")
-    state = "quorum" if names else "sync"
-    async with asyncio.timeout(SECONDS), _connected(cluster.primary) as primary:
-        await primary.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{'ANY 1 (*)' if names else '*'}'")
-        await primary.execute(f"ALTER SYSTEM SET synchronous_commit = '{commit}'")
-        await primary.execute("SELECT pg_reload_conf()")
-        while await primary.fetchval("SELECT sync_state FROM pg_stat_replication") != state:
-            await asyncio.sleep(0.02)

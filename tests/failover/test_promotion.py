@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -14,11 +14,11 @@ from uuid import UUID, uuid4
 import pytest
 
 from leasehold.db.database import connect, connected
-from leasehold.runtime.transient import TRY_AGAIN, until_answered
+from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.selfcheck import check_database
 from leasehold.transitions import jobs, workers
-from leasehold.worker.worker import Worker
 from tests.failover.cluster import SECONDS, Cluster, cluster_in
+from tests.failover.load import Submissions, all_ended, nothing_was_charged, worker_of
 from tests.failover.work import napping
 from tests.support.not_here import only_where
 
@@ -71,63 +71,17 @@ async def _row_of(cluster: Cluster) -> str:
     return next(finding.found for finding in findings if finding.part == "replication")
 
 
-def _worker(cluster: Cluster, tmp_path: Path) -> Worker:
-    return Worker(
-        cluster.settings(
-            pipelines="tests.failover.work:pipelines",
-            object_store="none",
-            work_dir=str(tmp_path),
-            poll_seconds=0.1,
-            database_host_timeout=0.5,
-        )
-    )
-
-
-async def _all_ended(cluster: Cluster) -> None:
-    async with asyncio.timeout(SECONDS), connected(cluster.settings(), "test") as connection:
-        while await connection.fetchval("SELECT count(*) FROM job WHERE finished_at IS NULL"):
-            await asyncio.sleep(0.05)
-
-
-async def _nothing_was_charged(cluster: Cluster, submitted: Iterable[UUID]) -> None:
-    """Every job has succeeded, each step by one commit, and no attempt counts as lost."""
-    async with connected(cluster.settings(), "test") as connection:
-        ended = await connection.fetch("SELECT id, status FROM job")
-        assert {row["id"]: row["status"] for row in ended} == dict.fromkeys(submitted, "succeeded")
-        assert await connection.fetch("SELECT * FROM failure") == []
-        assert await connection.fetch("SELECT id FROM task WHERE losses + errors + crashes > 0") == []
-        settled = "SELECT count(*) FROM event WHERE task_status = 'succeeded' GROUP BY task_id"
-        assert {row["count"] for row in await connection.fetch(settled)} == {1}
-
-
 async def test_after_a_synchronous_failover_all_that_was_submitted_is_done_once_and_nothing_is_charged(
     synchronous: Cluster, tmp_path: Path
 ) -> None:
-    submitted: set[UUID] = set()
-    enough = asyncio.Event()
-
-    async def submit() -> None:
-        """What is acknowledged must be there afterwards. A submission without an answer is repeated with its id."""
-        while len(submitted) < JOBS:
-            job = jobs.NewJob(napping, "t")
-
-            async def write(job: jobs.NewJob = job) -> None:
-                async with connected(synchronous.settings(database_host_timeout=0.5), "test") as connection:
-                    if not await connection.fetchval("SELECT 1 FROM job WHERE id = $1", job.id):
-                        await jobs.submit(connection, [job])
-
-            await until_answered(write, within=SECONDS)
-            submitted.add(job.id)
-            if len(submitted) > JOBS / 3:
-                enough.set()
-
-    async with _worker(synchronous, tmp_path):
-        submitting = asyncio.create_task(submit())
-        await enough.wait()
+    async with worker_of(synchronous, tmp_path):
+        submissions = Submissions(synchronous)
+        await submissions.reach(JOBS // 3)
         await synchronous.fail_over()
-        await submitting
-        await _all_ended(synchronous)
-    await _nothing_was_charged(synchronous, submitted)
+        await submissions.reach(JOBS)
+        await submissions.stop()
+        await all_ended(synchronous)
+    await nothing_was_charged(synchronous, submissions.acknowledged)
 
 
 async def test_the_doctor_says_how_much_an_asynchronous_failover_would_lose_now(asynchronous: Cluster) -> None:
@@ -177,7 +131,7 @@ async def test_an_asynchronous_failover_loses_the_tail_and_charges_nothing(
     async with connected(asynchronous.settings(), "test") as connection:
         new = [jobs.NewJob(napping, "t", params={"seconds": 1.5}) for _ in range(20)]
         await jobs.submit(connection, new)
-        async with _worker(asynchronous, tmp_path):
+        async with worker_of(asynchronous, tmp_path):
             async with asyncio.timeout(SECONDS):
                 while await connection.fetchval("SELECT count(*) FROM task WHERE status = 'running'") < len(new):
                     await asyncio.sleep(0.02)
@@ -186,8 +140,8 @@ async def test_an_asynchronous_failover_loses_the_tail_and_charges_nothing(
             await asynchronous.cut_replication()
             lost = jobs.NewJob(napping, "t")
             await jobs.submit(connection, [lost])
-            await _all_ended(asynchronous)
+            await all_ended(asynchronous)
             connection.terminate()
             await asynchronous.fail_over()
-            await _all_ended(asynchronous)
-    await _nothing_was_charged(asynchronous, [job.id for job in new])
+            await all_ended(asynchronous)
+    await nothing_was_charged(asynchronous, [job.id for job in new])
