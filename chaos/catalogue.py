@@ -13,9 +13,10 @@ WORKERS = ("worker-0", "worker-1", "worker-2")
 APIS = ("api-0", "api-1")
 LINKS = ("postgres", "amqp", "s3")
 #: What a fault may need of the machine. A fault whose need the machine lacks is not planned. No private installation
-#: has replicas or a broker of several nodes yet: they will be needs of their own.
+#: has a broker of several nodes yet: that will be a need of its own.
 BROKER, MOUNTS, MEMORY, CLOCK = "a broker", "mounts", "a memory limit", "a clock that can jump"
-EVERYTHING = frozenset({BROKER, MOUNTS, MEMORY, CLOCK})
+STANDBY = "a standby"
+EVERYTHING = frozenset({BROKER, MOUNTS, MEMORY, CLOCK, STANDBY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,5 +136,13 @@ BLOWS = (
     Kind("F43 upgrade from the release", from_release=True),
     Kind("F44 alter tables", seconds=3.0),
 )
-CATALOGUE = FAILPOINTS + API_POINTS + BLOWS
+#: Each has runs of its own, and is not dealt beside others: it changes what every process connects to, or runs.
+ALONE = (
+    Kind("F45 failover: the primary is killed", needs=STANDBY),
+    Kind("F46 failover: switchover", needs=STANDBY),
+    Kind("F47 failover: the primary freezes", seconds=2.0, needs=STANDBY),
+    Kind("F48 failover: the primary is cut off", seconds=4.0, needs=STANDBY),
+    Kind("F49 rollback to the release", seconds=12.0, is_release=True),
+)
+CATALOGUE = FAILPOINTS + API_POINTS + BLOWS + ALONE
 BY_NAME = {kind.name: kind for kind in CATALOGUE}

@@ -7,7 +7,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from chaos.checks import cancels, hints, jobs, keys, leases, limits, operations, outputs, story, surroundings, trust
+from chaos.checks import (
+    cancels,
+    hints,
+    jobs,
+    keys,
+    leases,
+    limits,
+    operations,
+    outputs,
+    promotions,
+    story,
+    surroundings,
+    trust,
+)
 from chaos.checks.verdict import NotApplicable, Observation
 from chaos.history import History
 
@@ -24,7 +37,7 @@ INVARIANTS: dict[str, Check] = {
     "I13": outputs.i13, "I14": outputs.i14, "I15": cancels.i15, "I16": story.i16, "I17": jobs.i17,
     "I18": surroundings.i18, "I19": surroundings.i19, "I20": story.i20, "I21": surroundings.i21,
     "I22": limits.i22, "I23": limits.i23, "I24": surroundings.i24,
-    "I25": operations.i25, "I26": operations.i26,
+    "I25": operations.i25, "I26": operations.i26, "I27": promotions.i27,
 }  # fmt: skip
 
 

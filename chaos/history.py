@@ -188,6 +188,8 @@ class History:
     jumps: list[tuple[float, float]] = field(default_factory=list)  # of the database's clock: the time, seconds ahead
     of_release: set[str] = field(default_factory=set)  # processes that ran the release's code
     starved: list[Starved] = field(default_factory=list)  # waits for a processor, of the platform and of the run
+    promotions: list[float] = field(default_factory=list)  # when a standby had become the primary
+    has_only_failovers: bool = True  # nothing else was broken
 
     def by_database(self, at: float) -> float:
         """The time of the database's clock at the true time `at`."""

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from chaos.catalogue import API_POINTS, APIS, BLOWS, BY_NAME, EVERYTHING, FAILPOINTS, WORKERS, Kind
+from chaos.catalogue import API_POINTS, APIS, BLOWS, BY_NAME, EVERYTHING, FAILPOINTS, STANDBY, WORKERS, Kind
 from chaos.operations import OPERATIONS
 
 
@@ -59,6 +59,15 @@ class Plan:
     def has_release(self) -> bool:
         """Whether a process of the release serves at any time."""
         return self.begins_with_release or any(fault.kind.is_release for fault in self.blows)
+
+    @property
+    def has_standby(self) -> bool:
+        """Whether PostgreSQL has a standby, because a fault promotes it."""
+        return any(fault.kind.needs == STANDBY for fault in self.blows)
+
+    @property
+    def has_only_failovers(self) -> bool:
+        return self.has_standby and all(fault.kind.needs == STANDBY for fault in self.faults)
 
     def failpoints(self, slot: str, fired: Collection[str] = ()) -> str:
         """The failpoints of the slot's next process. `fired`: the points at which its earlier processes acted.
@@ -122,13 +131,14 @@ def _api_kills(seed: int, count: int) -> tuple[Fault, ...]:
 
 def plan_of(name: str, seed: int, *, seconds: float = 12.0) -> Plan:
     """A plan of this fault alone. A failpoint is armed in every process that it can hit. A blow happens twice, an
-    upgrade once.
+    upgrade and a rollback of all once.
     """
     kind = BY_NAME[name]
     if kind in (*FAILPOINTS, *API_POINTS):
         return Plan(seed, seconds, armed=tuple(Fault(name, target=target, nth=1) for target in kind.on))
     rng = random.Random(f"plan of {seed}")  # noqa: S311 - as above
-    times = (0.1 * seconds,) if kind.from_release else (0.1 * seconds, 0.6 * seconds)
+    once = kind.from_release or (kind.is_release and not kind.on)
+    times = (0.1 * seconds,) if once else (0.1 * seconds, 0.6 * seconds)
     return Plan(
         seed,
         seconds,

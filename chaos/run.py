@@ -142,6 +142,7 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
         await collect.gather(installation, load, history)
         history.children_killed, history.jumps = faults.children_killed, faults.jumps
         history.starved = sampler.starved
+        history.promotions, history.has_only_failovers = faults.promotions, plan.has_only_failovers
         report.fired = faults.fired + _failpoints(installation)
         report.effects = faults.effects
         report.rested = history.rested

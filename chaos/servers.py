@@ -15,11 +15,12 @@ from typing import Self
 
 import asyncpg
 
-from chaos import audit, memory
-from chaos.catalogue import BROKER, CLOCK, MEMORY, MOUNTS
+from chaos import audit, memory, replicas
+from chaos.catalogue import BROKER, CLOCK, MEMORY, MOUNTS, STANDBY
 from chaos.clock import DatabaseClock, find_library
 from chaos.disk import Volume
 from chaos.orphans import adopting
+from chaos.proxy import Link
 from chaos.release import Release
 from leasehold.db.database import migrate
 from leasehold.embedded.guard import descendants
@@ -41,13 +42,17 @@ _VOLUME_MEGABYTES = 3072
 
 class Servers:
     """`async with Servers() as servers`: PostgreSQL, S3 and, if this machine can install it, RabbitMQ. `able`: what the
-    machine can do, of chaos.catalogue.EVERYTHING.
+    machine can do, of chaos.catalogue.EVERYTHING. `postgres`: the primary. `standby`: its copy, from `follow` to
+    `unfollow`.
     """
 
     def __init__(self, *, broker: bool = True) -> None:
         self._with_broker = broker
         self.able: frozenset[str] = frozenset()
         self.clock: DatabaseClock | None = None
+        self.standby: Postgres | None = None
+        self._replication: Link | None = None
+        self._mode = ""
         self._release: Release | None = None
         self._has_template_of_release = False
         self._open = AsyncExitStack()
@@ -79,11 +84,18 @@ class Servers:
         if library := await find_library():
             self.clock = DatabaseClock(self.directory / "clock", library, programs)
             programs = self.clock.programs
-        postgres = Postgres(self.directory / "postgres", durable=True, programs=programs)
-        opening.push_async_callback(postgres.forget)
-        opening.push_async_callback(postgres.stop)
+        self._programs = programs
+        postgres = self._server_at("a")
+        opening.push_async_callback(self._end_postgres)
         await postgres.start()
         return postgres
+
+    def _server_at(self, name: str) -> Postgres:
+        return Postgres(self.directory / "postgres" / name, durable=True, programs=self._programs)
+
+    async def _end_postgres(self) -> None:
+        await self.postgres.stop()
+        await self.postgres.forget()
 
     def _abilities(self) -> Iterator[str]:
         if self.rabbitmq is not None:
@@ -94,6 +106,7 @@ class Servers:
             yield CLOCK
         if memory.is_possible():
             yield MEMORY
+        yield STANDBY
 
     async def __aexit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
@@ -110,7 +123,7 @@ class Servers:
 
     @property
     def postgres_log(self) -> Path:
-        return self.directory / "postgres" / "postgres.log"
+        return self.postgres.directory / "postgres.log"
 
     async def administer(self, statement: str, database: str = "postgres") -> None:
         connection = await asyncpg.connect(self.postgres.url_of(database))
@@ -149,6 +162,52 @@ class Servers:
         statement = f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"
         await until_answered(lambda: self.administer(statement), within=_RECOVERY_SECONDS)
 
+    async def follow(self, mode: str) -> None:
+        """From now on the primary has a standby, and each commit waits for it. `mode`: as replicas.make_synchronous."""
+        self._mode = mode
+        await replicas.ask_often(self.postgres)
+        self.standby = self._server_at("b" if self.postgres.directory.name == "a" else "a")
+        await self._copy()
+
+    async def _copy(self) -> None:
+        """The replication has a link of its own, which can be cut."""
+        assert self.standby is not None
+        self._replication = Link(("127.0.0.1", self.postgres.port))
+        await self._replication.open()
+        await replicas.copy(self.postgres, self.standby, port=self._replication.port)
+        await self.standby.start()
+        await replicas.make_synchronous(self.postgres, self._mode)
+
+    def cut_replication(self) -> None:
+        """The standby gets nothing more, and no commit of the primary ends."""
+        assert self._replication is not None
+        self._replication.hold()
+
+    async def promote(self) -> Postgres:
+        """The standby is the primary from now on. Returns the other one, which may run on."""
+        assert self.standby is not None
+        await replicas.promote(self.standby)
+        self.postgres, self.standby = self.standby, self.postgres
+        return self.standby
+
+    async def copy_anew(self) -> None:
+        """What was the primary ends, and follows the new one as its standby."""
+        await self._end_standby()
+        await self._copy()
+
+    async def unfollow(self) -> None:
+        """The primary goes on alone."""
+        await until_answered(lambda: replicas.wait_for_nobody(self.postgres), within=_RECOVERY_SECONDS)
+        await self._end_standby()
+        self.standby = None
+
+    async def _end_standby(self) -> None:
+        if self._replication is not None:
+            await self._replication.close()
+            self._replication = None
+        if self.standby is not None:
+            await replicas.discard(self.standby)
+
     async def mend(self) -> None:
         """End every fault of the servers: each runs again, at its old address and with its old data."""
         await self.volume.thaw()
@@ -162,8 +221,9 @@ class Servers:
             await self.rabbitmq.start()
 
     async def restart_postgres(self) -> None:
-        """Start PostgreSQL if it does not run, and wait until it answers. This may take several tries: a killed server
-        may hold its lock for another moment, and a crashed one recovers first, or ends by itself meanwhile.
+        """Start PostgreSQL, and its standby, if it does not run, and wait until it answers. This may take several
+        tries: a killed server may hold its lock for another moment, and a crashed one recovers first, or ends by
+        itself meanwhile.
 
         Raises EmbeddedError, or one of TRY_AGAIN, if it does not come back.
         """
@@ -171,6 +231,8 @@ class Servers:
             try:
                 await self.postgres.start()
                 await self.administer("SELECT 1")
+                if self.standby is not None:
+                    await self.standby.start()
             except _NOT_BACK:
                 if not tries_left:
                     raise
@@ -193,7 +255,7 @@ class Servers:
 
     def processes(self, name: str) -> list[int]:
         """The processes of the server `postgres` or `rabbitmq`, without its guard: those with its directory in the
-        command line, and their descendants.
+        command line, and their descendants. `postgres` means the standby, too; `postgres/a` is one of the two.
         """
         directory = str(self.directory / name).encode()
         lines = {pid: command_line(pid) for pid in descendants(os.getpid())}

@@ -45,6 +45,10 @@ from tests.generation.simulator.server import Simulator
 _START_SECONDS = 90.0
 _STOP_SECONDS = 20.0
 CLIENT = "client"
+#: The links that lead to PostgreSQL: to the primary, and to a standby if there is one.
+_DATABASES = ("postgres", "standby")
+#: How a commit waits for the standby, in the words of docs/operations/failover.md: all that lose nothing.
+_MODES = ("remote_apply", "on", "quorum, on")
 _SUBSCRIBE = """
 INSERT INTO webhook (id, tenant_id, url, secrets, events)
 VALUES ($1, $2, $3, $4, '{run.succeeded,run.failed,run.cancelled,run.expired}')
@@ -84,6 +88,9 @@ class Installation:
             opening.push_async_callback(self.disk.unmount)
             await self.servers.add_database(self.name, of_release=self.plan.begins_with_release)
             opening.push_async_callback(self.servers.drop_database, self.name)
+            if self.plan.has_standby:
+                opening.push_async_callback(self.servers.unfollow)
+                await self.servers.follow(_MODES[self.plan.seed % len(_MODES)])
             if self.servers.rabbitmq is not None:
                 self._amqp_url = await self.servers.rabbitmq.add_vhost(self.name)
                 await self.servers.rabbitmq.flush_definitions()
@@ -151,6 +158,16 @@ class Installation:
         """The links of all processes of the platform to the server. Observers have no links."""
         return [self.links[slot, server] for slot in self.slots if (slot, server) in self.links]
 
+    async def promote(self) -> None:
+        """The standby is the primary from now on, and the links are named so. What was the primary may run on."""
+        await self.servers.promote()
+        for slot in {slot for slot, _ in self.links}:
+            primary, standby = self.links[slot, "postgres"], self.links[slot, "standby"]
+            self.links[slot, "postgres"], self.links[slot, "standby"] = standby, primary
+
+    def _databases(self, slot: str) -> list[Link]:
+        return [self.links[slot, server] for server in _DATABASES if (slot, server) in self.links]
+
     def settings(self, slot: str) -> Settings:
         variables = {name.removeprefix("LEASEHOLD_").lower(): value for name, value in self._variables(slot).items()}
         return Settings(_env_file=None, **variables)  # type: ignore[arg-type]  # pydantic reads the text of each
@@ -190,6 +207,8 @@ class Installation:
         ports = {"postgres": self.servers.postgres.port, "s3": self.front.ports[slot]}
         if self.servers.rabbitmq is not None:
             ports["amqp"] = self.servers.rabbitmq.port
+        if self.servers.standby is not None:
+            ports["standby"] = self.servers.standby.port
         return ports
 
     def _link(self, slot: str, server: str, port: int) -> Link:
@@ -199,7 +218,7 @@ class Installation:
         target = ("127.0.0.1", port)
         if server == "amqp":
             return Link(target, lambda: AmqpTap(process_name(), self.heard.append), self.plan.seed)
-        if server == "postgres":
+        if server in _DATABASES:
             return Link(target, lambda: PostgresTap(process_name(), self.sessions.append), self.plan.seed)
         return Link(target, seed=self.plan.seed)
 
@@ -249,7 +268,7 @@ class Installation:
         variables = {name: value for name, value in stack.items() if name.startswith("LEASEHOLD_S3")}
         variables |= {f"LEASEHOLD_{name}": str(value) for name, value in PROCESS_SETTINGS.items()}
         variables["LEASEHOLD_BROKER"] = "amqp" if self.amqp_url else "postgres"
-        variables["LEASEHOLD_DATABASE_URL"] = _through(self.database_url, self.links[slot, "postgres"])
+        variables["LEASEHOLD_DATABASE_URL"] = _through(self.database_url, *self._databases(slot))
         variables["LEASEHOLD_S3_ENDPOINT"] = f"http://127.0.0.1:{self.links[slot, 's3'].port}"
         variables["LEASEHOLD_S3_BUCKET"] = self.bucket
         variables["LEASEHOLD_SEALING_KEYS"] = self._sealing_key
@@ -293,7 +312,8 @@ class _Environment:
         }
 
 
-def _through(url: str, link: Link) -> str:
-    """The URL with the link's port instead of the server's."""
+def _through(url: str, *links: Link) -> str:
+    """The URL with the addresses of the links in place of its own."""
     parts = urlsplit(url)
-    return parts._replace(netloc=f"{parts.netloc.rpartition(':')[0]}:{link.port}").geturl()
+    hosts = ",".join(f"127.0.0.1:{link.port}" for link in links)
+    return parts._replace(netloc=f"{parts.netloc.rpartition('@')[0]}@{hosts}").geturl()

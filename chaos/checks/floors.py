@@ -60,4 +60,6 @@ def floors_of(plan: Plan, *, broker: bool) -> dict[str, dict[str, int]]:
     counts = [*_ALWAYS.items(), *(_ALWAYS_WITH_BROKER.items() if broker else ())]
     for number, minimum in counts:
         floors.setdefault(number, {}).update(minimum)
+    if plan.has_only_failovers:
+        floors["I27"] = {"promotion": len(plan.blows), "step": int(8 * plan.seconds)}
     return floors

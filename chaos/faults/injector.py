@@ -17,6 +17,7 @@ from chaos.faults.clock import ClockFaults
 from chaos.faults.database import DatabaseFaults
 from chaos.faults.disks import DiskFaults
 from chaos.faults.effects import Deal
+from chaos.faults.failover import FailoverFaults
 from chaos.faults.network import NetworkFaults
 from chaos.faults.processes import ProcessFaults
 from chaos.faults.store import StoreFaults
@@ -49,6 +50,7 @@ class Faults:
         rng = random.Random(f"faults {installation.plan.seed}")  # noqa: S311 - to be repeated
         self._processes = ProcessFaults(installation)
         self._clock = ClockFaults(installation, asyncio.Lock())
+        self._failover = FailoverFaults(installation, broken)
         self._deals: dict[str, Deal] = {
             **self._processes.deals,
             **BrokerFaults(installation, broken, rng).deals,
@@ -58,6 +60,7 @@ class Faults:
             **DiskFaults(installation, broken).deals,
             **self._clock.deals,
             **VersionFaults(installation).deals,
+            **self._failover.deals,
         }
 
     @property
@@ -67,6 +70,10 @@ class Faults:
     @property
     def jumps(self) -> list[tuple[float, float]]:
         return self._clock.jumps
+
+    @property
+    def promotions(self) -> list[float]:
+        return self._failover.promotions
 
     def deal_of(self, name: str) -> Deal:
         """The function for the fault `name`: the one with the longest key that `name` begins with. Raises ValueError

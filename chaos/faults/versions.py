@@ -1,4 +1,6 @@
-"""Faults of releases: a process of the published release runs beside new ones, and an upgrade from it under load."""
+"""Faults of releases: a process of the published release runs beside new ones, an upgrade from it under load, and the
+way back.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class VersionFaults:
 
     @property
     def deals(self) -> Mapping[str, Deal]:
-        return {"F42": self._old_beside_new, "F43": self._upgrade}
+        return {"F42": self._old_beside_new, "F43": self._upgrade, "F49": self._roll_back}
 
     async def _old_beside_new(self, fault: Fault) -> int:
         """Replace a process by one of the release, as a rollback does; later replace that one by a new process, as an
@@ -76,6 +78,22 @@ class VersionFaults:
                 slot.release = None
                 replaced += bool(await self._replaced(slot))
         return applied + replaced if applied and replaced == len(self._installation.slots) else 0
+
+    async def _roll_back(self, fault: Fault) -> int:
+        """Every process is one of the release for a while, on this code's schema, beside what this code has written.
+
+        Returns how many steps the old workers began; 0 unless all old and all new processes served.
+        """
+        slots, release = list(self._installation.slots.values()), await self._installation.servers.release()
+        for slot in slots:
+            slot.release = release
+        old = [await self._replaced(slot) for slot in slots]
+        await asyncio.sleep(fault.seconds)
+        begun = sum(map(self._steps_begun_by, old))
+        for slot in slots:
+            slot.release = None
+        new = [await self._replaced(slot) for slot in slots]
+        return begun if all(old) and all(new) else 0
 
     async def _migrate(self, lock_seconds: int) -> None:
         """Run `leasehold migrate`. `lock_seconds`: how long it waits for a lock. On a busy machine transactions last

@@ -129,6 +129,7 @@ def sound() -> History:
         returned={"leasehold.chaos.normal": 0},
         overdue=[[]],
         leftovers=[("process", []), ("directory", []), ("sessions", []), ("locks", [])],
+        promotions=[T0 + 0.5],
         gathered=True,
         rested=True,
     )  # fmt: skip

@@ -54,7 +54,7 @@ def test_a_sound_history_violates_nothing() -> None:
     assert found(sound()) == {}
     states = {verdict.number: verdict.state for verdict in judge(sound())}
     assert {number for number, state in states.items() if state != "ok"} == UNSEEN
-    assert set(states) == set(INVARIANTS) == {f"I{number}" for number in range(1, 27)}
+    assert set(states) == set(INVARIANTS) == {f"I{number}" for number in range(1, 28)}
 
 
 def test_an_empty_history_is_red_for_all_that_a_run_must_have_seen() -> None:
@@ -518,6 +518,18 @@ def an_operation_that_was_made_twice(history: History) -> None:
     history.jobs.append(history.job_by_id["bulk"] | {"id": "bulk again"})
 
 
+def a_promotion_after_which_nobody_claimed_for_long(history: History) -> None:
+    history.promotions = [T0 - 2.1]  # the first claim is at T0 + 1
+
+
+def a_promotion_after_which_nobody_claimed_at_all(history: History) -> None:
+    history.promotions.append(T0 + 1000)
+
+
+def a_loss_that_only_a_failover_explains(history: History) -> None:
+    row(history, DONE_FIRST, losses=1)
+
+
 def an_operation_that_acted_twice(history: History) -> None:
     again = [one for one in history.changes if one.of == "job" and one.moved() == ("failed", "pending")]
     history.changes.append(replace(again[0], n=len(history.changes) + 1))
@@ -600,6 +612,10 @@ WAYS: dict[str, list[Callable[[History], None]]] = {
         an_operation_that_was_made_twice, an_operation_that_acted_twice, an_operation_that_passed_a_job_over,
         an_operation_that_counted_wrong,
     ],
+    "I27": [
+        a_promotion_after_which_nobody_claimed_for_long, a_promotion_after_which_nobody_claimed_at_all,
+        a_loss_that_only_a_failover_explains,
+    ],
 }  # fmt: skip
 
 
@@ -615,6 +631,43 @@ def test_every_invariant_that_the_load_can_break_has_a_broken_history() -> None:
 
 
 # --- what is allowed
+
+
+def test_claims_may_stand_still_for_a_moment_after_a_promotion_and_for_longer_beside_other_faults() -> None:
+    history = sound()
+    history.promotions = [T0 - 1.9]
+    assert "I27" not in found(history)
+    a_promotion_after_which_nobody_claimed_at_all(history)
+    a_loss_that_only_a_failover_explains(history)
+    history.has_only_failovers = False
+    (verdict,) = (each for each in judge(history) if each.number == "I27")
+    assert verdict.state == "not applicable"
+
+
+def test_an_external_worker_that_falls_silent_is_charged_whatever_fails_over() -> None:
+    history = sound()
+    a_loss_that_only_a_failover_explains(history)
+    for index, one in enumerate(history.changes):
+        if one.row.get("id") == "task-first":
+            before = one.before and one.before | {"queue": "outside:draw"}
+            history.changes[index] = replace(one, before=before, after=one.row | {"queue": "outside:draw"})
+    assert "I27" not in found(history)
+
+
+@pytest.mark.parametrize(("starved", "wrong"), [(0.5, True), (2.0, False)])
+def test_a_worker_without_a_processor_may_be_charged_and_claim_late(starved: float, wrong: bool) -> None:
+    history = sound()
+    a_loss_that_only_a_failover_explains(history)
+    a_promotion_after_which_nobody_claimed_for_long(history)
+    history.starved = [Starved(ME, T0 - 2.1, T0 + 0.9, starved)]
+    assert ("I27" in found(history)) is wrong
+
+
+def test_a_loss_long_after_a_failover_has_another_cause() -> None:
+    history = sound()
+    a_loss_that_only_a_failover_explains(history)
+    history.promotions = [T0 - 20, T0 + 15]
+    assert not any("charged" in sentence for sentence in found(history)["I27"])
 
 
 def test_a_zombie_may_work_for_as_long_as_its_margin() -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from chaos.catalogue import API_POINTS, APIS, BLOWS, BROKER, BY_NAME, CATALOGUE, EVERYTHING, FAILPOINTS
+from chaos.catalogue import ALONE, API_POINTS, APIS, BLOWS, BROKER, BY_NAME, CATALOGUE, EVERYTHING, FAILPOINTS, STANDBY
 from chaos.faults import Faults
 from chaos.mutations import CAUGHT_BY, MUTATIONS
 from chaos.operations import OPERATIONS, SPARED
@@ -29,13 +29,20 @@ def test_a_plan_has_as_many_faults_as_asked_for_within_its_time(faults: int) -> 
 
 def test_neighbouring_seeds_deal_out_the_whole_catalogue() -> None:
     dealt = {fault.name for seed in range(100, 160) for fault in make_plan(seed).faults}
-    assert dealt == set(BY_NAME)
+    assert dealt == set(BY_NAME) - {kind.name for kind in ALONE}
 
 
 @pytest.mark.parametrize("missing", sorted(EVERYTHING))
 def test_what_the_machine_cannot_do_is_not_planned(missing: str) -> None:
     names = {fault.name for seed in range(80) for fault in make_plan(seed, able=EVERYTHING - {missing}).faults}
-    assert names == {kind.name for kind in CATALOGUE if kind.needs != missing}
+    assert names == {kind.name for kind in CATALOGUE if kind.needs != missing and kind not in ALONE}
+
+
+def test_what_changes_every_process_is_planned_alone() -> None:
+    assert not any(make_plan(seed, faults=9).has_standby for seed in range(50))
+    for kind in CATALOGUE:
+        plan = plan_of(kind.name, 1)
+        assert plan.has_standby == plan.has_only_failovers == (kind.needs == STANDBY)
 
 
 def test_a_plan_without_a_broker_has_none_of_its_links_cut() -> None:
@@ -91,8 +98,9 @@ def test_an_api_can_be_killed_after_every_operation_that_writes() -> None:
 
 @pytest.mark.parametrize(
     ("name", "times"),
-    [("F34 commit.createOperation:kill", 0), ("F10 drain", 2), ("F43 upgrade from the release", 1)],
-)
+    [("F34 commit.createOperation:kill", 0), ("F10 drain", 2), ("F43 upgrade from the release", 1),
+     ("F49 rollback to the release", 1)],
+)  # fmt: skip
 def test_a_plan_of_one_fault_arms_a_kill_point_or_deals_a_blow_twice_or_an_upgrade_once(name: str, times: int) -> None:
     plan = plan_of(name, 1)
     assert [fault.name for fault in plan.blows] == [name] * times
@@ -104,7 +112,7 @@ def test_every_blow_has_somebody_who_deals_it() -> None:
         plan = make_plan(0)
 
     faults = Faults(Nobody())  # type: ignore[arg-type]  # only its table is looked at
-    for kind in BLOWS:
+    for kind in (*BLOWS, *ALONE):
         assert callable(faults.deal_of(kind.name))
     with pytest.raises(ValueError, match="empty"):
         faults.deal_of("F0 nothing")

@@ -1,0 +1,97 @@
+"""The standby of a run is promoted by each fault: what was committed is there, and the next standby follows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from itertools import count
+
+import asyncpg
+import pytest
+
+from chaos.catalogue import ALONE, APIS, STANDBY, WORKERS
+from chaos.faults import failover
+from chaos.faults.failover import FailoverFaults
+from chaos.plan import Fault, Plan
+from chaos.proxy import Link
+from chaos.servers import Servers
+from chaos.stack import CLIENT, Installation
+from leasehold.runtime.transient import TRY_AGAIN
+
+NAME = "chaos_failover"
+FAULTS = [kind.name for kind in ALONE if kind.needs == STANDBY]
+
+
+@pytest.fixture
+async def installation(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Installation]:
+    """Without processes of the platform: the tests are its clients."""
+    monkeypatch.setattr(failover, "_SILENT_SECONDS", 0.3)
+    await servers.add_database(NAME)
+    await servers.follow("remote_apply")
+    installation = Installation(servers, Plan(0, 1.0))
+    installation.name = NAME
+    assert servers.standby is not None
+    for slot in (*WORKERS, *APIS, CLIENT):
+        installation.slots[slot] = None  # type: ignore[assignment]  # only its name is looked at
+        for server, port in (("postgres", servers.postgres.port), ("standby", servers.standby.port)):
+            installation.links[slot, server] = link = Link(("127.0.0.1", port))
+            await link.open()
+    yield installation
+    for link in installation.links.values():
+        await link.close()
+    await servers.mend()
+    await servers.unfollow()
+    await servers.drop_database(NAME)
+
+
+async def write(installation: Installation, choose: Callable[[], Link], numbers: Iterator[int]) -> list[int]:
+    """For ever: insert a number after another, each by a connection of its own; returns what was acknowledged."""
+    login, acknowledged = installation.database_url.partition("@")[0], []
+    with suppress(asyncio.CancelledError):
+        for n in numbers:
+            with suppress(*TRY_AGAIN):
+                async with asyncio.timeout(0.5):
+                    connection = await asyncpg.connect(f"{login}@127.0.0.1:{choose().port}/{NAME}")
+                    try:
+                        await connection.execute("INSERT INTO acknowledged VALUES ($1)", n)
+                    finally:
+                        connection.terminate()
+                acknowledged.append(n)
+            await asyncio.sleep(0.02)
+    return acknowledged
+
+
+@pytest.mark.parametrize("name", FAULTS)
+async def test_what_was_acknowledged_is_there_after_a_failover_and_the_old_primary_follows(
+    installation: Installation, name: str
+) -> None:
+    """One client goes to the primary of the moment, the other one to the old primary as long as that is there."""
+    old, old_link = installation.servers.postgres, installation.links["api-1", "postgres"]
+    async with installation.connection() as connection:
+        await connection.execute("CREATE TABLE acknowledged (n int)")
+    numbers, faults = count(), FailoverFaults(installation, asyncio.Lock())
+    writing = [
+        asyncio.create_task(write(installation, lambda: installation.links["api-0", "postgres"], numbers)),
+        asyncio.create_task(write(installation, lambda: old_link, numbers)),
+    ]
+    async with asyncio.timeout(10):  # a connection of a pool, which the fault ends
+        kept = await asyncpg.connect(f"{installation.database_url.partition('@')[0]}@127.0.0.1:{old_link.port}/{NAME}")
+    await asyncio.sleep(0.3)
+    effect = await faults.deals[name.partition(" ")[0]](Fault(name, seconds=1.0))
+    before = next(numbers)
+    await asyncio.sleep(0.3)
+    kept.terminate()
+    for task in writing:
+        task.cancel()
+    acknowledged, by_old = await asyncio.gather(*writing)
+    async with installation.connection() as connection:
+        there = {row["n"] for row in await connection.fetch("SELECT n FROM acknowledged")}
+        following = await connection.fetchval("SELECT sync_state FROM pg_stat_replication")
+    assert effect > 0
+    assert len(faults.promotions) == 1
+    assert {*acknowledged, *by_old} <= there
+    assert min(*acknowledged, *by_old) < before < max(acknowledged)
+    assert by_old
+    assert installation.servers.standby is old
+    assert following == "sync"
