@@ -26,6 +26,7 @@ from bench import (
     latency,
     machine,
     metrics_cost,
+    migrations,
     operations,
     page,
     pictures,
@@ -71,6 +72,7 @@ FIGURES: Mapping[str, Callable[[Testbed, Scale], Awaitable[list[Figure]]]] = {
     "conversion": conversion.measure,
     "generation": generation.measure,
     "metrics": metrics_cost.measure,
+    "migrations": migrations.measure,
     "runs": runs.measure,
     "snapshot": snapshot.measure,
     "tables": tables.measure,
@@ -86,7 +88,19 @@ FIGURES: Mapping[str, Callable[[Testbed, Scale], Awaitable[list[Figure]]]] = {
     "hostile": hostile.measure,
 }
 #: These run only if they are named: they install other packages, or take a quarter of an hour and more.
-ONLY_BY_NAME = {"peers", "delays", "pictures", "steady", "tables", "surface", "console", "operations", "sdk", "hostile"}
+ONLY_BY_NAME = {
+    "peers",
+    "delays",
+    "pictures",
+    "steady",
+    "tables",
+    "surface",
+    "console",
+    "operations",
+    "sdk",
+    "hostile",
+    "migrations",
+}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
