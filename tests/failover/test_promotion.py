@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from leasehold.db.database import connect, connected
+from leasehold.db.idempotency import Reservation, StoredAnswer, is_answered, reserve, store
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.selfcheck import check_database
 from leasehold.transitions import jobs, workers
@@ -62,6 +63,27 @@ async def test_only_who_has_come_back_to_the_new_primary_and_died_there_is_dead(
             await asyncio.sleep(0.02)
     assert dead == [back]
     await looking.close()
+
+
+async def test_a_primary_without_its_standby_answers_no_repetition_by_what_only_it_has(synchronous: Cluster) -> None:
+    """The wait of the first request's commit is cancelled, which commits it on the primary alone. The answer to the
+    repetition needs a write, too, and so waits.
+    """
+    settings = synchronous.settings()
+    first, second = [await connect(settings, "test") for _ in range(2)]
+    reserved = await reserve(first, "t", "key", b"request")
+    assert isinstance(reserved, Reservation)
+    with await synchronous.receiving_nothing():
+        for answering in (store(first, reserved, 202, b"{}"), reserve(second, "t", "key", b"request")):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await answering
+        async with connected(settings, "test") as third:
+            assert await is_answered(third, "t", "key")
+    first.terminate()
+    second.terminate()
+    async with connected(settings, "test") as after:
+        assert isinstance(await reserve(after, "t", "key", b"request"), StoredAnswer)
 
 
 async def _row_of(cluster: Cluster) -> str:
