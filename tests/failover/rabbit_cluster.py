@@ -15,17 +15,21 @@ from leasehold.embedded.ports import free_port
 from leasehold.embedded.process import Server, unprivileged
 from leasehold.embedded.rabbitmq import RabbitMQ
 from leasehold.embedded.rabbitmq_install import RabbitServer
+from leasehold.runtime.transient import until_answered
 
 NODES = 3
 #: Seconds after which nodes count a silent one as down; RabbitMQ's default is a minute.
 TICK_SECONDS = 8
 VHOST = "cluster"
+_SECONDS = 60.0
 
 
 class Cluster:
-    """`nodes`: by their AMQP ports."""
+    """`nodes`: by their AMQP ports. `handling`: RabbitMQ's `cluster_partition_handling`."""
 
-    def __init__(self, nodes: list[RabbitMQ]) -> None:
+    def __init__(self, nodes: list[RabbitMQ], cookie: str, handling: str) -> None:
+        self._cookie = cookie
+        self.handling = handling
         self.nodes = {node.port: node for node in nodes}
 
     @property
@@ -45,6 +49,22 @@ class Cluster:
         node = next(node for node in self.nodes.values() if node.running)
         found = await node.management.call("GET", f"/api/queues/{VHOST}/{queue}")
         return next(node for node in self.nodes.values() if node.name == found["leader"])
+
+    async def part(self, node: RabbitMQ) -> None:
+        """The node and the others lose each other, and all go on: clients reach each of them."""
+        await self._change_cookies(node, "wrong")
+        for other in self.nodes.values():
+            if other is not node:
+                await node._control("eval", f"erlang:disconnect_node('{other.name}').")
+
+    async def heal(self, node: RabbitMQ) -> None:
+        await self._change_cookies(node, self._cookie)
+
+    async def _change_cookies(self, node: RabbitMQ, cookie: str) -> None:
+        """Nodes with different cookies refuse each other."""
+        for other in self.nodes.values():
+            if other is not node:
+                await node._control("eval", f"erlang:set_cookie('{other.name}', '{cookie}').")
 
     @contextmanager
     def frozen(self, node: RabbitMQ) -> Iterator[None]:
@@ -75,14 +95,15 @@ def _processes_of(directory: Path) -> list[int]:
 
 
 @asynccontextmanager
-async def cluster_in(directory: Path, program: RabbitServer) -> AsyncIterator[Cluster]:
+async def cluster_in(directory: Path, program: RabbitServer, handling: str) -> AsyncIterator[Cluster]:
+    """`handling`: RabbitMQ's `cluster_partition_handling`."""
     run_as, port, cookie = unprivileged(), free_port(), secrets.token_hex(16)
     run_as.make_directory(directory)
     names = [f"leasehold-{secrets.token_hex(4)}" for _ in range(NODES)]
     settings = (
         "cluster_formation.peer_discovery_backend = classic_config",
         *(f"cluster_formation.classic_config.nodes.{place} = {name}@localhost" for place, name in enumerate(names, 1)),
-        "cluster_partition_handling = pause_minority",
+        f"cluster_partition_handling = {handling}",
     )
     password = secrets.token_urlsafe(24)
     nodes = []
@@ -101,13 +122,13 @@ async def cluster_in(directory: Path, program: RabbitServer) -> AsyncIterator[Cl
         cwd=directory,
         run_as=run_as,
     )
-    cluster = Cluster(nodes)
+    cluster = Cluster(nodes, cookie, handling)
     try:
         await nodes[0].start()
         await asyncio.gather(*(node.start() for node in nodes[1:]))
-        await nodes[0].add_vhost(VHOST)
         while await cluster.running() < NODES:
             await asyncio.sleep(0.1)
+        await until_answered(lambda: nodes[0].add_vhost(VHOST), within=_SECONDS)
         yield cluster
     finally:
         await asyncio.gather(*(node.kill() for node in nodes))

@@ -37,7 +37,7 @@ QUEUE = "leasehold.media.normal"
 PAUSE = 0.02
 #: Seconds: consumers are back after a node died; a frozen node is left (LEASEHOLD_AMQP_SILENCE_SECONDS is 5), and its
 #: queues have another leader.
-DIED, FROZEN = 3.0, 10.0
+DIED, FROZEN, PARTED, HEALED = 3.0, 10.0, 10.0, 30.0
 #: A fault is felt within these seconds; only then may the stream count as whole again.
 SETTLED = 3.0
 SECONDS = 60.0
@@ -90,9 +90,9 @@ class Stream:
         return sorted(at for at in self.arrived.values() if at > since)
 
 
-@pytest.fixture(scope="module")
-async def cluster(run_directory: Path) -> AsyncIterator[Cluster]:
-    async with cluster_in(run_directory / "rabbitmq-cluster", await install_rabbitmq()) as cluster:
+@pytest.fixture(scope="module", params=["pause_minority", "autoheal"])
+async def cluster(run_directory: Path, request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    async with cluster_in(run_directory / "rabbitmq-cluster", await install_rabbitmq(), request.param) as cluster:
         yield cluster
 
 
@@ -157,6 +157,31 @@ async def test_a_node_is_frozen_and_wakes(cluster: Cluster, role: str) -> None:
             gap = await stream.gap(since)
         print(f"\nthe node {role} is frozen: no hint for {gap:.2f} s; {stream.twice} hints twice")  # noqa: T201
         assert gap < FROZEN
+        while await cluster.running() < len(cluster.nodes):
+            await asyncio.sleep(0.1)
+        await stream.flowing()
+
+
+@pytest.mark.parametrize("role", ["of the consumer", "that leads the queue"])
+async def test_a_partition_heals(cluster: Cluster, role: str) -> None:
+    """A node that does not pause serves its clients as well as it can alone: a consumer there hears nothing until all
+    nodes are together again.
+    """
+    async with stream_over(cluster) as stream:
+        node = await chosen(cluster, stream, role)
+        since = time.monotonic()
+        await cluster.part(node)
+        if cluster.handling == "pause_minority":
+            gap = await stream.gap(since)
+            print(f"\nthe node {role} is parted: no hint for {gap:.2f} s; {stream.twice} hints twice")  # noqa: T201
+            assert gap < PARTED
+        else:
+            await asyncio.sleep(PARTED)
+        since = time.monotonic()
+        await cluster.heal(node)
+        gap = await stream.gap(since)
+        print(f"the partition heals: no hint for {gap:.2f} s; {stream.twice} hints twice")  # noqa: T201
+        assert gap < HEALED
         while await cluster.running() < len(cluster.nodes):
             await asyncio.sleep(0.1)
         await stream.flowing()
