@@ -99,7 +99,7 @@ async def cluster_in(directory: Path, program: RabbitServer, handling: str) -> A
     """`handling`: RabbitMQ's `cluster_partition_handling`."""
     run_as, port, cookie = unprivileged(), free_port(), secrets.token_hex(16)
     run_as.make_directory(directory)
-    names = [f"leasehold-{secrets.token_hex(4)}" for _ in range(NODES)]
+    names = sorted(f"leasehold-{secrets.token_hex(4)}" for _ in range(NODES))  # RabbitMQ 4 waits for the first by name
     settings = (
         "cluster_formation.peer_discovery_backend = classic_config",
         *(f"cluster_formation.classic_config.nodes.{place} = {name}@localhost" for place, name in enumerate(names, 1)),
