@@ -1,4 +1,7 @@
-"""A RabbitMQ cluster of three nodes on this machine: loopback, ports of their own, one epmd, one cookie."""
+"""A RabbitMQ 3 cluster of three nodes on this machine: loopback, ports of their own, one epmd, one cookie.
+
+The first node starts alone. So one of RabbitMQ 4 does not start: it waits for the others.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,7 @@ async def cluster_in(directory: Path, program: RabbitServer, handling: str) -> A
     """`handling`: RabbitMQ's `cluster_partition_handling`."""
     run_as, port, cookie = unprivileged(), free_port(), secrets.token_hex(16)
     run_as.make_directory(directory)
-    names = sorted(f"leasehold-{secrets.token_hex(4)}" for _ in range(NODES))  # RabbitMQ 4 waits for the first by name
+    names = [f"leasehold-{secrets.token_hex(4)}" for _ in range(NODES)]
     settings = (
         "cluster_formation.peer_discovery_backend = classic_config",
         *(f"cluster_formation.classic_config.nodes.{place} = {name}@localhost" for place, name in enumerate(names, 1)),
