@@ -10,11 +10,12 @@ from collections.abc import Callable, Coroutine
 from math import ceil
 from typing import Any, TypeVar
 
+import asyncpg
 from fastapi import Request, Response
 
 from leasehold.api.process.replica_reads import ReplicaReads
 from leasehold.api.process.services import services_of
-from leasehold.db.replica import READS, REQUESTS, STANDBY_FAILED
+from leasehold.db.replica import READS, REQUESTS, STANDBY_FAILED, ReplicaBusy
 
 #: The header with the age of an answer in seconds, at most. An answer without it is from the primary.
 LAG_HEADER = "Leasehold-Read-Lag"
@@ -39,7 +40,7 @@ def lags(endpoint: Callable[..., Any] | None) -> bool:
 
 def answering(endpoint: Callable[..., Any], handler: _Handler) -> _Handler:
     """The handler of a route. A marked endpoint reads from the standby, if the standby serves. If the standby then
-    fails, the request is repeated on the primary.
+    fails, or cannot carry a statement out, the request is repeated on the primary.
     """
     if not lags(endpoint):
         return handler
@@ -69,8 +70,13 @@ async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads
     with reads.reading() as reading:
         try:
             response = await handler(request)
+        except ReplicaBusy:
+            return None
         except STANDBY_FAILED as error:
-            reads.replica.leave(error)
+            if not reading.is_over:
+                reads.replica.leave(error)
+            return None
+        except asyncpg.PostgresError:  # the standby may lack a migration yet; else the primary refuses it, too
             return None
         if reading.lag is not None:
             response.headers[LAG_HEADER] = f"{ceil(reading.lag * 10) / 10:.1f}"

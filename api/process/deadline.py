@@ -23,6 +23,11 @@ class Deadline:
         self._left: float | None = seconds
         self._has_broken = False  # a connection, because nothing was left
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left."""
+        return self._left == 0
+
     def lift(self) -> None:
         """From now on only each wait's own limit holds: the answer has begun, or the request is a bulk write."""
         self._left = None

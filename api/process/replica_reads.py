@@ -15,7 +15,7 @@ from leasehold.api.process import deadline
 from leasehold.api.process.deadline import Deadline
 from leasehold.api.process.turnstile import Turnstile
 from leasehold.db.database import Connection
-from leasehold.db.replica import Replica, ReplicaUnusable
+from leasehold.db.replica import Replica, ReplicaBusy
 from leasehold.settings import Settings
 
 
@@ -32,13 +32,22 @@ class Reading:
         """How old the oldest row of the answer is at most, in seconds. None: nothing was read."""
         return None if self._as_of is None else monotonic() - self._as_of
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all of its time has passed. The standby may be well, and only slow."""
+        return self._limit.is_over
+
     @asynccontextmanager
     async def lend(self, tenant_id: str) -> AsyncIterator[Connection]:
         """As TenantPool.acquire. Raises ReplicaUnusable, or one of TRY_AGAIN."""
         limits = (deadline.current(), self._limit)
         async with AsyncExitStack() as stack:
+            try:
+                async with limits[0].waiting(), limits[1].waiting():
+                    await stack.enter_async_context(self._turns.turn(tenant_id))
+            except TimeoutError:
+                raise _busy() from None
             async with limits[0].waiting(), limits[1].waiting():
-                await stack.enter_async_context(self._turns.turn(tenant_id))
                 connection = await stack.enter_async_context(self._replica.pool.acquire())
             for limit in limits:
                 await stack.enter_async_context(limit.using(connection))
@@ -84,7 +93,8 @@ class ReplicaReads:
     def __init__(self, settings: Settings, replica: Replica, size: int, patience: float) -> None:
         self.replica = replica
         self.fresh_after = settings.database_replica_max_lag
-        self._turns = Turnstile(at_most=size, each=max(1, size - 1), patience=patience, refusal=_busy)
+        # One connection of the pool is always free for the notes: a standby that is busy is not away.
+        self._turns = Turnstile(at_most=size - 1, each=max(1, size - 2), patience=patience, refusal=_busy)
         # The other half is for the primary, which answers if the standby does not.
         self._seconds = settings.database_timeout / 2
 
@@ -99,5 +109,5 @@ class ReplicaReads:
             _reading.reset(token)
 
 
-def _busy() -> ReplicaUnusable:
-    return ReplicaUnusable("too many requests wait for it")
+def _busy() -> ReplicaBusy:
+    return ReplicaBusy("too many requests wait for it")

@@ -63,6 +63,10 @@ class ReplicaUnusable(Exception):
     """The standby may not be read now. The text is public."""
 
 
+class ReplicaBusy(ReplicaUnusable):
+    """Too many reads wait for a connection to the standby, which is well."""
+
+
 #: What a read from the standby may raise. The primary is read instead.
 STANDBY_FAILED: tuple[type[BaseException], ...] = (ReplicaUnusable, *TRY_AGAIN)
 
@@ -99,7 +103,8 @@ class Replica:
         A standby that does not answer is no outage of the database. Raises one of TRY_AGAIN for the primary.
         """
         try:
-            place, system = await self._place_of(self._pool, _STANDBY_PLACE)
+            async with asyncio.timeout(2 * self._seconds):  # to connect, and to answer
+                place, system = await self._place_of(self._pool, _STANDBY_PLACE)
         except TRY_AGAIN as error:
             place, system, problem = None, None, f"it does not answer: {type(error).__name__}"
         noted_at = monotonic()
@@ -150,7 +155,7 @@ class Replica:
         return bool(row["place"] >= length)
 
     async def _place_of(self, pool: Pool, statement: str) -> tuple[int | None, int]:
-        async with pool.acquire(timeout=self._seconds) as connection:
+        async with pool.acquire() as connection:
             try:
                 row = await connection.fetchrow(statement, timeout=self._seconds)
             except BaseException:

@@ -297,6 +297,17 @@ async def write(request: Request, _caller: Annotated[Caller, Depends(Require(JOB
     return Response()
 
 
+late, slow = APIRouter(route_class=AuthenticatedFirst), APIRouter(route_class=AuthenticatedFirst)
+
+
+@slow.get("/slow")
+@may_lag
+async def read_slowly(request: Request, _caller: Annotated[Caller, Depends(Require(JOBS_READ))]) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        await connection.execute("SELECT pg_sleep(0.5)")
+    return Response()
+
+
 async def test_nothing_is_written_to_the_standby(cluster: Cluster, rows: Connection) -> None:
     """An endpoint that may lag, and yet writes, is a mistake: PostgreSQL refuses it, and the primary gets it."""
     async with listing(cluster, rows, writing) as (_, http):
@@ -305,6 +316,36 @@ async def test_nothing_is_written_to_the_standby(cluster: Cluster, rows: Connect
         assert answer.status_code == 200
         assert LAG_HEADER not in answer.headers
         assert reads("repeated") == repeated + 1
+
+
+@late.get("/late")
+@may_lag
+async def read_late(request: Request, _caller: Annotated[Caller, Depends(Require(JOBS_READ))]) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        return Response(str(await connection.fetchval("SELECT count(*) FROM made_late")))
+
+
+async def test_a_migration_that_the_standby_has_not_replayed_yet_breaks_no_list(
+    cluster: Cluster, rows: Connection
+) -> None:
+    async with listing(cluster, rows, late) as (running, http), paused(cluster.standby):
+        await rows.execute("CREATE TABLE made_late ()")
+        answer = await http.get("/late")
+        assert (answer.status_code, answer.text) == (200, "0")
+        assert LAG_HEADER not in answer.headers
+        assert replica_of(running).serves  # for what it has
+        await rows.execute("DROP TABLE made_late")
+
+
+async def test_a_standby_that_is_busy_is_not_away(cluster: Cluster, rows: Connection) -> None:
+    """As many slow lists as may run at once leave a connection to the notes."""
+    async with listing(cluster, rows, slow) as (running, http):
+        asking = [asyncio.create_task(http.get("/slow")) for _ in range(30)]
+        for _ in range(20):
+            await asyncio.sleep(0.1)
+            assert replica_of(running).serves
+        for task in asking:
+            assert (await task).status_code == 200
 
 
 async def test_every_endpoint_that_may_lag_is_answered_by_the_standby(cluster: Cluster, rows: Connection) -> None:
