@@ -80,18 +80,23 @@ def cell(costs: Costs, workers: int, seed: int) -> Cell:
     return Cell(workers, outcome, used)
 
 
-def predicted(costs: Costs, workers: int, cores: int, jobs: int, seed: int) -> float:
-    """The jobs a second with which a fleet on one machine drains a queue."""
-    return simulate(costs, Plan(workers, cores, shared=True, backlog=jobs), seed=seed).rate
+def predicted(costs: Costs, workers: int, known: Mapping[str, Any], seed: int) -> float:
+    """The jobs a second with which a fleet drains a queue on the machine of `known`, beside other programs."""
+    cores, others = known["cores"], known["measured"][str(workers)]["others"]
+    plan = Plan(workers, cores, shared=True, backlog=known["jobs"])
+    return simulate(costs.slowed(cores / (cores - others)), plan, seed=seed).rate
 
 
 def comparison(known: Mapping[str, Any], seed: int) -> list[str]:
     costs = Costs.of(known["costs"])
-    lines = ["| workers | predicted | measured | predicted to measured |", "|---|---|---|---|"]
+    lines = ["| workers | cores that other programs left | predicted | measured | predicted to measured |"]
+    lines.append("|---|---|---|---|---|")
     for workers in FLEETS:
-        rate = predicted(costs, workers, known["cores"], known["jobs"], seed)
-        measured = known["measured"][str(workers)]
-        lines.append(f"| {workers} | {rate:,.0f} jobs/s | {measured:,.0f} jobs/s | {rate / measured:.2f} |")
+        rate, found = predicted(costs, workers, known, seed), known["measured"][str(workers)]
+        left, measured = known["cores"] - found["others"], found["rate"]
+        lines.append(
+            f"| {workers} | {left:.1f} | {rate:,.0f} jobs/s | {measured:,.0f} jobs/s | {rate / measured:.2f} |"
+        )
     return lines
 
 
@@ -175,14 +180,14 @@ def page(known: Mapping[str, Any], seed: int) -> str:
 async def measure(scale: Scale) -> dict[str, Any]:
     async with Testbed() as testbed:
         costs, first = await calibrate(testbed, scale)
-        measured = {1: first.rate}
+        runs = {1: first}
         for workers in FLEETS[1:]:
-            measured[workers] = (await drain(testbed, scale, Case("amqp", workers, {"broker": "amqp"}))).rate
+            runs[workers] = await drain(testbed, scale, Case("amqp", workers, {"broker": "amqp"}))
     return {
         "cores": len(os.sched_getaffinity(0)),
         "jobs": scale.jobs,
         "costs": asdict(costs),
-        "measured": {str(workers): rate for workers, rate in measured.items()},
+        "measured": {str(n): {"rate": run.rate, "others": run.meter.others_cores} for n, run in runs.items()},
     }
 
 

@@ -10,7 +10,7 @@ What the model leaves out is written where its tables stand: docs/operations/sca
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import Any, Self
 
@@ -50,6 +50,17 @@ class Costs:
     @classmethod
     def of(cls, values: dict[str, float]) -> Self:
         return cls(**{field.name: values[field.name] for field in fields(cls)})
+
+    def slowed(self, factor: float) -> Costs:
+        """The costs on cores that other programs keep busy for a part of the time."""
+        return replace(
+            self,
+            **{
+                field.name: getattr(self, field.name) * factor
+                for field in fields(self)
+                if field.name.startswith(("worker", "database", "broker"))
+            },
+        )
 
 
 @dataclass(frozen=True, slots=True)

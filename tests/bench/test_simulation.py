@@ -99,3 +99,10 @@ def test_a_cell_of_many_is_as_large_as_an_installation_of_so_many_workers(monkey
     by_size = {(row[0], row[1]): row for row in rows}
     assert by_size["20", "2"][3:] == by_size["10", "1"][3:]
     assert ("10", "50") not in by_size
+
+
+def test_cores_that_others_keep_busy_make_all_that_needs_a_core_slower_and_nothing_else() -> None:
+    costs = replace(FREE, database_task=1e-3, flush_seconds=0.001)
+    assert costs.slowed(2).database_task == 2e-3
+    assert costs.slowed(2).flush_seconds == 0.001
+    assert drain(costs.slowed(2), workers=8) == pytest.approx(2 * drain(costs, workers=8), rel=0.05)
