@@ -87,11 +87,13 @@ def _dropped_unconfirmed(history: History) -> Iterator[Observation]:
     for heard in history.heard:
         if heard.what is What.CONFIRMED:
             confirmed[heard.task].append(heard)
-    ahead = {change.row["id"]: change.ahead for change in history.changes if change.of == "outbox" and change.after}
+    inserts = {change.row["id"]: change for change in history.changes if change.of == "outbox" and change.after}
     for change in history.changes:
         if change.of == "outbox" and change.before:
             task = change.before["task_id"]
-            written = seconds(change.before["created_at"]) - ahead.get(change.before["id"], 0.0)
+            written = seconds(change.before["created_at"])
+            if insert := inserts.get(change.before["id"]):  # the clock may have jumped back between row and trigger
+                written = min(written - insert.ahead, insert.at)
             is_confirmed = any(
                 publish.since >= written - _CLOCK and publish.at <= change.at + _CLOCK for publish in confirmed[task]
             )

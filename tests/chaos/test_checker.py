@@ -729,6 +729,20 @@ def test_a_message_may_be_missed_whose_delivery_the_faults_have_used_up() -> Non
         assert ("delivery that the faults used up" in i19.observed) is excused
 
 
+def test_a_hint_is_no_younger_than_its_row_if_the_clock_jumps_back_before_the_audit_reads_it() -> None:
+    """The row has the time of a clock that was ahead; the trigger, a moment later, found it right again."""
+    history = sound()
+    for index, one in enumerate(history.changes):
+        if one.of == "outbox":
+            made = {"created_at": at(15.0)}
+            history.changes[index] = replace(
+                one, before=one.before and one.before | made, after=one.after and one.after | made
+            )
+    assert "I10" not in found(history)
+    a_hint_dropped_without_a_confirm(history)
+    assert "I10" in found(replace(history))
+
+
 def test_a_lost_lease_is_called_starved_only_if_that_excuses_it() -> None:
     history = sound()
     beside(history, 1.8)
