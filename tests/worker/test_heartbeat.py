@@ -286,6 +286,26 @@ async def test_after_a_reconnect_a_worker_gives_back_what_it_does_not_hold_and_n
     assert heartbeat.holds(held.task_id)
 
 
+async def test_after_a_lost_answer_a_worker_releases_what_it_does_not_hold_and_nothing_else(
+    heartbeat: Heartbeat, rows: Rows
+) -> None:
+    """The lost commit claimed tasks. One is of a job that is cancelled: the worker cannot claim it again."""
+    held, stopped = await held_and_renewed(heartbeat, rows)
+    forgotten = (await rows.leased()).lease
+    cancelled = await rows.leased()
+    await jobs.request_cancel(rows.connection, [cancelled.job_id], "t", reason="r", by="b")
+    heartbeat.answer_lost()
+    async with asyncio.timeout(SECONDS):
+        while (await rows.task(forgotten.task_id))["status"] != "pending":
+            await asyncio.sleep(0.02)
+        while (await rows.job(cancelled.job_id))["status"] != "cancelled":
+            await asyncio.sleep(0.02)
+    later = (await rows.leased()).lease
+    await asyncio.sleep(2.5)  # twice the time between the two queries that find an orphan
+    assert [(await rows.task(lease.task_id))["status"] for lease in (held, later)] == ["running", "running"]
+    assert not stopped.is_set()
+
+
 async def test_what_was_claimed_after_the_reconnect_is_not_given_back(
     heartbeat: Heartbeat, link: Link, rows: Rows
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from leasehold.broker.outbox import Announcement
-from leasehold.db.database import Connection, connect
+from leasehold.db.database import connect
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.exporter import jobs as counted
@@ -30,12 +30,19 @@ from leasehold.worker.leases.settlement_batcher import (
 )
 from tests.factories import ONE, THREE, Rows, assert_histories, stale
 from tests.worker.conftest import SECONDS
+from tests.worker.deaf import Deaf
 
 Open = Callable[..., AbstractAsyncContextManager[SettlementBatcher]]
 
 
 @pytest.fixture
 def announced() -> list[Announcement]:
+    return []
+
+
+@pytest.fixture
+def lost_answers() -> list[str]:
+    """One entry for each time that the heartbeat hears of a lost answer."""
     return []
 
 
@@ -51,12 +58,12 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def opened(settings: Settings, rows: Rows, announced: list[Announcement]) -> Open:
+def opened(settings: Settings, rows: Rows, announced: list[Announcement], lost_answers: list[str]) -> Open:
     """A batcher; `held`: what the worker's heartbeat knows to hold."""
 
     @asynccontextmanager
     async def batcher(*held: UUID) -> AsyncIterator[SettlementBatcher]:
-        heartbeat: Any = SimpleNamespace(all_held=lambda: list(held))
+        heartbeat: Any = SimpleNamespace(all_held=lambda: list(held), answer_lost=lambda: lost_answers.append("lost"))
         batcher = SettlementBatcher(settings, rows.terms, heartbeat, announced.extend, 64)
         try:
             yield batcher
@@ -175,31 +182,6 @@ async def test_what_was_lost_is_not_acknowledged_as_a_cancel(opened: Open, rows:
     assert (await rows.task(lease.task_id))["status"] == "running"
 
 
-Meanwhile = Callable[[], Awaitable[object]]
-
-
-async def _nothing() -> None:
-    return
-
-
-class Deaf:
-    """A connection whose first answer is lost, after PostgreSQL has committed what was asked."""
-
-    def __init__(self, connection: Connection, lost: list[str], meanwhile: Meanwhile = _nothing) -> None:
-        self._connection, self._lost, self._meanwhile = connection, lost, meanwhile
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
-    async def fetch(self, statement: str, *arguments: Any) -> Any:
-        answer = await self._connection.fetch(statement, *arguments)
-        if not self._lost:
-            self._lost.append(statement)
-            await self._meanwhile()
-            raise ConnectionError
-        return answer
-
-
 @pytest.mark.parametrize("is_known", [False, True])
 async def test_a_completion_whose_answer_was_lost_still_hands_over_the_step_that_it_claimed(
     opened: Open, rows: Rows, monkeypatch: pytest.MonkeyPatch, is_known: bool
@@ -230,9 +212,9 @@ async def test_a_completion_whose_answer_was_lost_still_hands_over_the_step_that
 
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_a_suspension_whose_answer_was_lost_still_hands_over_the_step_that_it_claimed(
-    opened: Open, rows: Rows, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+    opened: Open, rows: Rows, monkeypatch: pytest.MonkeyPatch, lost_answers: list[str], cancelled: bool
 ) -> None:
-    """Not in a run that is cancelled meanwhile: its step has ended."""
+    """Not in a run that is cancelled meanwhile: there the heartbeat ends the step."""
     lost: list[str] = []
     claimed = await rows.leased(ONE)
 
@@ -250,6 +232,7 @@ async def test_a_suspension_whose_answer_was_lost_still_hands_over_the_step_that
         (answer,) = await settled(batcher, Suspending(claimed.lease, (call,), 0, 1, claim_next=call.child))
     assert len(lost) == 1
     assert (answer.verdict, answer.state) == (Verdict.SETTLED, "waiting")
+    assert lost_answers == ["lost"]
     if cancelled:
         assert answer.next is None
     else:
@@ -278,10 +261,11 @@ async def test_what_a_hint_has_claimed_is_not_claimed_again_for_a_completion_tha
     assert (len(lost), answer.next, row["status"], row["epoch"]) == (1, None, "running", 1)
 
 
-async def test_a_completion_goes_on_only_if_it_was_asked_to(opened: Open, rows: Rows) -> None:
+async def test_a_completion_goes_on_only_if_it_was_asked_to(opened: Open, rows: Rows, lost_answers: list[str]) -> None:
     going, staying = await leased(rows), await leased(rows)
     async with opened() as batcher:
         answers = await settled(batcher, Completion(going, claim_next=True), Completion(staying))
     assert [answer.next is not None for answer in answers] == [True, False]
     assert answers[0].next is not None
     assert answers[0].next.lease.owner == rows.terms.owner
+    assert lost_answers == []

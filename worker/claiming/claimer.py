@@ -69,11 +69,16 @@ class Claimer:
 
     async def poll(self, queues: tuple[str, ...], limit: int, overdue: float, rooms: Rooms) -> Polled:
         """Claim up to `limit` due tasks of `queues`, and at most the `rooms` of each tenant. The poll leaves tasks that
-        have been due for less than `overdue` seconds to their hints.
+        have been due for less than `overdue` seconds to their hints. If the answer is lost, the heartbeat releases what
+        the poll has claimed.
         """
-        async with self._pool.acquire() as connection:
-            polls = self._polls[queues]
-            return await polls.claim(connection, self._terms, queues, min(limit, self._max_claims), overdue, rooms)
+        polls = self._polls[queues]
+        try:
+            async with self._pool.acquire() as connection:
+                return await polls.claim(connection, self._terms, queues, min(limit, self._max_claims), overdue, rooms)
+        except TRY_AGAIN:
+            self._heartbeat.answer_lost()
+            raise
 
     async def _dead_owner(self, task_id: UUID) -> UUID | None:
         """The owner of the task's lease, if that worker has died. None also while the database is away: then the

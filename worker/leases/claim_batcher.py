@@ -87,6 +87,8 @@ class ClaimBatcher:
             rows = await claims.claim(connection, self._terms, list(free), list(dead), reclaim=repeated)
             metrics.observe_duration("claim", began)
             by_task = {claimed.lease.task_id: claimed for claimed in rows}
+            if repeated:
+                self._heartbeat.answer_lost()  # of a job that is being cancelled meanwhile, nothing is claimed again
         # `pop`: if two hints name the same task, only the first gets the lease.
         return [
             _Held.HELD if request.task_id in held_ids else by_task.pop(request.task_id, None) for request in requests

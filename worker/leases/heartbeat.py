@@ -78,6 +78,7 @@ class Heartbeat:
         self._renewed_at = monotonic()
         self._connected = threading.Event()
         self._answered_at = float("-inf")  # when the heartbeat sent the last query that the database answered
+        self._answer_lost = False
         self._unconfirmed = True  # the presence ended once, and no renewal has confirmed the leases since
 
     def start(self) -> None:
@@ -152,6 +153,12 @@ class Heartbeat:
             is_doubtful = held is not None and not held.lost and (held.settlement_sent or not held.trusted())
         return not is_doubtful and not self._unconfirmed and monotonic() - self._answered_at < _CONFIRMED_SECONDS
 
+    def answer_lost(self) -> None:
+        """The answer to a statement that claims tasks is lost, and no repetition of the statement is on its way. The
+        heartbeat releases the tasks that PostgreSQL calls this worker's and that the worker does not hold.
+        """
+        self._answer_lost = True
+
     # --- the heartbeat's own thread runs everything below
 
     def _thread_main(self) -> None:
@@ -218,7 +225,7 @@ class Heartbeat:
         connection.add_termination_listener(lambda _connection: self._woken.set())
         self._connection = connection
         presence_key = await self._registration.write(connection)
-        await self._orphans.connected(connection)
+        await self._orphans.search(connection)
         database.CONNECTS.inc()
         database.UP.set(1)
         if self._settings.presence and not await is_direct(connection):
@@ -287,6 +294,9 @@ class Heartbeat:
     async def _release_orphans(self) -> None:
         """Release the tasks that PostgreSQL calls this worker's and that it does not hold (orphans.py)."""
         assert self._connection is not None
+        if self._answer_lost:
+            self._answer_lost = False
+            await self._orphans.search(self._connection)
         if self._orphans.due:
             with self._lock:
                 task_ids = list(self._held)

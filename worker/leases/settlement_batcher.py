@@ -109,6 +109,7 @@ class SettlementBatcher:
             count_ended_jobs(acknowledged.ended)
         if repeated:
             answers |= await self._recover_next(connection, batch, answers)
+            self._heartbeat.answer_lost()  # of a job that is being cancelled meanwhile, nothing is claimed again
         return [answers[settlement.lease.task_id] for settlement in batch]
 
     async def _carry_out(self, connection: Connection, batch: Sequence[Settlement]) -> dict[UUID, Answer]:
