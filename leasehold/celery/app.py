@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -11,14 +11,17 @@ from typing import Any
 from uuid import UUID
 
 from leasehold.app.app import App
+from leasehold.app.current import Current
 from leasehold.app.run import Run
 from leasehold.celery import result
 from leasehold.celery.canvas import run_plan
 from leasehold.celery.exceptions import NotSupported
 from leasehold.celery.options import check_setting, options_of, refused
 from leasehold.celery.programs import Program, current_program, programs
-from leasehold.celery.task import CeleryTask
+from leasehold.celery.task import CeleryTask, code_of
+from leasehold.domain.errors import Permanent
 from leasehold.domain.registry import Pipelines
+from leasehold.runtime.foreign_errors import text_of
 from leasehold.workflows.context import Context
 
 _CANVAS = "celery-canvas"
@@ -51,8 +54,10 @@ class Celery:
             raise refused(name)
         self.main = main or "celery"
         self.app = App(_name(self.main))
+        self.app.middleware(self._bound_errors)  # before those of the program: it bounds their errors, too
         self.conf = Conf()
         self.tasks: dict[str, CeleryTask] = {}
+        self._of_app: dict[str, CeleryTask] = {}  # by the names of the leasehold.App
         self._canvas = self._declare_canvas()
         programs.append(self)
         for declare in _shared:
@@ -84,6 +89,7 @@ class Celery:
             limit=task.options.limit,
         )(work)
         self.tasks[task.name] = task
+        self._of_app[declared.name] = task
         return declared
 
     def find(self, run_id: UUID) -> Run[Any]:
@@ -128,6 +134,16 @@ class Celery:
         if len(args) > 1:
             raise NotSupported("leasehold.celery gives a chain, group or chord one argument")
         return result.AsyncResult(self._canvas.submit(plan=plan, args=args).id, self)
+
+    async def _bound_errors(self, attempt: Current) -> AsyncIterator[None]:
+        """The middleware around each attempt. It ends a run whose task is bound after too many errors."""
+        try:
+            yield
+        except Exception as error:
+            task = self._of_app.get(attempt.task)
+            if task is None or not task.is_last(error, attempt.attempt.errors):
+                raise
+            raise Permanent(code_of(error), text_of(error)) from error
 
     def _declare_canvas(self) -> Any:
         async def run_canvas(ctx: Context, *, plan: dict[str, Any], args: list[Any]) -> Any:

@@ -17,7 +17,15 @@ from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, R
 from leasehold.celery.options import IGNORED, CeleryOptions, refused
 from leasehold.celery.programs import Program
 from leasehold.celery.result import EXPIRED, AsyncResult
-from leasehold.domain.errors import Permanent, Retryable, StepError, StepTimeout
+from leasehold.domain.errors import (
+    LeaseLost,
+    ObjectExists,
+    Permanent,
+    Retryable,
+    StepError,
+    StepTimeout,
+    StoreUnavailable,
+)
 from leasehold.runtime.foreign_errors import text_of
 
 if TYPE_CHECKING:
@@ -156,6 +164,15 @@ class CeleryTask:
         except Exception as error:
             raise Permanent("handler_error", text_of(error)) from error
 
+    def is_last(self, error: Exception, retries: int) -> bool:
+        """Whether no attempt follows this error of an attempt. The platform's rule allows a bound task 1,000 retries,
+        because `self.retry` may name so many. Other errors, such as a store that is away or a middleware that fails,
+        have only the task's own `max_retries`. An attempt that has lost its lease decides nothing.
+        """
+        if not self.options.bind or isinstance(error, Retry | LeaseLost | ObjectExists):
+            return False
+        return retries >= self.options.times
+
     def _countdown(self, retries: int) -> float:
         if not self.options.backoff:
             return self.options.delay
@@ -219,6 +236,13 @@ class _Bound:
             countdown = (_in_utc(eta) - datetime.now(UTC)).total_seconds()
         reason = text_of(exc) if exc is not None else "retry"
         raise Retry(reason, self._task.options.delay if countdown is None else max(countdown, 0)) from exc
+
+
+def code_of(error: Exception) -> str:
+    """The code with which a run fails that ends with this error of an attempt."""
+    if isinstance(error, StepError):
+        return error.code
+    return "store_unavailable" if isinstance(error, StoreUnavailable) else "handler_error"
 
 
 def _until(expires: float | datetime, now: datetime) -> datetime:

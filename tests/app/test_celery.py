@@ -7,8 +7,9 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -24,7 +25,7 @@ from leasehold.celery import AsyncResult, Celery, Signature, chain, chord, group
 from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, Retry
 from leasehold.celery.programs import programs
 from leasehold.celery.task import Request, _Bound
-from leasehold.domain.errors import Permanent, Retryable
+from leasehold.domain.errors import LeaseLost, ObjectExists, Permanent, Retryable, StoreUnavailable
 from tests.app.conftest import Serve
 
 SECONDS = 30.0
@@ -78,6 +79,25 @@ def longer(self, until):
     if self.request.retries < until:
         self.retry(exc=Retryable("away"), countdown=0, max_retries=2)
     return self.request.retries
+
+
+class Away(Exception):
+    """What the middleware raises around `unlucky`."""
+
+
+@app.task(bind=True, max_retries=2, default_retry_delay=0)
+def unlucky(self, kind):
+    seen.append((kind, self.request.retries))
+    if kind == "retries" and self.request.retries < 4:
+        self.retry(countdown=0, max_retries=4)
+    return kind
+
+
+@app.app.middleware
+async def fails(attempt: Current) -> AsyncIterator[None]:
+    yield
+    if attempt.task == "proj.unlucky" and seen[-1][0] != "retries":
+        raise {"away": Away, "store": StoreUnavailable, "step": partial(Retryable, code="mine")}[seen[-1][0]]("it")
 
 
 @shared_task
@@ -253,6 +273,30 @@ async def test_a_run_beyond_its_time_limit_is_not_tried_again(serve: Serve) -> N
     await session(serve, program)
 
 
+@pytest.mark.parametrize(
+    ("kind", "code"), [("away", "handler_error"), ("store", "store_unavailable"), ("step", "mine")]
+)
+async def test_an_error_around_a_bound_task_has_no_more_retries_than_the_task(
+    serve: Serve, kind: str, code: str
+) -> None:
+    """Its rule allows 1,000, because `self.retry` may name so many."""
+
+    def program() -> None:
+        with pytest.raises(TaskFailed, match=f"{code}: .*it"):
+            unlucky.delay(kind).get()
+        assert seen == [(kind, 0), (kind, 1), (kind, 2)]
+        assert unlucky.delay("retries").get() == "retries"
+        assert seen[3:] == [("retries", n) for n in range(5)]
+
+    await session(serve, program)
+
+
+@pytest.mark.parametrize("error", [LeaseLost(), ObjectExists("key")])
+def test_an_attempt_that_lost_its_lease_ends_no_run(error: Exception) -> None:
+    assert unlucky.is_last(RuntimeError(), 2)
+    assert not unlucky.is_last(error, 2)
+
+
 async def test_a_countdown_that_has_passed_starts_at_once(serve: Serve) -> None:
     await session(serve, lambda: add.apply_async((2, 2), countdown=-1).get())
 
@@ -273,25 +317,6 @@ def test_the_header_of_a_chord_may_be_a_single_call() -> None:
         (member,) = chord(header, add.s(1)).plan["group"]
         is_whole = isinstance(header, Signature) and "group" not in header.plan
         assert member == (header.plan if is_whole else add.s(1, 2).plan)
-
-
-def test_an_immutable_call_takes_no_further_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert add.si(1, 2)(3, y=4) == 3
-    assert add.si(1, y=2)(y=3) == 3
-    assert add.s(1)(y=3) == add.s(1, y=2)(y=3) == 4
-    submitted: list[tuple[list[int], dict[str, int]]] = []
-    monkeypatch.setattr(add, "apply_async", lambda args, kwargs: submitted.append((args, kwargs)))
-    add.si(1, 2).delay(3, y=4)
-    add.s(1).delay(3)
-    add.s(1, y=2).apply_async(kwargs={"y": 5})
-    assert submitted == [([1, 2], {}), ([3, 1], {}), ([1], {"y": 5})]
-
-
-@pytest.mark.parametrize("calls", [chain(add.s(1), add.s(2)), group(add.s(1)), chord([add.s(1, 2)], xsum.s())])
-def test_a_chain_group_or_chord_loses_no_keyword_argument(calls: Signature) -> None:
-    for submit in (calls, calls.delay):
-        with pytest.raises(NotSupported, match="without options"):
-            submit(y=1)
 
 
 async def test_only_the_named_exceptions_are_tried_again(serve: Serve) -> None:
