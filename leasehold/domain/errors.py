@@ -21,6 +21,7 @@ LeaseholdError
 ├── DeclarationError            a pipeline is declared wrongly: the process refuses to start
 ├── SchemaLocked                a migration did not get a lock on a table in time: run it again
 ├── TaskFailed                  a run that was waited for has failed, expired or was cancelled
+├── NotWhileUndoing             a workflow that has met its cancel called what its run cannot do any more
 ├── TransactionRefused          `submit_in` could not write in the caller's transaction: nothing was written
 ├── ResultUnreadable            a stored result does not fit the type that the code declares for it
 ├── LeaseLost                   a write carried a lease that the task no longer has
@@ -202,6 +203,19 @@ class TaskFailed(LeaseholdError):
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
+
+
+class NotWhileUndoing(LeaseholdError):
+    """A workflow that has met its cancel awaited a call that its run cannot make any more. `call`: its kind and name.
+    No worker claims a step of a run that is being cancelled, and the grace would end a wait.
+    """
+
+    def __init__(self, call: str) -> None:
+        super().__init__(
+            f"{call}: the run is being cancelled, and starts no step and no wait any more. Undo its work by ctx.call,"
+            " or by ctx.detached.start, whose run has a queue, retries and time of its own"
+        )
+        self.call = call
 
 
 class ResultUnreadable(LeaseholdError):

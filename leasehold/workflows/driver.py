@@ -17,7 +17,7 @@ from uuid import UUID
 
 import orjson
 
-from leasehold.domain.errors import Cancelled, LeaseLost, Permanent, StepError, TaskFailed
+from leasehold.domain.errors import Cancelled, LeaseLost, NotWhileUndoing, Permanent, StepError, TaskFailed
 from leasehold.domain.ids import new_id
 from leasehold.domain.states import JOB_TERMINAL
 from leasehold.domain.storable import storable_text
@@ -356,6 +356,8 @@ class Driver:
                 await self._receive(port, pending, entry)
             elif not self._cancelling or _undoes(pending, branch):
                 self._begin(port, pending)
+            elif branch.cancelled:
+                self._reject(pending, NotWhileUndoing(f"{pending.kind} {pending.name}"))
             else:
                 self._refuse(pending)
             if self._cancelling and (pending.branch, pending.number) in self._waiting:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from leasehold import App, Cancelled, Context, Permanent, Retry, TaskFailed, current
+from leasehold import App, Cancelled, Context, NotWhileUndoing, Permanent, Retry, TaskFailed, current
 
 app = App("shop")
 #: What ran, in this process: {task: its arguments}.
@@ -330,9 +330,29 @@ async def refunds(ctx: Context) -> None:
     except Cancelled:
         try:
             await ctx.run(double, 1)
-        except Cancelled:
+        except NotWhileUndoing:
             await ctx.detached.start(double, 2)
         raise
+
+
+@app.workflow
+async def undoes_by_waiting(ctx: Context, order: Order) -> None:
+    """Calls in its undoing what a cancelled run starts no more; and goes on after each refusal."""
+    try:
+        await ctx.wait_for("go")
+    except Cancelled:
+        for refused in (
+            ctx.run(charge, order),
+            ctx.sleep(1),
+            ctx.wait_for("more"),
+            ctx.start(charge, order),
+            ctx.gather(ctx.run(charge, order)),
+        ):
+            try:
+                await refused
+            except NotWhileUndoing as error:
+                await ctx.call(_undo, error.call)
+        await ctx.run(charge, order)
 
 
 @app.workflow

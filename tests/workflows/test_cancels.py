@@ -82,6 +82,21 @@ async def test_a_workflow_that_only_calls_functions_meets_the_cancel_at_one_of_t
     assert len(shop.ran) < 1000
 
 
+@MEMORY
+async def test_what_a_cancelled_run_cannot_start_any_more_is_refused_where_its_undoing_awaits_it(
+    runs: Runs, worker_of: Start, memory: int
+) -> None:
+    await worker_of(workflow_memory=memory)
+    run = await waiting(runs, shop.undoes_by_waiting, "signal", shop.Order(id=1))
+    await runs.cancel(run)
+    assert (await runs.ended(run))[0] == "cancelled"
+    assert undone() == ["run charge", "sleep sleep", "signal more", "start charge", "run charge"]
+    assert await runs.steps(run) == {}
+    lines = await runs.connection.fetchval("SELECT string_agg(lines::text, '') FROM job_log WHERE job_id = $1", run)
+    assert "the cleanup after the cancel failed: run charge" in lines
+    await assert_journal(runs.connection, run)
+
+
 async def test_an_undoing_that_fails_ends_the_run_as_cancelled(runs: Runs, worker_of: Start) -> None:
     await worker_of()
     run = await waiting(runs, shop.undoes_badly, "signal")
