@@ -186,6 +186,8 @@ async def create_schedule(
         if not is_checked:  # the stored answer expired after `is_repeated`
             raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
         await make_room(connection, "schedule", caller.tenant_id, services.settings.schedules_per_tenant)
+        # The version may have been deleted since the check. From here on a deletion waits for this schedule.
+        await services.templates.find(connection, caller.tenant_id, body.template, body.version)
         row = await connection.fetchrow(
             "INSERT INTO schedule (id, tenant_id, template, version, cron, timezone, payload_template, scope, scope_id,"
             " priority, enabled, overlap, catch_up, catch_up_seconds, pause_after_failures, next_run_at, tags,"

@@ -26,7 +26,7 @@ from leasehold.domain.errors import Conflict
 from leasehold.domain.json_values import MAX_SMALLINT, Flag
 from leasehold.domain.template import Template
 from leasehold.evaluation.templates import TemplatePage, TemplateVersion
-from leasehold.limits.bounds import make_room
+from leasehold.limits.bounds import exclude, make_room
 
 router = APIRouter(tags=["templates"], prefix="/v1/templates", route_class=AuthenticatedFirst)
 Writer = Annotated[Caller, Depends(Require(TEMPLATES_WRITE))]
@@ -63,7 +63,8 @@ def _list_response(page: TemplatePage) -> Response:
     summary="Write a version of a template",
     status_code=201,
     responses=problems({
-        HTTPStatus.CONFLICT: "`template_exists`, `template_reserved`, `too_many_templates`",
+        HTTPStatus.CONFLICT: "`template_exists`, `template_version_used`: it or a later one was deleted; "
+        "`template_reserved`, `too_many_templates`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`unknown_worker_type`, `schema_too_complex`, `invalid_request`",
         HTTPStatus.TOO_MANY_REQUESTS: CHECKED_LATER,
     }),
@@ -168,8 +169,8 @@ async def enable_template(request: Request, kind: str, version: Version, body: E
     "/{kind}/{version}",
     operation_id="deleteTemplate",
     summary="Delete a version that nothing uses",
-    description="Runs that have ended stay, and can no longer be retried or repeated. A deleted version may be written "
-    "again.",
+    description="Runs that have ended stay, and can no longer be retried or repeated. A deleted version, and those "
+    "before it, can never be written again.",
     status_code=204,
     responses=problems({
         HTTPStatus.NOT_FOUND: "`template_not_found`",
@@ -180,6 +181,8 @@ async def enable_template(request: Request, kind: str, version: Version, body: E
 async def delete_template(request: Request, kind: str, version: Version, caller: Writer) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection, connection.transaction():
+        await exclude(connection, "template", caller.tenant_id)
+        await exclude(connection, "schedule", caller.tenant_id)
         await services.templates.delete(connection, caller.tenant_id, kind, version)
         await record(connection, caller, "template.deleted", f"{kind}/{version}")
     return Response(status_code=HTTPStatus.NO_CONTENT)

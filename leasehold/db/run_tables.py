@@ -66,6 +66,16 @@ template = Table(
     PrimaryKeyConstraint("tenant_id", "type", "version"),
 )
 
+#: The newest version of each type that was deleted. No version up to it is ever written again.
+template_deletion = Table(
+    "template_deletion",
+    metadata,
+    Column("tenant_id", Text, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("version", SmallInteger, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "type"),
+)
+
 run = Table(
     "run",
     metadata,

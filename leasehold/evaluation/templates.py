@@ -184,7 +184,18 @@ class Templates:
             await self._evaluator.check_schema(tenant_id, template.payload_schema)
 
     async def write(self, connection: Connection, tenant_id: str, template: Template) -> None:
-        """Write a template that `check` accepted. Raises Conflict when the version exists."""
+        """Write a template that `check` accepted. Call it in a transaction, after `limits.bounds.make_room` for it.
+
+        Raises Conflict `template_exists`, and `template_version_used` for a version that was deleted or is older than
+        one that was: its runs name the version, and a rerun must not find other content under it.
+        """
+        used = await connection.fetchval(
+            "SELECT version FROM template_deletion WHERE tenant_id = $1 AND type = $2", tenant_id, template.type
+        )
+        if used is not None and template.version <= used:
+            raise Conflict(
+                "template_version_used", f"Version {used} was deleted, and no version returns: write a later one."
+            )
         try:
             await connection.execute(
                 "INSERT INTO template (tenant_id, type, version, enabled, declaration) VALUES ($1, $2, $3, $4, $5)",
@@ -220,7 +231,8 @@ class Templates:
             raise NotFound("template_not_found", "There is no such template.")
 
     async def delete(self, connection: Connection, tenant_id: str, kind: str, version: int) -> None:
-        """Delete a version that nothing uses. Call it in a transaction.
+        """Delete a version that nothing uses. Call it in a transaction, after `limits.bounds.exclude` for templates and
+        schedules. A run that is submitted meanwhile may still begin, as one that was submitted before.
 
         Raises NotFound, and Conflict `template_in_use` or, for a template in code, `template_reserved`.
         """
@@ -233,9 +245,7 @@ class Templates:
             raise Conflict("template_in_use", "A schedule runs this version: delete the schedule first.")
         if row["unfinished"]:
             raise Conflict("template_in_use", "Runs of this version are unfinished: disable it first.")
-        await connection.execute(
-            "DELETE FROM template WHERE tenant_id = $1 AND type = $2 AND version = $3", tenant_id, kind, version
-        )
+        await connection.execute(_DELETE, tenant_id, kind, version)
 
     async def page(
         self,
@@ -276,7 +286,17 @@ SELECT EXISTS (SELECT FROM schedule s WHERE s.tenant_id = $1 AND s.template = $2
                         ELSE s.version = $3 END) AS scheduled,
        EXISTS (SELECT FROM job j JOIN run r ON r.job_id = j.id
                WHERE j.tenant_id = $1 AND j.pipeline = $2 AND j.finished_at IS NULL AND r.version = $3) AS unfinished
-FROM template t WHERE t.tenant_id = $1 AND t.type = $2 AND t.version = $3 FOR UPDATE
+FROM template t WHERE t.tenant_id = $1 AND t.type = $2 AND t.version = $3
+"""
+
+#: A row a type remembers its newest deleted version: that version and all before it are never written again.
+_DELETE = """
+-- template_delete
+WITH deleted AS (
+    DELETE FROM template WHERE tenant_id = $1 AND type = $2 AND version = $3 RETURNING tenant_id, type, version
+)
+INSERT INTO template_deletion AS d (tenant_id, type, version) SELECT tenant_id, type, version FROM deleted
+ON CONFLICT (tenant_id, type) DO UPDATE SET version = greatest(d.version, excluded.version)
 """
 
 #: Types compare by their bytes, as in Python, and in no language's order. $3, $4: the type and version before the page.

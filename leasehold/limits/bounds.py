@@ -5,10 +5,12 @@ The API calls `make_room` before it inserts a row, in the same transaction, and 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from leasehold.db.database import Connection, lock_name
 from leasehold.domain.errors import Conflict
+
+Thing: TypeAlias = Literal["template", "schedule", "webhook", "gate", "api_key", "person", "saved_view"]
 
 #: Table -> SQL condition of the rows that count.
 _COUNTS = {
@@ -42,18 +44,18 @@ _REMEDIES = {
 }
 
 
-async def make_room(
-    connection: Connection,
-    thing: Literal["template", "schedule", "webhook", "gate", "api_key", "person", "saved_view"],
-    tenant_id: str,
-    at_most: int,
-) -> None:
+async def exclude(connection: Connection, thing: Thing, tenant_id: str) -> None:
+    """Until the end of this transaction, no other one adds such a row for the tenant."""
+    await lock_name(connection, f"{thing} of {tenant_id}")
+
+
+async def make_room(connection: Connection, thing: Thing, tenant_id: str, at_most: int) -> None:
     """Check that the tenant has fewer than `at_most` rows. The caller then inserts one row, in the same transaction.
 
     Another transaction that adds a row for this tenant waits until this one ends. Raises Conflict `too_many_templates`,
     `too_many_schedules`, `too_many_webhooks`, `too_many_limits`, `too_many_keys`, `too_many_people`, `too_many_views`.
     """
-    await lock_name(connection, f"{thing} of {tenant_id}")
+    await exclude(connection, thing, tenant_id)
     counted = await connection.fetchval(
         f"SELECT count(*) FROM {thing} WHERE tenant_id = $1 AND {_COUNTS[thing]}", tenant_id
     )

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from leasehold.db.database import Connection
+from leasehold.domain.registry import Pipelines
+from leasehold.evaluation.templates import Templates
+from leasehold.limits.bounds import exclude
 from leasehold.pipelines import RESERVED_NAMES
 from leasehold.worker.worker import Worker
 from tests.api.media_api import problem
-from tests.runs.conftest import Client
+from tests.runs.conftest import SECONDS, Client
 
 STEP = {"id": "only", "worker_type": "external", "queue": "q"}
+
+
+async def waits_for_lock(rows: Connection) -> None:
+    """Wait until somebody waits for an advisory lock of this database."""
+    waiting = (
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
+    async with asyncio.timeout(SECONDS):
+        while not await rows.fetchval(waiting):
+            await asyncio.sleep(0.02)
 
 
 async def test_a_version_is_written_once_read_and_disabled(client: Client, stranger: Client) -> None:
@@ -220,3 +236,71 @@ async def test_a_version_that_nothing_uses_is_deleted(client: Client, rows: Conn
     problem(await client.http.delete(f"/v1/templates/{in_code['type']}/1"), 409, "template_reserved")
     acts = await rows.fetch("SELECT target FROM audit WHERE action = 'template.deleted' ORDER BY seq")
     assert [act["target"] for act in acts] == ["mine/1", "mine/2"]
+
+
+async def test_a_deleted_version_never_returns(client: Client, stranger: Client) -> None:
+    """Else the rerun of a run would find other steps under the version that the run names."""
+    body: dict[str, Any] = {"type": "mine", "steps": [STEP]}
+    for version in (1, 2, 4):
+        assert (await client.post("/v1/templates", **body, version=version)).status_code == 201
+    run = (await client.submit("mine", version=4)).json()["id"]
+    await client.http.post(f"/v1/runs/{run}/cancel")
+    for version in (4, 1):
+        assert (await client.http.delete(f"/v1/templates/mine/{version}")).status_code == 204
+    for version in (1, 3, 4):
+        refused = await client.post("/v1/templates", **body, version=version)
+        problem(refused, 409, "template_version_used")
+        assert "Version 4 was deleted" in refused.text
+    problem(await client.http.post(f"/v1/runs/{run}/rerun"), 404, "template_not_found")
+    assert (await client.post("/v1/templates", **body, version=5)).status_code == 201
+    assert (await client.post("/v1/templates", type="other", steps=[STEP])).status_code == 201
+    assert (await stranger.post("/v1/templates", **body)).status_code == 201  # of another tenant
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_a_version_that_is_written_while_it_is_deleted_waits_and_does_not_return(
+    client: Client, rows: Connection, commits: bool
+) -> None:
+    body: dict[str, Any] = {"type": "mine", "steps": [STEP]}
+    assert (await client.post("/v1/templates", **body)).status_code == 201
+    tenant = await rows.fetchval("SELECT tenant_id FROM template WHERE type = 'mine'")
+    transaction = rows.transaction()
+    await transaction.start()
+    await exclude(rows, "template", tenant)
+    await Templates(Pipelines()).delete(rows, tenant, "mine", 1)
+    writing = asyncio.create_task(client.post("/v1/templates", **body))
+    await waits_for_lock(rows)
+    await (transaction.commit() if commits else transaction.rollback())
+    problem(await writing, 409, "template_version_used" if commits else "template_exists")
+
+
+async def test_a_schedule_that_is_made_while_its_version_is_deleted_finds_none(
+    client: Client, rows: Connection
+) -> None:
+    assert (await client.post("/v1/templates", type="mine", steps=[STEP])).status_code == 201
+    tenant = await rows.fetchval("SELECT tenant_id FROM template WHERE type = 'mine'")
+    transaction = rows.transaction()
+    await transaction.start()
+    await exclude(rows, "schedule", tenant)
+    await Templates(Pipelines()).delete(rows, tenant, "mine", 1)
+    making = asyncio.create_task(client.post("/v1/schedules", template="mine", cron="0 0 1 1 *", version=1))
+    await waits_for_lock(rows)
+    await transaction.commit()
+    problem(await making, 404, "template_not_found")
+
+
+@pytest.mark.parametrize("thing", ["template", "schedule"])
+async def test_a_deletion_waits_for_what_is_written_beside_it(client: Client, rows: Connection, thing: Any) -> None:
+    """A schedule that commits meanwhile is seen by the deletion, and keeps the version."""
+    assert (await client.post("/v1/templates", type="mine", steps=[STEP])).status_code == 201
+    schedule = (await client.post("/v1/schedules", template="mine", cron="0 0 1 1 *", version=1)).json()["id"]
+    tenant = await rows.fetchval("SELECT tenant_id FROM template WHERE type = 'mine'")
+    await rows.execute("UPDATE schedule SET version = 2 WHERE id = $1", UUID(schedule))
+    transaction = rows.transaction()
+    await transaction.start()
+    await exclude(rows, thing, tenant)
+    await rows.execute("UPDATE schedule SET version = 1 WHERE id = $1", UUID(schedule))
+    deleting = asyncio.create_task(client.http.delete("/v1/templates/mine/1"))
+    await waits_for_lock(rows)
+    await transaction.commit()
+    problem(await deleting, 409, "template_in_use")
