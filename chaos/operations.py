@@ -56,6 +56,8 @@ SPARED = {
     "deleteTemplate": "the load's runs use its templates to the end",
     "deleteMedia": "the load deletes nothing that the checker must find",
     "uploadSourceImages": "the load's generations have no source images",
+    "logExternal": "the load's external workers log nothing",
+    "emitExternal": "the load's external workers emit nothing",
     "announceExternalFiles": "the load's external steps make no files",
     "promoteConversion": "the load has nowhere to promote to",
     "testWebhook": "the load's webhooks get messages enough",

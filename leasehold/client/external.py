@@ -12,16 +12,21 @@ import asyncio
 import hashlib
 import json
 import re
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Self
 from uuid import uuid4
 
 import httpx2
 
+from leasehold.client.external_output import Output
 from leasehold.client.retrying import problem_of
 from leasehold.domain.errors import Cancelled, LeaseholdError, LeaseLost, Permanent, Retryable, StepError
+from leasehold.runtime.foreign_errors import text_of
 from leasehold.runtime.gather import cancel_and_wait
 
 _CONFLICT, _EXISTS_ALREADY, _TOO_MANY = 409, 412, 429
@@ -32,6 +37,10 @@ _OUTAGE_SECONDS = 2.0
 #: What the API accepts as a failure.
 _CODE = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
 _MAX_MESSAGE = 2000
+#: The most characters of a text in a line of the log.
+_MAX_TEXT = 65_536
+#: Seconds between two requests with what a task logs and emits.
+_OUTPUT_SECONDS = 0.5
 _MAX_RETRY_AFTER = timedelta(days=7)
 
 
@@ -54,6 +63,10 @@ class Task:
     cancelled: bool = False
     lost: bool = False
     sent: dict[str, str] = field(default_factory=dict)  # {name: SHA-256} of the files that `write` has uploaded
+
+    def __post_init__(self) -> None:
+        self._lines = Output(partial(self._send_items, "logs", "lines"))
+        self._chunks = Output(partial(self._send_items, "stream", "chunks"))
 
     @property
     def id(self) -> str:
@@ -113,6 +126,38 @@ class Task:
         """Report how far the step is, 0 to 100. Raises LeaseLost, Refused."""
         await self.post("progress", percent=percent, summary=summary)
 
+    def log(self, message: str, *, level: str = "info", trace: str = "", **fields: Any) -> None:
+        """Add a line to the run's log: sent within a second, and before the task is settled. `level`: debug, info,
+        warning, error or critical. `trace`: a traceback. `fields`: JSON. Raises TypeError and ValueError for others.
+        """
+        line = {"message": _sendable(message)[:_MAX_TEXT], "level": level, "logger": self.step, "fields": fields,
+                "traceback": _sendable(trace)[-_MAX_TEXT:], "at": datetime.now(UTC).isoformat()}  # fmt: skip
+        _check_json(fields)
+        self._lines.add(line)
+
+    def emit(self, chunk: Any) -> bool:
+        """Append a chunk (a text, or another JSON value) to the run's stream, which clients follow. False: the attempt
+        has emitted too much, and the stream is cut. Raises TypeError and ValueError for what is no JSON.
+        """
+        _check_json(chunk)
+        return self._chunks.add(chunk)
+
+    async def flush(self) -> None:
+        """Send what was logged and emitted. While the API does not answer, raises httpx2.HTTPError; a later call sends
+        it again. What the API refuses is dropped. Raises LeaseLost.
+        """
+        for output in (self._lines, self._chunks):
+            try:
+                await output.flush()
+            except Refused as error:
+                if error.status in _KEY_REFUSED:
+                    raise
+                output.drop()
+
+    async def _send_items(self, verb: str, name: str, first: int, items: list[Any]) -> bool:
+        answer = await self.post(verb, first=first, **{name: items})
+        return bool(answer["cut"])
+
     def checkpoint(self) -> None:
         """Raises Cancelled once a cancel of the run was requested, and LeaseLost once the lease is lost."""
         self.check_lease()
@@ -170,22 +215,31 @@ class ExternalWorker:
 
     async def _do(self, handle: Handler, task: Task) -> None:
         heartbeats = asyncio.create_task(self._beat(task))
+        sending = asyncio.create_task(self._send_output(task))
         try:
             await self._run(handle, task)
         except LeaseLost:
             return  # another claim has the task: nobody will read this attempt's result
         finally:
-            await cancel_and_wait(heartbeats)
+            await cancel_and_wait(heartbeats, sending)
+
+    async def _send_output(self, task: Task) -> None:
+        """Send what the task logs and emits while its handler works."""
+        while not task.lost:
+            await asyncio.sleep(_OUTPUT_SECONDS)
+            with suppress(httpx2.HTTPError, Refused, LeaseLost):  # the last flush, before the settlement, meets it too
+                await task.flush()
 
     async def _run(self, handle: Handler, task: Task) -> None:
         try:
             result = await handle(task)
-            json.dumps(result, ensure_ascii=False, allow_nan=False).encode()  # as the HTTP library does
+            _check_json(result)
         except Cancelled:
             await self._settle(task, "acknowledge-cancel")
         except LeaseLost:
             raise
         except Exception as error:  # noqa: BLE001 - a handler may raise anything: the attempt failed
+            task.log(text_of(error), level="error", trace="".join(traceback.format_exception(error)))
             await self._settle(task, "fail", **_failure_of(error))
         else:
             files = [{"name": name, "sha256": sha256} for name, sha256 in task.sent.items()]
@@ -199,10 +253,12 @@ class ExternalWorker:
 
     async def _settle(self, task: Task, verb: str, **body: Any) -> None:
         """Settle the task. While the API does not answer, try again: heartbeats keep the lease. The API answers a
-        repetition as it answered the first time. Raises LeaseLost, Refused.
+        repetition as it answered the first time. A settled task has all that it has logged and emitted. Raises
+        LeaseLost, Refused.
         """
         while True:
             try:
+                await task.flush()
                 await task.post(verb, **body)
             except httpx2.HTTPError:
                 task.check_lease()
@@ -234,6 +290,16 @@ class ExternalWorker:
             raise LeaseLost
         code = str(problem.get("code", f"http_{answer.status_code}"))
         raise Refused(answer.status_code, code, str(problem.get("detail", "The API gave no reason.")))
+
+
+def _check_json(value: Any) -> None:
+    """Encode the value as the HTTP library does. Raises TypeError and ValueError for what is no JSON."""
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+
+
+def _sendable(text: str) -> str:
+    """The text in UTF-8, and without NUL, which the API cannot store."""
+    return text.encode(errors="replace").decode().replace("\x00", "")
 
 
 def _failure_of(error: Exception) -> dict[str, Any]:

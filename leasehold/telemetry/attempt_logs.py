@@ -102,6 +102,15 @@ class Recorder:
     def recorder(self) -> Recorder:
         return self
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether a line was dropped."""
+        return self._dropped > 0
+
+    def resume(self, lines: int, size: int) -> None:
+        """The attempt has logged so many lines and bytes before, which count for its bounds."""
+        self.lines, self.bytes = lines, size
+
     def add(
         self,
         level: str,

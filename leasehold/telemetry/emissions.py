@@ -33,6 +33,10 @@ class Emissions:
         self._cut = self._closed = False
         self.on_first = on_first
 
+    def resume(self, chunks: int, size: int) -> None:
+        """The attempt has emitted so many chunks and bytes before, which count for its bounds."""
+        self._written, self._bytes = chunks, size
+
     def emit(self, chunk: Any) -> bool:
         """Add a chunk: a text, or another JSON value. False: the stream is cut, and has no room for the chunk.
 

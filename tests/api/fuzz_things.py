@@ -238,6 +238,8 @@ _PATHS: dict[str, Making] = {
     "completeExternal": lambda things: things.of_task(things.leased()),
     "failExternal": lambda things: things.of_task(things.leased()),
     "announceExternalFiles": lambda things: things.of_task(things.leased()),
+    "logExternal": lambda things: things.of_task(things.leased()),
+    "emitExternal": lambda things: things.of_task(things.leased()),
     "acknowledgeCancelExternal": lambda things: things.of_task(things.stopping()),
     "replayDeadLetter": _path("task_id", lambda things: str(things.failed()["task_id"]), from_step="only"),
     "rotateKey": _path("prefix", Things.key, overlap_seconds=0),

@@ -144,6 +144,8 @@ SPARED = {
     "failExternal": _PROTOCOL,
     "acknowledgeCancelExternal": _PROTOCOL,
     "announceExternalFiles": _PROTOCOL,
+    "logExternal": _PROTOCOL,
+    "emitExternal": _PROTOCOL,
     "postImagesQuery": _READS,
     "postVideoQuery": _READS,
     "hearProvider": "a provider's signal: it has no key, and only wakes a job",

@@ -77,6 +77,7 @@ async def test_a_queue_keeps_its_name_in_a_tenant_with_colons(running: Running, 
 REPORTS: dict[str, dict[str, Any]] = {
     "heartbeat": {}, "progress": {"percent": 1}, "complete": {"result": {"late": True}}, "fail": {"message": "late"},
     "acknowledge-cancel": {}, "files": {"files": [{"name": "late.txt", "content_type": "text/plain", "size": 4}]},
+    "logs": {"first": 1, "lines": [{"message": "late"}]}, "stream": {"first": 1, "chunks": ["late"]},
 }  # fmt: skip
 
 
@@ -113,9 +114,9 @@ async def test_a_report_with_a_wrong_lease_is_refused_and_changes_nothing(
 
 
 async def everything_of(rows: Connection, run: UUID) -> list[Any]:
-    """The rows of a run: its job, tasks, events, progress, outputs, results and failures."""
+    """The rows of a run: its job, tasks, events, lines, chunks, progress, outputs, results and failures."""
     by_job = [await rows.fetch(f"SELECT * FROM {table} WHERE job_id = $1 ORDER BY 1, 2", run)
-              for table in ("event", "output", "task")]  # fmt: skip
+              for table in ("event", "job_log", "job_stream", "output", "task")]  # fmt: skip
     by_task = [
         await rows.fetch(f"SELECT x.* FROM {table} x JOIN task t ON t.id = x.task_id WHERE t.job_id = $1", run)
         for table in ("progress", "result", "failure")
@@ -134,6 +135,136 @@ async def test_a_failed_attempt_outside_is_tried_again_as_the_template_says(clie
     assert task_of_another
     assert (await settle(client, await claim(client), "fail", code="hopeless", retryable=False)).status_code == 200
     assert (await client.until(task_of_another, "failed"))["error"]["code"] == "hopeless"
+
+
+async def test_what_an_attempt_outside_logs_and_emits_shows_with_its_run(
+    client: Client, worker: Worker, template: str
+) -> None:
+    run = await client.start(template, payload={"number": 1})
+    task = await claim(client)
+    line = {"message": "read", "level": "warning", "logger": "mill", "fields": {"rows": 7, "token": "lh_secret"}}
+    lines = [line, {"message": "Bearer abcdefgh12345678", "at": "2026-11-22T10:30:00Z", "traceback": "Traceback: x"}]
+    for _ in range(2):  # a repeated request is kept once
+        answer = await settle(client, task, "logs", first=1, lines=lines)
+        assert (answer.status_code, answer.json()) == (200, {"kept": 2, "cut": False})
+    assert (await settle(client, task, "logs", first=3, lines=[{"message": "done"}])).json()["kept"] == 1
+    for first, chunk in ((1, "to"), (2, {"ken": 1}), (2, {"ken": 1})):
+        assert (await settle(client, task, "stream", first=first, chunks=[chunk])).json() == {"kept": 1, "cut": False}
+    found = (await client.http.get(f"/v1/runs/{run}/logs")).json()["lines"]
+    assert [(line["n"], line["step"], line["message"]) for line in found][::2] == [
+        (1, "outside", "read"), (found[2]["n"], "outside", "done")
+    ]  # fmt: skip
+    assert (found[0]["level"], found[0]["logger"], found[0]["fields"]["rows"]) == ("warning", "mill", 7)
+    assert "abcdefgh12345678" not in found[1]["message"]
+    assert (found[1]["traceback"], found[1]["at"][:16]) == ("Traceback: x", "2026-11-22T10:30")
+    chunks = (await client.http.get(f"/v1/runs/{run}/stream")).json()["chunks"]
+    assert [(item["step"], item["chunk"]) for item in chunks] == [("outside", "to"), ("outside", {"ken": 1})]
+    assert (await settle(client, task, "complete")).status_code == 200
+    problem(await settle(client, task, "logs", first=4, lines=lines), 409, "lease_lost")
+    await client.until(run, "succeeded")
+
+
+async def test_a_later_attempt_outside_begins_its_stream_again(client: Client, template: str) -> None:
+    run = await client.start(template)
+    first = await claim(client)
+    assert (await settle(client, first, "stream", first=1, chunks=["old"])).json()["kept"] == 1
+    assert (await settle(client, first, "fail", message="again")).status_code == 200
+    second = await claim(client, wait=5)
+    for number, chunk in ((1, "new"), (2, "er")):
+        assert (await settle(client, second, "stream", first=number, chunks=[chunk])).json()["kept"] == 1
+    chunks = (await client.http.get(f"/v1/runs/{run}/stream")).json()["chunks"]
+    assert [(item["chunk"], item["superseded"], item["restarts"]) for item in chunks] == [
+        ("old", True, False), ("new", False, True), ("er", False, False)
+    ]  # fmt: skip
+
+
+async def test_an_attempt_outside_has_the_bounds_of_any_attempt(
+    client: Client, running: Running, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted over its requests, whichever process of the API gets them."""
+    narrow = running.services.settings.model_copy(update={"job_log_lines": 3, "stream_bytes": 1024})
+    monkeypatch.setattr(running.services, "settings", narrow)
+    run = await client.start(template)
+    task = await claim(client)
+    for first, kept, cut in ((1, 2, False), (3, 1, True), (3, 1, True), (5, 0, True)):
+        answer = await settle(client, task, "logs", first=first, lines=[{"message": f"{first}"}, {"message": "and"}])
+        assert answer.json() == {"kept": kept, "cut": cut}
+    lines = (await client.http.get(f"/v1/runs/{run}/logs")).json()["lines"]
+    assert [line["message"] for line in lines[:3]] == ["1", "and", "3"]
+    assert lines[3]["message"].startswith("The log is cut here: an attempt keeps 3 lines")
+    assert len(lines) == 4
+    for first, kept, cut in ((1, 1, False), (2, 0, True), (2, 0, True), (3, 0, True)):
+        answer = await settle(client, task, "stream", first=first, chunks=["x" * 600])
+        assert answer.json() == {"kept": kept, "cut": cut}
+    chunks = (await client.http.get(f"/v1/runs/{run}/stream")).json()["chunks"]
+    assert [item["cut"] for item in chunks] == [False, True]
+    nul = await settle(client, await fresh(client), "stream", first=1, chunks=[{"a": "\x00"}])
+    problem(nul, 422, "invalid_request")
+
+
+async def fresh(client: Client) -> dict[str, Any]:
+    await client.start("mixed")
+    return await claim(client, wait=5)
+
+
+async def test_the_reference_client_sends_what_a_handler_logs_and_emits(
+    client: Client, running: Running, rows: Connection, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through an outage, too; and before the task is settled."""
+    monkeypatch.setattr(external, "_OUTAGE_SECONDS", 0.05)
+    monkeypatch.setattr(external, "_OUTPUT_SECONDS", 0.01)
+    key = await create_key(rows, tenant_id="acme", client_id="outside", scopes=(EXTERNAL_WORK,))
+
+    async def handle(task: Task) -> dict[str, Any]:
+        task.log("begin", rows=7)
+        assert task.emit("to")
+        while (await client.http.get(f"/v1/runs/{run}/stream")).json()["chunks"] == []:
+            await asyncio.sleep(0.02)
+        front.failures = ["503", "break", "lose"]
+        task.log("odd \udcff\x00", level="warning")
+        task.emit({"ken": 1})
+        while front.failures:
+            await asyncio.sleep(0.02)
+        front.failures = ["lose"]
+        task.emit("end")
+        with pytest.raises(TypeError):
+            task.emit({1, 2})
+        raise Permanent("broken", "it is broken")
+
+    async with fronting(running.url) as front:
+        run = await client.start(template)
+        async with ExternalWorker(front.url, key.text, queues=["reports"], lease_seconds=60.0) as outside:
+            async with asyncio.timeout(30):
+                assert await outside.work_once(handle, wait=5)
+    assert (await client.look(run))["status"] == "failed"
+    chunks = (await client.http.get(f"/v1/runs/{run}/stream")).json()["chunks"]
+    assert [item["chunk"] for item in chunks] == ["to", {"ken": 1}, "end"]
+    lines = (await client.http.get(f"/v1/runs/{run}/logs")).json()["lines"]
+    assert [(line["level"], line["message"]) for line in lines] == [
+        ("info", "begin"), ("warning", "odd ?"), ("error", "Permanent: it is broken")
+    ]  # fmt: skip
+    assert (lines[0]["fields"], "in handle" in lines[2]["traceback"]) == ({"rows": 7}, True)
+
+
+async def test_a_worker_of_a_cut_attempt_sends_no_more(
+    client: Client, running: Running, rows: Connection, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow = running.services.settings.model_copy(update={"stream_chunks": 2})
+    monkeypatch.setattr(running.services, "settings", narrow)
+    key = await create_key(rows, tenant_id="acme", client_id="outside", scopes=(EXTERNAL_WORK,))
+    fits: list[bool] = []
+
+    async def handle(task: Task) -> None:
+        for _ in range(4):
+            fits.append(task.emit("x"))
+            await task.flush()
+
+    run = await client.start(template)
+    async with ExternalWorker(running.url, key.text, queues=["reports"]) as outside:
+        assert await outside.work_once(handle, wait=5)
+    assert fits == [True, True, True, False]
+    chunks = (await client.http.get(f"/v1/runs/{run}/stream")).json()["chunks"]
+    assert [item["cut"] for item in chunks] == [False, False, True]
 
 
 async def test_a_worker_outside_hears_of_a_cancel_and_acknowledges_it(client: Client, template: str) -> None:

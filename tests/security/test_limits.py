@@ -364,6 +364,8 @@ MAKES_NOTHING: dict[str, Way | None] = {
     "completeExternal": of_taken("complete"),
     "failExternal": of_taken("fail", retryable=True),
     "announceExternalFiles": of_taken("files", files=[{"name": "a", "size": 1}]),
+    "logExternal": of_taken("logs", first=1, lines=[{"message": "a"}]),
+    "emitExternal": of_taken("stream", first=1, chunks=["a"]),
     "acknowledgeCancelExternal": None,
     "createTemplate": templating,
     "enableTemplate": disabling,

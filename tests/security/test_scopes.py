@@ -32,7 +32,7 @@ OPENS: dict[str, str] = {
     "jobs:delete": "deleteJob createOperation",
     "templates:write": "createTemplate enableTemplate deleteTemplate",
     "external:work": """claimExternal heartbeatExternal progressExternal completeExternal failExternal
-        acknowledgeCancelExternal announceExternalFiles""",
+        acknowledgeCancelExternal announceExternalFiles logExternal emitExternal""",
     "webhooks:write": """listWebhooks createWebhook changeWebhook deleteWebhook rotateWebhookSecret listDeliveries
         testWebhook redeliverWebhook rotateCallbackSecret""",
     "conversion:write": "createConversion cancelConversion promoteConversion",

@@ -40,6 +40,8 @@ OURS = {name: of for name, of in OPERATIONS.items() if security.OPERATE not in A
 #: Members that a body must have beside those that name something.
 MORE: dict[str, dict[str, Any]] = {
     "progressExternal": {"percent": 1},
+    "logExternal": {"first": 1, "lines": [{"message": "a"}]},
+    "emitExternal": {"first": 1, "chunks": ["a"]},
     "announceExternalFiles": {"files": [{"name": "a.txt", "content_type": "text/plain", "size": 1}]},
     "createRuns": {"runs": [{}]},
     "createTemplate": {"type": "another", "steps": [{"id": "only"}]},
@@ -68,7 +70,7 @@ COUNTS = (
 #: Answers of other tenants to a worker that names a task which is not there: as if its lease had ended.
 LOST = frozenset({
     "heartbeatExternal", "progressExternal", "completeExternal", "failExternal", "announceExternalFiles",
-    "acknowledgeCancelExternal",
+    "acknowledgeCancelExternal", "logExternal", "emitExternal",
 })  # fmt: skip
 
 

@@ -1,0 +1,111 @@
+"""POST /v1/external/tasks/{task_id}/logs and /stream: the run keeps what an external worker logs and emits, within the
+bounds of an attempt of the fleet.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Request
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
+
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
+from leasehold.api.http.openapi import problems
+from leasehold.api.process.services import services_of
+from leasehold.api.runs.external import Held, Worker, in_time, lease_of, lost
+from leasehold.domain.errors import Invalid
+from leasehold.domain.json_values import MAX_INTEGER, Integer, JsonInstant
+from leasehold.limits import external_output
+from leasehold.limits.external_output import Kept, Line
+from leasehold.telemetry.attempt_logs import MAX_FIELDS, MAX_NAME
+
+router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=AuthenticatedFirst)
+
+#: The most items of one request, and the most characters of a text in it. The API keeps less of a long text.
+MAX_ITEMS, MAX_TEXT = 1000, 65_536
+_FIRST = "The number of the first item among those of this attempt, from 1. The API keeps a repeated request once."
+_RESPONSES = problems({
+    HTTPStatus.CONFLICT: "`lease_lost`: another worker holds the task, or the task has ended",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`",
+})  # fmt: skip
+
+
+class NewLine(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    message: str = Field(max_length=MAX_TEXT)
+    level: Literal["debug", "info", "warning", "error", "critical"] = "info"
+    logger: str = Field("external", max_length=MAX_NAME)
+    fields: dict[str, JsonValue] = Field(default_factory=dict, max_length=MAX_FIELDS)
+    traceback: str = Field("", max_length=MAX_TEXT)
+    at: Annotated[AwareDatetime, JsonInstant] | None = Field(None, description="If left out, now.")
+
+
+class NewLines(Held):
+    first: Integer = Field(ge=1, le=MAX_INTEGER, description=_FIRST)
+    lines: list[NewLine] = Field(min_length=1, max_length=MAX_ITEMS)
+
+
+class NewChunks(Held):
+    first: Integer = Field(ge=1, le=MAX_INTEGER, description=_FIRST)
+    chunks: list[JsonValue] = Field(min_length=1, max_length=MAX_ITEMS)
+
+
+class KeptItems(BaseModel):
+    """`kept`: how many of the items are kept now. `cut`: the attempt is over its bounds, and nothing more is kept."""
+
+    kept: int
+    cut: bool
+
+
+@router.post(
+    "/tasks/{task_id}/logs",
+    operation_id="logExternal",
+    summary="Add lines to the log of a task's run",
+    description="Secrets are redacted, and long texts are cut, as in the lines of the fleet's own attempts.",
+    response_model=KeptItems,
+    responses=_RESPONSES,
+)
+async def add_lines(request: Request, task_id: UUID, body: NewLines, caller: Worker) -> KeptItems:
+    services = services_of(request)
+    lease = lease_of(caller, task_id, body)
+    lines = [
+        Line(**line.model_dump(exclude={"at"}), at=None if line.at is None else line.at.timestamp())
+        for line in body.lines
+    ]
+    kept: Kept | None = None
+    async with services.pool.acquire() as connection, in_time(services, connection, caller, lease) as is_in_time:
+        if is_in_time:
+            kept = await external_output.log(connection, services.settings, lease, body.first, lines)
+    return _answer(kept)
+
+
+@router.post(
+    "/tasks/{task_id}/stream",
+    operation_id="emitExternal",
+    summary="Add chunks to the stream of a task's run",
+    description="A chunk is a text or another JSON value. Clients that follow the run's stream get it at once. The "
+    "first chunk of a later attempt voids those of the attempts before it.",
+    response_model=KeptItems,
+    responses=_RESPONSES,
+)
+async def add_chunks(request: Request, task_id: UUID, body: NewChunks, caller: Worker) -> KeptItems:
+    services = services_of(request)
+    lease = lease_of(caller, task_id, body)
+    kept: Kept | None = None
+    async with services.pool.acquire() as connection, in_time(services, connection, caller, lease) as is_in_time:
+        if is_in_time:
+            try:
+                kept = await external_output.emit(connection, services.settings, lease, body.first, body.chunks)
+            except ValueError as error:
+                raise Invalid("invalid_request", f"chunks: {error}.") from None
+    return _answer(kept)
+
+
+def _answer(kept: Kept | None) -> KeptItems:
+    """Raises Conflict `lease_lost` if nothing could be kept."""
+    if kept is None:
+        raise lost()
+    return KeptItems(kept=kept.items, cut=kept.cut)
