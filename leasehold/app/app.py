@@ -317,6 +317,17 @@ class App:
         """Submit with these settings instead of the environment's."""
         self.connections.use(settings)
 
+    def use_api(self, url: str | None = None, key: str | None = None, *, timeout: float = 60.0) -> None:
+        """Submit through the HTTP API, with an API key and without a database URL. `url`, `key`: by default
+        LEASEHOLD_URL and LEASEHOLD_API_KEY. `timeout`: for how many seconds a request is tried again while the API does
+        not answer, or has no room; then it raises Unavailable.
+
+        The API must serve the app. `submit_in`, `id=`, `unique=` without a `key=`, and `debounce=` need the database.
+        """
+        from leasehold.app.http_link import ApiAccess  # noqa: PLC0415 - declaring a task loads no client
+
+        self.connections.use_api(ApiAccess(url, key, timeout))
+
     @asynccontextmanager
     async def serving(self, settings: Settings | None = None) -> AsyncIterator[Worker]:
         """Run a worker for this app in this process, inside the block: for a small program, and for tests. At the end

@@ -18,6 +18,7 @@ from leasehold.app.portal import Portal, PortalClosed
 if TYPE_CHECKING:
     from pydantic_settings import BaseSettings
 
+    from leasehold.app.http_link import ApiAccess
     from leasehold.app.link import Link
     from leasehold.settings import Settings
 
@@ -59,6 +60,7 @@ class Connections:
     def __init__(self, app: str) -> None:
         self._app = app
         self._settings: Settings | None = None
+        self._api: ApiAccess | None = None
         self._opened: _Opened | None = None
         self._renew_lock()
         _all.add(self)
@@ -83,6 +85,16 @@ class Connections:
         """Use these settings from now on; None: those of the folder. Connections that are open are closed."""
         self.close()
         self._settings = settings
+        self._api = None
+
+    def use_api(self, access: ApiAccess) -> None:
+        """Go through the HTTP API from now on."""
+        self.close()
+        self._api = access
+
+    @property
+    def is_over_http(self) -> bool:
+        return self._api is not None
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         return self._open_portal().call(work)
@@ -108,6 +120,10 @@ class Connections:
         return await asyncio.shield(link)
 
     async def _open(self, stack: AsyncExitStack) -> Link:
+        if self._api is not None:
+            from leasehold.app.http_link import HttpLink  # noqa: PLC0415 - as below
+
+            return await stack.enter_async_context(HttpLink.opened(self._api))
         from leasehold.app.link import DatabaseLink  # noqa: PLC0415 - declaring a task loads no driver
 
         settings = self.settings

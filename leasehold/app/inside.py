@@ -11,6 +11,7 @@ from leasehold.app.connection import Connections
 from leasehold.app.drivers.choosing import foreign_of
 from leasehold.app.drivers.foreign import Foreign, run_now
 from leasehold.app.writing import write
+from leasehold.domain.errors import TransactionRefused
 from leasehold.runtime.pacing import PIECE
 from leasehold.settings import Settings
 
@@ -20,7 +21,7 @@ def write_in(connection: Any, calls: Sequence[Call[Any]], connections: Connectio
     foreign = foreign_of(connection)
     if not foreign.is_sync:
         raise TypeError(f"a {type(connection).__name__} needs an event loop: await task.asubmit_in(...)")
-    return run_now(_write(foreign, calls, connections.settings))
+    return run_now(_write(foreign, calls, _settings_of(connections)))
 
 
 async def awrite_in(connection: Any, calls: Sequence[Call[Any]], connections: Connections) -> list[UUID]:
@@ -28,7 +29,17 @@ async def awrite_in(connection: Any, calls: Sequence[Call[Any]], connections: Co
     foreign = foreign_of(connection)
     if foreign.is_sync:
         raise TypeError(f"a {type(connection).__name__} blocks the event loop: call task.submit_in(...)")
-    return await _write(foreign, calls, connections.settings)
+    return await _write(foreign, calls, _settings_of(connections))
+
+
+def _settings_of(connections: Connections) -> Settings:
+    """Raises TransactionRefused for an app that goes through the API."""
+    if connections.is_over_http:
+        raise TransactionRefused(
+            "submit_in writes into Leasehold's tables by your connection, and this app submits over HTTP: submit after "
+            "your commit with a key=, or give the app the database with app.use(Settings(...))"
+        )
+    return connections.settings
 
 
 async def _write(foreign: Foreign, calls: Sequence[Call[Any]], settings: Settings) -> list[UUID]:

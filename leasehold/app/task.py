@@ -24,7 +24,7 @@ from leasehold.app.place import declaration_error, place_of
 from leasehold.app.results import Results
 from leasehold.app.run import Run
 from leasehold.app.started import StartedTask
-from leasehold.app.terms import TaskTerms
+from leasehold.app.terms import STEP, TaskTerms
 from leasehold.domain.errors import DeclarationError, StepTimeout
 from leasehold.domain.pipeline import NAME, Pipeline, PipelineLimit, RunTerms, Step
 
@@ -36,8 +36,6 @@ C = TypeVar("C")
 
 #: The queue of isolated tasks that name none: a worker serves a queue with isolated work behind fences only.
 ISOLATED_QUEUE = "isolated"
-#: The one step of a task's pipeline.
-STEP = "run"
 
 
 class Task(Generic[P, R]):

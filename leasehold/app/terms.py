@@ -12,6 +12,9 @@ from leasehold.app.retry import Retry
 from leasehold.app.run_limits import Batch, Limit, Unique
 from leasehold.domain.pipeline import Pipeline
 
+#: The one step of a task's pipeline.
+STEP = "run"
+
 
 class Follower(Protocol):
     """The task that runs after a failure of another: a Task[[leasehold.Failed], Any]."""

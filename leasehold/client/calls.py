@@ -161,6 +161,11 @@ def submit_many(
     return Call("POST", "/v1/runs/batch", models.Batch.model_validate, body=body, keyed=True, key=key)
 
 
+def replaced_body(call: Call[T], **fields: Any) -> Call[T]:
+    """The call with these fields in its body."""
+    return replace(call, body={**(call.body or {}), **fields})
+
+
 def get_run(run_id: Id, *, wait: float = 0) -> Call[models.Run]:
     """The run. `wait`: seconds, up to 30, to wait for its next change."""
     return _get(f"/v1/runs/{path_part(run_id)}", models.Run.model_validate, wait=wait or None)

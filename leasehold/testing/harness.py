@@ -19,7 +19,8 @@ from pydantic import BaseModel, SecretStr
 from leasehold.app.app import App
 from leasehold.app.handling import refused
 from leasehold.app.run import Run
-from leasehold.app.task import STEP, Task
+from leasehold.app.task import Task
+from leasehold.app.terms import STEP
 from leasehold.db.database import Connection, connected
 from leasehold.domain.errors import DeclarationError
 from leasehold.runtime import failpoints

@@ -1,0 +1,176 @@
+"""`HttpLink`: the way of an app to its installation through the HTTP API, with a key and without a database URL."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+from uuid import UUID
+
+import httpx2
+
+from leasehold.app.calls import Call
+from leasehold.app.link import Outcome
+from leasehold.app.results import OUTPUT
+from leasehold.app.terms import STEP
+from leasehold.client import calls as requests
+from leasehold.client import models
+from leasehold.client.async_client import AsyncClient
+from leasehold.client.errors import ApiError, Unavailable
+from leasehold.domain import errors
+
+T = TypeVar("T")
+
+_STORE_SECONDS = 60.0
+_TOO_MANY = 429
+#: The most characters of an idempotency key.
+_MAX_KEY = 255
+_ERRORS: Mapping[int, type[errors.RequestError]] = {
+    401: errors.Unauthenticated,
+    403: errors.Forbidden,
+    404: errors.NotFound,
+    409: errors.Conflict,
+    410: errors.Gone,
+    422: errors.Invalid,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ApiAccess:
+    """`url`, `key`: None for LEASEHOLD_URL and LEASEHOLD_API_KEY. `timeout`: for how many seconds a request is tried
+    again while the API does not answer, or has no room.
+    """
+
+    url: str | None = None
+    key: str | None = None
+    timeout: float = 60.0
+
+
+class HttpLink:
+    """A `Link` over the API. The limits of the key hold for its runs, and the key's tenant owns them.
+
+    Each method raises Unavailable when the API does not answer in time, and the RequestError of what the API refuses.
+    """
+
+    def __init__(self, client: AsyncClient, store: httpx2.AsyncClient) -> None:
+        self._client = client
+        self._store = store
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, access: ApiAccess) -> AsyncIterator[HttpLink]:
+        """Opening connects to nothing yet. Raises ClientError for a URL or key that is none."""
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(AsyncClient(access.url, access.key, timeout=access.timeout))
+            store = await stack.enter_async_context(httpx2.AsyncClient(timeout=_STORE_SECONDS))
+            yield cls(client, store)
+
+    async def submit(self, calls: Sequence[Call[Any]]) -> list[UUID]:
+        """Start all runs or none. Raises Invalid `not_over_http` for what the API cannot do."""
+        for call in calls:
+            _check(call)
+        if len(calls) == 1:
+            return [(await _answered(self._client.send(_request_of(calls[0])))).id]
+        return (await _answered(self._client.send(_batch_of(calls)))).ids
+
+    async def wait(self, run_id: UUID, seconds: float | None) -> bool:
+        """Whether the run ended within `seconds`; None: wait for as long as it takes. Raises NotFound."""
+        try:
+            await _answered(self._client.wait(run_id, timeout=seconds))
+        except TimeoutError:
+            return False
+        return True
+
+    async def outcome(self, run_id: UUID) -> Outcome:
+        """Raises NotFound."""
+        run = await _answered(self._client.get_run(run_id))
+        error = None
+        if run.ended and run.status != "succeeded":
+            found = run.error
+            error = (run.status, f"the run is {run.status}") if found is None else (found.code, found.message)
+        value = (run.result or {}).get(STEP)
+        large = None
+        if run.status == "succeeded" and value is not None and "output" in value:
+            large = await self._read(run)
+        return Outcome(run.status, run.ended, error, value, large)
+
+    async def cancel(self, run_id: UUID, reason: str) -> str:
+        """Request the cancel of the run. Returns its status from now on. Raises NotFound."""
+        path = f"/v1/runs/{run_id}/cancel"
+        request = requests.Call("POST", path, models.JobAfterAction.model_validate, body={"reason": reason}, safe=True)
+        try:
+            return (await _answered(self._client.send(request))).status
+        except errors.Conflict as error:
+            if error.code != "resource_invalid_state":
+                raise
+            return (await self.outcome(run_id)).status  # the run has ended
+
+    async def signal(self, run_id: UUID, name: str, payload: Any) -> None:
+        """Send a signal to the run, once. Raises NotFound, Conflict `run_ended`, TooMany."""
+        await _answered(self._client.signal(run_id, name, payload))
+
+    async def _read(self, run: models.Run) -> bytes:
+        """The result that the object store holds. Raises Unavailable."""
+        output = next(output for output in run.outputs if (output.step, output.name) == (STEP, OUTPUT))
+        try:
+            answer = await self._store.get(output.url or "")
+            answer.raise_for_status()
+        except httpx2.HTTPError as error:
+            raise errors.Unavailable("store_unavailable", f"The result cannot be read: {error}.") from error
+        if hashlib.sha256(answer.content).hexdigest() != output.sha256:
+            raise errors.Unavailable("store_unavailable", "The bytes of the result are not those that were stored.")
+        return answer.content
+
+
+def _check(call: Call[Any]) -> None:
+    """Raises Invalid for a call that only a program with the database can submit."""
+    if call.options.id is not None:
+        _refuse("The API chooses the ids of runs: give a key= in place of id=.")
+    if call.debounce_key is not None:
+        _refuse(f"{call.task.name} has a debounce, which is of submissions to the database.")
+    if call.key is not None and call.is_unique:
+        _refuse(f"{call.task.name} is unique by its arguments: give a key= of your own.")
+
+
+def _refuse(sentence: str) -> NoReturn:
+    raise errors.Invalid("not_over_http", sentence)
+
+
+def _request_of(call: Call[Any]) -> requests.Call[models.Accepted]:
+    options = call.options
+    return requests.submit(
+        call.task.name,
+        call.params,
+        priority=options.priority,
+        scheduled_at=call.scheduled_at,
+        tags=options.tags,
+        # As in the database: another task may have the same key.
+        key=None if options.key is None else f"{call.task.name}:{options.key}"[:_MAX_KEY],
+    )
+
+
+def _batch_of(calls: Sequence[Call[Any]]) -> requests.Call[models.Batch]:
+    """One request for all calls. Raises Invalid for calls that differ in more than arguments and tags."""
+    first = calls[0]
+    shared = {(call.task.name, call.options.priority, call.options.delay) for call in calls}
+    if len(shared) > 1 or any(call.options.key is not None for call in calls):
+        _refuse("The calls of one batch have the same priority and delay, and no keys.")
+    request = requests.submit_many(
+        first.task.name, [], priority=first.options.priority, scheduled_at=first.scheduled_at
+    )
+    items = [{"payload": dict(call.params), "tags": dict(call.options.tags or {})} for call in calls]
+    return requests.replaced_body(request, runs=items)
+
+
+async def _answered(request: Awaitable[T]) -> T:
+    """What the client answers. Raises the platform's errors in place of the client's."""
+    try:
+        return await request
+    except ApiError as error:
+        if error.status == _TOO_MANY:
+            raise errors.TooMany(error.code, error.message, policy=error.code, at_most=0, retry_after=1) from error
+        raise _ERRORS.get(error.status, errors.RequestError)(error.code, error.message) from error
+    except Unavailable as error:
+        raise errors.Unavailable("api_unreachable", str(error)) from error

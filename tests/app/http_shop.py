@@ -1,0 +1,43 @@
+"""The app that test_over_http serves: the API loads it by this module's name."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from pydantic import BaseModel
+
+from leasehold import App, Context, Permanent, Unique
+
+app = App("web")
+
+
+class Order(BaseModel):
+    id: int
+
+
+@app.task
+def double(number: int) -> int:
+    if number < 0:
+        raise Permanent("negative", "no such order")
+    return number * 2
+
+
+@app.task
+def large(order: Order) -> str:
+    return str(order.id) * 100_000
+
+
+@app.task(unique=Unique(by=("number",)))
+def once(number: int) -> int:
+    return number
+
+
+@app.task(debounce=timedelta(seconds=1))
+def later(number: int) -> int:
+    return number
+
+
+@app.workflow
+async def waits(ctx: Context, number: int) -> str:
+    approved = await ctx.wait_for("approved", Order)
+    return f"{number} by {approved.id}"

@@ -1,0 +1,158 @@
+"""An app submits its typed tasks through the HTTP API, and knows no database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from leasehold import InvalidArguments, TaskFailed
+from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE
+from leasehold.db.database import Connection, connect
+from leasehold.domain.errors import (
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    TransactionRefused,
+    Unauthenticated,
+    Unavailable,
+)
+from leasehold.domain.ids import new_id
+from leasehold.security.credentials import create_key
+from leasehold.settings import Settings
+from tests.api.conftest import Running, serving
+from tests.app import http_shop as shop
+from tests.app.conftest import Serve
+from tests.client.front import fronting
+
+SECONDS = 30.0
+
+
+@pytest.fixture
+async def rows(settings: Settings) -> AsyncIterator[Connection]:
+    connection = await connect(settings, "test")
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def running(settings: Settings) -> AsyncIterator[Running]:
+    async with serving(settings.model_copy(update={"pipelines": "tests.app.http_shop:app"})) as running:
+        yield running
+
+
+@pytest.fixture
+async def key(rows: Connection) -> str:
+    created = await create_key(rows, tenant_id="acme", client_id="program", scopes=(RUNS_READ, RUNS_WRITE))
+    return created.text
+
+
+@pytest.fixture
+async def _over_http(running: Running, key: str) -> AsyncIterator[None]:
+    shop.app.use_api(running.url, key, timeout=SECONDS)
+    yield
+    await asyncio.to_thread(shop.app.close)
+
+
+@pytest.mark.usefixtures("_over_http")
+async def test_typed_tasks_are_submitted_followed_and_cancelled_by_requests(serve: Serve, rows: Connection) -> None:
+    async with serve(shop.app), asyncio.timeout(SECONDS):
+        run = await shop.double.asubmit(4, tags={"customer": "7"}, priority="high")
+        assert await run == 8
+        assert await run.astatus() == "succeeded"
+        stored = await rows.fetchrow("SELECT tenant_id, pipeline, priority FROM job WHERE id = $1", run.id)
+        assert tuple(stored) == ("acme", "web.double", 0)
+        assert await rows.fetchval("SELECT value FROM job_tag WHERE job_id = $1", run.id) == "7"
+        runs = await shop.double.asubmit_many([shop.double.options(tags={"n": "1"}).call(1), 2, 3])
+        assert [await one for one in runs] == [2, 4, 6]
+        with pytest.raises(TaskFailed, match="negative: no such order"):
+            await (await shop.double.asubmit(-1))
+        assert await (await shop.large.asubmit(shop.Order(id=7))) == "7" * 100_000
+        delayed = await shop.double.asubmit(1, delay=timedelta(hours=1))
+        with pytest.raises(TimeoutError):
+            await delayed.awaited(timeout=0)
+        assert await delayed.acancel("changed my mind") == "cancelled"
+        assert await delayed.acancel() == "cancelled"
+        with pytest.raises(TaskFailed, match="cancelled"):
+            await delayed
+        waiting = await shop.waits.asubmit(3)
+        await waiting.asignal("approved", shop.Order(id=9))
+        assert await waiting == "3 by 9"
+        with pytest.raises(Conflict) as ended:
+            await waiting.asignal("approved", shop.Order(id=9))
+        assert ended.value.code == "run_ended"
+        with pytest.raises(NotFound):
+            await shop.double.find(new_id()).astatus()
+
+
+@pytest.mark.usefixtures("_over_http")
+async def test_a_key_starts_one_run_of_its_task(rows: Connection) -> None:
+    runs = [await shop.double.asubmit(4, key="order-17") for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert await shop.waits.asubmit(4, key="order-17") != runs[0]
+    with pytest.raises(Invalid):
+        await shop.double.asubmit(5, key="order-17")
+    assert await shop.once.asubmit(4, key="k") == await shop.once.asubmit(4, key="k")
+    assert await rows.fetchval("SELECT count(*) FROM job") == 3
+
+
+@pytest.mark.usefixtures("_over_http")
+async def test_what_needs_the_database_is_refused_with_what_to_do(rows: Connection) -> None:
+    with pytest.raises(InvalidArguments):
+        await shop.double.asubmit("no number")  # type: ignore[arg-type]
+    refused: dict[str, Any] = {
+        "give a key= in place of id=": shop.double.asubmit(1, id=new_id()),
+        "has a debounce": shop.later.asubmit(1),
+        "give a key= of your own": shop.once.asubmit(1),
+        "the same priority and delay": shop.double.asubmit_many([1, shop.double.options(priority="low").call(2)]),
+        "and no keys": shop.double.asubmit_many([1, shop.double.options(key="k").call(2)]),
+    }
+    for words, submission in refused.items():
+        with pytest.raises(Invalid, match=words) as error:
+            await submission
+        assert error.value.code == "not_over_http"
+    async with rows.transaction():
+        with pytest.raises(TransactionRefused, match="over HTTP"):
+            await shop.double.asubmit_in(rows, 1)
+    assert await rows.fetchval("SELECT count(*) FROM job") == 0
+
+
+async def test_a_submission_whose_answer_was_lost_starts_one_run(running: Running, key: str, rows: Connection) -> None:
+    async with fronting(running.url) as front:
+        front.failures = ["503", "lose"]
+        shop.app.use_api(front.url, key, timeout=SECONDS)
+        try:
+            run = await shop.double.asubmit(1)
+        finally:
+            await asyncio.to_thread(shop.app.close)
+    assert [row["id"] for row in await rows.fetch("SELECT id FROM job")] == [run.id]
+
+
+async def test_an_api_that_refuses_the_key_or_does_not_answer_is_told_apart(
+    running: Running, key: str, rows: Connection
+) -> None:
+    reading = await create_key(rows, tenant_id="acme", client_id="reader", scopes=(RUNS_READ,))
+    cases: list[tuple[str, str, type[Exception]]] = [
+        (running.url, f"{key[:-4]}0000", Unauthenticated),
+        (running.url, reading.text, Forbidden),
+        ("http://127.0.0.1:1", key, Unavailable),
+    ]
+    for url, used, error in cases:
+        shop.app.use_api(url, used, timeout=0.3)
+        try:
+            with pytest.raises(error):
+                await shop.double.asubmit(1)
+        finally:
+            await asyncio.to_thread(shop.app.close)
+
+
+def test_an_app_goes_back_to_the_database(settings: Settings) -> None:
+    shop.app.use_api("http://127.0.0.1:1", "lh_key")
+    assert shop.app.connections.is_over_http
+    shop.app.use(settings)
+    assert not shop.app.connections.is_over_http
+    shop.app.connections.use(None)
