@@ -9,15 +9,17 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from leasehold.broker.base import Broker
 from leasehold.db.database import Connection, is_direct
 from leasehold.db.schemas import CORE, Schema, state_of
 from leasehold.domain.errors import StoreError
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.settings import Settings
-from leasehold.storage.store import ObjectStore
+
+if TYPE_CHECKING:  # `leasehold dev` uses a Finding, and loads neither client
+    from leasehold.broker.base import Broker
+    from leasehold.storage.store import ObjectStore
 
 OLDEST_POSTGRES = 150_000
 

@@ -35,8 +35,7 @@ _PERSON = re.compile(r"person-([0-9a-f]{32})-(\d{1,9})")
 _COOKIE = re.compile(
     r"([a-z0-9]{12}|person-[0-9a-f]{32}-\d{1,9})\.(\d{1,12})\.(\d{1,12})\.([A-Za-z0-9_-]{22})\.([A-Za-z0-9_-]{43})"
 )
-_TICKET = re.compile(r"([a-z0-9]{12})\.(\d{1,12})\.([A-Za-z0-9_-]{43})")
-_SESSION, _FORM, _ENTRY = "console session", "console form", "console ticket"
+_SESSION, _FORM = "console session", "console form"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,21 +175,3 @@ def check_origin(request: Request) -> None:
     """Raises Forbidden `foreign_form` for a form of another site."""
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise Forbidden("foreign_form", "The form was sent by another site.")
-
-
-def ticket(settings: Settings, key_prefix: str, seconds: int) -> str:
-    """Make a ticket: a browser that opens {console}/enter?ticket=... within `seconds` is signed in with this key.
-
-    It takes the installation's sealing keys to make a ticket. `leasehold dev` makes one.
-    """
-    text = f"{key_prefix}.{int(time()) + seconds}"
-    return f"{text}.{Sealing(settings).sign(_ENTRY, text.encode())}"
-
-
-def prefix_of_ticket(settings: Settings, text: str) -> str:
-    """The prefix of the key that the ticket stands for. Raises Unauthenticated."""
-    match = _TICKET.fullmatch(text)
-    signed = f"{match[1]}.{match[2]}".encode() if match is not None else b""
-    if match is None or not Sealing(settings).verifies(_ENTRY, signed, match[3]) or int(match[2]) < time():
-        raise Unauthenticated("invalid_ticket", "The link has expired. Sign in with an API key.")
-    return match[1]

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import located, stranger
-from leasehold.api.console import session
+from leasehold.api.console import session, tickets
 from leasehold.api.console.rendering import FLASH, go_to, path_of, see
 from leasehold.api.console.routes import Fields, sign_in_page
 from leasehold.api.process.keyring import Caller
@@ -43,7 +43,7 @@ async def enter(
     following: Annotated[str, Query(max_length=500)] = "/",
 ) -> Response:
     services = services_of(request)
-    prefix = session.prefix_of_ticket(services.settings, ticket)
+    prefix = tickets.prefix_of_ticket(services.settings, ticket)
     return await _begin_session(request, located(request, await services.keyring.of_session(prefix)), following)
 
 

@@ -17,7 +17,7 @@ import httpx2
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
-from leasehold.api.console import session
+from leasehold.api.console import tickets
 from leasehold.cli.migrate import upgrade
 from leasehold.db.database import connect
 from leasehold.embedded.ports import free_port, require_free
@@ -153,7 +153,7 @@ class Installation:
         settings = Settings().model_copy(update={"sealing_keys": sealing_keys})
         if settings.console_path is None:
             return None
-        ticket = session.ticket(settings, self.api_key.split("_")[1], _TICKET_SECONDS)
+        ticket = tickets.ticket(settings, self.api_key.split("_")[1], _TICKET_SECONDS)
         query = urlencode({"ticket": ticket, "following": following})
         return f"{self.api_url}{settings.console_path}/enter?{query}"
 

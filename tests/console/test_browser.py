@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, expect
 
-from leasehold.api.console import session
+from leasehold.api.console import tickets
 from leasehold.db.database import Connection
 from leasehold.embedded.process import EmbeddedError
 from leasehold.security.credentials import NewKey, create_key, revoke_key
@@ -59,7 +59,7 @@ class Visit:
         page.on("console", lambda message: message.type == "error" and self.wrong.append(message.text))
         page.on("pageerror", lambda error: self.wrong.append(str(error)))
         page.on("request", lambda request: request.url.startswith(self.running.url) or self.wrong.append(request.url))
-        ticket = session.ticket(self.running.services.settings, self.key.prefix, 600)
+        ticket = tickets.ticket(self.running.services.settings, self.key.prefix, 600)
         await page.goto(f"{self.running.url}/console/enter?ticket={ticket}&following={path}")
         return page
 

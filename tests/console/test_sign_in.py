@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from pydantic import SecretStr
 
-from leasehold.api.console import session
+from leasehold.api.console import session, tickets
 from leasehold.db.database import Connection
 from leasehold.security.credentials import expire_key, revoke_key
 from leasehold.settings import Settings
@@ -107,7 +107,7 @@ async def test_a_session_ends_with_its_key(running: Running, person: MakePerson,
     running.services.keyring._cache.clear()  # after LEASEHOLD_API_KEY_CACHE_SECONDS
     assert "The API key is not valid." in await somebody.see("/", 401)
     async with httpx2.AsyncClient(base_url=running.url, headers=HTML) as http:
-        ticket = session.ticket(running.services.settings, somebody.key.prefix, 60)
+        ticket = tickets.ticket(running.services.settings, somebody.key.prefix, 60)
         assert (await http.get("/console/enter", params={"ticket": ticket})).status_code == 401
 
 
@@ -118,14 +118,14 @@ async def _expire(rows: Connection, prefix: str) -> None:
 async def test_a_ticket_signs_in_once_it_is_opened_and_not_after_its_time(running: Running, person: MakePerson) -> None:
     prefix, settings = (await person()).key.prefix, running.services.settings
     async with httpx2.AsyncClient(base_url=running.url, headers=HTML) as http:
-        ticket = session.ticket(settings, prefix, 60)
+        ticket = tickets.ticket(settings, prefix, 60)
         answer = await http.get("/console/enter", params={"ticket": ticket, "following": "/jobs"})
         assert (answer.status_code, answer.headers["location"]) == (303, "/console/jobs")
         assert (await http.get("/console/jobs")).status_code == 200
-    old = session.ticket(settings, prefix, -1)
+    old = tickets.ticket(settings, prefix, -1)
     forged = f"{ticket[:-3]}abc"
     foreign = settings.model_copy(update={"sealing_keys": SecretStr("x" * 43 + "=")})
-    for wrong in (old, forged, session.ticket(foreign, prefix, 60), ""):
+    for wrong in (old, forged, tickets.ticket(foreign, prefix, 60), ""):
         async with httpx2.AsyncClient(base_url=running.url, headers=HTML) as http:
             answer = await http.get("/console/enter", params={"ticket": wrong})
             assert (answer.status_code, "set-cookie" in answer.headers) == (401, False)
