@@ -166,7 +166,7 @@ class CeleryTask:
 
     def is_last(self, error: Exception, retries: int) -> bool:
         """Whether no attempt follows this error of an attempt. The platform's rule allows a bound task 1,000 retries,
-        because `self.retry` may name so many. Other errors, such as a store that is away or a middleware that fails,
+        because `self.retry` may name as many. Other errors, such as a store that is away or a middleware that fails,
         have only the task's own `max_retries`. An attempt that has lost its lease decides nothing.
         """
         if not self.options.bind or isinstance(error, Retry | LeaseLost | ObjectExists):

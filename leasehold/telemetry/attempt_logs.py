@@ -108,7 +108,7 @@ class Recorder:
         return self._dropped > 0
 
     def resume(self, lines: int, size: int) -> None:
-        """The attempt has logged so many lines and bytes before, which count for its bounds."""
+        """`lines` and `size`: what the attempt has logged before, in bytes. Both count for its bounds."""
         self.lines, self.bytes = lines, size
 
     def add(

@@ -34,7 +34,7 @@ class Emissions:
         self.on_first = on_first
 
     def resume(self, chunks: int, size: int) -> None:
-        """The attempt has emitted so many chunks and bytes before, which count for its bounds."""
+        """`chunks` and `size`: what the attempt has emitted before, in bytes. Both count for its bounds."""
         self._written, self._bytes = chunks, size
 
     def emit(self, chunk: Any) -> bool:

@@ -279,7 +279,7 @@ async def test_a_run_beyond_its_time_limit_is_not_tried_again(serve: Serve) -> N
 async def test_an_error_around_a_bound_task_has_no_more_retries_than_the_task(
     serve: Serve, kind: str, code: str
 ) -> None:
-    """Its rule allows 1,000, because `self.retry` may name so many."""
+    """Its rule allows 1,000, because `self.retry` may name as many."""
 
     def program() -> None:
         with pytest.raises(TaskFailed, match=f"{code}: .*it"):
