@@ -16,7 +16,7 @@ from leasehold.app.calls import Call
 from leasehold.app.endings import Endings
 from leasehold.app.logging import log_to_the_program
 from leasehold.app.results import OUTPUT
-from leasehold.app.writing import Written, write
+from leasehold.app.writing import Written, write, write_plain
 from leasehold.broker import open_broker
 from leasehold.broker.announcer import Announcer, announcing
 from leasehold.broker.base import Broker
@@ -136,6 +136,9 @@ class DatabaseLink:
                 if monotonic() + _PAUSE_SECONDS > deadline:
                     raise Unanswered([call.run_id for call in calls], self._settings.submit_seconds) from error
             await asyncio.sleep(_PAUSE_SECONDS)
+        if self._broker.connected:  # now, and not when the task below gets its turn
+            self._announcer.announce(written.hints)
+            written.hints = []
         task = asyncio.create_task(self._announce(written))
         self._announcing.add(task)
         task.add_done_callback(self._announcing.discard)
@@ -143,8 +146,12 @@ class DatabaseLink:
         return [ids[call.run_id] for call in calls]
 
     async def _write(self, calls: Sequence[Call[Any]]) -> Written:
-        async with self._pool.acquire() as connection, connection.transaction():
-            return await write(connection, calls, self._tenant, self._settings.retention_days * 86_400)
+        keep_seconds = self._settings.retention_days * 86_400
+        async with self._pool.acquire() as connection:
+            if (written := await write_plain(connection, calls, self._tenant, keep_seconds)) is not None:
+                return written
+            async with connection.transaction():
+                return await write(connection, calls, self._tenant, keep_seconds)
 
     async def _existing(self, calls: Sequence[Call[Any]]) -> dict[UUID, UUID]:
         """{the id of a call: the id of its run}, for the calls that are runs already. The calls that debounce with one
@@ -170,10 +177,10 @@ class DatabaseLink:
 
     async def _announce(self, written: Written) -> None:
         """Publish the hints of a commit, and admit runs at its limits. If it fails, the relay and the sweeper do it."""
-        deadline = monotonic() + _BROKER_SECONDS
-        while not self._broker.connected and monotonic() < deadline:  # noqa: ASYNC110 - a broker offers no event
-            await asyncio.sleep(0.005)
         if written.hints:
+            deadline = monotonic() + _BROKER_SECONDS
+            while not self._broker.connected and monotonic() < deadline:  # noqa: ASYNC110 - a broker offers no event
+                await asyncio.sleep(0.005)
             self._announcer.announce(written.hints)
         if written.limits:
             try:

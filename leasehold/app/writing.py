@@ -61,6 +61,22 @@ async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str,
     return written
 
 
+async def write_plain(
+    connection: Connection, calls: Sequence[Call[Any]], tenant: str, keep_seconds: int
+) -> Written | None:
+    """Write the run of a single call by one statement, which is its own transaction: so the commit costs no further way
+    to PostgreSQL. None: nothing was written, because the submission needs `write`: it has several calls, a key, a
+    debounce or a limit.
+
+    Raises Invalid: a payload that is too large.
+    """
+    if len(calls) != 1 or calls[0].key is not None or calls[0].debounce_key is not None:
+        return None
+    encoded_payload(calls[0].params)
+    (is_written,), hints = await runs.create_unlimited(connection, [_new_run(calls[0], tenant, keep_seconds)])
+    return Written([calls[0].run_id], list(hints)) if is_written else None
+
+
 async def _write_debounced(
     connection: Connection,
     calls: Sequence[Call[Any]],

@@ -16,6 +16,7 @@ from pydantic import BaseModel, RootModel, SecretStr, model_serializer, model_va
 
 from leasehold import App, InvalidArguments, Retry, TaskFailed, current
 from leasehold.app.link import DatabaseLink
+from leasehold.app.writing import write_plain
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid, NotFound, Unanswered, Unreachable
 from leasehold.domain.ids import new_id
@@ -406,6 +407,26 @@ async def test_a_session_that_broke_is_replaced_and_a_signal_is_sent_once(
     with pytest.raises(Unreachable, match="may or may not be stored"):
         await run.asignal("go")
     assert len(stored) == 1
+
+
+async def test_only_a_single_call_without_key_debounce_and_limit_needs_no_transaction(connection: Connection) -> None:
+    plain = send_receipt.call(Order(id=1))
+    others = [
+        [send_receipt.options(key="k").call(Order(id=1))],
+        [later_if_again.call(1)],
+        [send_receipt.call(Order(id=1)), send_receipt.call(Order(id=2))],
+    ]
+    for calls in others:
+        assert await write_plain(connection, calls, "me", 60) is None
+    written = await write_plain(connection, [plain], "me", 60)
+    assert written is not None
+    assert (written.ids, len(written.hints), connection.is_in_transaction()) == ([plain.run_id], 1, False)
+    assert [row["id"] for row in await connection.fetch("SELECT id FROM job")] == [plain.run_id]
+    await connection.execute("INSERT INTO gate (tenant_id, key, at_most, declared) VALUES ('me', 'tenant', 1, true)")
+    assert await write_plain(connection, [send_receipt.call(Order(id=2))], "me", 60) is None
+    assert await connection.fetchval("SELECT count(*) FROM job") == 1
+    held = await send_receipt.asubmit(Order(id=3))
+    assert await connection.fetchval("SELECT gated FROM job WHERE id = $1", held.id)
 
 
 async def test_declared_limits_hold_what_an_app_submits(connection: Connection, serve: Serve) -> None:
