@@ -334,3 +334,22 @@ async def test_a_run_whose_result_a_workflow_awaits_is_kept_and_wakes_it_even_if
     assert entry.status == (None if deleted else "succeeded")
     await settlements.complete(rows.connection, [Completion(claimed.lease)])
     assert len(await sweeps.forgettable_jobs(rows.connection)) == (not deleted)
+
+
+async def test_short_journals_are_read_together_and_a_long_one_says_that_it_is_cut(rows: Rows) -> None:
+    """A long journal would hold up the others: its worker reads it by itself."""
+    sizes = (0, 1, reading.SHORT, reading.SHORT + 1, reading.SHORT + 9)
+    workflows = [await rows.leased() for _ in sizes]
+    for workflow, size in zip(workflows, sizes, strict=True):
+        calls = tuple(Call("", number, "call", "f", "done", {"value": number}) for number in range(1, size + 1))
+        await recording.record(rows.connection, [Recording(workflow.lease, calls)])
+    lost = reading.Reading(stale(workflows[0].lease, epoch=9))
+    readings = [lost, *(reading.Reading(workflow.lease) for workflow in workflows)]
+    nothing, *journals = await reading.read_each(rows.connection, readings)
+    assert nothing is None
+    assert [journal is not None and journal.is_cut for journal in journals] == [False, False, False, True, True]
+    for workflow, journal, size in zip(workflows, journals, sizes, strict=True):
+        assert journal is not None
+        whole = await reading.read(rows.connection, workflow.lease)
+        assert [entry.number for entry in whole.entries] == list(range(1, size + 1))
+        assert (whole.is_cut, journal.is_cut or journal.entries == whole.entries) == (False, True)

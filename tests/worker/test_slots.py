@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.settings import Settings
 from leasehold.transitions.claims import Claimed, Polled
+from leasehold.worker.claiming import slot_pool as pools
 from leasehold.worker.claiming.claimer import Claimer
 from leasehold.worker.claiming.shares import Rooms
 from leasehold.worker.claiming.slot_pool import SlotPool
@@ -233,3 +236,86 @@ async def test_a_crowded_pool_polls_for_a_newcomer_s_task_before_its_hint_is_ove
 
 
 async def no_ack() -> None: ...
+
+
+@dataclass
+class Sleepers:
+    """A pool of `slots` whose broker delivers hints. Its first poll claims `count` tasks; others are held back."""
+
+    was: str
+    slots: int
+    count: int
+    polls: int = 0
+    running: int = 0
+    ends: list[asyncio.Event] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def polling(self) -> AsyncIterator[None]:
+        broker: Any = SimpleNamespace(name="amqp", connected=True, last_delivery_at=monotonic())
+        pool = SlotPool(
+            ["q"],
+            self.slots,
+            claimer=claimer_of(None, self._poll),
+            runner=runner_of(self._run),
+            broker=broker,
+            poll_seconds=NEVER,
+        )
+        pool.start()
+        try:
+            await self.until(1)
+            yield
+        finally:
+            await pool.close()
+
+    async def until(self, polls: int) -> None:
+        async with asyncio.timeout(SECONDS):
+            while self.polls < polls:
+                await asyncio.sleep(0)
+
+    async def idle(self) -> None:
+        """Let everything go on that can."""
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+    async def _poll(self, *_arguments: Any) -> Polled:
+        self.polls += 1
+        tasks = [replace(claimed("x"), was=self.was) for _ in range(self.count if self.polls == 1 else 0)]
+        return Polled(tasks, held_back=self.polls == 1 or self.running > 0)
+
+    async def _run(self, *_arguments: Any) -> None:
+        self.ends.append(asyncio.Event())
+        self.running += 1
+        await self.ends[-1].wait()
+        self.running -= 1
+
+
+@pytest.mark.parametrize(("was", "polls"), [("waiting", 3), ("retry", 3), ("pending", 1)])
+async def test_what_no_hint_announces_is_polled_when_an_attempt_ends(
+    monkeypatch: pytest.MonkeyPatch, was: str, polls: int
+) -> None:
+    """A tenant has more sleepers than room: an attempt that ends makes room for the next. Hints come by themselves."""
+    monkeypatch.setattr(pools, "_FAIR_SECONDS", NEVER)
+    sleepers = Sleepers(was, slots=4, count=2)
+    async with sleepers.polling():
+        await sleepers.idle()
+        assert sleepers.polls == 1
+        for number in (0, 1):
+            sleepers.ends[number].set()
+            await sleepers.idle()
+        assert sleepers.polls == polls
+
+
+async def test_attempts_that_end_together_share_a_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "_FAIR_SECONDS", NEVER)
+    monkeypatch.setattr(pools, "_TOGETHER_SECONDS", NEVER)
+    sleepers = Sleepers("waiting", slots=16, count=8)
+    async with sleepers.polling():
+        await sleepers.idle()
+        for number, polls in ((0, 1), (1, 1), (2, 2)):
+            sleepers.ends[number].set()
+            await sleepers.idle()
+            assert sleepers.polls == polls, number
+        monkeypatch.setattr(pools, "_TOGETHER_SECONDS", 0.001)
+        for number, polls in ((3, 3), (4, 4)):
+            sleepers.ends[number].set()
+            await sleepers.until(polls)

@@ -21,7 +21,7 @@ from leasehold.transitions import claims, settlements, sweeps
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, Failure, Suspending, Verdict
 from leasehold.transitions.workflows import children, reading, recording
-from leasehold.transitions.workflows.reading import Journal
+from leasehold.transitions.workflows.reading import Journal, Reading
 from leasehold.transitions.workflows.records import Call, Recording
 from leasehold.workflows.context import Context
 from leasehold.workflows.driver import Driver
@@ -69,7 +69,10 @@ class Port:
     hears: Callable[[], bool]
 
     async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:
-        return await reading.read(self.connection, self.claimed.lease, places)
+        (journal,) = await reading.read_each(self.connection, [Reading(self.claimed.lease, places)])
+        if journal is None:
+            raise LeaseLost
+        return await reading.read(self.connection, self.claimed.lease) if journal.is_cut else journal
 
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
         await self.deaths.point()

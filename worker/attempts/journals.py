@@ -37,8 +37,8 @@ class Journals:
         return answer
 
     async def read(self, reading: Reading) -> Journal | None:
-        """Some rows of a journal. None: the lease is not valid. A whole journal is read on another connection: it may
-        be so large that it would hold up all others.
+        """Some rows of a journal, or a short one. None: the lease is not valid. The caller reads a long journal, which
+        would hold up all others, on another connection.
         """
         answer = await self._batcher.ask(reading)
         assert not isinstance(answer, Recorded)

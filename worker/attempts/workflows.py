@@ -170,13 +170,13 @@ class _Port:
         self._held = held
 
     async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:
-        if places is None:  # the whole journal may be large: no other workflow waits for it
-            async with self._workflows.pool.acquire() as connection:
-                return await reading.read(connection, self._lease)
         journal = await self._workflows.journals.read(Reading(self._lease, places))
         if journal is None:
             raise LeaseLost
-        return journal
+        if not journal.is_cut:
+            return journal
+        async with self._workflows.pool.acquire() as connection:  # a long journal: no other workflow waits for it
+            return await reading.read(connection, self._lease)
 
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
         self.check()

@@ -49,13 +49,15 @@ _CROWDED = 1 / 4
 #: A crowded pool leaves the task of a tenant that runs nothing here to its hint for this long. A hint arrives within
 #: milliseconds, unless many hints of another tenant stand before it.
 _HINT_SECONDS = 0.05
+#: A full pool that polls waits until this part of its attempts has ended, but no longer than this after the first end.
+_TOGETHER, _TOGETHER_SECONDS = 8, 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class _PollResult:
     """What a poll found out. `plenty`: more tasks may be due. `hinted`: some claimed tasks were new, so hints announce
-    tasks of these queues; also true if no slot was free, or if the poll failed. `held_back`: due tasks belong to
-    tenants that have no room in this pool.
+    tasks of these queues; also true if the poll failed. If the poll could claim nothing: as the last that claimed
+    tasks. `held_back`: due tasks belong to tenants that have no room in this pool.
     """
 
     plenty: bool
@@ -92,6 +94,9 @@ class SlotPool:
         self._poll_requested = False
         self._may_start = asyncio.Event()  # set when a hint arrives, and when a slot becomes free
         self._may_poll = asyncio.Event()
+        self._awaited_ended = asyncio.Event()  # set when `_ends_awaited` attempts have ended
+        self._ends_awaited = 0
+        self._finds_unhinted = False  # the last poll that claimed tasks claimed only such as no hint announces
         self._following: asyncio.Task[None] | None = None
         self._polling: asyncio.Task[None] | None = None
         self._stopping = False
@@ -156,6 +161,9 @@ class SlotPool:
         self._shares.give(tenant)
         self._attempts.discard(attempt)
         self._may_start.set()
+        self._ends_awaited -= 1
+        if self._ends_awaited <= 0:
+            self._awaited_ended.set()
         if self._keeps_next and self._shares.busy < self._shares.slots:
             self._may_poll.set()
         if not attempt.cancelled() and (error := attempt.exception()) is not None:
@@ -238,8 +246,25 @@ class SlotPool:
                     async with asyncio.timeout(self._pause):  # wait_for loses a cancellation before Python 3.12
                         await self._may_poll.wait()
             elif self._attempts and (result.held_back or self._shares.free <= 0):
-                pause = min(_FAIR_SECONDS, self._poll_seconds)
-                await asyncio.wait(self._attempts, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+                await self._wait_for_slots()
+
+    async def _wait_for_slots(self) -> None:
+        """Wait for the first attempt that ends, and then a moment for others that end with it: a poll costs about as
+        much for one task as for many.
+        """
+        if await self._wait_for_ends(1, min(_FAIR_SECONDS, self._poll_seconds)):
+            await self._wait_for_ends(self.slots // _TOGETHER, _TOGETHER_SECONDS)
+
+    async def _wait_for_ends(self, attempts: int, seconds: float) -> bool:
+        """Whether as many attempts end within `seconds`."""
+        self._ends_awaited = attempts
+        self._awaited_ended.clear()
+        if attempts <= 0:
+            return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):  # wait_for loses a cancellation before Python 3.12
+                await self._awaited_ended.wait()
+        return self._awaited_ended.is_set()
 
     def _keep_turn(self, *, others_wait: bool) -> None:
         """Keep the next free slot for a poll, if other tasks have waited for `_FAIR_SECONDS` while no shared slot was
@@ -277,7 +302,7 @@ class SlotPool:
         # At most half of the slots: the pool claims for one half while the attempts of the other half are settled.
         limit = min(shares.free if shares.free > 0 else shares.reserve_free, at_most or max(1, self.slots // 2))
         if limit <= 0 or self._stopping:
-            return _PollResult(plenty=True, hinted=True, held_back=False)
+            return _PollResult(plenty=True, hinted=not self._finds_unhinted, held_back=False)
         other_overdue = _HINT_SECONDS if self._crowded else None
         rooms = replace(shares.begin_poll(limit), other_overdue=other_overdue)
         try:
@@ -300,9 +325,12 @@ class SlotPool:
         for claimed in polled.claimed:
             metrics.claimed(claimed.queue, claimed.was, claimed.waited)
             self._occupy(claimed.tenant_id, self._run_polled(claimed))
+        if polled.claimed or not polled.held_back:
+            self._finds_unhinted = bool(polled.claimed) and not hinted
         return _PollResult(
             plenty=len(polled.claimed) == limit or polled.held_back,
-            hinted=hinted or polled.held_back,
+            # Hints announce what is held back, unless the polls find sleepers and retries.
+            hinted=hinted or (polled.held_back and not self._finds_unhinted),
             held_back=polled.held_back,
         )
 

@@ -52,6 +52,12 @@ WHERE t.lease_owner = a.owner AND t.epoch = a.epoch AND {unindexed("t.status = '
 
 # $1 owners, $2 tasks, $3 epochs: of the leases.
 READ = _read("read_journal", "(SELECT * FROM journal x WHERE x.job_id = t.job_id) AS e")
+#: A journal with at most this many rows is read together with others. The limit bounds the bytes of one answer.
+SHORT = 16
+READ_SHORT = _read(
+    "read_short_journal",
+    f"(SELECT * FROM journal x WHERE x.job_id = t.job_id ORDER BY x.branch, x.number LIMIT {SHORT + 1}) AS e",
+)
 # $4: the places that each lease's worker still waits for, {"of": [[branch, number]]}.
 READ_OPEN = _read(
     "read_open_calls",
@@ -98,6 +104,7 @@ class StoredSignal:
 class Journal:
     """`news`: how many signals and ends of steps have come for the workflow; `suspend` compares it. `version`: the
     version of the workflow's code when the run was submitted. `cancelled_at`: when the cancel of the run was requested.
+    `is_cut`: the journal has more rows than were read.
     """
 
     news: int
@@ -106,11 +113,14 @@ class Journal:
     entries: list[Entry]
     signals: list[StoredSignal]
     cancelled_at: datetime | None = None
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the worker with a lease reads of its workflow's journal. `places`: only these rows; None: all."""
+    """What the worker with a lease reads of its workflow's journal. `places`: only these rows; None: all of a journal
+    that has at most SHORT rows.
+    """
 
     lease: Lease
     places: Sequence[tuple[str, int]] | None = None
@@ -119,29 +129,31 @@ class Reading:
 async def read_each(connection: Connection, readings: Sequence[Reading]) -> list[Journal | None]:
     """The journals, in order. None: the lease is not valid."""
     journals: list[Journal | None] = [None] * len(readings)
-    whole = [nth for nth, reading in enumerate(readings) if reading.places is None]
+    short = [nth for nth, reading in enumerate(readings) if reading.places is None]
     opened = [nth for nth, reading in enumerate(readings) if reading.places is not None]
-    for statement, chosen in ((READ, whole), (READ_OPEN, opened)):
+    for statement, chosen in ((READ_SHORT, short), (READ_OPEN, opened)):
         if not chosen:
             continue
         leases = lease_columns([readings[nth].lease for nth in chosen])
         # A mapping each, because PostgreSQL takes a list of lists for an array of two dimensions.
         places = [[{"of": readings[nth].places} for nth in chosen]] if statement is READ_OPEN else []
         for row in await connection.fetch(statement, *leases, *places):
-            journals[chosen[row["nth"] - 1]] = _journal(row)
+            is_cut = statement is READ_SHORT and len(row["entries"]) > SHORT
+            journals[chosen[row["nth"] - 1]] = _journal(row, is_cut=is_cut)
     return journals
 
 
-async def read(connection: Connection, lease: Lease, places: Sequence[tuple[str, int]] | None = None) -> Journal:
-    """The journal of the workflow, for the worker with its lease. `places`: only these rows. Raises LeaseLost."""
-    (journal,) = await read_each(connection, [Reading(lease, places)])
-    if journal is None:
+async def read(connection: Connection, lease: Lease) -> Journal:
+    """The whole journal of the workflow, for the worker with its lease. Raises LeaseLost."""
+    row = await connection.fetchrow(READ, *lease_columns([lease]))
+    if row is None:
         raise LeaseLost
-    return journal
+    return _journal(row)
 
 
-def _journal(row: Any) -> Journal:
+def _journal(row: Any, *, is_cut: bool = False) -> Journal:
     return Journal(
+        is_cut=is_cut,
         news=row["news"],
         started_at=row["started_at"],
         version=row["version"],
