@@ -6,11 +6,11 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 from urllib.parse import urlencode
 
 import httpx2
@@ -18,7 +18,6 @@ from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
 from leasehold.api.console import tickets
-from leasehold.cli.migrate import upgrade
 from leasehold.db.database import connect
 from leasehold.embedded.ports import free_port, require_free
 from leasehold.embedded.process import RunAs, Server
@@ -42,6 +41,9 @@ _STOP_SECONDS = 40.0
 _RESTART_SECONDS = 5.0
 _HEAD_START_SECONDS = 3.0
 _TICKET_SECONDS = 86_400
+
+
+Upgrade: TypeAlias = Callable[[Settings, str], Awaitable[object]]
 
 
 class Installation:
@@ -83,6 +85,7 @@ class Installation:
     async def __aenter__(self) -> Self:
         require_free(int(self._port))
         async with AsyncExitStack() as opening:
+            loading = asyncio.create_task(asyncio.to_thread(_load_upgrade))
             await opening.enter_async_context(self._stack)
             environment = self._stack.environment | self._elsewhere
             rabbitmq: RabbitMQ | None = None
@@ -108,7 +111,7 @@ class Installation:
                 else value
                 for name, value in chosen.items()
             }
-            await asyncio.gather(self._start(opening, "api"), self._start(opening, "worker"), self._prepare())
+            await asyncio.gather(self._start(opening, "api"), self._start(opening, "worker"), self._prepare(loading))
             await self._until_ready()
             if rabbitmq is not None:
                 starting = asyncio.create_task(_start_late(rabbitmq))
@@ -180,10 +183,11 @@ class Installation:
         opening.push_async_callback(server.stop, signal.SIGTERM, grace=_STOP_SECONDS)
         self._processes.append(server)
 
-    async def _prepare(self) -> None:
+    async def _prepare(self, loading: asyncio.Task[Upgrade]) -> None:
         url = self.environment["LEASEHOLD_DATABASE_URL"]
         pipelines = self.environment["LEASEHOLD_PIPELINES"]
         settings = Settings(database_url=SecretStr(url), pipelines=pipelines, database_app_role=None)
+        upgrade = await loading
         await upgrade(settings, "head")
         connection = await connect(settings, "setup")
         try:
@@ -213,6 +217,13 @@ class Installation:
                     await asyncio.sleep(0.05)
                     continue
                 await asyncio.sleep(0.05)
+
+
+def _load_upgrade() -> Upgrade:
+    """Load alembic, while PostgreSQL starts: it takes half a second, and much longer before Python has compiled it."""
+    from leasehold.cli.migrate import upgrade  # noqa: PLC0415 - as above
+
+    return upgrade
 
 
 def _text(value: object) -> str:
