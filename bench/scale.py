@@ -40,6 +40,7 @@ class Scale:
     asleep: int = 100_000  # workflows that sleep
     woken: int = 5000  # further workflows, which wake
     wake_lead_seconds: float = 30.0  # until the first of them wakes: all of them sleep by then
+    wake_pause_seconds: float = 10.0  # between those that wake at twice the goal's rate and those at the goal's
     generations: int = 100_000  # that wait for their next poll
     polls_a_second: float = 200.0
     generation_seconds: float = 75.0  # of orders and queries; polls begin meanwhile

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from statistics import median
 from time import monotonic
 from typing import Any
@@ -230,20 +231,26 @@ async def _until(connection: asyncpg.Connection[asyncpg.Record], query: str, cou
 
 
 async def _woken(installation: Installation, scale: Scale) -> dict[str, float]:
-    """Beside the sleeping workflows, let others wake at twice the goal's rate, and measure how late they end."""
-    seconds = scale.woken / (2 * _WAKES.value)
-    lead = scale.wake_lead_seconds
-    await sdk_app.sleeper.asubmit_many(
-        [sdk_app.sleeper.call(seconds=lead + seconds * number / scale.woken) for number in range(scale.woken)]
-    )
+    """Beside the sleeping workflows, let others wake: first at twice the goal's rate, to measure their rate; after a
+    pause half as many at the goal's rate, to measure how late they end.
+    """
+    began = await now(installation)
+    lead, burst = scale.wake_lead_seconds, scale.woken / (2 * _WAKES.value)
+    later = lead + burst + scale.wake_pause_seconds
+    delays = [lead + burst * number / scale.woken for number in range(scale.woken)]
+    delays += [later + number / _WAKES.value for number in range(scale.woken // 2)]
+    for first in range(0, len(delays), _PIECE):
+        await sdk_app.sleeper.asubmit_many(
+            [sdk_app.sleeper.call(at=began + timedelta(seconds=delay)) for delay in delays[first : first + _PIECE]]
+        )
     async with installation.connection() as connection:
-        await _until(connection, _WOKEN, scale.woken)
+        await _until(connection, _WOKEN, len(delays))
         rows = await connection.fetch(
             "SELECT extract(epoch FROM j.finished_at - l.due_at)::float8 AS late, j.finished_at FROM job j"
-            " JOIN journal l ON l.job_id = j.id WHERE j.finished_at IS NOT NULL ORDER BY j.finished_at"
+            " JOIN journal l ON l.job_id = j.id WHERE j.finished_at IS NOT NULL ORDER BY l.due_at"
         )
-    seconds_between = (rows[-1]["finished_at"] - rows[0]["finished_at"]).total_seconds()
-    return {"wakes": (len(rows) - 1) / seconds_between, "late": quantile([row["late"] for row in rows], 0.99)}
+    ends, late = [row["finished_at"] for row in rows[: scale.woken]], [row["late"] for row in rows[scale.woken :]]
+    return {"wakes": (len(ends) - 1) / (max(ends) - min(ends)).total_seconds(), "late": quantile(late, 0.99)}
 
 
 def _figures_asleep(rounds: Sequence[dict[str, float]], load: tuple[float, ...], scale: Scale) -> list[Figure]:
@@ -255,7 +262,7 @@ def _figures_asleep(rounds: Sequence[dict[str, float]], load: tuple[float, ...],
         Figure(f"{name}, the worker's memory for them", "MB", of("memory"), load, _MEMORY_MB),
         Figure(f"{name}, worker and postgres, CPU, above that of 200", "% of a core", of("cpu"), load, _CPU_PERCENT),
         Figure(f"{name}, {scale.woken:,} wake", "runs/s", of("wakes"), load, _WAKES),
-        Figure(f"{name}, how late, p99", "s", of("late"), load, _LATENESS_SECONDS),
+        Figure(f"{name}, {_WAKES.value:g} wake a second, how late, p99", "s", of("late"), load, _LATENESS_SECONDS),
     ]
 
 

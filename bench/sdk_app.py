@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from leasehold import App, Context
 from leasehold.pipelines.demo.pipeline import noop
 
@@ -41,5 +43,6 @@ async def long(ctx: Context, *, calls: int) -> None:
 
 
 @app.workflow
-async def sleeper(ctx: Context, *, seconds: float = 30 * 86_400) -> None:
-    await ctx.sleep(seconds)
+async def sleeper(ctx: Context, *, at: datetime | None = None) -> None:
+    """Sleeps until a time, whenever its run begins; without one for a month."""
+    await ctx.sleep(timedelta(days=30) if at is None else at - ctx.now())

@@ -55,4 +55,5 @@ def scale() -> Scale:
         asleep=60,
         woken=20,
         wake_lead_seconds=1.0,
+        wake_pause_seconds=0.2,
     )
