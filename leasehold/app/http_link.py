@@ -93,7 +93,7 @@ class HttpLink:
         value = (run.result or {}).get(STEP)
         large = None
         if run.status == "succeeded" and value is not None and "output" in value:
-            large = await self._read(run)
+            large = await self._read(run_id)
         return Outcome(run.status, run.ended, error, value, large)
 
     async def cancel(self, run_id: UUID, reason: str) -> str:
@@ -111,9 +111,12 @@ class HttpLink:
         """Send a signal to the run, once. Raises NotFound, Conflict `run_ended`, TooMany."""
         await _answered(self._client.signal(run_id, name, payload))
 
-    async def _read(self, run: models.Run) -> bytes:
-        """The result that the object store holds. Raises Unavailable."""
-        output = next(output for output in run.outputs if (output.step, output.name) == (STEP, OUTPUT))
+    async def _read(self, run_id: UUID) -> bytes:
+        """The result that the object store holds, by the link that /v1/jobs gives. Raises Unavailable, and Forbidden
+        for a key without `jobs:read`.
+        """
+        job = await _answered(self._client.get_job(run_id))
+        output = next(output for output in job.outputs or () if (output.step, output.name) == (STEP, OUTPUT))
         try:
             answer = await self._store.get(output.url or "")
             answer.raise_for_status()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from leasehold import InvalidArguments, TaskFailed
-from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE
+from leasehold.api.auth.security import JOBS_READ, RUNS_READ, RUNS_WRITE
 from leasehold.db.database import Connection, connect
 from leasehold.domain.errors import (
     Conflict,
@@ -47,7 +47,7 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
 
 @pytest.fixture
 async def key(rows: Connection) -> str:
-    created = await create_key(rows, tenant_id="acme", client_id="program", scopes=(RUNS_READ, RUNS_WRITE))
+    created = await create_key(rows, tenant_id="acme", client_id="program", scopes=(RUNS_READ, RUNS_WRITE, JOBS_READ))
     return created.text
 
 
