@@ -28,7 +28,7 @@ async def pending(connection: Connection, at_once: int) -> list[list[UUID]]:
 
 
 async def complete(connection: Connection, batch: Sequence[Claimed]) -> None:
-    await settlements.complete(connection, [Completion(claimed.lease) for claimed in batch])
+    await settlements.complete(connection, [Completion(claimed.lease, is_last=claimed.is_last) for claimed in batch])
 
 
 def terms() -> LeaseTerms:

@@ -237,7 +237,8 @@ class Verbs(RuleBasedStateMachine):
         terms = self.workers[worker]
         mine = list({lease.task_id: lease for lease in some if lease.owner == terms.owner}.values())
         before = {lease.task_id: self.row(lease.task_id) for lease in mine}
-        done = [Completion(lease, claim_next=True) for lease in mine]
+        # Whether a worker takes a step for the last one changes only the statement.
+        done = [Completion(lease, claim_next=True, is_last=lease.epoch % 2 == 1) for lease in mine]
         outcome = self.run(settlements.complete(self.connections[1], done, terms))
         for lease in mine:
             self._judge(lease, before[lease.task_id], outcome.verdicts[lease.task_id])

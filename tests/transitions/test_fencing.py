@@ -56,6 +56,7 @@ def claiming(lease: Lease) -> Suspending:
 
 SETTLEMENTS: dict[str, Settle] = {
     "complete": lambda c, lease: settlements.complete(c, [Completion(lease, [OUTPUT], {"x": 1})]),
+    "complete_last": lambda c, lease: settlements.complete(c, [Completion(lease, value={"x": 1}, is_last=True)]),
     "fail": lambda c, lease: settlements.fail(c, [Failure(lease, "error", "boom", "it broke", True, 0.0)]),
     "wait_until": lambda c, lease: settlements.wait_until(c, [Snoozing(lease, 0.0, {"n": 1})]),
     "suspend": lambda c, lease: settlements.suspend(c, [claiming(lease)], terms(lease.owner)),
@@ -66,6 +67,7 @@ SETTLEMENTS: dict[str, Settle] = {
 #: The same with several leases at once.
 BATCHES: dict[str, Callable[[Any, list[Lease]], Awaitable[Settled]]] = {
     "complete": lambda c, leases: settlements.complete(c, [Completion(lease) for lease in leases]),
+    "complete_last": lambda c, leases: settlements.complete(c, [Completion(a, is_last=True) for a in leases]),
     "fail": lambda c, leases: settlements.fail(c, [Failure(lease, "error", "e", "m", True, 0.0) for lease in leases]),
     "wait_until": lambda c, leases: settlements.wait_until(c, [Snoozing(lease, 0.0, None) for lease in leases]),
     "suspend": lambda c, leases: settlements.suspend(c, [Suspending(a, (step_of(a),), 0, 1) for a in leases]),

@@ -201,6 +201,38 @@ async def test_a_job_past_its_deadline_expires_with_its_steps(rows: Rows) -> Non
     await assert_history(rows, claimed.job_id)
 
 
+async def test_a_claim_says_whether_another_step_needs_the_task(rows: Rows) -> None:
+    """By hint, by poll, and with the completion of the step before."""
+    assert (await rows.leased()).is_last
+    await rows.submit()
+    (polled,) = await rows.claim_all()
+    assert polled.is_last
+    step, seen = await rows.leased(THREE), []
+    while step is not None:
+        seen.append((step.step, step.is_last))
+        settled = await settlements.complete(rows.connection, [Completion(step.lease, claim_next=True)], rows.terms)
+        step = settled.nexts.get(step.lease.task_id)  # type: ignore[assignment]  # ends the loop
+    assert seen == [("a", False), ("b", False), ("c", True)]
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+async def test_a_step_that_another_needs_after_all_is_completed_with_it(rows: Rows, is_last: bool) -> None:
+    """A batch of a step that is the last of its job, and one that the worker only takes for the last."""
+    last, first = await rows.leased(), await rows.leased(THREE)
+    completions = [Completion(last.lease, value={"n": 1}, is_last=True), Completion(first.lease, is_last=is_last)]
+    settled = await settlements.complete(rows.connection, completions)
+    assert set(settled.verdicts.values()) == {Verdict.SETTLED}
+    assert settled.verdicts.keys() == settled.states.keys() == {last.lease.task_id, first.lease.task_id}
+    assert [(ended.pipeline, ended.outcome) for ended in settled.ended] == [("one", "succeeded")]
+    assert [hint.hint.task_id for hint in settled.announcements] == [
+        await rows.connection.fetchval("SELECT id FROM task WHERE job_id = $1 AND step = 'b'", first.job_id)
+    ]
+    assert await rows.statuses(first.job_id) == {"a": "succeeded", "b": "pending", "c": "blocked"}
+    assert await rows.connection.fetchval("SELECT value FROM result WHERE task_id = $1", last.lease.task_id) == {"n": 1}
+    for claimed in (last, first):
+        await assert_history(rows, claimed.job_id)
+
+
 async def test_outputs_and_values_are_committed_with_the_step(rows: Rows) -> None:
     claimed = await rows.leased(ONE)
     output = Output("out.bin", "jobs/x/out.bin", 3, "ab" * 32, "application/octet-stream")

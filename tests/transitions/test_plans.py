@@ -18,6 +18,7 @@ from tests.factories import THREE, Rows
 STATEMENTS = {
     "claim": ("uuid[], uuid, interval, int, uuid[], bool", claims.CLAIM),
     "complete": ("uuid[], uuid[], int[], jsonb[], jsonb[], bool[], interval", completion.COMPLETE),
+    "complete_last": ("uuid[], uuid[], int[], jsonb[]", completion.COMPLETE_LAST),
 }
 #: What the API reads while a client polls or streams.
 READS = {

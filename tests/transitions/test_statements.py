@@ -28,6 +28,7 @@ def test_every_statement_is_the_one_that_was_reviewed() -> None:
     "name",
     [
         "complete",
+        "complete_last",
         "fail",
         "wait_until",
         "suspend",

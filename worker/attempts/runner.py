@@ -141,7 +141,9 @@ class Runner:
             try:
                 settlement = await self._attempt(claimed, declared, seconds, held, log_and_stream, may_continue)
                 await self._write_rest(log_and_stream, settlement)
-                if settlement is not None and may_continue():
+                if isinstance(settlement, Completion) and claimed.is_last:
+                    settlement = settlement.of_last_step()
+                elif settlement is not None and may_continue():
                     settlement = _claiming_next(settlement, claimed.queue)
                 if settlement is not None:
                     held.settlement_sent = True

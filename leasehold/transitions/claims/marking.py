@@ -60,7 +60,8 @@ _MARK_CLAIMED = f"""
     WHERE t.id = found.id AND (t.status = 'running') = (found.was = 'running')
       AND MAY_BE_CLAIMED
     RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, t.handler,
-              t.timeout_seconds, found.was, extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
+              t.timeout_seconds, t.unblocks = '{{}}' AS is_last, found.was,
+              extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
               {job_columns("found", params=_PARAMS, output_prefix=_OUTPUT_PREFIX)}
 ), counted AS MATERIALIZED (
     -- The claimed tasks, numbered within their job for its events: `nth` of `task_count`. `leased`: how many of them

@@ -34,6 +34,7 @@ class Claimed:
     gated: bool  # the job passed concurrency limits: its end may admit other jobs
     grace_seconds: int  # how long a cancelled attempt may take to stop
     cancelling: bool  # the job is being cancelled: the task is a workflow whose code sees the cancel
+    is_last: bool = False  # no other step needs this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,4 +75,5 @@ def claimed_of(row: Any, terms: LeaseTerms, requested_at: float) -> Claimed:
         gated=row["gated"],
         grace_seconds=row["grace_seconds"],
         cancelling=row["cancelling"],
+        is_last=row["is_last"],
     )

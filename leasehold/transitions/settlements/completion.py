@@ -12,7 +12,7 @@ from leasehold.db.database import Connection, unindexed
 from leasehold.transitions.claims import LeaseTerms, claimed_of
 from leasehold.transitions.settlements.guard import GUARD, LEASES_OF_JOBS, LOCKED_JOBS, lease_columns, settled_of
 from leasehold.transitions.settlements.outputs_sql import outputs_column, write_outputs
-from leasehold.transitions.settlements.records import Completion, Settled
+from leasehold.transitions.settlements.records import Completion, Settled, Verdict
 
 # $4 outputs, $5 values, $6 whether the worker may claim a next step, $7 the duration of the lease on that step.
 #
@@ -36,8 +36,21 @@ _IS_READY = (
     " WHEN 'waiting' THEN coalesce(c.news + p.ended_needs >= c.wake_at, false) ELSE false END"
 )
 
-COMPLETE = f"""-- complete
-WITH {LOCKED_JOBS}leases AS MATERIALIZED (
+#: The worker may claim a next step of the job.
+_CLAIM_NEXT = """,
+           ($6::bool[])[d.place] AND d.external = 0 AND d.job_status <> 'cancel_requested' AS claim_next"""
+#: How many next steps the statement claims, of a job.
+_CLAIMED_NEXT = """    CROSS JOIN LATERAL (
+        SELECT count(*)::int AS step_count FROM taken t WHERE t.job_id = per_job.job_id
+    ) AS claimed_next
+"""
+
+
+def _completed(columns: str = "", condition: str = "") -> str:
+    """SQL: the statement's begin, up to the CTE `counted`: the tasks that it completes. `columns`: more columns of
+    `counted`. `condition`: which other tasks may not be completed.
+    """
+    return f"""WITH {LOCKED_JOBS}leases AS MATERIALIZED (
     -- Each lease with its job. The order has all jobs locked before the first task.
     SELECT a.owner, a.id, a.epoch, a.nth AS place, jobs.status AS job_status, jobs.steps_left, jobs.leased,
            jobs.external, jobs.tenant_id, jobs.trace, jobs.event_seq, jobs.pipeline, jobs.created_at
@@ -49,16 +62,78 @@ WITH {LOCKED_JOBS}leases AS MATERIALIZED (
     -- log.
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
-    FROM leases a WHERE t.id = a.id AND {GUARD}
+    FROM leases a WHERE t.id = a.id AND {GUARD}{condition}
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.queue, t.priority, t.unblocks, a.place, a.job_status,
               a.steps_left, a.leased, a.external, a.tenant_id, a.trace, a.event_seq, a.pipeline, a.created_at
 ), counted AS MATERIALIZED (
-    -- `nth` of `completed_count` completed tasks in the job; `claim_next`: the worker may claim a next step of the job.
+    -- `nth` of `completed_count` completed tasks in the job.
     SELECT d.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
-           (count(*) OVER (PARTITION BY job_id))::int AS completed_count,
-           ($6::bool[])[d.place] AND d.external = 0 AND d.job_status <> 'cancel_requested' AS claim_next
+           (count(*) OVER (PARTITION BY job_id))::int AS completed_count{columns}
     FROM done d
-), parents AS MATERIALIZED (
+"""
+
+
+_JUDGED = """), judged AS MATERIALIZED (
+    -- The job's next status. With external steps it is `waiting_worker` while an external step can run.
+    SELECT c.*,
+           CASE WHEN c.steps_left = c.completed_count THEN 'succeeded'
+                WHEN c.job_status = 'cancel_requested' AND c.leased = c.completed_count THEN 'cancelled'
+                WHEN c.external = 0 OR c.job_status = 'cancel_requested' THEN c.job_status
+                WHEN EXISTS (
+                    SELECT 1 FROM task o WHERE o.job_id = c.job_id AND starts_with(o.queue, 'ext:')
+                      AND o.finished_at IS NULL AND o.id NOT IN (SELECT d.id FROM done d)
+                      AND o.waiting_on <= (SELECT count(*) FROM done d WHERE o.id = ANY(d.unblocks)))
+                THEN 'waiting_worker' ELSE 'running' END AS becomes
+    FROM counted c
+"""
+
+
+def _advanced(more: str = "", source: str = "") -> str:
+    """SQL: the CTEs `advanced` and `events`. `more`: what the job counts beside the completed tasks, from `source`."""
+    return f"""), advanced AS (
+    UPDATE job j
+    SET steps_left = j.steps_left - per_job.completed_count,
+        leased = j.leased - per_job.completed_count{more},
+        status = per_job.becomes,
+        finished_at = CASE WHEN per_job.becomes IN ('succeeded', 'cancelled') THEN clock_timestamp() END,
+        expires_at = CASE WHEN per_job.becomes IN ('succeeded', 'cancelled')
+                          THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
+        event_seq = j.event_seq + per_job.completed_count{more}
+    FROM judged per_job
+{source}    WHERE per_job.nth = 1 AND j.id = per_job.job_id
+), events AS (
+    -- A job that ends shows its last status in its last event only.
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
+    SELECT job_id, event_seq + nth, tenant_id, 'completed',
+           CASE WHEN becomes IN ('succeeded', 'cancelled') AND nth < completed_count THEN 'running' ELSE becomes END,
+           id, step, 'succeeded', epoch
+    FROM judged
+"""
+
+
+def _results(values: str) -> str:
+    """SQL: the CTE `results`. `values`: the parameter with the steps' values."""
+    return f"""results AS (
+    INSERT INTO result (task_id, value)
+    SELECT d.id, ({values}::jsonb[])[d.place] FROM done d WHERE ({values}::jsonb[])[d.place] IS NOT NULL
+"""
+
+
+_VERDICTS = """)
+SELECT d.id AS task_id, true AS settled, 'succeeded' AS state,
+       CASE WHEN d.becomes IN ('succeeded', 'cancelled') THEN d.job_id END AS ended_job, d.pipeline,
+       d.becomes AS outcome, extract(epoch FROM clock_timestamp() - d.created_at)::float8 AS seconds,
+       NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers,
+       NULL::jsonb AS next
+FROM judged d
+UNION ALL
+SELECT a.id, coalesce(t.status = 'succeeded' AND t.epoch = a.epoch, false), 'succeeded', NULL, NULL, NULL, NULL, NULL,
+       NULL, NULL, NULL, NULL
+FROM asked a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.id FROM done d)
+"""
+
+COMPLETE = f"""-- complete
+{_completed(_CLAIM_NEXT)}), parents AS MATERIALIZED (
     -- Each step (`child`) that needs `ended_needs` of the completed tasks. `place`: the worker that may claim it;
     -- `taken`: the worker claims this step, the first of those that are ready.
     SELECT p.*, x.ready AND row_number() OVER (PARTITION BY p.place, x.ready ORDER BY c.position, c.id) = 1 AS taken
@@ -95,70 +170,23 @@ WITH {LOCKED_JOBS}leases AS MATERIALIZED (
     FROM parents p
     WHERE c.id = p.child AND {unindexed("c.finished_at IS NULL")}
     RETURNING c.id, c.job_id, c.tenant_id, c.step, c.position, c.queue, c.priority, c.status, c.epoch, c.attempt,
-              c.errors, c.crashes, c.handler, c.timeout_seconds, c.wake_at, p.trace, p.seq, p.place
+              c.errors, c.crashes, c.handler, c.timeout_seconds, c.unblocks, c.wake_at, p.trace, p.seq, p.place
 ), taken AS MATERIALIZED (
     -- The steps that this statement claims.
     SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY position, id) AS nth FROM freed f
     WHERE f.status = 'running' AND f.wake_at IS NULL
-), judged AS MATERIALIZED (
-    -- The job's next status. With external steps it is `waiting_worker` while an external step can run.
-    SELECT c.*,
-           CASE WHEN c.steps_left = c.completed_count THEN 'succeeded'
-                WHEN c.job_status = 'cancel_requested' AND c.leased = c.completed_count THEN 'cancelled'
-                WHEN c.external = 0 OR c.job_status = 'cancel_requested' THEN c.job_status
-                WHEN EXISTS (
-                    SELECT 1 FROM task o WHERE o.job_id = c.job_id AND starts_with(o.queue, 'ext:')
-                      AND o.finished_at IS NULL AND o.id NOT IN (SELECT d.id FROM done d)
-                      AND o.waiting_on <= (SELECT count(*) FROM done d WHERE o.id = ANY(d.unblocks)))
-                THEN 'waiting_worker' ELSE 'running' END AS becomes
-    FROM counted c
-), advanced AS (
-    UPDATE job j
-    SET steps_left = j.steps_left - per_job.completed_count,
-        leased = j.leased - per_job.completed_count + claimed_next.step_count,
-        status = per_job.becomes,
-        finished_at = CASE WHEN per_job.becomes IN ('succeeded', 'cancelled') THEN clock_timestamp() END,
-        expires_at = CASE WHEN per_job.becomes IN ('succeeded', 'cancelled')
-                          THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
-        event_seq = j.event_seq + per_job.completed_count + claimed_next.step_count
-    FROM judged per_job
-    CROSS JOIN LATERAL (
-        SELECT count(*)::int AS step_count FROM taken t WHERE t.job_id = per_job.job_id
-    ) AS claimed_next
-    WHERE per_job.nth = 1 AND j.id = per_job.job_id
-), events AS (
-    -- A job that ends shows its last status in its last event only.
-    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
-    SELECT job_id, event_seq + nth, tenant_id, 'completed',
-           CASE WHEN becomes IN ('succeeded', 'cancelled') AND nth < completed_count THEN 'running' ELSE becomes END,
-           id, step, 'succeeded', epoch
-    FROM judged
-), claim_events AS (
+{_JUDGED}{_advanced(" + claimed_next.step_count", _CLAIMED_NEXT)}), claim_events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT t.job_id, t.seq + t.nth, t.tenant_id, 'claimed', 'running', t.id, t.step, 'running', t.epoch,
            jsonb_build_object('worker', ($1::uuid[])[t.place], 'attempt', t.attempt)
     FROM taken t
-), {write_outputs("done", "$4")}, results AS (
-    INSERT INTO result (task_id, value)
-    SELECT d.id, ($5::jsonb[])[d.place] FROM done d WHERE ($5::jsonb[])[d.place] IS NOT NULL
-), hinted AS (
+), {write_outputs("done", "$4")}, {_results("$5")}), hinted AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT f.id, f.job_id, f.queue, f.priority, f.trace, clock_timestamp() + interval '1 second'
     FROM freed f
     WHERE (f.status = 'pending' OR (f.status = 'waiting' AND f.wake_at IS NULL)) AND NOT starts_with(f.queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
-)
-SELECT d.id AS task_id, true AS settled, 'succeeded' AS state,
-       CASE WHEN d.becomes IN ('succeeded', 'cancelled') THEN d.job_id END AS ended_job, d.pipeline,
-       d.becomes AS outcome, extract(epoch FROM clock_timestamp() - d.created_at)::float8 AS seconds,
-       NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers,
-       NULL::jsonb AS next
-FROM judged d
-UNION ALL
-SELECT a.id, coalesce(t.status = 'succeeded' AND t.epoch = a.epoch, false), 'succeeded', NULL, NULL, NULL, NULL, NULL,
-       NULL, NULL, NULL, NULL
-FROM asked a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.id FROM done d)
-UNION ALL
+{_VERDICTS}UNION ALL
 SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL
 FROM hinted h
 UNION ALL
@@ -168,9 +196,14 @@ SELECT ($2::uuid[])[t.place], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NU
     'handler', t.handler, 'timeout_seconds', t.timeout_seconds, 'pipeline', j.pipeline,
     'pipeline_version', j.pipeline_version, 'params', j.params, 'inputs', j.inputs, 'output_prefix', j.output_prefix,
     'trace', j.trace, 'gated', j.gated, 'grace_seconds', j.grace_seconds,
-    'cancelling', false)
+    'cancelling', false, 'is_last', t.unblocks = '{{}}')
 FROM taken t JOIN job j ON j.id = t.job_id
 """
+
+# $4 values. The completion of steps that no step needs, without outputs: the end of most jobs. To begin a statement
+# costs PostgreSQL as much as its parts, and a batch of one or of a few completions hardly more.
+COMPLETE_LAST = f"""-- complete_last
+{_completed(condition=" AND t.unblocks = '{}'")}{_JUDGED}{_advanced()}), {_results("$4")}{_VERDICTS}"""
 
 
 async def complete(
@@ -181,6 +214,32 @@ async def complete(
 
     With `terms`, each completion that `claim_next` claims one of the steps that it unblocks: blocked -> running.
     """
+    if all(completion.is_last and not completion.outputs for completion in completions):
+        return await _complete_last(connection, completions, terms)
+    return await _complete(connection, completions, terms)
+
+
+async def _complete_last(
+    connection: Connection, completions: Sequence[Completion], terms: LeaseTerms | None
+) -> Settled:
+    """The short statement; then the whole one for what the short one did not settle: a step that another needs after
+    all, or a lease that is lost.
+    """
+    leases = lease_columns([completion.lease for completion in completions])
+    rows = await connection.fetch(COMPLETE_LAST, *leases, [completion.value for completion in completions])
+    outcome = settled_of(rows, hints=True, ends=True)
+    left = [completion for completion in completions if outcome.verdicts[completion.lease.task_id] is Verdict.LOST]
+    if left:
+        others = await _complete(connection, left, terms)
+        outcome.verdicts.update(others.verdicts)
+        outcome.states.update(others.states)
+        outcome.nexts.update(others.nexts)
+        outcome.announcements.extend(others.announcements)
+        outcome.ended.extend(others.ended)
+    return outcome
+
+
+async def _complete(connection: Connection, completions: Sequence[Completion], terms: LeaseTerms | None) -> Settled:
     requested_at = monotonic()
     outputs = outputs_column([completion.outputs for completion in completions])
     values = [completion.value for completion in completions]

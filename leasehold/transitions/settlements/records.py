@@ -40,10 +40,15 @@ class Completion:
     outputs: Sequence[Output] = ()
     value: Mapping[str, Any] | None = None
     claim_next: bool = False  # the worker has room to run the job's next step, if that step is in the same queue
+    is_last: bool = False  # no other step needs this one, as far as the worker knows
 
     def claiming_next(self) -> Completion:
         """The same, with `claim_next`."""
         return Completion(self.lease, self.outputs, self.value, claim_next=True)  # a hot path: `replace` takes longer
+
+    def of_last_step(self) -> Completion:
+        """The same, with `is_last`."""
+        return Completion(self.lease, self.outputs, self.value, is_last=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ SELECT t.id, NULL, NULL, NULL, NULL, NULL, NULL, jsonb_build_object(
     'queue', t.queue, 'priority', t.priority, 'errors', 0, 'crashes', 0, 'was', 'pending', 'waited', 0,
     'handler', t.handler, 'timeout_seconds', t.timeout_seconds, 'pipeline', t.pipeline,
     'pipeline_version', t.pipeline_version, 'inputs', t.inputs, 'output_prefix', t.output_prefix, 'trace', t.trace,
-    'gated', t.gated, 'grace_seconds', t.grace_seconds, 'cancelling', false)
+    'gated', t.gated, 'grace_seconds', t.grace_seconds, 'cancelling', false, 'is_last', false)
 FROM taken t
 """
 

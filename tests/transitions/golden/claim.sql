@@ -42,7 +42,8 @@ WITH jobs AS MATERIALIZED (
       AND l.classid = 7305::oid AND l.objid = w.presence_key::oid)))))))
                ELSE false END
     RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, t.handler,
-              t.timeout_seconds, found.was, extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
+              t.timeout_seconds, t.unblocks = '{}' AS is_last, found.was,
+              extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
               found.event_seq, found.tenant_id, found.pipeline, found.pipeline_version, CASE WHEN t.contained THEN (SELECT i.value FROM item i WHERE i.task_id = t.id) ELSE found.params END AS params, found.inputs, CASE WHEN t.contained THEN found.output_prefix || '/' || replace(t.step, '#', '.')
                    ELSE found.output_prefix END AS output_prefix, found.trace, found.gated, found.grace_seconds, found.cancelling
 ), counted AS MATERIALIZED (

@@ -31,7 +31,7 @@ WITH asked AS MATERIALIZED (
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.queue, t.priority, t.unblocks, a.place, a.job_status,
               a.steps_left, a.leased, a.external, a.tenant_id, a.trace, a.event_seq, a.pipeline, a.created_at
 ), counted AS MATERIALIZED (
-    -- `nth` of `completed_count` completed tasks in the job; `claim_next`: the worker may claim a next step of the job.
+    -- `nth` of `completed_count` completed tasks in the job.
     SELECT d.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
            (count(*) OVER (PARTITION BY job_id))::int AS completed_count,
            ($6::bool[])[d.place] AND d.external = 0 AND d.job_status <> 'cancel_requested' AS claim_next
@@ -73,7 +73,7 @@ WITH asked AS MATERIALIZED (
     FROM parents p
     WHERE c.id = p.child AND CASE WHEN c.finished_at IS NULL THEN true ELSE false END
     RETURNING c.id, c.job_id, c.tenant_id, c.step, c.position, c.queue, c.priority, c.status, c.epoch, c.attempt,
-              c.errors, c.crashes, c.handler, c.timeout_seconds, c.wake_at, p.trace, p.seq, p.place
+              c.errors, c.crashes, c.handler, c.timeout_seconds, c.unblocks, c.wake_at, p.trace, p.seq, p.place
 ), taken AS MATERIALIZED (
     -- The steps that this statement claims.
     SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY position, id) AS nth FROM freed f
@@ -153,5 +153,5 @@ SELECT ($2::uuid[])[t.place], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NU
     'handler', t.handler, 'timeout_seconds', t.timeout_seconds, 'pipeline', j.pipeline,
     'pipeline_version', j.pipeline_version, 'params', j.params, 'inputs', j.inputs, 'output_prefix', j.output_prefix,
     'trace', j.trace, 'gated', j.gated, 'grace_seconds', j.grace_seconds,
-    'cancelling', false)
+    'cancelling', false, 'is_last', t.unblocks = '{}')
 FROM taken t JOIN job j ON j.id = t.job_id

@@ -95,7 +95,8 @@ WITH RECURSIVE served AS MATERIALIZED (
     WHERE t.id = found.id AND (t.status = 'running') = (found.was = 'running')
       AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN true ELSE false END AND (t.journaled OR NOT found.cancelling)
     RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, t.handler,
-              t.timeout_seconds, found.was, extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
+              t.timeout_seconds, t.unblocks = '{}' AS is_last, found.was,
+              extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
               found.event_seq, found.tenant_id, found.pipeline, found.pipeline_version, CASE WHEN t.contained THEN (SELECT i.value FROM item i WHERE i.task_id = t.id) ELSE found.params END AS params, found.inputs, CASE WHEN t.contained THEN found.output_prefix || '/' || replace(t.step, '#', '.')
                    ELSE found.output_prefix END AS output_prefix, found.trace, found.gated, found.grace_seconds, found.cancelling
 ), counted AS MATERIALIZED (

@@ -1,0 +1,81 @@
+-- complete_last
+WITH asked AS MATERIALIZED (
+    -- The leases. `nth` is the lease's position in every parameter array, counted from 1.
+    SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
+        WITH ORDINALITY AS a(owner, id, epoch, nth)
+), jobs AS MATERIALIZED (
+    -- Locks each job row and reads its columns once; later CTEs reuse them (see claims.marking). The job's leases
+    -- are arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`).
+    SELECT j.id, j.status, j.steps_left, j.leased, j.external, j.tenant_id, j.trace, j.event_seq, j.pipeline,
+           j.created_at, leases.owners, leases.ids, leases.epochs, leases.places
+    FROM (
+        SELECT t.job_id, array_agg(a.owner) AS owners, array_agg(a.id) AS ids, array_agg(a.epoch) AS epochs,
+               array_agg(a.nth) AS places
+        FROM asked a JOIN task t ON t.id = a.id GROUP BY t.job_id
+    ) AS leases JOIN job j ON j.id = leases.job_id
+    ORDER BY j.id
+    FOR UPDATE OF j
+), leases AS MATERIALIZED (
+    -- Each lease with its job. The order has all jobs locked before the first task.
+    SELECT a.owner, a.id, a.epoch, a.nth AS place, jobs.status AS job_status, jobs.steps_left, jobs.leased,
+           jobs.external, jobs.tenant_id, jobs.trace, jobs.event_seq, jobs.pipeline, jobs.created_at
+    FROM jobs CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
+    ORDER BY a.id
+), done AS (
+    -- The guarded write: the leases' tasks succeed. It waits for whoever has a task's row locked (a renewal, a note),
+    -- and then judges the row that these left. Other settlements lock the row first: each such lock is a record in the
+    -- log.
+    UPDATE task t
+    SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
+    FROM leases a WHERE t.id = a.id AND CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END AND t.unblocks = '{}'
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.queue, t.priority, t.unblocks, a.place, a.job_status,
+              a.steps_left, a.leased, a.external, a.tenant_id, a.trace, a.event_seq, a.pipeline, a.created_at
+), counted AS MATERIALIZED (
+    -- `nth` of `completed_count` completed tasks in the job.
+    SELECT d.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
+           (count(*) OVER (PARTITION BY job_id))::int AS completed_count
+    FROM done d
+), judged AS MATERIALIZED (
+    -- The job's next status. With external steps it is `waiting_worker` while an external step can run.
+    SELECT c.*,
+           CASE WHEN c.steps_left = c.completed_count THEN 'succeeded'
+                WHEN c.job_status = 'cancel_requested' AND c.leased = c.completed_count THEN 'cancelled'
+                WHEN c.external = 0 OR c.job_status = 'cancel_requested' THEN c.job_status
+                WHEN EXISTS (
+                    SELECT 1 FROM task o WHERE o.job_id = c.job_id AND starts_with(o.queue, 'ext:')
+                      AND o.finished_at IS NULL AND o.id NOT IN (SELECT d.id FROM done d)
+                      AND o.waiting_on <= (SELECT count(*) FROM done d WHERE o.id = ANY(d.unblocks)))
+                THEN 'waiting_worker' ELSE 'running' END AS becomes
+    FROM counted c
+), advanced AS (
+    UPDATE job j
+    SET steps_left = j.steps_left - per_job.completed_count,
+        leased = j.leased - per_job.completed_count,
+        status = per_job.becomes,
+        finished_at = CASE WHEN per_job.becomes IN ('succeeded', 'cancelled') THEN clock_timestamp() END,
+        expires_at = CASE WHEN per_job.becomes IN ('succeeded', 'cancelled')
+                          THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
+        event_seq = j.event_seq + per_job.completed_count
+    FROM judged per_job
+    WHERE per_job.nth = 1 AND j.id = per_job.job_id
+), events AS (
+    -- A job that ends shows its last status in its last event only.
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
+    SELECT job_id, event_seq + nth, tenant_id, 'completed',
+           CASE WHEN becomes IN ('succeeded', 'cancelled') AND nth < completed_count THEN 'running' ELSE becomes END,
+           id, step, 'succeeded', epoch
+    FROM judged
+), results AS (
+    INSERT INTO result (task_id, value)
+    SELECT d.id, ($4::jsonb[])[d.place] FROM done d WHERE ($4::jsonb[])[d.place] IS NOT NULL
+)
+SELECT d.id AS task_id, true AS settled, 'succeeded' AS state,
+       CASE WHEN d.becomes IN ('succeeded', 'cancelled') THEN d.job_id END AS ended_job, d.pipeline,
+       d.becomes AS outcome, extract(epoch FROM clock_timestamp() - d.created_at)::float8 AS seconds,
+       NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers,
+       NULL::jsonb AS next
+FROM judged d
+UNION ALL
+SELECT a.id, coalesce(t.status = 'succeeded' AND t.epoch = a.epoch, false), 'succeeded', NULL, NULL, NULL, NULL, NULL,
+       NULL, NULL, NULL, NULL
+FROM asked a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.id FROM done d)
