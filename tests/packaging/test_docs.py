@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 MEDIA = (ROOT / "docs/guides/media.md").read_text()
 ERRORS = (ROOT / "docs/reference/errors.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
-OF_THE_COMMAND_LINE = {"LEASEHOLD_URL", "LEASEHOLD_API_KEY", "LEASEHOLD_TEST_DATABASE_URL"}
+OF_THE_COMMAND_LINE = {"LEASEHOLD_URL", "LEASEHOLD_API_KEY", "LEASEHOLD_TEST_DATABASE_URL", "LEASEHOLD_RABBIT"}
 KNOWN = {f"LEASEHOLD_{name.upper()}" for name in Settings.model_fields} | OF_THE_COMMAND_LINE
 KNOWN |= {f"LEASEHOLD_{n.upper()}_FILE" for n, at in Settings.model_fields.items() if holds_secrets(at.annotation)}
 
