@@ -33,7 +33,7 @@ from leasehold.urls import refuse_bad_urls
 
 log = structlog.get_logger(__name__)
 
-#: For the other requests to finish, once long polls and streams are ended.
+#: Seconds for the running requests to finish, once long polls and streams are ended.
 _GRACE_SECONDS = 15
 
 
@@ -76,7 +76,9 @@ def make_server(settings: Settings, *, host: str, port: int) -> Server:
 
 
 def _sockets(host: str, port: int) -> list[socket.socket] | None:
-    """The socket of all addresses. None: uvicorn opens one for `host`; it would open `::` for IPv6 alone."""
+    """The socket for `ALL` addresses, IPv4 and IPv6: for `::`, uvicorn would open one for IPv6 alone. None for any
+    other `host`: uvicorn opens that socket.
+    """
     if host != ALL:
         return None
     opened = listening_at(host, port)

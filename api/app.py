@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from leasehold.api.auth.security import refuse_open_routes, scopes_of
 from leasehold.api.console.router import console_router, public_of
 from leasehold.api.console.state import ConsoleState
-from leasehold.api.fleet import audit, health, keys, operators, people, scaling
+from leasehold.api.fleet import audit, cells, health, keys, operators, people, scaling
 from leasehold.api.fleet.health import Readiness
 from leasehold.api.http import openapi
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
@@ -77,6 +77,7 @@ _REST = (
     views.router,
     operators.router,
     scaling.router,
+    cells.router,
     audit.router,
     keys.router,
     people.router,
@@ -125,7 +126,7 @@ def make_app(settings: Settings) -> FastAPI:
     for router in routers:
         refuse_open_bodies(app, router)
         refuse_open_routes(app, [route for route in router.routes if isinstance(route, APIRoute)], public)
-        # Not `include_router`: it makes each route anew for this app, at the first request.
+        # `include_router` would make each route anew, at the first request: add the routes themselves.
         app.router.routes.extend(router.routes)
     routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
     app.state.scopes, app.state.methods = scopes_of(routes), Methods(routes)

@@ -140,14 +140,16 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-async def measure(names: Sequence[str], scale: Scale, console: Console) -> tuple[dict[str, object], list[Figure]]:
-    """Measure the figures. Returns the description of the machine, and the figures."""
+async def measure(
+    names: Sequence[str], scale: Scale, console: Console
+) -> tuple[dict[str, object], dict[str, list[Figure]]]:
+    """Measure the figures. Returns the description of the machine, and the figures by name."""
     async with Testbed() as testbed:
         machine_description = machine.describe() | {"servers": await testbed.servers()}
-        figures: list[Figure] = []
+        figures: dict[str, list[Figure]] = {}
         for name in names:
             console.print(f"measuring {name} ...", style="dim")
-            figures += await FIGURES[name](testbed, scale)
+            figures[name] = await FIGURES[name](testbed, scale)
         return machine_description, figures
 
 
@@ -164,13 +166,16 @@ async def run(options: argparse.Namespace) -> None:
         finished=tuple(int(count) for count in options.finished.split(",")),
     )
     names = options.figures or [name for name in FIGURES if name not in ONLY_BY_NAME]
-    machine_description, figures = await measure(names, scale, Console(stderr=True))
+    machine_description, by_name = await measure(names, scale, Console(stderr=True))
+    figures = [figure for measured in by_name.values() for figure in measured]
     report.show(Console(), machine_description, figures)
     if options.json is not None:
         await asyncio.to_thread(report.write, options.json, machine_description, figures)
     if options.record is not None:
-        command = f"scripts/bench {' '.join(names)}" + (f" --runs {scale.runs}" if scale.runs != Scale().runs else "")
-        await asyncio.to_thread(page.record, figures, command, options.record)
+        sizes = (("runs", scale.runs, Scale().runs), ("finished", scale.finished, Scale().finished))
+        chosen = "".join(f" --{name} {getattr(options, name)}" for name, value, usual in sizes if value != usual)
+        for name, measured in by_name.items():
+            await asyncio.to_thread(page.record, measured, f"scripts/bench {name}{chosen}", options.record)
     if options.plot is not None:
         await asyncio.to_thread(plot.draw, options.plot, figures)
 

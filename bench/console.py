@@ -11,7 +11,6 @@ from time import perf_counter
 
 import asyncpg
 import httpx2
-from cryptography.fernet import Fernet
 
 from bench import surface
 from bench.figure import Figure, Goal, quantile
@@ -42,22 +41,20 @@ _KB = 1000
 
 async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     jobs = max(scale.finished)
-    async with testbed.installation(broker="postgres", sealing_keys=Fernet.generate_key().decode()) as installation:
-        await surface.fill(installation, jobs)
-        await testbed.checkpoint()
-        port = free_port()
-        await installation.start("api", api_port=port, metrics=False)  # the exporter reads, too, and not for a page
-        await until_ready(port)
-        async with installation.connection() as connection, httpx2.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", headers={"Accept": "text/html"}, timeout=60
-        ) as browser:  # fmt: skip
-            key = await _sign_in(installation, browser)
-            job = await connection.fetchval("SELECT id FROM job WHERE error IS NOT NULL ORDER BY id DESC LIMIT 1")
-            figures = []
-            for path in _PAGES:
-                figures += await _of_page(connection, browser, path.format(job=job), path, jobs, scale.runs)
-            figures.append(await _weight(browser))
-            return figures + await _of_consoles(connection, browser, key, port)
+    installation = await surface.filled(testbed, jobs)
+    port = free_port()
+    await installation.start("api", api_port=port, metrics=False)  # the exporter reads, too, and not for a page
+    await until_ready(port)
+    async with installation.connection() as connection, httpx2.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}", headers={"Accept": "text/html"}, timeout=60
+    ) as browser:  # fmt: skip
+        key = await _sign_in(installation, browser)
+        job = await connection.fetchval("SELECT id FROM job WHERE error IS NOT NULL ORDER BY id DESC LIMIT 1")
+        figures = []
+        for path in _PAGES:
+            figures += await _of_page(connection, browser, path.format(job=job), path, jobs, scale.runs)
+        figures.append(await _weight(browser))
+        return figures + await _of_consoles(connection, browser, key, port)
 
 
 async def _sign_in(installation: Installation, browser: httpx2.AsyncClient) -> str:

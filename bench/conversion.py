@@ -44,16 +44,16 @@ SELECT step, extract(epoch FROM finished_at - started_at)::float8 AS seconds FRO
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Seconds, bytes of memory, and bytes a second."""
+    """One conversion. Times are in seconds, memory is in bytes, and speeds are in bytes a second."""
 
     steps: dict[str, float]
     child_bytes: int
-    upload_growth: int
+    upload_growth: int  # of the API's memory
     download_growth: int
-    result_speed: float
+    result_speed: float  # of a download through the API
     store_speed: float
-    agreement: float
-    silence: float
+    agreement: float  # the share of images for which float and int8 have the same first class
+    silence: float  # the longest time without progress
 
     @property
     def seconds(self) -> float:

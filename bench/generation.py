@@ -53,7 +53,7 @@ WITH n AS MATERIALIZED (
 ), notes AS (
     INSERT INTO note (task_id, value)
     SELECT poll, jsonb_build_object('ref', 'w' || i, 'submitted_at', '2026-01-01T00:00:00+00:00', 'misses', 0) FROM n
-), told AS (
+), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT job, 1, 'bench', 'parked', 'running', poll, 'poll', 'waiting', 1, jsonb_build_object('until', due) FROM n
 )
@@ -145,7 +145,7 @@ async def _run(installation: Installation, scale: Scale) -> dict[str, float]:
     await installation.start("api", api_port=port)
     worker = await installation.start_worker()
     await until_ready(port)
-    queries = await _ask(installation, port, scale.generation_seconds)
+    queries = await _order_and_query(installation, port, scale.generation_seconds)
     if not worker.running:
         raise worker.failure("ended in the middle of a measurement")
     resident = max(resident_bytes(pid) for pid in main_processes_of("worker"))
@@ -165,7 +165,7 @@ async def _run(installation: Installation, scale: Scale) -> dict[str, float]:
     }
 
 
-async def _ask(installation: Installation, port: int, seconds: float) -> list[float]:
+async def _order_and_query(installation: Installation, port: int, seconds: float) -> list[float]:
     """Order at an even pace, and query in between. Returns the seconds of each query."""
     async with installation.connection() as connection:
         scopes = ("generation:write", "generation:read")

@@ -36,9 +36,11 @@ _SCRAPES = 20
 _QUEUES = ("default", "media", "conversion", "generation")
 _MILLISECONDS = Goal(50)
 _KILOBYTES = Goal(500)
-_COST = Goal(2)
-_ARMS = (("on", True), ("off", False))
-_TOLD = f'leasehold_workers{{state="serving"}} {_FLEET}.0'.encode()
+_PERCENT = Goal(2)
+#: With metrics and without: the name, and the setting.
+_CASES = (("on", True), ("off", False))
+#: The line of the exporter's page once it has read the whole fleet.
+_WHOLE_FLEET = f'leasehold_workers{{state="serving"}} {_FLEET}.0'.encode()
 
 
 async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
@@ -69,7 +71,7 @@ async def _scrape(installation: Installation, scale: Scale) -> tuple[float, int]
         await submitting.fill(noop, scale.warm_up_jobs)
         await until_finished(installation, worker)
     async with asyncio.timeout(6 * EVERY_SECONDS):
-        while _TOLD not in await _page(port):  # noqa: ASYNC110 - only a scrape shows that the exporter has read the fleet
+        while _WHOLE_FLEET not in await _page(port):  # noqa: ASYNC110 - only a scrape shows that the exporter has read the fleet
             await asyncio.sleep(0.2)
     times = []
     for _ in range(_SCRAPES):
@@ -101,26 +103,28 @@ async def _cost(testbed: Testbed, scale: Scale) -> list[Figure]:
     """Each run drains with metrics and without, then without and with: so a change of the machine's load, and an effect
     of one drain on the next, falls on both.
     """
-    rates, seconds, loads, shares, extra_cpu = _both(), _both(), [], [], []
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    loads, shares, extra_cpu = [], [], []
     for _ in range(scale.runs):
         loads.append(os.getloadavg()[0])
-        drained = [(on, await _drain(testbed, scale, on=on)) for on in (True, False, False, True)]
+        drains = [(on, await _drain(testbed, scale, on=on)) for on in (True, False, False, True)]
         for on in (True, False):
-            rates[on].append(mean(rate for drained_on, (rate, _) in drained if drained_on is on))
-            seconds[on].append(mean(cpu for drained_on, (_, cpu) in drained if drained_on is on))
+            rates[on].append(mean(rate for drain_on, (rate, _) in drains if drain_on is on))
+            seconds[on].append(mean(cpu for drain_on, (_, cpu) in drains if drain_on is on))
         shares.append(100 * (1 - rates[True][-1] / rates[False][-1]))
         extra_cpu.append(100 * (seconds[True][-1] / seconds[False][-1] - 1))
-    counting = await asyncio.to_thread(_counting)
+    counting = await asyncio.to_thread(_seconds_of_counting)
     share = tuple(100 * counting / cpu for cpu in seconds[True])
-    jobs_per_second = {name: [round(rate) for rate in rates[on]] for name, on in _ARMS}
-    microseconds = {name: [round(cpu * 1e6, 1) for cpu in seconds[on]] for name, on in _ARMS}
+    jobs_per_second = {name: [round(rate) for rate in rates[on]] for name, on in _CASES}
+    microseconds = {name: [round(cpu * 1e6, 1) for cpu in seconds[on]] for name, on in _CASES}
     return [
         Figure(
             "throughput that metrics cost",
             "%",
             tuple(shares),
             tuple(loads),
-            _COST,
+            _PERCENT,
             {"jobs_per_second": jobs_per_second},
         ),
         Figure(
@@ -135,12 +139,8 @@ async def _cost(testbed: Testbed, scale: Scale) -> list[Figure]:
     ]
 
 
-def _both() -> dict[bool, list[float]]:
-    return {True: [], False: []}
-
-
-def _counting() -> float:
-    """The seconds in which the worker counts one attempt in all its metrics: the best of many rounds."""
+def _seconds_of_counting() -> float:
+    """The seconds that the worker needs to count one attempt in all its metrics: the best of many rounds."""
     ended = [JobEnded("noop", "succeeded", 0.2)]
 
     def attempt() -> None:

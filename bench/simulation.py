@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, fields, replace
+from itertools import count
 from random import Random
 from typing import Any, Self
 
@@ -138,7 +139,7 @@ class _Log:
 
 
 class _Fleet:
-    """What all workers share."""
+    """PostgreSQL, its log, the broker and the backlog: what all workers of a simulation share."""
 
     def __init__(self, env: simpy.Environment, costs: Costs, plan: Plan, random: Random) -> None:
         self.env, self.costs, self.plan, self.random = env, costs, plan, random
@@ -202,7 +203,7 @@ class _Worker:
         self._free = fleet.plan.slots
         self._ended = 0
         self._may_claim, self._may_settle = fleet.env.event(), fleet.env.event()
-        for process in (self._claim(), self._settle(), self._keep()):
+        for process in (self._claim(), self._settle(), self._background()):
             fleet.env.process(process)
 
     def _on_loop(self, tasks: int) -> Process:
@@ -257,16 +258,15 @@ class _Worker:
             if not self._may_claim.triggered:
                 self._may_claim.succeed()
 
-    def _keep(self) -> Process:
-        """What a worker costs beside its tasks: polls, presence, duties, and renewals of what runs."""
-        fleet = self._fleet
+    def _background(self) -> Process:
+        """The worker's statements beside its tasks. Each second: polls, presence and duties. At every _RENEW_SECONDS
+        also a renewal of each lease.
+        """
+        fleet, costs = self._fleet, self._fleet.costs
         yield self._env.timeout(fleet.random.uniform(0, 1))
-        turns = 0
-        while True:
-            turns += 1
-            running = fleet.plan.slots - self._free if turns % _RENEW_SECONDS == 0 else 0
-            costs = fleet.costs
-            yield from fleet.of_database(costs.database_idle_worker + running * costs.database_renewal)
+        for second in count(1):
+            leases = fleet.plan.slots - self._free if second % _RENEW_SECONDS == 0 else 0
+            yield from fleet.of_database(costs.database_idle_worker + leases * costs.database_renewal)
             yield self._env.timeout(1)
 
 
@@ -276,15 +276,18 @@ def simulate(costs: Costs, plan: Plan, *, seed: int, seconds: float = 3.0, warm_
     fleet = _Fleet(env, costs, plan, Random(seed))  # noqa: S311 - the same seed gives the same table
     for _ in range(plan.workers):
         _Worker(fleet)
-    began, ended, used = 0.0, 0, dict(fleet.used)
     if plan.backlog is not None:
-        env.run(until=fleet.done)
-    else:
-        env.run(until=warm_up)
-        began, ended, used = env.now, fleet.ended, dict(fleet.used)
-        fleet.statements.clear()
-        env.run(until=warm_up + seconds)
-    lasted, statements = env.now - began, fleet.statements
+        return _measure(fleet, fleet.done)
+    env.run(until=warm_up)
+    return _measure(fleet, warm_up + seconds)
+
+
+def _measure(fleet: _Fleet, until: simpy.Event | float) -> Outcome:
+    """Run the simulation until the event or the time. Returns the outcome of this part alone."""
+    began, ended, used = fleet.env.now, fleet.ended, dict(fleet.used)
+    fleet.statements.clear()
+    fleet.env.run(until=until)
+    lasted, statements = fleet.env.now - began, fleet.statements
     times = sorted(time for _, time in statements)
     return Outcome(
         seconds=lasted,

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import orjson
+from cryptography.fernet import Fernet
 
 from bench.figure import Figure, Goal, quantile
 from bench.scale import Scale
 from bench.testbed import Installation, Testbed
 from leasehold.db import job_lists
 from leasehold.db.database import Connection, connect, in_order
-from leasehold.db.job_lists import MAX_READ, Listing, Scope
+from leasehold.db.job_lists import MAX_READ, Listing, Scope, listing_of_page
 from leasehold.domain.job_filter import parse
 
 _GOAL_MS, _GOAL_ROWS = Goal(100.0), Goal(5000)
@@ -84,19 +86,23 @@ _FILL = (
 async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     jobs = max(scale.finished)
     figures: list[Figure] = []
-    async with testbed.installation(broker="postgres") as installation:
-        await fill(installation, jobs)
-        await testbed.checkpoint()
-        connection = await connect(installation.settings, "bench")
-        try:
-            for text in FILTERS:
-                figures += await _figures(connection, text, jobs, scale.runs)
-        finally:
-            await connection.close()
+    installation = await filled(testbed, jobs)
+    connection = await connect(installation.settings, "bench")
+    try:
+        for text in FILTERS:
+            figures += await _figures(connection, text, jobs, scale.runs)
+    finally:
+        await connection.close()
     return figures
 
 
-async def fill(installation: Installation, jobs: int) -> None:
+async def filled(testbed: Testbed, jobs: int) -> Installation:
+    """An installation with `jobs` jobs. `surface` and `console` share it."""
+    keys = Fernet.generate_key().decode()
+    return await testbed.filled("jobs", partial(_fill, jobs=jobs), broker="postgres", sealing_keys=keys)
+
+
+async def _fill(installation: Installation, jobs: int) -> None:
     """Write `jobs` jobs, as `_FILL` describes."""
     async with installation.connection() as unhurried:
         first, *others = _FILL
@@ -112,25 +118,30 @@ async def _figures(connection: Connection, text: str, jobs: int, runs: int) -> l
         spent = []
         for _ in range(_TIMES):
             began = perf_counter()
-            last = await job_lists.page(connection, Listing(_SCOPE, parse(text, datetime.now(UTC))), _PAGE)
+            last = await job_lists.page(connection, _listing(text), _PAGE)
             spent.append(1000 * (perf_counter() - began))
         worst.append(quantile(spent, 0.95))
     assert last is not None
-    rows = await rows_read(connection, Listing(_SCOPE, parse(text, datetime.now(UTC))))
-    broad = last.ended_at is not None  # the search was cut at its bound: only the bound is its goal
+    rows = await rows_read(connection, _listing(text))
+    # The walk was cut at MAX_READ: only that bound is its goal. One by queue is cut at the goal of all pages.
+    broad = last.ended_at is not None and parse(text, datetime.now(UTC)).queue is None
     name = f"a page of `{text or 'no filter'}` beside {jobs:,} jobs"
-    details = {"jobs on the page": len(last.rows), "walk ended": broad}
+    details = {"jobs on the page": len(last.rows), "walk ended": last.ended_at is not None}
     return [
         Figure(f"{name}, p95", "ms", tuple(worst), tuple(load), None if broad else _GOAL_MS, details),
         Figure(f"{name}, rows read", "rows", (float(rows),), tuple(load[:1]), Goal(MAX_READ) if broad else _GOAL_ROWS),
     ]
 
 
+def _listing(text: str) -> Listing:
+    return listing_of_page(_SCOPE, parse(text, datetime.now(UTC)))
+
+
 async def rows_read(connection: Connection, listing: Listing) -> int:
     """The rows that the page's statement reads in tables and indexes, with those that a condition drops. PostgreSQL
     plans it as it plans a page: without the values.
     """
-    statement = (await job_lists.narrowed(connection, listing)).page(_PAGE)
+    statement = (await job_lists.narrowed_to_text(connection, listing)).page(_PAGE)
     values = ", ".join(await job_lists.literals(connection, statement))
     await connection.execute(f"PREPARE page AS {statement.text}")
     try:

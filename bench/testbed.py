@@ -7,7 +7,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ import aio_pika
 import asyncpg
 import orjson
 
-from leasehold.cli.installation import decided
+from leasehold.cli.installation import default_isolation
 from leasehold.db.database import migrate
 from leasehold.embedded.process import RunAs, Server
 from leasehold.embedded.rabbitmq_install import install_rabbitmq
@@ -40,6 +40,7 @@ class Testbed:
     def __init__(self, **settings: object) -> None:
         self._settings = settings
         self._open = AsyncExitStack()
+        self._filled: dict[str, Installation] = {}
 
     async def __aenter__(self) -> Self:
         self._stack = EmbeddedStack(durable=True, rabbitmq=await install_rabbitmq())
@@ -65,7 +66,7 @@ class Testbed:
             "LEASEHOLD_AMQP_QUEUE_PREFIX": name,
             "LEASEHOLD_PIPELINES": "leasehold.pipelines:with_demonstrations",
             "LEASEHOLD_WORK_DIR": str(self._stack.directory / "work"),
-            "LEASEHOLD_ISOLATION": decided(),
+            "LEASEHOLD_ISOLATION": default_isolation(),
             **_variables({**self._settings, **settings}),
         }
         async with AsyncExitStack() as processes:
@@ -74,6 +75,19 @@ class Testbed:
             finally:
                 await processes.aclose()
                 await self._administer(f"DROP DATABASE {name} WITH (FORCE)")
+
+    async def filled(
+        self, name: str, fill: Callable[[Installation], Awaitable[None]], **settings: object
+    ) -> Installation:
+        """An installation that `fill` has filled, up to the end of the testbed. The figures of one command share it by
+        `name`, because millions of rows take minutes to write.
+        """
+        if name not in self._filled:
+            installation = await self._open.enter_async_context(self.installation(**settings))
+            await fill(installation)
+            await self.checkpoint()
+            self._filled[name] = installation
+        return self._filled[name]
 
     @property
     def s3_endpoint(self) -> str:

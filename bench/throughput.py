@@ -27,7 +27,8 @@ from leasehold.embedded.ports import free_port
 from leasehold.pipelines.demo.pipeline import noop
 
 _GOAL, _GOAL_OF_TWO = Goal(6000, at_least=True), Goal(8000, at_least=True)  # by the number of workers, over AMQP
-_NEVER_LOOK = {"broker": "amqp", "poll_seconds": 3600}
+#: Settings of workers that do not poll during a measurement.
+_HINTS_ONLY = {"broker": "amqp", "poll_seconds": 3600}
 #: A busy session publishes its counts with the first statement after this many seconds: so a few jobs more follow.
 _PUBLISHED_SECONDS = 1.1
 _ENDED_SECONDS = 0.3  # until a session that was closed has published its counts
@@ -56,8 +57,8 @@ class Case:
 
 
 CASES = (
-    Case("amqp, hints only", 1, _NEVER_LOOK, _GOAL),
-    Case("amqp, hints only", 2, _NEVER_LOOK, _GOAL_OF_TWO),
+    Case("amqp, hints only", 1, _HINTS_ONLY, _GOAL),
+    Case("amqp, hints only", 2, _HINTS_ONLY, _GOAL_OF_TWO),
     Case("amqp", 1, {"broker": "amqp"}, _GOAL),
     Case("amqp", 2, {"broker": "amqp"}, _GOAL_OF_TWO),
     Case("postgres", 1, {"broker": "postgres"}),

@@ -61,7 +61,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def plans(options: argparse.Namespace, able: Collection[str]) -> list[tuple[Plan, str]]:
-    """What to run, each with its mutation or ""."""
+    """The plans that the options ask for, each with the name of its mutation, or "".
+
+    `able`: which needs of faults this machine meets (`Servers.able`).
+    """
     if options.mutate:
         names = sorted(MUTATIONS) if options.mutate == _ALL else [options.mutate]
         return [(DIRECTED[name], name) for name in names]
@@ -85,9 +88,9 @@ def plans(options: argparse.Namespace, able: Collection[str]) -> list[tuple[Plan
 
 
 async def carry_out(options: argparse.Namespace, console: Console, reports: list[Report]) -> None:
-    """Append the report of each run to `reports`.
+    """Run all plans, and append the report of each run to `reports`.
 
-    An error in a run of a record makes that run red, and the next one gets new servers.
+    With --record an error in a run makes that run a failure, and new servers are started for the next run.
     """
     left: list[tuple[Plan, str]] | None = None
     while left is None or left:
@@ -112,7 +115,7 @@ async def carry_out(options: argparse.Namespace, console: Console, reports: list
 
 
 async def until_stopped(options: argparse.Namespace, console: Console, reports: list[Report]) -> None:
-    """As `carry_out`; SIGTERM and Ctrl-C end it, and what has run counts."""
+    """Like `carry_out`, but SIGTERM and Ctrl-C end it: the reports of the finished runs are kept."""
     task = asyncio.create_task(carry_out(options, console, reports))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,4 @@
-"""Listens to AMQP 0-9-1 between a process and the broker. It records when each hint is published, confirmed, delivered
+"""Reads the AMQP 0-9-1 between a process and the broker, and records when each hint is published, confirmed, delivered
 and acknowledged.
 
 Source of the frames' layout: the AMQP 0-9-1 specification, sections 2.3.5 and 4.2, and RabbitMQ's confirm.select.
@@ -21,8 +21,8 @@ _PUBLISH, _RETURN, _DELIVER, _ACK, _NACK = (60, 40), (60, 50), (60, 60), (60, 80
 _CHANNEL_OPEN, _CONFIRM_SELECT = (20, 10), (85, 10)
 
 
-class What(StrEnum):
-    """What happened to a message on the connection."""
+class HintEvent(StrEnum):
+    """What happened to a hint on the connection."""
 
     PUBLISHED = "published"
     CONFIRMED = "confirmed"  # `since`: when it was published
@@ -32,11 +32,11 @@ class What(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """One message that the tap saw. Times are in seconds since 1970. `task`: "" if the message is no hint."""
+class HintRecord:
+    """One event of one message. Times are in seconds since 1970. `task`: "" if the message is no hint."""
 
     process: str
-    what: What
+    event: HintEvent
     task: str
     at: float
     since: float = 0.0
@@ -57,17 +57,17 @@ class _Channel:
     published: int = 0  # since confirm.select
     unconfirmed: dict[int, tuple[str, float]] = field(default_factory=dict)
     delivered: dict[int, tuple[str, float]] = field(default_factory=dict)
-    coming: dict[bool, _Message] = field(default_factory=dict)  # by direction
+    incoming: dict[bool, _Message] = field(default_factory=dict)  # True: of the client; False: of the broker
 
 
 class AmqpTap:
-    """The Tap of one connection of a process. It calls `hear` for each message that it sees."""
+    """Reads the bytes of one AMQP connection of a process, and calls `record` for each event of a hint."""
 
     label = ""
 
-    def __init__(self, process: str, hear: Callable[[Heard], None]) -> None:
+    def __init__(self, process: str, record: Callable[[HintRecord], None]) -> None:
         self._process = process
-        self._hear = hear
+        self._record = record
         self._buffers = {True: bytearray(), False: bytearray()}
         self._greeted = False
         self._channels: dict[int, _Channel] = {}
@@ -78,68 +78,74 @@ class AmqpTap:
             del self._buffers[True][:_PROTOCOL_HEADER]
             self._greeted = True
         if self._greeted:
-            self._frames(asks=True)
+            self._read_frames(from_client=True)
 
     def reply(self, data: bytes) -> None:
         self._buffers[False] += data
-        self._frames(asks=False)
+        self._read_frames(from_client=False)
 
     def closed(self) -> None: ...
 
-    def _frames(self, *, asks: bool) -> None:
-        buffer = self._buffers[asks]
+    def _read_frames(self, *, from_client: bool) -> None:
+        buffer = self._buffers[from_client]
         while len(buffer) >= _FRAME_HEAD:
             kind, number, size = struct.unpack_from(">BHI", buffer)
             if len(buffer) < _FRAME_HEAD + size + 1:
                 return
             payload = bytes(buffer[_FRAME_HEAD : _FRAME_HEAD + size])
             del buffer[: _FRAME_HEAD + size + 1]
-            self._frame(kind, self._channels.setdefault(number, _Channel()), number, payload, asks=asks)
+            self._read_frame(
+                kind, self._channels.setdefault(number, _Channel()), number, payload, from_client=from_client
+            )
 
-    def _frame(self, kind: int, channel: _Channel, number: int, payload: bytes, *, asks: bool) -> None:
+    def _read_frame(self, kind: int, channel: _Channel, number: int, payload: bytes, *, from_client: bool) -> None:
         if kind == _METHOD:
             method: tuple[int, int] = struct.unpack_from(">HH", payload)
             if method == _CHANNEL_OPEN:
                 self._channels[number] = _Channel()
             elif method in (_PUBLISH, _RETURN, _DELIVER):
-                channel.coming[asks] = _Message(method, _tag_of_delivery(payload) if method == _DELIVER else 0)
+                channel.incoming[from_client] = _Message(method, _tag_of_delivery(payload) if method == _DELIVER else 0)
             elif method == _CONFIRM_SELECT:
                 channel.published = 0
             elif method in (_ACK, _NACK):
-                self._settle(channel, payload, asks=asks, good=method == _ACK)
-        elif message := channel.coming.get(asks):
+                self._record_settled(channel, payload, from_client=from_client, good=method == _ACK)
+        elif message := channel.incoming.get(from_client):
             if kind == _HEADER:
                 (message.size,) = struct.unpack_from(">Q", payload, 4)
             elif kind == _BODY:
                 message.body += payload
             if message.size == len(message.body):
-                del channel.coming[asks]
-                self._message(channel, message)
+                del channel.incoming[from_client]
+                self._record_message(channel, message)
 
-    def _message(self, channel: _Channel, message: _Message) -> None:
+    def _record_message(self, channel: _Channel, message: _Message) -> None:
         task, now = _task_of(bytes(message.body)), time.time()
         if message.method == _PUBLISH:
             channel.published += 1
             channel.unconfirmed[channel.published] = (task, now)
-            self._hear(Heard(self._process, What.PUBLISHED, task, now))
+            self._record(HintRecord(self._process, HintEvent.PUBLISHED, task, now))
         elif message.method == _DELIVER:
             channel.delivered[message.tag] = (task, now)
-            self._hear(Heard(self._process, What.DELIVERED, task, now))
+            self._record(HintRecord(self._process, HintEvent.DELIVERED, task, now))
         else:
             # The broker also confirms a returned message, which no worker will get: that confirm must not count.
             number = next((n for n, (published, _) in channel.unconfirmed.items() if published == task), None)
             if number is not None:
                 del channel.unconfirmed[number]
-            self._hear(Heard(self._process, What.RETURNED, task, now))
+            self._record(HintRecord(self._process, HintEvent.RETURNED, task, now))
 
-    def _settle(self, channel: _Channel, payload: bytes, *, asks: bool, good: bool) -> None:
+    def _record_settled(self, channel: _Channel, payload: bytes, *, from_client: bool, good: bool) -> None:
         tag, multiple = struct.unpack_from(">QB", payload, 4)
-        waiting = channel.delivered if asks else channel.unconfirmed
+        waiting = channel.delivered if from_client else channel.unconfirmed
         settled = [n for n in waiting if n == tag or (multiple & 1 and (n <= tag or tag == 0))]
         for number in settled:
             task, since = waiting.pop(number)
             if good:
-                self._hear(Heard(self._process, What.ACKED if asks else What.CONFIRMED, task, time.time(), since))
+                self._record(
+                    HintRecord(
+                        self._process, HintEvent.ACKED if from_client else HintEvent.CONFIRMED, task, time.time(), since
+                    )
+                )
 
 
 def _tag_of_delivery(payload: bytes) -> int:

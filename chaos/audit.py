@@ -1,6 +1,6 @@
-"""Records every change of a row by triggers in the run's own database.
+"""Records by triggers, in the run's database, every change of tasks, jobs, places in limits, hints and workflow calls.
 
-The platform has no part in these records: so the checker can compare the platform's events with them.
+The platform does not write these records, so the checker can compare the platform's own events with them.
 """
 
 from __future__ import annotations

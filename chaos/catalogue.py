@@ -41,8 +41,8 @@ def _failpoint(number: str, point: str, act: str, on: tuple[str, ...] = WORKERS)
 
 
 def _links(name: str, seconds: float) -> tuple[Kind, ...]:
-    """For each link a fault of one process. The store's link of an API is left out: an API seldom sends a request to
-    the store, and a fault that meets no byte does not count.
+    """One fault for each link; each hits one process. No fault hits the link from an API to the store: an API seldom
+    sends a request to the store, and a fault that meets no byte does not count.
     """
     return tuple(
         Kind(f"{name} {link}", WORKERS if link == "s3" else WORKERS + APIS, link, seconds, _need_of(link))
@@ -51,7 +51,7 @@ def _links(name: str, seconds: float) -> tuple[Kind, ...]:
 
 
 def _fleet(name: str, seconds: float) -> tuple[Kind, ...]:
-    """For each link a fault of all processes."""
+    """One fault for each link; each hits all processes."""
     return tuple(Kind(f"{name} {link}", (), link, seconds, _need_of(link)) for link in LINKS)
 
 
@@ -136,7 +136,8 @@ BLOWS = (
     Kind("F43 upgrade from the release", from_release=True),
     Kind("F44 alter tables", seconds=3.0),
 )
-#: Each has runs of its own, and is not dealt beside others: it changes what every process connects to, or runs.
+#: A run with one of these has no other fault: it changes the server that every process connects to, or the program that
+#: every process runs.
 ALONE = (
     Kind("F45 failover: the primary is killed", needs=STANDBY),
     Kind("F46 failover: switchover", needs=STANDBY),

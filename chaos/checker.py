@@ -1,4 +1,4 @@
-"""Judges a history by the invariants I1 to I26 of docs/explanation/chaos.md. The function `i3` checks I3."""
+"""Judges a history by the invariants I1 to I27 of docs/explanation/chaos.md. The function `i3` checks I3."""
 
 from __future__ import annotations
 
@@ -8,18 +8,30 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from chaos.checks import (
+    accepted_jobs,
+    acknowledgements,
+    bulk_operations,
     cancels,
-    hints,
-    jobs,
-    keys,
-    leases,
+    epochs,
+    event_numbers,
+    expired_leases,
+    failures,
+    idempotency,
+    lease_trust,
+    leftovers,
     limits,
-    operations,
+    objects,
+    outbox,
     outputs,
     promotions,
-    story,
-    surroundings,
-    trust,
+    provider_orders,
+    queues,
+    schedules,
+    settlements,
+    state_changes,
+    tenants,
+    webhooks,
+    workflow_calls,
 )
 from chaos.checks.verdict import NotApplicable, Observation
 from chaos.history import History
@@ -32,18 +44,41 @@ Check = Callable[[History], Iterable[Observation]]
 Floors = Mapping[str, Mapping[str, int]]
 
 INVARIANTS: dict[str, Check] = {
-    "I1": jobs.i1, "I2": keys.i2, "I3": story.i3, "I4": story.i4, "I5": leases.i5, "I6": leases.i6,
-    "I7": leases.i7, "I8": trust.i8, "I9": hints.i9, "I10": hints.i10, "I11": hints.i11, "I12": outputs.i12,
-    "I13": outputs.i13, "I14": outputs.i14, "I15": cancels.i15, "I16": story.i16, "I17": jobs.i17,
-    "I18": surroundings.i18, "I19": surroundings.i19, "I20": story.i20, "I21": surroundings.i21,
-    "I22": limits.i22, "I23": limits.i23, "I24": surroundings.i24,
-    "I25": operations.i25, "I26": operations.i26, "I27": promotions.i27,
-}  # fmt: skip
+    "I1": accepted_jobs.i1,
+    "I2": idempotency.i2,
+    "I3": state_changes.i3,
+    "I4": state_changes.i4,
+    "I5": epochs.i5,
+    "I6": settlements.i6,
+    "I7": expired_leases.i7,
+    "I8": lease_trust.i8,
+    "I9": acknowledgements.i9,
+    "I10": outbox.i10,
+    "I11": queues.i11,
+    "I12": outputs.i12,
+    "I13": objects.i13,
+    "I14": objects.i14,
+    "I15": cancels.i15,
+    "I16": state_changes.i16,
+    "I17": failures.i17,
+    "I18": schedules.i18,
+    "I19": webhooks.i19,
+    "I20": event_numbers.i20,
+    "I21": tenants.i21,
+    "I22": provider_orders.i22,
+    "I23": limits.i23,
+    "I24": leftovers.i24,
+    "I25": workflow_calls.i25,
+    "I26": bulk_operations.i26,
+    "I27": promotions.i27,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`observed`: how many things of each kind were compared. `why`: the evidence of violations, the kinds that were
+    """What the check of one invariant found. `number`: such as I3. `says`: the invariant in a sentence.
+
+    `observed`: how many things of each kind were compared. `why`: the evidence of violations, the kinds that were
     observed too rarely, or the reason why the invariant does not apply.
     """
 
@@ -66,7 +101,9 @@ class Verdict:
 
 
 def judge(history: History, floors: Floors) -> list[Verdict]:
-    """`floors`: chaos.checks.floors.floors_of(plan). An invariant without a floor there still needs one observation."""
+    """The verdict of every invariant. `floors`: as chaos.checks.floors.floors_of makes them from the run's plan. An
+    invariant that has no floor still needs one observation.
+    """
     return [_verdict(number, check, history, floors.get(number, {})) for number, check in INVARIANTS.items()]
 
 

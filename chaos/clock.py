@@ -53,7 +53,7 @@ def _below(root: Path) -> Path | None:
 
 
 class DatabaseClock:
-    """`programs`: the directory of PostgreSQL's programs with which a server gets this clock.
+    """One clock that can jump, for one server. A server that is started from the directory `programs` reads this clock.
 
     Args:
         directory: the directory to make; the server's user must be able to read it

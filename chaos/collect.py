@@ -17,7 +17,8 @@ import asyncpg
 from aiobotocore.session import get_session
 
 from chaos import audit, journal
-from chaos.history import History, Order, Row, StoredObject, Terms
+from chaos.evidence import Order, Row, StoredObject, Terms
+from chaos.history import History
 from chaos.load import PICTURE_TYPE, WORDS, Load, picture
 from chaos.pipelines import KINDS, declared
 from chaos.servers import command_line
@@ -78,7 +79,7 @@ async def gather(installation: Installation, load: Load, history: History) -> No
     lines = journal.read(installation.journal)
     history.journal = [line for line in lines if line["what"] in _HANDLER_LINES]
     history.of_release = {line["process"] for line in lines if line["what"] == "release"}
-    history.heard, history.sessions = installation.heard, installation.sessions
+    history.hint_records, history.sessions = installation.hint_records, installation.sessions
     history.subscribers, history.deliveries = frozenset({SUBSCRIBER}), installation.receiver.deliveries
     history.has_broker = bool(installation.amqp_url)
     history.objects, history.uploads = await _objects(installation), await _uploads(installation)
@@ -91,7 +92,11 @@ def write_down(history: History, directory: Path) -> None:
     """Write the changes of rows, the hints, the sessions and the waits for a processor into files: a person reads them
     to find a cause.
     """
-    for name, records in (("changes", history.changes), ("heard", history.heard), ("sessions", history.sessions)):
+    for name, records in (
+        ("changes", history.changes),
+        ("hints", history.hint_records),
+        ("sessions", history.sessions),
+    ):
         lines = (json.dumps(asdict(record), default=str) for record in records)
         (directory / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     starved = (json.dumps(sample._asdict()) for sample in history.starved)

@@ -1,23 +1,26 @@
-"""The history of a run: everything that the checker reads, as plain data. Times are in seconds since 1970."""
+"""The history of a run: everything that the checker reads, and what follows from it. Times are in seconds since 1970.
+
+`History` has the evidence in its fields. Its properties group the evidence, and find claims and runs of handlers in it.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
-from chaos.amqp_tap import Heard
+from chaos.amqp_tap import HintRecord
 from chaos.audit import Change
+from chaos.evidence import Bound, ExternalLease, Operation, Order, Request, Row, StoredObject, Terms
 from chaos.postgres_tap import Session
 from chaos.receiver import Delivery
 from chaos.starvation import Starvation, Starved
 from leasehold.domain.states import JOB_TERMINAL, JobState
 
-Row = dict[str, Any]
 #: The longest gap between two journal lines of a process that is at work. For the rest of a longer gap, the process
 #: counts as standing still.
 _STILL_SECONDS = 0.5
@@ -26,100 +29,6 @@ _SILENT_SECONDS = 1.0
 _CLOSED = JOB_TERMINAL | {JobState.CANCEL_REQUESTED}
 #: The moves of a job that is retried: `pending` if it waits at limits or for an external worker.
 REPLAYED = {("failed", "pending"), ("failed", "queued")}
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request of a client, with all its tries. `answer`: accepted, refused or unknown. An accepted request has a
-    `job`. A cancel is `accepted` if the job was cancelled at once, and `stopping` if its running step must stop first
-    and may still end in time.
-
-    `endpoint`: of a request over HTTP, such as "POST /v1/runs"; its `key` is the Idempotency-Key. Every job that the
-    request may make has the key, too: a run as its `scope_id`, a conversion as its `exclusive_key`, a generation in its
-    prompt. `answers`: for each try with a 2xx answer, in order, the ids of the jobs in the answer. `made`: how many
-    jobs the request asks for.
-    """
-
-    kind: str
-    tenant: str
-    key: str  # the Idempotency-Key, which of a picture is the file's name, too; without one, the job's id
-    asked_at: float
-    answered_at: float
-    answer: str
-    job: str = ""
-    tries: int = 1
-    endpoint: str = ""
-    answers: tuple[tuple[str, ...], ...] = ()
-    made: int = 1
-
-
-@dataclass
-class Bound:
-    """A declared limit. It was in force from `since` to `until`."""
-
-    tenant: str
-    key: str
-    at_most: int | None
-    per_minute: int | None
-    since: float
-    until: float = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class ExternalLease:
-    """One lease, as its external worker recorded it. `end`: completed | failed | stopped | lost | died | unknown."""
-
-    tenant: str
-    worker: str
-    task: str
-    epoch: int
-    claimed_at: float
-    ended_at: float
-    end: str
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """A bulk operation, requested with the Idempotency-Key `key`, on the runs that have this key as a tag. `targets`:
-    the runs that the client knew before the request; of a retry, only those that had failed by then.
-    """
-
-    tenant: str
-    action: Literal["retry", "cancel"]
-    key: str
-    targets: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """An order at a provider. `key`: the client's name of the generation. `id`: the provider's name of the order."""
-
-    provider: str
-    key: str
-    id: str
-    at: float
-    last_polled_at: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class StoredObject:
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """The settings and declarations of the run's workers that the checks compare with."""
-
-    lease_seconds: float
-    sweep_seconds: float
-    max_losses: int
-    max_crashes: int
-    max_attempts: Mapping[tuple[str, str], int]  # by pipeline and step
-    needs: Mapping[tuple[str, str], tuple[str, ...]]
-    inline: frozenset[tuple[str, str]]  # steps whose handlers keep a journal
-    writes: Mapping[tuple[str, str], str]  # the output that a success of the step must have
-    trust_margin_seconds: float = 1.0  # a worker must stop trusting its lease this long before the lease passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +75,7 @@ class History:
     operations: list[Operation] = field(default_factory=list)
     tags: list[Row] = field(default_factory=list)
     orders: list[Order] = field(default_factory=list)  # as the providers recorded them
-    heard: list[Heard] = field(default_factory=list)  # hints, as the proxy before the broker saw them
+    hint_records: list[HintRecord] = field(default_factory=list)  # hints, as the proxy before the broker saw them
     sessions: list[Session] = field(default_factory=list)  # as the proxy before PostgreSQL saw them
     objects: dict[str, StoredObject] = field(default_factory=dict)  # by key
     overwritten: set[str] = field(default_factory=set)  # keys that the store replaced in spite of create-only

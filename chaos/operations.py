@@ -51,6 +51,7 @@ SPARED = {
     "postVideoQuery": "it reads",
     "generateVideo": "the function of generateImages",
     "cancelVideo": "the function of cancelImages",
+    "releaseExternal": "the load's external workers finish what they have claimed",
     "acknowledgeCancelExternal": "a run's cancels meet an external task by chance",
     "deleteJob": "as deleteMedia",
     "deleteTemplate": "the load's runs use its templates to the end",

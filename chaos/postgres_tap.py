@@ -18,8 +18,10 @@ _PRESENT = b"UPDATE worker SET present = true"
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A connection of `process` that has ended. Times are in seconds since 1970. `present`: the connection held the
-    worker's presence, from `since` on. The connection of a heartbeat that has not got the advisory lock yet is not.
+    """A connection of `process` that has ended. Times are in seconds since 1970. `label`: the application name.
+
+    `present`: the connection held the worker's presence, and `since` is when it got the presence. Otherwise `since` is
+    the connection's begin.
     """
 
     process: str
@@ -43,20 +45,28 @@ class PostgresTap:
     def request(self, data: bytes) -> None:
         if not self._present and _PRESENT in data:
             self._present, self._since = True, time.time()
-        if self.label:
-            return
-        self._startup += data
-        while len(self._startup) >= _HEAD:
-            size, code = struct.unpack_from(">II", self._startup)
-            if code in (_SSL_REQUEST, _GSS_REQUEST):
-                self._startup = self._startup[size:]
-                continue
-            if code == _PROTOCOL_3 and len(self._startup) < size:
-                return
-            words = self._startup[_HEAD:size].split(b"\0") if code == _PROTOCOL_3 else []
-            parameters = dict(zip(words[::2], words[1::2], strict=False))
-            self.label = parameters.get(b"application_name", b"other").decode()
-            return
+        if not self.label:
+            self._startup += data
+            self.label = self._application_name()
+
+    def _application_name(self) -> str:
+        """The name in the startup message; "" until the whole message has arrived. "other": the message has no name."""
+        size, code = self._head()
+        while code in (_SSL_REQUEST, _GSS_REQUEST):
+            self._startup = self._startup[size:]
+            size, code = self._head()
+        if len(self._startup) < max(size if code == _PROTOCOL_3 else 0, _HEAD):
+            return ""
+        words = self._startup[_HEAD:size].split(b"\0") if code == _PROTOCOL_3 else []
+        parameters = dict(zip(words[::2], words[1::2], strict=False))
+        return parameters.get(b"application_name", b"other").decode()
+
+    def _head(self) -> tuple[int, int]:
+        """Size and code of the next message; (0, 0) until its head has arrived."""
+        if len(self._startup) < _HEAD:
+            return 0, 0
+        size, code = struct.unpack_from(">II", self._startup)
+        return size, code
 
     def reply(self, data: bytes) -> None: ...
 

@@ -166,8 +166,8 @@ class Link:
         connection = _Connection(self._tap(), (writer, to_writer))
         self._connections.add(connection)
         pumps = [
-            asyncio.create_task(self._pump(connection, reader, to_writer, asks=True)),
-            asyncio.create_task(self._pump(connection, to_reader, writer, asks=False)),
+            asyncio.create_task(self._pump(connection, reader, to_writer, from_client=True)),
+            asyncio.create_task(self._pump(connection, to_reader, writer, from_client=False)),
         ]
         connection.pumps = pumps
         await asyncio.gather(*pumps, return_exceptions=True)
@@ -175,12 +175,12 @@ class Link:
         connection.end()
 
     async def _pump(
-        self, connection: _Connection, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, asks: bool
+        self, connection: _Connection, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, from_client: bool
     ) -> None:
         try:
             while data := await source.read(_CHUNK):
                 await self._held_back(connection, source, len(data))
-                await self._pass_on(connection, data, sink, asks=asks)
+                await self._pass_on(connection, data, sink, from_client=from_client)
         except ConnectionError:
             connection.reset()
         else:
@@ -203,21 +203,23 @@ class Link:
     def _holds(self, connection: _Connection) -> bool:
         return self._held is None or connection.tap.label in self._held
 
-    async def _pass_on(self, connection: _Connection, data: bytes, sink: asyncio.StreamWriter, *, asks: bool) -> None:
+    async def _pass_on(
+        self, connection: _Connection, data: bytes, sink: asyncio.StreamWriter, *, from_client: bool
+    ) -> None:
         if waiting := self.weather.delay(len(data), self._rng):
             self.carried.slowed += len(data)
             await asyncio.sleep(waiting)
-        if self._drops == ("requests" if asks else "replies"):
+        if self._drops == ("requests" if from_client else "replies"):
             self.carried.lost += len(data)
             return
-        (connection.tap.request if asks else connection.tap.reply)(data)
+        (connection.tap.request if from_client else connection.tap.reply)(data)
         sink.write(data)
-        if asks:
+        if from_client:
             self.carried.sent += len(data)
         else:
             self.carried.passed_back += len(data)
         await sink.drain()
-        if asks and self._cut_at and connection.tap.label == self._cut_at:
+        if from_client and self._cut_at and connection.tap.label == self._cut_at:
             self._cut_at = ""
             connection.reset(answered=False)
 

@@ -16,13 +16,13 @@ from leasehold.embedded.postgres_programs import find_postgres
 from leasehold.embedded.process import run, unprivileged
 
 _SECONDS = 30.0
-#: A standby whose primary was away asks for it again after this time; PostgreSQL's own is 5 s.
-_ASK_AGAIN: Final = "200ms"
+#: A standby whose primary was away tries to connect again after this time. PostgreSQL's default is 5 s.
+_RETRY: Final = "200ms"
 
 
 async def copy(primary: Postgres, standby: Postgres, *, port: int | None = None) -> None:
-    """Fill the standby's directory, which has no data. `port`: where it then follows its primary, if not at its own
-    port.
+    """Copy the primary's data into the standby's directory, which has none. `port`: the port at which the standby then
+    follows its primary; None: the primary's own.
     """
     run_as, directory = unprivileged(), standby.directory
     run_as.make_directory(directory)
@@ -39,7 +39,7 @@ async def copy(primary: Postgres, standby: Postgres, *, port: int | None = None)
 
 
 async def make_synchronous(primary: Postgres, mode: str) -> None:
-    """Let each commit wait for the standby, and wait until it has all earlier ones. `mode`: a row of
+    """Let each commit wait for the standby. Return when the standby has all earlier commits. `mode`: a row of
     docs/operations/failover.md, such as "quorum, on".
     """
     names, _, commit = mode.rpartition(", ")
@@ -48,7 +48,7 @@ async def make_synchronous(primary: Postgres, mode: str) -> None:
         await connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{'ANY 1 (*)' if names else '*'}'")
         await connection.execute(f"ALTER SYSTEM SET synchronous_commit = '{commit}'")
         await connection.execute("SELECT pg_reload_conf()")
-        while await connection.fetchval("SELECT sync_state FROM pg_stat_replication") != state:  # noqa: ASYNC110 - only asking tells
+        while await connection.fetchval("SELECT sync_state FROM pg_stat_replication") != state:  # noqa: ASYNC110 - PostgreSQL sends no event
             await asyncio.sleep(0.02)
         # Commits wait once the checkpointer has read the settings, which it does before a checkpoint.
         await connection.execute("CHECKPOINT")
@@ -58,18 +58,18 @@ async def make_synchronous(primary: Postgres, mode: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def wait_for_nobody(primary: Postgres) -> None:
-    """The opposite of `make_synchronous`."""
+async def make_asynchronous(primary: Postgres) -> None:
+    """Let commits wait for no standby."""
     async with connected(primary) as connection:
         await connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
         await connection.execute("ALTER SYSTEM RESET synchronous_commit")
         await connection.execute("SELECT pg_reload_conf()")
 
 
-async def ask_often(primary: Postgres) -> None:
-    """A setting of the primary that its copies get with it."""
+async def retry_often(primary: Postgres) -> None:
+    """Let a standby try often to reach its primary. The primary has the setting, and its copies inherit it."""
     async with connected(primary) as connection:
-        await connection.execute(f"ALTER SYSTEM SET wal_retrieve_retry_interval = '{_ASK_AGAIN}'")
+        await connection.execute(f"ALTER SYSTEM SET wal_retrieve_retry_interval = '{_RETRY}'")
         await connection.execute("SELECT pg_reload_conf()")
 
 
@@ -79,7 +79,7 @@ async def promote(standby: Postgres) -> None:
 
 
 async def discard(server: Postgres) -> None:
-    """Kill it, and remove its data."""
+    """Kill the server, and remove its data."""
     await server.kill()
     await server.forget()
     await asyncio.to_thread(_remove, server.directory / "data")

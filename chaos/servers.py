@@ -35,6 +35,7 @@ from leasehold.runtime.transient import TRY_AGAIN, until_answered
 _TEMPLATE, _OF_RELEASE = "chaos_template", "chaos_template_of_release"
 _RESTARTS = 60
 _RECOVERY_SECONDS = 20.0
+#: The errors of a server that is not back yet.
 _NOT_BACK: tuple[type[BaseException], ...] = (EmbeddedError, *TRY_AGAIN)
 #: Room for the WAL that PostgreSQL keeps until a checkpoint, and for the databases of many runs.
 _VOLUME_MEGABYTES = 3072
@@ -140,7 +141,7 @@ class Servers:
         await self.administer(f"CREATE DATABASE {name} TEMPLATE {template}")
 
     async def release(self) -> Release:
-        """The release. The first call unpacks it."""
+        """The published release. The first call unpacks it."""
         if self._release is None:
             release = Release(self.directory / "release")
             await release.unpack()
@@ -163,14 +164,14 @@ class Servers:
         await until_answered(lambda: self.administer(statement), within=_RECOVERY_SECONDS)
 
     async def follow(self, mode: str) -> None:
-        """From now on the primary has a standby, and each commit waits for it. `mode`: as replicas.make_synchronous."""
+        """Give the primary a standby for which each commit waits. `mode`: as for replicas.make_synchronous."""
         self._mode = mode
-        await replicas.ask_often(self.postgres)
+        await replicas.retry_often(self.postgres)
         self.standby = self._server_at("b" if self.postgres.directory.name == "a" else "a")
         await self._copy()
 
     async def _copy(self) -> None:
-        """The replication has a link of its own, which can be cut."""
+        """Copy the primary to the standby, which then follows it. The replication has a link that a fault can cut."""
         assert self.standby is not None
         self._replication = Link(("127.0.0.1", self.postgres.port))
         await self._replication.open()
@@ -179,25 +180,25 @@ class Servers:
         await replicas.make_synchronous(self.postgres, self._mode)
 
     def cut_replication(self) -> None:
-        """The standby gets nothing more, and no commit of the primary ends."""
+        """Hold the link of the replication: the standby gets nothing more, and no commit of the primary ends."""
         assert self._replication is not None
         self._replication.hold()
 
     async def promote(self) -> Postgres:
-        """The standby is the primary from now on. Returns the other one, which may run on."""
+        """Make the standby the primary. Returns the old primary, which may run on."""
         assert self.standby is not None
         await replicas.promote(self.standby)
         self.postgres, self.standby = self.standby, self.postgres
         return self.standby
 
     async def copy_anew(self) -> None:
-        """What was the primary ends, and follows the new one as its standby."""
+        """End the old primary, and make it the standby of the new one."""
         await self._end_standby()
         await self._copy()
 
     async def unfollow(self) -> None:
-        """The primary goes on alone."""
-        await until_answered(lambda: replicas.wait_for_nobody(self.postgres), within=_RECOVERY_SECONDS)
+        """End the standby. Commits no longer wait for one."""
+        await until_answered(lambda: replicas.make_asynchronous(self.postgres), within=_RECOVERY_SECONDS)
         await self._end_standby()
         self.standby = None
 

@@ -20,7 +20,7 @@ import asyncpg
 from cryptography.fernet import Fernet
 
 from chaos import journal
-from chaos.amqp_tap import AmqpTap, Heard
+from chaos.amqp_tap import AmqpTap, HintRecord
 from chaos.catalogue import APIS
 from chaos.disk import Disk
 from chaos.plan import Plan
@@ -31,7 +31,7 @@ from chaos.servers import Servers
 from chaos.settings import PROCESS_SETTINGS, SCOPES, SUBSCRIBER, TENANTS
 from chaos.slots import Slot
 from chaos.store_front import StoreFront
-from leasehold.cli.installation import decided
+from leasehold.cli.installation import default_isolation
 from leasehold.domain.ids import new_id
 from leasehold.embedded.ports import free_port
 from leasehold.security.credentials import create_key
@@ -47,7 +47,7 @@ _STOP_SECONDS = 20.0
 CLIENT = "client"
 #: The links that lead to PostgreSQL: to the primary, and to a standby if there is one.
 _DATABASES = ("postgres", "standby")
-#: How a commit waits for the standby, in the words of docs/operations/failover.md: all that lose nothing.
+#: The ways in which a commit waits for the standby, of which none loses a commit (docs/operations/failover.md).
 _MODES = ("remote_apply", "on", "quorum, on")
 _SUBSCRIBE = """
 INSERT INTO webhook (id, tenant_id, url, secrets, events)
@@ -75,7 +75,7 @@ class Installation:
         self.slots: dict[str, Slot] = {}
         self.ports = {name: free_port() for name in APIS}
         self.keys: dict[str, str] = {}
-        self.heard: list[Heard] = []
+        self.hint_records: list[HintRecord] = []
         self.sessions: list[Session] = []
         self._amqp_url = ""
         self.mutate = mutate
@@ -125,11 +125,11 @@ class Installation:
         return [self.slots[name] for name in APIS]
 
     def started(self) -> dict[str, int]:
-        """Every process of the platform that was started, the dead ones, too: its name in journals, and its id."""
+        """The processes of the platform that were started, also the dead ones: name in the journal -> pid."""
         return {name: pid for slot in self.slots.values() for name, pid in slot.started.items()}
 
     def running(self) -> list[tuple[str, int]]:
-        """The platform's processes that run now: their names in journals, and their ids."""
+        """The processes of the platform that run now: (name in the journal, pid)."""
         return [(slot.process_name, slot.pid) for slot in self.slots.values() if slot.pid is not None]
 
     @property
@@ -159,7 +159,7 @@ class Installation:
         return [self.links[slot, server] for slot in self.slots if (slot, server) in self.links]
 
     async def promote(self) -> None:
-        """The standby is the primary from now on, and the links are named so. What was the primary may run on."""
+        """Make the standby the primary, and swap the links' names. The old primary may go on running."""
         await self.servers.promote()
         for slot in {slot for slot, _ in self.links}:
             primary, standby = self.links[slot, "postgres"], self.links[slot, "standby"]
@@ -217,7 +217,7 @@ class Installation:
 
         target = ("127.0.0.1", port)
         if server == "amqp":
-            return Link(target, lambda: AmqpTap(process_name(), self.heard.append), self.plan.seed)
+            return Link(target, lambda: AmqpTap(process_name(), self.hint_records.append), self.plan.seed)
         if server in _DATABASES:
             return Link(target, lambda: PostgresTap(process_name(), self.sessions.append), self.plan.seed)
         return Link(target, seed=self.plan.seed)
@@ -273,7 +273,7 @@ class Installation:
         variables["LEASEHOLD_S3_BUCKET"] = self.bucket
         variables["LEASEHOLD_SEALING_KEYS"] = self._sealing_key
         variables["LEASEHOLD_WORK_DIR"] = str(self.work_dir)
-        variables["LEASEHOLD_ISOLATION"] = decided()
+        variables["LEASEHOLD_ISOLATION"] = default_isolation()
         if self.amqp_url:
             variables["LEASEHOLD_AMQP_URL"] = _through(self.amqp_url, self.links[slot, "amqp"])
         variables |= {f"LEASEHOLD_{name.upper()}": str(value) for name, value in self.provider.settings().items()}

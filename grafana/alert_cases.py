@@ -10,6 +10,8 @@ from typing import Any
 from grafana.alerts import all_alerts, annotations_of
 
 _WAIT = 'leasehold_task_wait_seconds_{}{{kind="new",queue="default"{}}}'
+_SERVES = 'leasehold_replica_serves{instance="api",part="requests"}'
+_LAG = 'leasehold_replica_lag_seconds{instance="api",part="requests"}'
 _HTTP = 'leasehold_http_request_duration_seconds_count{{code="{}",method="GET",route="/media/{{media_id}}"}}'
 
 
@@ -56,6 +58,10 @@ HEALTHY: Mapping[str, str] = {
     'leasehold_table_rows{table="task",kind="dead"}': "15000+0x1440",
     'leasehold_table_rows{table="task",kind="live"}': "100000+0x1440",
     "leasehold_database_snapshot_oldest_seconds": "5+0x1440",
+    _SERVES: "1+0x1440",
+    _LAG: "0.9+0x1440",
+    'leasehold_replica_serves{instance="api-2",part="requests"}': "1x700 0 1x738",
+    'leasehold_replica_lag_seconds{instance="api-2",part="requests"}': "0.9+0x1440",
     'up{job="leasehold-worker",instance="worker"}': "1+0x1440",
 }
 
@@ -118,6 +124,9 @@ CASES = (
         {"table": "task"},
     ),
     Case("LeaseholdSnapshotHeld", "15m", {"leasehold_database_snapshot_oldest_seconds": "0+60x1440"}),
+    # The standby is left again and again, for two minutes of nine.
+    Case("LeaseholdReplicaLeft", "30m", {_SERVES: " ".join(["0x1 1x6"] * 160)}, value="1"),
+    Case("LeaseholdReplicaLags", "15m", {_LAG: "0+20x1440"}),
     Case(
         "LeaseholdTargetDown",
         "5m",

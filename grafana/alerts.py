@@ -152,6 +152,14 @@ ALERTS = (
         "A transaction has been open for over a minute: vacuum cannot work", "database-bloat",
     ),
     Alert(
+        "LeaseholdReplicaLeft", "count(avg_over_time(leasehold_replica_serves[10m]) < 0.9)", "5m", "ticket",
+        "{{ $value }} API processes leave the standby for the primary: it is away, or too far behind", "replica-left",
+    ),
+    Alert(
+        "LeaseholdReplicaLags", "max(leasehold_replica_lag_seconds * leasehold_replica_serves) > 60", "5m", "ticket",
+        "Lists are read from a standby that is over a minute behind", "replica-left",
+    ),
+    Alert(
         "LeaseholdTargetDown", 'up{job=~"leasehold.*"} == 0', "2m", "ticket",
         "{{ $labels.instance }} is not scraped", "target-down",
     ),

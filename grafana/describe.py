@@ -1,4 +1,4 @@
-"""The words in which dashboards are described: a panel says what it shows, why one looks, and what is too much."""
+"""The parts of which dashboards are described: boards, rows, panels and variables, and the PromQL of a panel."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ FULL, HALF, THIRD, QUARTER, SIXTH = 24, 12, 8, 6, 4
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """`queries`: legend -> PromQL. `warn` and `bad`: from where it turns orange and red; `low_is_bad` turns
-    it round.
+    """`meaning`: what the panel shows, and why an operator looks at it. `queries`: legend -> PromQL. From `warn` on the
+    value is orange, from `bad` on it is red; with `low_is_bad`, below them.
     """
 
     title: str
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A choice at the top: the values that `label` has in `metric`."""
+    """A choice at the top of a board: the values that `label` has in `metric`."""
 
     name: str
     metric: str
@@ -62,23 +62,23 @@ def number(
     bad: float | None = None,
     low_is_bad: bool = False,
 ) -> Panel:
-    """One number, now."""
+    """A panel with one number: the value of now."""
     return Panel(title, meaning, {"": query}, unit, "number", SIXTH, warn, bad, low_is_bad)
 
 
 def rate(metric: str, by: str = "", where: str = "") -> str:
-    """Increase a second, summed over processes."""
+    """The increase of a counter in a second, summed over all processes."""
     return f"sum{_by(by)} (rate({metric}{{{where}}}[$__rate_interval]))"
 
 
 def quantile(part: float, metric: str, by: str = "", where: str = "") -> str:
-    """Of a histogram, over all processes."""
+    """The quantile `part` of a histogram, over all processes."""
     labels = f"le, {by}" if by else "le"
     return f"histogram_quantile({part}, sum by ({labels}) (rate({metric}_bucket{{{where}}}[$__rate_interval])))"
 
 
-def told(metric: str, by: str = "", where: str = "") -> str:
-    """What the elected exporter tells; two may, while one follows the other."""
+def exported(metric: str, by: str = "", where: str = "") -> str:
+    """The value that the elected exporter reports. While another takes over, both may report: the larger counts."""
     return f"max{_by(by)} ({metric}{{{where}}})"
 
 

@@ -1,6 +1,7 @@
 """Secrets in files: LEASEHOLD_NAME_FILE names a file with the value of the secret setting LEASEHOLD_NAME.
 
-The file is read again whenever it has changed: what connects, signs or seals next uses the new value. No restart.
+The file is read again when it has changed: the next connection, signature or seal uses the new value, without a
+restart. Exception: a file with a mapping of secrets, in JSON, is read once.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from pydantic_settings import BaseSettings
 
 log = structlog.get_logger(__name__)
 
-#: More is no secret, but a wrong file.
+#: A larger file is refused: it cannot be a secret, so the path must be wrong.
 MAX_BYTES = 1024 * 1024
 
 
 class FileSecret(SecretStr):
-    """The content of a file, without white space around it. At first, raises OSError or ValueError when it cannot be
-    read.
+    """The content of a file, without white space around it. The constructor raises OSError or ValueError when the file
+    cannot be read.
 
-    Later, a file that is away, empty or unreadable leaves the last value in force, and is logged once: a rotation may
-    be in progress. A look is one stat(2), and Kubernetes keeps Secrets in memory: so event loops may call this.
+    If the file is later missing, empty or unreadable, the last value stays in force, and the log gets one line: a
+    rotation may be in progress. Code in an event loop may read the value: a read costs one stat(2), and Kubernetes
+    keeps Secrets in memory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,17 +45,17 @@ class FileSecret(SecretStr):
                 self._stamp = stamp
                 for react in self._on_change:
                     react()
-                log.info("the file of a secret was read again", path=str(self._path))
+                log.info("the file of a setting was read again", path=str(self._path))
             self._is_read = True
         except (OSError, ValueError) as error:
             if self._is_read:
-                log.warning("the file of a secret cannot be read: the last value stays in force", path=str(self._path),
+                log.warning("the file of a setting cannot be read: the last value stays in force", path=str(self._path),
                             error=type(error).__name__)  # fmt: skip
             self._is_read = False
         return self._secret_value
 
     def on_change(self, react: Callable[[], None]) -> None:
-        """Call `react` after each new value."""
+        """Call `react` after each change of the value."""
         self._on_change.append(react)
 
 
@@ -91,7 +93,7 @@ def holds_secrets(annotation: object) -> bool:
 
 
 def _stamp_of(path: Path) -> tuple[int, int, int]:
-    """Inode, time of the last change, and size: the file is read again only if one of them differs."""
+    """Inode, time of the last change in nanoseconds, and size. The file is read again only if one of them differs."""
     status = path.stat()
     return status.st_ino, status.st_mtime_ns, status.st_size
 

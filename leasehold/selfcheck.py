@@ -1,6 +1,7 @@
-"""Checks what PostgreSQL, the broker and the store can guarantee. Workers run it at start, and `leasehold doctor` does.
+"""Checks what PostgreSQL, the broker and the store can guarantee. A worker runs the checks when it starts, and
+`leasehold doctor` runs them on demand.
 
-Each check is a Finding: what was found, and what it means for the platform's guarantees.
+Each check gives a Finding: what was found, and what it means for the platform's guarantees.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ OLDEST_POSTGRES = 150_000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. `ok` False: a guarantee does not hold until an operator acts. `meaning`: the effect."""
+    """The result of one check of a `part` (database, broker, store, ...). `ok` False: a guarantee does not hold until
+    an operator acts. `found`: the state of the part. `meaning`: what that means for the guarantees.
+    """
 
     part: str
     ok: bool
@@ -87,7 +90,7 @@ async def check_database(
     ]
 
 
-#: What a synchronous standby has when a commit is acknowledged, by `synchronous_commit`.
+#: By `synchronous_commit`: what a synchronous standby has done with a commit when PostgreSQL acknowledges it.
 _STANDBY_HAS = {
     "remote_apply": "has applied it",
     "on": "has it on its disk",
@@ -96,8 +99,8 @@ _STANDBY_HAS = {
 
 
 def _replication(standby_names: str, synchronous_commit: str, standbys: int, tail: Decimal | None) -> Finding:
-    """The row of docs/operations/failover.md in which the installation stands. `tail`: bytes of the log that the most
-    advanced standby does not have yet; None: this role may not know it.
+    """What a failover can lose, in the words of the table in docs/operations/failover.md. `tail`: the bytes of the log
+    that the most advanced standby does not have yet; None: this role may not read the number.
     """
     if standby_names and synchronous_commit in _STANDBY_HAS:
         found = f"quorum, {synchronous_commit}" if "ANY " in standby_names.upper() else synchronous_commit

@@ -21,7 +21,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Membership(BaseModel):
-    """The role within a tenant, and the additional scopes, that a group of the OpenID provider gives."""
+    """What a group of the OpenID provider gives its members: a role within a tenant, and additional scopes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -30,13 +30,14 @@ class Membership(BaseModel):
     scopes: tuple[Literal["fleet:operate"], ...] = ()
 
 
-#: What a pool of workers may be named.
+#: The pattern of the names of worker pools.
 POOL_NAME = r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"
 
 
 class WorkerPool(BaseModel):
-    """A pool of workers, as GET /v1/scaling/{pool} sees it. `queues`: empty for all that the pipelines declare.
-    `labels`: those of its workers. `least`, `most`: bounds of the workers that are wanted.
+    """A pool of workers that is scaled by GET /v1/scaling/{pool}. `queues`: those that its workers serve; empty: all
+    that the pipelines declare. `labels`: the labels of its workers. `least`, `most`: bounds of the number of workers
+    that the endpoint asks for.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -77,8 +78,8 @@ class Settings(SettingsWithFiles):
     database_timeout: float = Field(
         10.0,
         gt=0,
-        description="The longest a statement may take, and the longest that an API request waits for PostgreSQL in "
-        "all, until its answer begins. Bulk writes have it for each statement.",
+        description="Seconds that a statement may take. An API request waits no longer than this for PostgreSQL in "
+        "all, until its answer begins; a bulk write may wait this long for each of its statements.",
     )
     database_direct_url: SecretStr = Field(
         SecretStr(""),
@@ -100,8 +101,8 @@ class Settings(SettingsWithFiles):
         1.0,
         gt=0,
         le=60,
-        description="Seconds that a statement of `leasehold migrate` waits for a lock. Who comes after it waits as "
-        "long. Then it lets others through, and tries again.",
+        description="Seconds that a statement of `leasehold migrate` waits for a lock. Later statements on the table "
+        "wait behind it. Then it gives up, lets them through, and tries again.",
     )
     migrate_seconds: float = Field(
         60.0,
@@ -148,7 +149,7 @@ class Settings(SettingsWithFiles):
 
     # --- apps that submit runs
     tenant: str = Field(
-        "default", min_length=1, max_length=100, description="Whose runs an app submits when it writes to PostgreSQL."
+        "default", min_length=1, max_length=100, description="The tenant of the runs that an app writes to PostgreSQL."
     )
     submit_seconds: float = Field(
         10.0,
@@ -188,7 +189,27 @@ class Settings(SettingsWithFiles):
     cdn_base_url: str | None = Field(None, description="If set, final_url is this plus the key; else a signed URL.")
     upload_url_seconds: int = Field(300, ge=10, le=900, description="Life of a signed upload URL.")
     download_url_seconds: int = Field(3600, ge=60, le=86_400, description="Life of a signed download URL.")
-    api_key_cache_seconds: float = Field(15.0, ge=0, le=30, description="A revoked key stops working within this.")
+    api_key_cache_seconds: float = Field(
+        15.0, ge=0, le=30, description="Seconds within which a revoked key stops working."
+    )
+
+    # --- cells
+    cell: str = Field(
+        "",
+        pattern=r"^([a-z0-9]{1,11})?$",
+        description="Name of this installation among several that share the tenants. Its keys carry the name. Empty: "
+        "there are no cells.",
+    )
+    cells_file: str | None = Field(
+        None,
+        description='Path of the map of all cells, as JSON: {"cells": {"a": "https://a.example"}, "tenants": {"acme": '
+        '"a"}}. It is read again when it changes. A request for a tenant of another cell gets 421 with its address.',
+    )
+    cells_keys: SecretStr = Field(
+        SecretStr(""),
+        description='Keys by which the console asks the other cells, as JSON: {"b": "lh_b_..."}, each of scope '
+        "fleet:operate in its cell. Without a key of a cell, the console knows only whether that cell serves.",
+    )
 
     # --- the console
     console: str = Field(
@@ -231,7 +252,7 @@ class Settings(SettingsWithFiles):
     )
     console_oidc_networks: str = Field(
         "",
-        description="Private networks that the provider may be in, comma-separated. Webhooks never reach them by this.",
+        description="Private networks that the provider may be in, comma-separated. It does not open them to webhooks.",
     )
     console_oidc_name: str = Field(
         "OpenID Connect", min_length=1, max_length=60, description="The provider's name on the sign-in page."
@@ -282,7 +303,8 @@ class Settings(SettingsWithFiles):
         100,
         ge=1,
         le=10_000,
-        description="Different refused sign-ins that an API process records in ten seconds; it counts more in one row.",
+        description="Rows for different refused sign-ins that an API process writes in ten seconds. One more row has "
+        "the number of the others.",
     )
 
     schema_max_size: int = Field(
@@ -388,7 +410,7 @@ class Settings(SettingsWithFiles):
     picture_max_frames: int = Field(300, gt=0, description="The largest number of frames of an animation.")
     picture_heic: bool = Field(
         default_factory=lambda: find_spec("pi_heif") is not None,
-        description="Accept HEIC: workers need the extra `heic`. Unset: whether this process has it.",
+        description="Accept HEIC: workers need the extra `heic`. Unset: accepted if this process has the extra.",
     )
 
     media_retention_days: int | None = Field(
@@ -433,6 +455,7 @@ class Settings(SettingsWithFiles):
     generation_jimeng_url: str = Field("https://visual.volcengineapi.com", description="URL of the provider `jimeng`.")
     generation_ark_url: str = Field("https://ark.cn-beijing.volces.com", description="URL of the provider `ark`.")
     generation_replicate_url: str = Field("https://api.replicate.com", description="URL of the provider `replicate`.")
+    generation_fal_url: str = Field("https://queue.fal.run", description="URL of the provider `fal`.")
     generation_http_providers: str = Field(
         "", description="Declarations of further providers: a JSON list, or the path of a file with one."
     )
@@ -472,7 +495,7 @@ class Settings(SettingsWithFiles):
     )
     pools: dict[Annotated[str, Field(pattern=POOL_NAME)], WorkerPool] = Field(
         {},
-        description="Of the API: pools of workers that are scaled by load, as JSON: "
+        description="Pools of workers that are scaled by load, for the API, as JSON: "
         '{"models": {"queues": ["conversion"], "labels": [], "target_wait_seconds": 30, "least": 0, "most": 20}}. The '
         "pool `default` needs no declaration.",
     )

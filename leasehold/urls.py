@@ -171,8 +171,8 @@ def _split(name: str, text: str, schemes: tuple[str, ...]) -> SplitResult:
 
 
 def _query(name: str, parts: SplitResult, allowed: frozenset[str], instead: Mapping[str, str]) -> dict[str, str]:
-    """The parameters of the URL. An unknown one is refused: it may be a misspelt `sslmode`. `instead`: what to write,
-    by the parameter that the URL has more than once.
+    """The parameters of the URL. Raises BadSetting for an unknown one, which may be a misspelt `sslmode`, and for a
+    repeated one. `instead`: {parameter: what to write in place of repeating it}.
     """
     pairs = parse_qsl(parts.query.replace("+", "%2B"), keep_blank_values=True)  # for libpq a + is no space
     names = [key for key, _ in pairs]
@@ -206,7 +206,7 @@ def _hosts(name: str, host_list: str, port_list: str) -> tuple[tuple[str, int], 
 
 
 def _hosts_of_environment(host_list: str, port_list: str) -> tuple[tuple[str, int], ...]:
-    """As `_hosts`, of PGHOST and PGPORT: PGHOST has no ports, so a colon is part of an address."""
+    """As `_hosts`, for PGHOST and PGPORT. PGHOST has no ports, so a colon in it is part of an IPv6 address."""
     brackets = (f"[{host}]" if ":" in host else host for host in host_list.split(","))
     return _hosts("PGHOST", ",".join(brackets), port_list)
 

@@ -27,6 +27,7 @@ for room in (
     "db.log_tables",
     "db.audit_tables",
     "db.people_tables",
+    "db.move_tables",
     "db.view_tables",
     *(f"pipelines.{kind.name}.tables" for kind in SHIPPED),
 ):

@@ -1,7 +1,8 @@
-"""What `scripts/first-run` does: install the wheel, write the README's shop.py, start it, submit, and read the clock.
+"""Measures the time from an empty folder to the first finished run, by the commands of the README.
 
-With `--uv` uv installs it, as the README offers; else pip. With `--cold` the installer has an empty cache, and so has
-Leasehold itself. The goals: 120 s cold, 15 s warm.
+It installs the wheel, writes the README's shop.py, starts `leasehold dev` and submits a run. With `--uv`, uv installs
+the wheel, else pip. With `--cold`, the caches of the installer and of Leasehold are empty. The goals: 120 s cold, 15 s
+warm.
 """
 
 from __future__ import annotations
@@ -16,26 +17,42 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 PATIENCE = 300.0
+#: Seconds, by whether the caches are empty.
 GOALS = {True: 120.0, False: 15.0}
-#: What the reader's shell has; no setting of Leasehold's is among it.
-KEPT = re.compile(r"PATH|HOME|LANG|PIP_.*|UV_.*|SSL_CERT_FILE|https?_proxy", re.IGNORECASE)
+#: The environment variables that a reader's shell has. No setting of Leasehold is among them.
+VARIABLES_OF_A_SHELL = re.compile(r"PATH|HOME|LANG|PIP_.*|UV_.*|SSL_CERT_FILE|https?_proxy", re.IGNORECASE)
 
 
-def typed() -> tuple[str, str, str, str]:
-    """Four parts of the README: the code, the extras that pip and uv install, the submission, and its output."""
+class Instructions(NamedTuple):
+    """The part "Run your own function" of the README. `code`: of shop.py. `extras`: of the package, such as
+    "[embedded]". `submission`: the Python program that submits a run. `output`: what the README says that this program
+    prints.
+    """
+
+    code: str
+    extras: str
+    submission: str
+    output: str
+
+
+def instructions() -> Instructions:
+    """Read the README. Raises SystemExit if the part has another shape than this script expects."""
     part = README.partition("## Run your own function")[2].partition("\n## ")[0]
     code = re.search(r"```python\n(.*?)```", part, re.DOTALL)
     pip = re.search(r"\$ pip install '?leasehold(\[[a-z,]+\])?'?", part)
     uv = pip and f"`uv pip install 'leasehold{pip[1] or ''}'`" in part
     dev = re.search(r"\$ leasehold dev shop:app\n", part)
-    submitted = re.search(r"\$ python -c (\".*?\")\n(.*)\n", part)
-    if code is None or not uv or pip is None or dev is None or submitted is None:
+    python = re.search(r"\$ python -c (\".*?\")\n(.*)\n", part)
+    if code is None or not uv or pip is None or dev is None or python is None:
         raise SystemExit("the README's part 'Run your own function' has another shape: change scripts/first_run.py")
-    return code[1], pip[1] or "", shlex.split(submitted[1])[0], submitted[2]
+    return Instructions(code[1], pip[1] or "", shlex.split(python[1])[0], python[2])
 
 
 def main() -> int:
@@ -45,65 +62,95 @@ def main() -> int:
     parser.add_argument("--uv", action="store_true", help="install by uv, and not by pip")
     parser.add_argument("--cold", action="store_true", help="with empty caches")
     parser.add_argument("--json", action="store_true", help="print the seconds as JSON")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="leasehold-first-run-") as scratch:
-        seconds = measure(asked.wheel, Path(scratch), asked.installer if asked.uv else None, cold=asked.cold)
+        seconds = measure(options.wheel, Path(scratch), options.installer if options.uv else None, cold=options.cold)
     total = sum(seconds.values())
-    if asked.json:
-        print(json.dumps({**seconds, "total": total, "cold": asked.cold, "uv": asked.uv}))
+    if options.json:
+        print(json.dumps({**seconds, "total": total, "cold": options.cold, "uv": options.uv}))
     else:
         for name, spent in seconds.items():
             print(f"{name:12} {spent:6.1f} s")
-        print(f"{'in all':12} {total:6.1f} s; the goal is {GOALS[asked.cold]:g} s")
-    return 0 if total < GOALS[asked.cold] else 1
+        print(f"{'in all':12} {total:6.1f} s; the goal is {GOALS[options.cold]:g} s")
+    return 0 if total < GOALS[options.cold] else 1
 
 
-def measure(wheel: Path, scratch: Path, uv: Path | None, *, cold: bool) -> dict[str, float]:
-    """Seconds of each thing that the reader types. `uv`: the program; None: pip installs. Raises SystemExit with what
-    went wrong.
-    """
-    code, extras, submission, printed = typed()
-    folder, home = scratch / "mine", scratch / "venv"
-    folder.mkdir()
-    environment = {name: value for name, value in os.environ.items() if KEPT.fullmatch(name)}
-    if cold:
-        empty = {"PIP_CACHE_DIR": "pip", "UV_CACHE_DIR": "uv", "XDG_CACHE_HOME": "cache"}
-        environment |= {name: str(scratch / folder) for name, folder in empty.items()}
-    seconds: dict[str, float] = {}
+class Reader:
+    """A reader of the README at the keyboard. `folder`: where the commands run. `seconds`: what each command took."""
 
-    def run(name: str, *command: str) -> str:
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.seconds: dict[str, float] = {}
+        self._environment = environment
+
+    def run(self, name: str, *command: str) -> str:
+        """Run a command to its end. Returns its output. Raises SystemExit if it fails."""
         began = time.monotonic()
         done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+            command,
+            cwd=self.folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
         )
         if done.returncode != 0:
             raise SystemExit(f"{shlex.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-        seconds[name] = time.monotonic() - began
+        self.seconds[name] = time.monotonic() - began
         return done.stdout
 
+    @contextmanager
+    def leasehold_dev(self, home: Path) -> Iterator[None]:
+        """`leasehold dev` serves inside the block, and is stopped by Ctrl-C at its end."""
+        began = time.monotonic()
+        dev = subprocess.Popen(
+            [str(home / "bin/leasehold"), "dev", "shop:app"],
+            cwd=self.folder, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        try:
+            until_it_serves(dev, self.folder)
+            self.seconds["leasehold dev"] = time.monotonic() - began
+            yield
+        finally:
+            dev.send_signal(signal.SIGINT)
+            dev.communicate(timeout=PATIENCE)
+
+
+def measure(wheel: Path, scratch: Path, uv: Path | None, *, cold: bool) -> dict[str, float]:
+    """The seconds of each command that the reader types. `uv`: the program; None: pip installs. Raises SystemExit if a
+    command fails or prints something else than the README says.
+    """
+    readme = instructions()
+    home = scratch / "venv"
+    reader = Reader(scratch / "mine", _environment(scratch, cold=cold))
+    reader.folder.mkdir()
+    _install(reader, home, wheel, readme.extras, uv)
+    (reader.folder / "shop.py").write_text(readme.code)
+    with reader.leasehold_dev(home):
+        output = reader.run("first run", str(home / "bin/python"), "-c", readme.submission)
+    if output.strip() != readme.output:
+        raise SystemExit(f"the README prints {readme.output!r}, and the run gave {output!r}")
+    return reader.seconds
+
+
+def _environment(scratch: Path, *, cold: bool) -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if VARIABLES_OF_A_SHELL.fullmatch(name)}
+    if cold:
+        caches = {"PIP_CACHE_DIR": "pip", "UV_CACHE_DIR": "uv", "XDG_CACHE_HOME": "cache"}
+        environment |= {name: str(scratch / folder) for name, folder in caches.items()}
+    return environment
+
+
+def _install(reader: Reader, home: Path, wheel: Path, extras: str, uv: Path | None) -> None:
+    """Make the virtual environment `home`, and install the wheel into it."""
     if uv is None:
-        run("venv", sys.executable, "-m", "venv", str(home))
-        run("pip install", str(home / "bin/pip"), "install", "--quiet", f"{wheel}{extras}")
+        reader.run("venv", sys.executable, "-m", "venv", str(home))
+        reader.run("pip install", str(home / "bin/pip"), "install", "--quiet", f"{wheel}{extras}")
     else:
-        run("uv venv", str(uv), "venv", "--quiet", "--python", sys.executable, str(home))
-        wanted = f"leasehold{extras} @ {wheel.as_uri()}"
-        run("uv pip install", str(uv), "pip", "install", "--quiet", "--python", str(home), wanted)
-    (folder / "shop.py").write_text(code)
-    began = time.monotonic()
-    dev = subprocess.Popen(
-        [str(home / "bin/leasehold"), "dev", "shop:app"],
-        cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    try:
-        until_it_serves(dev, folder)
-        seconds["leasehold dev"] = time.monotonic() - began
-        answer = run("first run", str(home / "bin/python"), "-c", submission)
-    finally:
-        dev.send_signal(signal.SIGINT)
-        dev.communicate(timeout=PATIENCE)
-    if answer.strip() != printed:
-        raise SystemExit(f"the README prints {printed!r}, and the run gave {answer!r}")
-    return seconds
+        reader.run("uv venv", str(uv), "venv", "--quiet", "--python", sys.executable, str(home))
+        package = f"leasehold{extras} @ {wheel.as_uri()}"
+        reader.run("uv pip install", str(uv), "pip", "install", "--quiet", "--python", str(home), package)
 
 
 def until_it_serves(dev: subprocess.Popen[str], folder: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from pydantic import SecretStr
 
 from leasehold.cli import terminal
-from leasehold.cli.installation import decided
+from leasehold.cli.installation import default_isolation
 from leasehold.db.database import Connection, connect
 from leasehold.embedded.directories import RunDirectory
 from leasehold.embedded.management import Management
@@ -229,7 +229,7 @@ def rows(connection: Connection) -> Connection:
 def _defaults() -> Settings:
     """Made once: reading all sources of settings takes 4 ms."""
     # The tests run on any kernel; tests of isolation choose it themselves.
-    return Settings(_env_file=None, isolation=decided())
+    return Settings(_env_file=None, isolation=default_isolation())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

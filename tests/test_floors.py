@@ -314,4 +314,5 @@ def test_every_connection_of_the_platform_has_the_points_after_its_commits() -> 
     }
     made_in = {"leasehold/db/database.py", "leasehold/db/servers.py"}
     assert {name for name, text in sources.items() if opens.search(text)} - only_reads == made_in
-    assert [name for name, text in sources.items() if passes_by.search(text)] == []
+    copies = "leasehold/cli/moving_rows.py"  # into tables that nobody reads before a later commit, which has its point
+    assert [name for name, text in sources.items() if passes_by.search(text)] == [copies]

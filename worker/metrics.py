@@ -1,7 +1,7 @@
 """The metrics of a worker. Labels are bounded: pipelines, steps, queues and outcomes, never ids.
 
-Metrics of the hot path (every attempt) are tallies, which are not locked: each is used by one thread, the event
-loop's or the heartbeat's. The others are the client library's.
+Metrics that every attempt updates are tallies. A tally has no lock, because one thread uses it: the event loop's or the
+heartbeat's. The other metrics are those of the Prometheus client library, which locks them.
 """
 
 from __future__ import annotations
@@ -58,6 +58,12 @@ BLOCKED = histogram(
     ["pipeline", "step"],
     buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
 )
+STUCK_THREADS = gauge(
+    "worker_stuck_threads",
+    "Threads of this worker in which a handler runs on 10 seconds after its attempt has ended; if they are over half "
+    "of LEASEHOLD_WORKER_THREADS, the worker drains",
+    ["pipeline", "step"],
+)
 LOST_ITEMS = counter(
     "attempt_items_lost_total",
     "Items of attempts that are not stored, because PostgreSQL refused them or the worker ended. kind: logs (lines), "
@@ -73,13 +79,15 @@ CHILD_PEAK = histogram(
     buckets=[size * MIB for size in (64, 128, 256, 512, 768, 1024, 1536, 2048, 4096)],
 )
 
-# These label values exist from the start: so the first increase of each is visible.
+# These label values exist from the start. A counter that appeared with its first event would hide that event from
+# `increase()`.
 for _result in ("claimed", "duplicate", "stale"):
     HINTS.labels(_result)
 HINTS_CLAIMED = HINTS.labels("claimed")
 for _source in ("hint", "look", "next"):
     CLAIMS.labels(_source)
-_code = Bounded()
+_code = Bounded()  # bounds the number of different codes: handlers choose them
+#: The state that a task was claimed in -> the label `kind` of its wait.
 _KINDS = {"pending": "new", "retry": "retry", "waiting": "poll"}
 
 

@@ -55,6 +55,7 @@ from leasehold.worker.leases.claim_batcher import ClaimBatcher
 from leasehold.worker.leases.heartbeat import Heartbeat
 from leasehold.worker.leases.registration import Registration, registered
 from leasehold.worker.leases.settlement_batcher import SettlementBatcher
+from leasehold.worker.leases.starts import Starts
 from leasehold.worker.maintenance import relay as relaying
 from leasehold.worker.maintenance.admitter import Admitter
 from leasehold.worker.maintenance.duties import Duties
@@ -113,18 +114,21 @@ async def open_parts(
     """
     async with AsyncExitStack() as stack:
         children = warm_up.children
-        warming = asyncio.create_task(_warm(warm_up, queues, settings), name="warming")
+        warming = asyncio.create_task(_servable_queues(warm_up, queues, settings), name="warming")
         stack.push_async_callback(cancel_and_wait, warming)
         pool, broker, store, opened = await _open_servers(stack, settings, pipelines, queues, warming)
         is_complete = warming.done()
         ready = warming.result() if is_complete else queues.inline
         await until_answered(partial(check_pooler, settings), within=_PATIENCE_SECONDS)
-        registration = await stack.enter_async_context(registered(pool, _row(settings, queues, worker, ready)))
+        registration = await stack.enter_async_context(
+            registered(pool, _registration_of(settings, pipelines, queues, worker, ready))
+        )
 
         announcer = await stack.enter_async_context(announcing(broker, pool))
         reporter, admitter = Reporter(pool), Admitter(pool, announcer)
 
-        heartbeat = Heartbeat(settings, registration, on_failure, on_drain)
+        starts = Starts()
+        heartbeat = Heartbeat(settings, registration, starts, on_failure, on_drain)
         heartbeat.start()
         stack.callback(heartbeat.close)
         await heartbeat.wait_for_presence(_PRESENCE_SECONDS)
@@ -148,12 +152,15 @@ async def open_parts(
             opened=opened,
             journals=journals,
             settings=settings,
+            on_most_stuck=on_drain,
         )
         stack.callback(inline.workflows.close)
         isolated = IsolatedAttempts(
             store=store, pool=pool, children=children, reporter=reporter, directories=directories, settings=settings
         )
-        runner = Runner(pipelines, pool, heartbeat, settlements, admitter, directories, inline, isolated, writers)
+        runner = Runner(
+            pipelines, pool, heartbeat, starts, settlements, admitter, directories, inline, isolated, writers
+        )
         claimer = Claimer(pool, claims, heartbeat, terms, max_claims=_BATCH, takes_over=settings.presence)
         slot_pools = SlotPools(settings, pipelines, broker, router, claimer, runner)
 
@@ -182,8 +189,13 @@ async def open_parts(
         )
 
 
-def _row(settings: Settings, queues: ServedQueues, worker: UUID, ready: frozenset[str]) -> Registration:
-    return Registration(worker, ready, slots=queues.slots, pool=settings.worker_pool)
+def _registration_of(
+    settings: Settings, pipelines: Pipelines, queues: ServedQueues, worker: UUID, ready: frozenset[str]
+) -> Registration:
+    """The contents of the worker's row. The inline handlers are loaded by now."""
+    return Registration(
+        worker, ready, slots=queues.slots, pool=settings.worker_pool, handlers=pipelines.loaded_handlers()
+    )
 
 
 def _loops(
@@ -229,7 +241,7 @@ async def _open_servers(
         try:
             await store.probe()
         except StoreError as error:
-            # Until the next probe, the worker takes the store for one without conditional writes: slower, never wrong.
+            # Until a probe succeeds, the worker assumes a store without conditional writes: slower, never wrong.
             log.warning("the object store does not answer yet", error=str(error))
 
     stack.push_async_callback(broker.close)
@@ -244,7 +256,7 @@ async def _open_servers(
     return pool, broker, store, opened
 
 
-async def _warm(warm_up: WarmUp, queues: ServedQueues, settings: Settings) -> frozenset[str]:
+async def _servable_queues(warm_up: WarmUp, queues: ServedQueues, settings: Settings) -> frozenset[str]:
     """Wait for the children. Returns the queues that the worker may serve, by the fences of this kernel."""
     await result_of(warm_up.started)
     allowed = isolation.may_serve(warm_up.children.isolation, queues.every, queues.isolated, settings)

@@ -53,6 +53,7 @@ class ServedQueues:
 
 
 def _slots(settings: Settings, served: Iterable[Pipeline], isolated: Collection[str], queue: str) -> int:
+    """The slots of the pool that serves `queue`. `Pipeline.slots` names a setting; None: `worker_concurrency`."""
     if queue in isolated:
         return number_of_children(settings)
     own = (p.slots for p in served if p.slots is not None and any(step.queue == queue for step in p.steps))

@@ -40,8 +40,8 @@ _PULSE_SECONDS = 5.0
 
 
 class Worker:
-    """One worker. `queues`: the queues that it serves now. Isolated queues join when the fences around the children are
-    known.
+    """One worker. `queues`: the queues that it serves now. The isolated queues are added when the children have
+    started, because only then the worker knows which fences confine them.
     """
 
     parts: Parts
@@ -55,7 +55,8 @@ class Worker:
         self.health = health or Health()
         #: Set when the worker serves all queues that it may serve.
         self.complete = asyncio.Event()
-        #: Set when an operator asks this worker to drain. The process should then drain the worker, and end.
+        #: Set when an operator asks this worker to drain, or when most of its threads are stuck. The process should
+        #: then drain the worker, and end.
         self.retired = asyncio.Event()
         self._chosen = ServedQueues.chosen(self.pipelines, settings)
         self._stack = AsyncExitStack()
@@ -82,7 +83,7 @@ class Worker:
         self._draining = True
         self.health.is_ready = False
         await self.parts.broker.stop_consuming()
-        self.parts.slot_pools.stop_taking()
+        self.parts.slot_pools.stop_claiming()
         try:
             async with asyncio.timeout(self.settings.drain_seconds):
                 await self.parts.slot_pools.finished()
@@ -125,7 +126,7 @@ class Worker:
         self._run("self-check", self._check)
         self._log_serving(later=frozenset() if parts.is_complete else self._chosen.isolated)
         if parts.is_complete:
-            self._is_complete()
+            self._mark_complete()
         else:
             self._run("isolated queues", self._serve_isolated)
 
@@ -144,11 +145,12 @@ class Worker:
                 self.parts.slot_pools.start_isolated(self._chosen.isolated)
                 self.queues = queues
                 self._log_serving(later=frozenset())
-        self._is_complete()
+        self._mark_complete()
 
-    def _is_complete(self) -> None:
+    def _mark_complete(self) -> None:
         self.complete.set()
-        # A worker whose children have no fences serves its inline queues alone: it replaces no worker that serves all.
+        # A worker whose children lack fences serves only its inline queues. It does not become ready: else a rolling
+        # update would replace a worker that serves all queues by this one.
         self.health.is_ready = not self._draining and self.queues == self._chosen.every
 
     def _log_serving(self, later: frozenset[str]) -> None:
@@ -162,7 +164,7 @@ class Worker:
 
     async def _check(self) -> None:
         """Run the self-check once and log its findings: so an operator learns early which guarantees do not hold."""
-        from leasehold.selfcheck import as_log, check_all  # noqa: PLC0415 - see the head of this module
+        from leasehold.selfcheck import as_log, check_all  # noqa: PLC0415 - a later import shortens the start
 
         await asyncio.sleep(_CHECK_AFTER_SECONDS)
         parts = self.parts
@@ -178,7 +180,7 @@ class Worker:
     # --- loops
 
     async def _pulse(self) -> None:
-        """Show the probes that the main loop turns."""
+        """Show the liveness probe that the event loop runs."""
         while True:
             self.health.turned()
             await asyncio.sleep(_PULSE_SECONDS)

@@ -43,7 +43,7 @@ async def record(
 
 
 def audit(event: str, request: Request, caller: Caller | None = None, **facts: Any) -> None:
-    """Write one line: `event` is a stable name such as `result.streamed`."""
+    """Write one line. `event`: a stable name such as `result.streamed`. `facts`: further fields of the line."""
     client = {} if caller is None else {"client_id": caller.client_id, "key_prefix": caller.key_prefix}
     _log.info(event, audit=True, source_ip=source_address(request), route=request.url.path, **client, **facts)
 

@@ -56,10 +56,10 @@ bearer = HTTPBearer(
 
 
 class Require:
-    """A dependency that returns the caller. The caller's key is valid and has the scope.
+    """A dependency that returns the caller, whose key is valid and has the scope.
 
-    `or_scope`: another scope that admits the caller. The endpoint allows less to a key that has only this scope. Raises
-    Unauthenticated without a valid key, Forbidden without either scope.
+    `or_scope`: another scope that admits the caller, to a part of what the endpoint does. Raises Unauthenticated
+    without a valid key, Forbidden without either scope.
     """
 
     #: Whether the audit counts requests without a valid key.
@@ -67,7 +67,7 @@ class Require:
 
     def __init__(self, scope: str, *, or_scope: str | None = None) -> None:
         self.scope = scope
-        self._enough = {scope, or_scope}
+        self._admitting_scopes = {scope, or_scope}
 
     async def __call__(
         self,
@@ -105,7 +105,7 @@ class Require:
 
     def refuse(self, caller: Caller) -> None:
         """Raises Forbidden if the caller's key lacks the scope."""
-        if not self._enough & caller.scopes:
+        if not self._admitting_scopes & caller.scopes:
             holder = "The API key" if caller.person_id is None else "Your role"
             raise Forbidden("insufficient_scope", f"{holder} lacks the scope {self.scope}.")
 
@@ -116,7 +116,9 @@ def tenant_of(caller: Caller) -> str | None:
 
 
 def tenant_wanted(caller: Caller, tenant: str | None) -> str | None:
-    """The tenant whose things are listed: an operator's choice (None: all tenants'), and else the caller's own."""
+    """The tenant whose things are listed. `tenant`: the choice of an operator; None: all tenants. Other callers get
+    their own tenant.
+    """
     return tenant if OPERATE in caller.scopes else caller.tenant_id
 
 

@@ -1,4 +1,4 @@
-"""Serves the console's files: its style, its scripts, and two libraries. The address of a file has the file's hash.
+"""Serves the console's files: its style, its scripts, and two libraries. The address of a file contains its hash.
 
 htmx and idiomorph are copies of their npm packages (0BSD); tests/console/test_assets.py compares their hashes.
 """

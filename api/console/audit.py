@@ -20,7 +20,7 @@ from leasehold.api.http.may_lag import may_lag
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.db import audit
-from leasehold.domain.audit import Broken
+from leasehold.domain.audit import BrokenRow
 
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(AUDIT_READ))]
@@ -32,15 +32,15 @@ MAX_CHECKED, _CHECKED_SECONDS = 1000, 30.0
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A tenant's chain. `checked`: how many of its `rows` were checked, the newest. `broken`: the first of these that
-    is not as it was written.
+    """A tenant's chain after a check. `rows`: how many rows it has. `checked`: how many of the newest were checked.
+    `broken`: the first of these that was changed since it was written; None: all are intact.
     """
 
     tenant_id: str
     rows: int
     checked: int
     head: str
-    broken: Broken | None
+    broken: BrokenRow | None
 
 
 @router.get("/audit")

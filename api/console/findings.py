@@ -25,12 +25,12 @@ from leasehold.transitions.jobs import EXTERNAL
 MAX_TASKS, _MAX_OF_ALL, _MAX_LETTERS = 500, 1000, 100
 #: The most items of each sort that only a person can settle, and the newest orders among which they are searched.
 _MAX_UNSETTLED, _MAX_SEARCHED = overview_reads.MAX_SILENT, 300
-#: How much the explanation of the oldest waiting job reads: its first reason is shown.
+#: How much the explanation of the oldest waiting job reads. It is little, because only the first reason is shown.
 _DEPTH = Depth(entries=0, steps=5, ahead=100)
 #: A longer wait is a finding.
-_LONG = timedelta(minutes=1)
+_LONG_WAIT = timedelta(minutes=1)
 #: Reasons to wait that somebody chose: they are no findings.
-_CHOSEN = frozenset(
+_CHOSEN_REASONS = frozenset(
     {"waiting_until", "waiting_for_external_worker", "waiting_for_signal", "waiting_for_steps", "running"}
 )
 
@@ -55,7 +55,7 @@ class Numbers:
 
 
 async def numbers_of(connection: Connection, caller: Caller) -> Numbers:
-    live = await overview_reads.live(connection, caller.tenant_id) if JOBS_READ in caller.scopes else None
+    live = await overview_reads.unfinished_counts(connection, caller.tenant_id) if JOBS_READ in caller.scopes else None
     if OPERATE not in caller.scopes:
         return Numbers(live, None, None)
     queues = list(await run_reads.queues(connection, MAX_TASKS, _MAX_OF_ALL))
@@ -64,24 +64,24 @@ async def numbers_of(connection: Connection, caller: Caller) -> Numbers:
 
 async def findings_of(request: Request, services: Services, caller: Caller) -> tuple[list[Finding], Numbers]:
     """All findings, the worst first, and the numbers. Only an operator gets findings about other tenants."""
-    findings = await _of_parts(request, caller)
+    findings = await _findings_about_parts(request, caller)
     async with services.pool.acquire() as connection, connection.transaction(readonly=True):
         numbers = await numbers_of(connection, caller)
         if OPERATE in caller.scopes:
-            findings += await _of_fleet(connection, numbers)
+            findings += await _findings_about_fleet(connection, numbers)
         if JOBS_READ in caller.scopes:
-            findings += await _of_dead_letters(services, connection, caller)
-            findings += await _of_unsettled(services, connection, caller)
+            findings += await _findings_about_dead_letters(services, connection, caller)
+            findings += await _findings_about_unsettled(services, connection, caller)
         if RUNS_READ in caller.scopes:
             findings += [_paused(row) for row in await overview_reads.paused_schedules(connection, caller.tenant_id)]
         if WEBHOOKS_WRITE in caller.scopes:
             findings += [_disabled(row) for row in await overview_reads.disabled_webhooks(connection, caller.tenant_id)]
     if numbers.live is not None and numbers.live["oldest_waiting"] is not None:
-        findings += await _of_oldest(services, caller, numbers.live)
+        findings += await _findings_about_oldest(services, caller, numbers.live)
     return sorted(findings, key=lambda finding: finding.level != "bad"), numbers
 
 
-async def _of_parts(request: Request, caller: Caller) -> list[Finding]:
+async def _findings_about_parts(request: Request, caller: Caller) -> list[Finding]:
     """One finding for each part that does not answer. For an operator it also has the meaning, from the self-check."""
     readiness = readiness_of(request)
     failed = [check for check in await readiness.checks() if not check.ok]
@@ -103,12 +103,12 @@ def _capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-async def _of_fleet(connection: Connection, numbers: Numbers) -> list[Finding]:
+async def _findings_about_fleet(connection: Connection, numbers: Numbers) -> list[Finding]:
     findings = []
     if not numbers.workers:
         findings.append(Finding("bad", "No worker is registered: nothing runs.", "/workers", "Workers"))
     for row in numbers.queues or ():
-        findings += _of_queue(row, any_worker=bool(numbers.workers))
+        findings += _findings_about_queue(row, any_worker=bool(numbers.workers))
     for row in await overview_reads.quarantined(connection):
         findings.append(
             Finding("warn", f"The duty {row['duty']} leaves {row['n']} things alone for now: {row['code']}.")
@@ -125,7 +125,7 @@ def _counted(n: int, *, has_more: bool) -> str:
     return f"at least {n:,}" if has_more else f"{n:,}"
 
 
-def _of_queue(row: Row, *, any_worker: bool) -> list[Finding]:
+def _findings_about_queue(row: Row, *, any_worker: bool) -> list[Finding]:
     queue, n = row["queue"], row["runnable"]
     link = ("/queues", "Queues")
     if row["paused_because"] is not None:
@@ -138,13 +138,13 @@ def _of_queue(row: Row, *, any_worker: bool) -> list[Finding]:
         return [Finding("bad", sentence, *link)] if any_worker else []
 
     waited = datetime.now(UTC) - row["oldest"]
-    if waited > _LONG:
+    if waited > _LONG_WAIT:
         sentence = f"The queue {queue} is behind: {count} tasks wait, one of them for {span(waited.total_seconds())}."
         return [Finding("warn", sentence, *link)]
     return []
 
 
-async def _of_dead_letters(services: Services, connection: Connection, caller: Caller) -> list[Finding]:
+async def _findings_about_dead_letters(services: Services, connection: Connection, caller: Caller) -> list[Finding]:
     since = datetime.now(UTC) - timedelta(hours=1)
     lately = await job_reads.dead_letters(
         connection, caller.tenant_id, readable(services, caller, None, None, None), since=since, limit=_MAX_LETTERS
@@ -159,8 +159,10 @@ async def _of_dead_letters(services: Services, connection: Connection, caller: C
     return [Finding("warn", sentence, "/dead-letters", "Dead letters")]
 
 
-async def _of_unsettled(services: Services, connection: Connection, caller: Caller) -> list[Finding]:
-    """What waits for a person. Paused schedules and disabled webhooks have a sentence each."""
+async def _findings_about_unsettled(services: Services, connection: Connection, caller: Caller) -> list[Finding]:
+    """One sentence for all orders, and one for all external steps, that wait for a person. Paused schedules and
+    disabled webhooks have findings of their own.
+    """
     findings = []
     by_people = settled_by_people(services, caller, caller.tenant_id)
     if by_people:
@@ -194,19 +196,19 @@ def _disabled(row: Row) -> Finding:
     return Finding("warn", sentence, f"/webhooks/{row['id']}", "The webhook")
 
 
-async def _of_oldest(services: Services, caller: Caller, live: Row) -> list[Finding]:
+async def _findings_about_oldest(services: Services, caller: Caller, live: Row) -> list[Finding]:
     """Why the tenant's oldest waiting job waits, unless somebody chose the reason."""
     async with services.pool.acquire() as connection:
         rows = await job_reads.find_listed(connection, caller.tenant_id, [live["oldest_waiting"]])
     waited = timedelta() if not rows else datetime.now(UTC) - rows[0]["created_at"]
-    if waited < _LONG or rows[0]["started_at"] is not None:
+    if waited < _LONG_WAIT or rows[0]["started_at"] is not None:
         return []
     (job,) = rows
     kind = services.job_kinds.of(job["pipeline"], is_run=job["is_run"])
     if kind.scopes is None or kind.scopes.read not in caller.scopes:
         return []
     explanation = await explain(services, caller.tenant_id, job, _DEPTH)
-    reasons = [reason for reason in explanation["reasons"] if reason["code"] not in _CHOSEN]
+    reasons = [reason for reason in explanation["reasons"] if reason["code"] not in _CHOSEN_REASONS]
     if not reasons:
         return []
     sentence = f"The oldest waiting job has waited {span(waited.total_seconds())}: {reasons[0]['message']}"

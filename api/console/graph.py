@@ -68,7 +68,7 @@ def needs_of(tasks: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def graph_of(tasks: Sequence[Row]) -> Graph | None:
-    """None: the steps do not branch, or are too many, or a workflow starts them."""
+    """The graph of these steps. None: the steps do not branch, or there are too many, or a workflow starts them."""
     if any(task["contained"] for task in tasks):
         return None
     nodes, needs = _grouped(tasks, needs_of(tasks))
@@ -121,9 +121,9 @@ def _drawn(nodes: Mapping[str, _Node], needs: Links) -> Graph:
 
 
 def _levels(needs: Links) -> dict[str, int]:
-    """The column of each box: one more than the last column of those that it needs."""
+    """The column of each box: one to the right of the rightmost box that it needs."""
     levels = dict.fromkeys(needs, 0)
-    for _ in needs:  # as often as a chain of all boxes would need
+    for _ in needs:  # a chain of all boxes would need so many rounds
         moved = False
         for key, needed in needs.items():
             level = max((levels[need] + 1 for need in needed if need in levels), default=0)

@@ -97,7 +97,7 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
 
 
 def _editable(job: Mapping[str, Any]) -> str:
-    """The payload as text for the form that changes it. Empty: it is long, or parts of it are not shown."""
+    """The payload as text, for the form that changes it. Empty if it is long, or if the page hides parts of it."""
     text = orjson.dumps(job["parameters"], option=orjson.OPT_INDENT_2, default=str).decode()
     return "" if job.get("redacted") or len(text) > _MAX_COMMAND else text
 
@@ -111,7 +111,9 @@ def _is_picture(services: Services, access: JobAccess, output: Mapping[str, Any]
 
 
 def _curl(services: Services, request: Request, access: JobAccess) -> str:
-    """A command that reads the job as a program does; of a run: that starts another like it."""
+    """A command to copy. For a run: it starts another run with the same payload. For any other job, and for a long
+    payload: it reads the job.
+    """
     base = services.settings.public_url or f"{request.url.scheme}://{request.url.netloc}"
     head = 'curl -s -H "Authorization: Bearer $LEASEHOLD_API_KEY"'
     if not access.row["is_run"]:

@@ -46,8 +46,8 @@ Filter = Annotated[str, Query(max_length=MAX_CHARACTERS)]
 #: Jobs on a page, and the rows that a refresh may read to count newer jobs.
 PAGE = 50
 _MAX_READ = 2000
-#: Prepared filters, each with its name. For an operator, a filter without a time also names the operator's own tenant:
-#: no index finds the jobs of all tenants by their status.
+#: Prepared filters, by name. For an operator, `views_of` adds the operator's own tenant to a filter without a time: no
+#: index finds the jobs of all tenants by their status.
 VIEWS = (
     ("All", ""),
     ("Running", "status:running"),
@@ -83,7 +83,7 @@ async def _saved(request: Request, caller: Caller) -> list[Row]:
 
     async def read() -> list[Row]:
         async with services_of(request).pool.acquire() as connection:
-            return list(await saved_views.listed(connection, caller.tenant_id))
+            return list(await saved_views.list_views(connection, caller.tenant_id))
 
     shared: Shared[list[Row]] = state_of(request).answers.of("views", _SHARED_SECONDS)
     return await shared.get(caller.tenant_id, read)
@@ -99,7 +99,10 @@ async def refresh_jobs(
     following: IdCursor = None,
     shown: Annotated[str, Query(max_length=40 * PAGE)] = "",
 ) -> Response:
-    """Show the same jobs with their present state, and the number of newer jobs: no row moves while a person reads."""
+    """Show the same jobs with their present state, and the number of newer jobs. So no row moves while a person reads.
+
+    `shown`: the ids of the jobs on the page. `following`: the cursor of the next page.
+    """
     services = services_of(request)
     ids = _ids(shown.split(","))
     async with services.pool.acquire() as connection:

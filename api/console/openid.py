@@ -18,7 +18,7 @@ from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import located, request_id_of
 from leasehold.api.auth.source_address import source_address
 from leasehold.api.console import session
-from leasehold.api.console.rendering import HEADERS, page, path_of, see
+from leasehold.api.console.rendering import HEADERS, page, path_of, redirect_to
 from leasehold.api.console.routes import Fields
 from leasehold.api.console.state import state_of
 from leasehold.api.process.services import Services, services_of
@@ -36,7 +36,7 @@ _MAX_SECONDS = 600
 
 
 @router.get("/oidc")
-async def leave(request: Request, following: Annotated[str, Query(max_length=500)] = "/") -> Response:
+async def send_to_provider(request: Request, following: Annotated[str, Query(max_length=500)] = "/") -> Response:
     """Send the browser to the provider."""
     services = services_of(request)
     openid = _openid_of(services)
@@ -44,7 +44,7 @@ async def leave(request: Request, following: Annotated[str, Query(max_length=500
     sealing.sign("console", b"")  # without sealing keys nobody can sign in: raises Unavailable
     flow = Flow.new()
     async with state_of(request).sign_ins.turn(""):
-        address = await openid.address(flow, _redirect_uri(request))
+        address = await openid.sign_in_url(flow, _redirect_uri(request))
     text = orjson.dumps([flow.state, flow.nonce, flow.verifier, following, int(time())])
     response = Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": address} | HEADERS)
     response.set_cookie(
@@ -60,28 +60,28 @@ async def leave(request: Request, following: Annotated[str, Query(max_length=500
 
 
 @router.get("/oidc/callback")
-async def come_back(request: Request) -> Response:
+async def return_from_provider(request: Request) -> Response:
     """Identify the person by the provider's answer, and begin the session."""
     services = services_of(request)
     openid = _openid_of(services)
-    flow, following = _begun(services, request.cookies.get(COOKIE, ""))
+    flow, following = _sign_in_begun(services, request.cookies.get(COOKIE, ""))
     answer = {name: value[:4096] for name, value in request.query_params.items()}
     try:
         async with state_of(request).sign_ins.turn(""):
             identity = await openid.identify(flow, _redirect_uri(request), answer)
     except RequestError as error:
-        _refuse(request, error.code, "")
+        _count_refusal(request, error.code, "")
         raise
-    row = await _enter(request, services, identity)
+    row = await _admit_person(request, services, identity)
     caller = located(request, services.keyring.caller_of_person(row))
     async with services.pool.acquire() as connection:
         await record(connection, caller, "session.began", row["id"], issuer=identity.issuer, subject=identity.subject)
-    response = _opened(request, services, row, following)
+    response = _begin_session(request, services, row, following)
     response.delete_cookie(COOKIE, path=f"{path_of(request)}/oidc", httponly=True, samesite="lax")
     return response
 
 
-async def _enter(request: Request, services: Services, identity: Identity) -> Row:
+async def _admit_person(request: Request, services: Services, identity: Identity) -> Row:
     """Write the person's rows, and return the row of the first tenant that admits the person. Raises Forbidden
     `no_role`.
     """
@@ -90,46 +90,49 @@ async def _enter(request: Request, services: Services, identity: Identity) -> Ro
         rows = await people.record_sign_in(connection, identity, scopes, services.settings.people_per_tenant)
     admitted = [row for row in rows if row["disabled_at"] is None]
     if not admitted:
-        _refuse(request, "no_role", identity.login)
+        _count_refusal(request, "no_role", identity.login)
         raise Forbidden("no_role", "You are known, but no group of yours has a role here, or an admin disabled you.")
     return admitted[0]
 
 
-def _opened(request: Request, services: Services, row: Row, following: str) -> Response:
-    response = see(request, following)
+def _begin_session(request: Request, services: Services, row: Row, following: str) -> Response:
+    response = redirect_to(request, following)
     session.begin(services, request, response, session.owner_of(row["id"], row["generation"]))
     return response
 
 
 @router.get("/tenants")
 async def show_tenants(request: Request, caller: session.Anybody) -> Response:
-    return page(request, "tenants.html", people=await _own(request, caller.person_id))
+    return page(request, "tenants.html", people=await _rows_of_person(request, caller.person_id))
 
 
 @router.post("/tenants/go")
-async def go_over(request: Request, caller: session.Anybody, form: Fields) -> Response:
+async def change_tenant(request: Request, caller: session.Anybody, form: Fields) -> Response:
     """Begin a session in another tenant of the same person."""
     services = services_of(request)
-    row = next((row for row in await _own(request, caller.person_id) if row["tenant_id"] == form.get("tenant")), None)
+    row = next(
+        (row for row in await _rows_of_person(request, caller.person_id) if row["tenant_id"] == form.get("tenant")),
+        None,
+    )
     if row is None:
         raise NotFound("tenant_not_found", "You have no role in this tenant.")
     entered = located(request, services.keyring.caller_of_person(row))
     async with services.pool.acquire() as connection:
         await record(connection, entered, "session.began", row["id"], issuer=row["issuer"], subject=row["subject"])
-    return _opened(request, services, row, "/")
+    return _begin_session(request, services, row, "/")
 
 
-async def _own(request: Request, person_id: UUID | None) -> list[Row]:
+async def _rows_of_person(request: Request, person_id: UUID | None) -> list[Row]:
     """The person's rows in all tenants that admit the person; none for the session of a key."""
     if person_id is None:
         return []
     async with services_of(request).pool.acquire() as connection:
-        row = await people.of_session(connection, person_id)
-        rows = [] if row is None else await people.of_subject(connection, row["issuer"], row["subject"])
+        row = await people.find_for_session(connection, person_id)
+        rows = [] if row is None else await people.rows_of_subject(connection, row["issuer"], row["subject"])
     return [row for row in rows if row["disabled_at"] is None and row["scopes"]]
 
 
-def _begun(services: Services, cookie: str) -> tuple[Flow, str]:
+def _sign_in_begun(services: Services, cookie: str) -> tuple[Flow, str]:
     """The sign-in that this browser has begun, and the path to open after it. Raises Unauthenticated."""
     try:
         opened = Sealing(services.settings).open(cookie.encode())
@@ -152,7 +155,7 @@ def _redirect_uri(request: Request) -> str:
     return f"{base.rstrip('/')}{path_of(request)}/oidc/callback"
 
 
-def _refuse(request: Request, code: str, login: str) -> None:
+def _count_refusal(request: Request, code: str, login: str) -> None:
     """Count the refusal for the audit. It has no tenant, because no tenant has admitted the person."""
     actor = Actor("person", login, None, None, source_address(request), request_id_of(request))
     services_of(request).refusals.add(code, actor, request.url.path)

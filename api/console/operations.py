@@ -21,6 +21,7 @@ from leasehold.api.http.may_lag import may_lag
 from leasehold.api.jobs import operations as endpoints
 from leasehold.api.jobs.schemas import NewOperation
 from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import services_of
 from leasehold.domain.job_filter import MAX_CHARACTERS
 from leasehold.domain.states import JOB_TERMINAL
 
@@ -54,7 +55,13 @@ async def preview(
     """Show the jobs that the operation would act on. It changes nothing."""
     body = _body_of({"action": action, "filter": q}, dry_run=True)
     preview_answer = content_of(await endpoints.create_operation(request, body, caller))
-    return page(request, "operation_new.html", found=preview_answer, once=once_of(request, "operation", action, q))
+    return page(
+        request,
+        "operation_new.html",
+        found=preview_answer,
+        once=once_of(request, "operation", action, q),
+        max_rate=services_of(request).settings.operation_rate,
+    )
 
 
 @router.post("/operations/new")

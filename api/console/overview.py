@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request, Response
 
@@ -42,7 +43,11 @@ async def show_overview(request: Request, caller: Anybody) -> Response:
     states: Shared[State] = state_of(request).answers.of("state", REFRESH_SECONDS)
     rates: Shared[Rates] = state_of(request).answers.of("rates", _RATES_SECONDS)
     state = await states.get(key, lambda: _state(request, services, caller))
-    last_hour = await rates.get(key, lambda: rates_of(services, caller)) if JOBS_READ in caller.scopes else None
+    last_hour = (
+        await rates.get(key, lambda: rates_of(services, caller, datetime.now(UTC)))
+        if JOBS_READ in caller.scopes
+        else None
+    )
     return page(
         request,
         "overview.html",

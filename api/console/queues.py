@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -29,6 +30,8 @@ _MAX_TASKS, _MAX_OF_ALL = 1000, 4000
 _SHARED_SECONDS = 2.0
 #: Jobs inside a limit, and jobs that wait at it, on a page.
 _MAX_JOBS = 50
+#: Queues on a page.
+_MAX_QUEUES = 200
 
 
 @router.get("/queues")
@@ -36,13 +39,24 @@ _MAX_JOBS = 50
 async def show_queues(request: Request, _caller: Operator) -> Response:
     services = services_of(request)
 
-    async def read() -> list[Row]:
+    async def read() -> tuple[list[Row], list[Row]]:
         async with services.pool.acquire() as connection:
-            return list(await run_reads.queues(connection, _MAX_TASKS, _MAX_OF_ALL))
+            queues = list(await run_reads.queues(connection, _MAX_TASKS, _MAX_OF_ALL))
+            shown = [row["queue"] for row in queues[:_MAX_QUEUES]]
+            return queues, list(await overview_reads.limits_of_queues(connection, shown))
 
-    shared: Shared[list[Row]] = state_of(request).answers.of("queues", _SHARED_SECONDS)
-    queues = await shared.get("all", read)
-    return page(request, "queues.html", live=3, live_url=request.url.path, queues=queues)
+    shared: Shared[tuple[list[Row], list[Row]]] = state_of(request).answers.of("queues", _SHARED_SECONDS)
+    queues, limits = await shared.get("all", read)
+    return page(
+        request,
+        "queues.html",
+        live=3,
+        live_url=request.url.path,
+        queues=queues,
+        limits={limit["queue"]: limit for limit in limits},
+        most_queues=_MAX_QUEUES,
+        most_jobs=overview_reads.MAX_AT_LIMIT,
+    )
 
 
 @router.post("/queues/{queue}/pause")
@@ -64,13 +78,19 @@ async def resume(request: Request, queue: endpoints.QueueName, caller: Operator)
 async def show_workers(request: Request, _caller: Operator) -> Response:
     services = services_of(request)
 
-    async def read() -> list[Row]:
+    async def read() -> list[dict[str, Any]]:
         async with services.pool.acquire() as connection:
-            return list(await run_reads.workers(connection))
+            return [dict(row) | _queues_and_labels(row["queues"]) for row in await run_reads.workers(connection)]
 
-    shared: Shared[list[Row]] = state_of(request).answers.of("workers", _SHARED_SECONDS)
+    shared: Shared[list[dict[str, Any]]] = state_of(request).answers.of("workers", _SHARED_SECONDS)
     workers = await shared.get("all", read)
     return page(request, "workers.html", live=3, live_url=request.url.path, workers=workers)
+
+
+def _queues_and_labels(served: Sequence[str]) -> dict[str, list[str]]:
+    """A worker's queues without those that are pinned to a label, and its labels."""
+    pinned = [queue.partition("@") for queue in served if "@" in queue]
+    return {"queues": [queue for queue in served if "@" not in queue], "labels": sorted({at[2] for at in pinned})}
 
 
 @router.post("/workers/{worker_id}/drain")

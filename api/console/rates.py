@@ -1,14 +1,18 @@
-"""The rates of the last hour, from PostgreSQL alone: the newest jobs of each five minutes stand for the rest.
+"""The rates of the last hour, from PostgreSQL alone. The hour has twelve parts of five minutes, and of each part only
+the newest jobs are read: the sample.
 
-A part of the hour with more jobs than SAMPLE is estimated by the time that the sample covers. So the page reads the
-same number of rows beside ten million jobs as beside ten thousand.
+If a part has more jobs than SAMPLE, their number is estimated from the time that the sample covers. So the page reads
+the same number of rows among ten million jobs as among ten thousand.
+
+The hour ends with the minute that runs now. So two answers of one minute without new jobs are equal, and an open page
+is not rendered again for the second (rendering.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from leasehold.api.jobs.lists import scope_of
 from leasehold.api.process.keyring import Caller
@@ -19,7 +23,7 @@ from leasehold.domain.job_filter import JobFilter
 from leasehold.domain.states import JobState
 
 PARTS, SAMPLE = 12, 80
-_LENGTH = timedelta(minutes=5)
+_LENGTH, _MINUTE = timedelta(minutes=5), timedelta(minutes=1)
 #: Rows that a part may read: a list counts three for each job. Some jobs of it may be past their retention.
 _MAX_READ = 480
 
@@ -38,7 +42,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """`waits`, `runs`: the median and the 95th percentile in seconds; None: of no job."""
+    """`waits`, `runs`: the median and the 95th percentile, in seconds. None: no job has such a time."""
 
     parts: Sequence[Part]
     waits: tuple[float, float] | None
@@ -61,18 +65,18 @@ class Rates:
         return max([part.n for part in self.parts] + [1])
 
 
-async def rates_of(services: Services, caller: Caller) -> Rates:
-    now = datetime.now(UTC)
+async def rates_of(services: Services, caller: Caller, now: datetime) -> Rates:
+    end = now.replace(second=0, microsecond=0) + _MINUTE
     parts, waits, runs = [], [], []
     async with services.pool.acquire() as connection, connection.transaction(readonly=True):
         for number in range(PARTS, 0, -1):
-            start = now - number * _LENGTH
+            start = end - number * _LENGTH
             job_filter = JobFilter(created_after=start, created_before=start + _LENGTH)
             scope = scope_of(services, caller, job_filter)
             if scope is None:
                 return Rates([], None, None)
-            job_page = await job_lists.times(connection, Listing(scope, job_filter, max_read=_MAX_READ), SAMPLE)
-            parts.append(_part(start, job_page))
+            job_page = await job_lists.page_of_times(connection, Listing(scope, job_filter, max_read=_MAX_READ), SAMPLE)
+            parts.append(_part(start, min(start + _LENGTH, now), job_page))
             waits += [_seconds(row["created_at"], row["started_at"]) for row in job_page.rows if row["started_at"]]
             runs += [
                 _seconds(row["started_at"], row["finished_at"])
@@ -82,11 +86,12 @@ async def rates_of(services: Services, caller: Caller) -> Rates:
     return Rates(parts, _percentiles(waits), _percentiles(runs))
 
 
-def _part(start: datetime, job_page: Page) -> Part:
+def _part(start: datetime, end: datetime, job_page: Page) -> Part:
+    """`end`: of the part, or now in the last part. The page has its newest jobs."""
     n, failed = len(job_page.rows), sum(row["status"] == JobState.FAILED for row in job_page.rows)
     if not n or not (job_page.has_more or job_page.ended_at):
         return Part(start, n, failed, exact=True)
-    covered = max((start + _LENGTH - job_page.rows[-1]["created_at"]) / _LENGTH, 0.0001)
+    covered = max((end - job_page.rows[-1]["created_at"]) / (end - start), 0.0001)
     return Part(start, round(n / covered), round(failed / covered), exact=False)
 
 

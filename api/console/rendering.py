@@ -41,8 +41,9 @@ _MAX_JSON = 12_000
 _MAX_LAST_PAGES = 2000
 #: The characters of a path and its query that a header carries as they are; `%` begins an escape.
 _SAFE = "/?&=:%+.,~-_@*'()!$;"
-_COUNTED = re.compile(r"(<time[^>]*>)[^<]*")
-#: How old the page's rows are. The header Leasehold-Read-Lag of each refresh carries it, too.
+_RELATIVE_TIME = re.compile(r"(<time[^>]*>)[^<]*")
+#: The element with the age of the page's rows. It does not count as content: each refresh gets the age in the header
+#: Leasehold-Read-Lag, too.
 _AS_OF = re.compile(r'<p id="as-of".*?</p>')
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 
@@ -78,8 +79,8 @@ def page(
 ) -> Response:
     """Render the page. The answer to a refresh is 204 if its browser already shows the same page.
 
-    `made_of`: all objects that the page of one session is made of. Many requests share these objects (`shared`). While
-    they are the same objects, a refresh costs no rendering.
+    `made_of`: all objects from which the page of one session is rendered. Requests share these objects (shared.py).
+    While a refresh has the same objects, nothing is rendered.
     """
     services, viewer = services_of(request), session.viewer_or_none(request)
     prefix = path_of(request)
@@ -101,14 +102,15 @@ def page(
             flash=flash,
             now=datetime.now(UTC),
             lag=current_lag(),
+            has_cells=services.other_cells is not None,
             asset=lambda name: f"{prefix}/assets/{assets.version(name)}/{name}",
             url=lambda to, **query: _url(prefix + to, query),
             **values,
         )
     )
     body = html.encode()
-    # Browsers count times themselves: a page on which only these have changed is not new.
-    mark = hashlib.blake2b(_AS_OF.sub("", _COUNTED.sub(r"\1", html)).encode(), digest_size=12).hexdigest()
+    # The browser's script updates relative times itself: a page on which only these have changed is not new.
+    mark = hashlib.blake2b(_AS_OF.sub("", _RELATIVE_TIME.sub(r"\1", html)).encode(), digest_size=12).hexdigest()
     if page_key is not None:
         last_pages[page_key] = (mark, made_of)
     if request.headers.get(MARK) == mark:
@@ -141,13 +143,13 @@ def content_of(response: Response) -> Any:
 
 def go_to(request: Request, path: str, sentence: str, *, good: bool = True) -> Response:
     """Answer a form: the browser opens `path`, a path below the console, and that page shows the sentence once."""
-    response = see(request, path)
+    response = redirect_to(request, path)
     text = base64.urlsafe_b64encode(orjson.dumps([good, sentence[:600]])).decode()
     response.set_cookie(FLASH, text, path=path_of(request) or "/", max_age=30, httponly=True, samesite="strict")
     return response
 
 
-def see(request: Request, path: str) -> Response:
+def redirect_to(request: Request, path: str) -> Response:
     """Send the browser to `path`, a path below the console. A client may have named it: if it is no such path, the
     browser goes to the first page.
     """

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from leasehold.api.console import (
     assets,
     audit,
+    cells,
     dead_letters,
     job,
     jobs,
@@ -43,6 +44,7 @@ _PARTS = (
     dead_letters.router,
     operations.router,
     queues.router,
+    cells.router,
     schedules.router,
     templating.router,
     webhooks.router,

@@ -6,6 +6,7 @@ A client that does not accept HTML gets the API's problems.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -36,6 +37,12 @@ log = structlog.get_logger(__name__)
 _MAX_FIELDS = 200
 _MAX_DIGITS = 9
 _CROSS_SITE = "cross-site"
+#: The path of an act begins with the path of the page that has its form: a list, or a thing with an id. The browser
+#: does not name the page: the Referrer-Policy forbids it.
+_ACT = re.compile(
+    r"/(?:(?:jobs|operations|schedules|webhooks)/[0-9a-f]{8}-[0-9a-f-]{27}(?=/)|dead-letters/[0-9a-f]+(?=/)|"
+    r"(?:jobs|dead-letters|to-settle|queues|workers|schedules|templates|webhooks|limits|keys|people|operations)(?=/))"
+)
 #: Errors that a page explains, beside an outage of the database. Any other error is a bug, and `Edge` logs it.
 _EXPLAINED = (LeaseholdError, RequestValidationError, HTTPException, *NOT_STORABLE)
 
@@ -79,7 +86,7 @@ class ConsoleRoute(APIRoute):
                 for require in requires:
                     await require(request, await bearer(request))
                 if writes:
-                    request.state.form = await _form(request)
+                    request.state.form = await _read_form(request)
                     if requires:
                         session.check_form(request, request.state.form.get("token", ""))
                     else:
@@ -88,7 +95,7 @@ class ConsoleRoute(APIRoute):
             except ClientDisconnect:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client has gone: nobody reads the status
             except Exception as error:
-                shown = _shown(request, error)
+                shown = _error_page(request, error)
                 if shown is None:
                     raise
                 return shown
@@ -96,7 +103,7 @@ class ConsoleRoute(APIRoute):
         return handle
 
 
-async def _form(request: Request) -> Form:
+async def _read_form(request: Request) -> Form:
     viewer = session.viewer_or_none(request)
     tenant_id = "" if viewer is None else viewer.caller.tenant_id
     async with services_of(request).bodies.received(request, tenant_id) as complete:
@@ -108,7 +115,7 @@ async def _form(request: Request) -> Form:
         raise Invalid("invalid_form", "The form could not be read.") from None
 
 
-def _shown(request: Request, error: Exception) -> Response | None:
+def _error_page(request: Request, error: Exception) -> Response | None:
     """The error as a page. None: the client wants no page, or the error is a bug."""
     if "text/html" not in request.headers.get("accept", ""):
         return None
@@ -134,9 +141,12 @@ def sign_in_page(request: Request, error: Unauthenticated | None = None) -> Resp
         # The cookie is SameSite=Strict: a browser that follows a link of another site sends the request without it.
         # This page makes the browser repeat the request, and the repetition has the cookie.
         return page(request, "again.html")
-    following = wanted if is_page else "/"
+    act = _ACT.match(wanted) if request.method == "POST" else None
+    following = wanted if is_page else act[0] if act is not None else "/"
     status = HTTPStatus.OK if error is None else HTTPStatus.UNAUTHORIZED
     sentence = "" if error is None or error.code == "missing_api_key" else error.message
+    if act is not None:
+        sentence = "Your session has ended, and nothing was done. Sign in, and repeat it."
     services = services_of(request)
     provider = services.settings.console_oidc_name if services.openid is not None else ""
     return page(request, "sign_in.html", status, following=following[:500], sentence=sentence, provider=provider)

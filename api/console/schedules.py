@@ -42,7 +42,7 @@ _CHANGED = ("cron", "timezone", "enabled", "overlap", "catch_up", "payload_templ
 @may_lag
 async def show_schedules(request: Request, caller: Reader, cursor: IdCursor = None) -> Response:
     answer = content_of(await endpoints.list_schedules(request, caller, cursor, _PAGE))
-    schedules = [_shown(schedule) for schedule in answer["schedules"]]
+    schedules = [_with_words(schedule) for schedule in answer["schedules"]]
     return page(request, "schedules.html", schedules=schedules, next_cursor=answer["next_cursor"], cursor=cursor)
 
 
@@ -58,13 +58,13 @@ async def show_schedule(request: Request, schedule_id: UUID, caller: Reader) -> 
         "schedule.html",
         live=5,
         live_url=request.url.path,
-        schedule=_shown(schedule),
+        schedule=_with_words(schedule),
         runs=runs,
         once=once_of(request, "run-now", str(schedule_id)),
     )
 
 
-def _shown(schedule: dict[str, Any]) -> dict[str, Any]:
+def _with_words(schedule: dict[str, Any]) -> dict[str, Any]:
     """The schedule, with its cron expression in words and its next firings also in its own time zone."""
     instants = [datetime.fromisoformat(text) for text in schedule["next_runs"]]
     # A schedule whose zone this release does not know has no next firings, and needs no zone.

@@ -1,8 +1,8 @@
 """Sessions of the console: a signed cookie names an API key or a person, and every form carries a token of the session.
 
 The cookie has the key's public prefix or the person's id, the time of the sign-in, the time of the last page, and a
-random number. It holds no secret. A session ends with its key or when an admin disables the person, when nobody opens a
-page for a while, and after MAX_HOURS.
+random number. It holds no secret. A session ends when its key ends or an admin disables the person, when nobody opens a
+page for `console_session_minutes`, and after MAX_HOURS.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ COOKIE = "leasehold_session"
 MAX_HOURS = 12
 #: A page renews the cookie at most this often, in seconds.
 _RENEW_SECONDS = 60
-#: A person, and how often their sessions were ended before this one began.
+#: The owner of a person's session: the person's id, and its generation. The generation counts how often all sessions of
+#: the person were ended before.
 _PERSON = re.compile(r"person-([0-9a-f]{32})-(\d{1,9})")
 _COOKIE = re.compile(
     r"([a-z0-9]{12}|person-[0-9a-f]{32}-\d{1,9})\.(\d{1,12})\.(\d{1,12})\.([A-Za-z0-9_-]{22})\.([A-Za-z0-9_-]{43})"
@@ -90,8 +91,8 @@ class SignedIn(Require):
 async def _caller_of(services: Services, session: Session) -> Caller:
     person = _PERSON.fullmatch(session.owner)
     if person is None:
-        return await services.keyring.of_session(session.owner)
-    return await services.keyring.of_person(UUID(person[1]), int(person[2]))
+        return await services.keyring.caller_of_session(session.owner)
+    return await services.keyring.caller_of_person_session(UUID(person[1]), int(person[2]))
 
 
 def owner_of(person_id: UUID, generation: int) -> str:

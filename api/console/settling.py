@@ -23,7 +23,7 @@ router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
 Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE))]
 _PAGE = 50
-_DEEDS = {"adopt": "adopted", "again": "ordered again", "give_up": "given up"}
+_ACTIONS_DONE = {"adopt": "adopted", "again": "ordered again", "give_up": "given up"}
 
 
 @router.get("/to-settle")
@@ -54,7 +54,7 @@ async def settle(request: Request, caller: Operator, form: Fields) -> Response:
         raise Invalid("invalid_request", f"Nothing was settled: {error.errors()[0]['msg']}.") from None
     answer = content_of(await endpoints.settle_jobs(request, body, caller))
     settled, refused = len(answer["settled"]), answer["refused"]
-    sentence = f"{settled} of {len(picked)} {_DEEDS[action]}."
+    sentence = f"{settled} of {len(picked)} {_ACTIONS_DONE[action]}."
     if refused:
         sentence += f" {len(refused)} refused, the first because: {refused[0]['detail']}"
     return go_to(request, "/to-settle", sentence, good=not refused)

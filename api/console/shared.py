@@ -18,8 +18,8 @@ _MAX_KEYS = 500
 class Shared(Generic[_Answer]):
     """`seconds`: how long an answer is shared. Requests that arrive while an answer is being made wait for it.
 
-    An answer that equals the answer before it is replaced by that very object. So `rendering.page` sees by identity
-    that a page need not be rendered again.
+    If a new answer equals the answer before, `get` returns the earlier object again. So `rendering.page` sees by
+    identity that a page need not be rendered again.
     """
 
     def __init__(self, seconds: float) -> None:

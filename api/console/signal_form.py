@@ -38,7 +38,8 @@ def inputs_of(schema: Any) -> list[Input]:
     properties = schema.get("properties")
     if schema.get("type") == "object" and isinstance(properties, dict) and len(properties) <= _MAX_FIELDS:
         required = schema.get("required", [])
-        # PostgreSQL keeps the order of an array, and not of an object: so the required fields come first.
+        # PostgreSQL keeps the order of the array `required`, but not of the members of an object. So the required
+        # fields come first, in their order.
         names = [*(name for name in required if name in properties), *(sorted(properties.keys() - set(required)))]
         inputs = [_input(name, properties[name], required=name in required) for name in names]
         if all(inputs):

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import located, stranger
 from leasehold.api.console import session, tickets
-from leasehold.api.console.rendering import FLASH, go_to, path_of, see
+from leasehold.api.console.rendering import FLASH, go_to, path_of, redirect_to
 from leasehold.api.console.routes import Fields, sign_in_page
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
@@ -44,13 +44,13 @@ async def enter(
 ) -> Response:
     services = services_of(request)
     prefix = tickets.prefix_of_ticket(services.settings, ticket)
-    return await _begin_session(request, located(request, await services.keyring.of_session(prefix)), following)
+    return await _begin_session(request, located(request, await services.keyring.caller_of_session(prefix)), following)
 
 
 async def _begin_session(request: Request, caller: Caller, following: str) -> Response:
     async with services_of(request).pool.acquire() as connection:
         await record(connection, caller, "session.began", _owner(caller))
-    response = see(request, following)
+    response = redirect_to(request, following)
     session.begin(services_of(request), request, response, _owner(caller))
     return response
 

@@ -21,15 +21,15 @@ LastPage: TypeAlias = tuple[str, tuple[object, ...]]
 
 
 class ConsoleState:
-    """`answers`: what pages have read, for some seconds. `last_pages`: for each session and URL, the page last sent.
-    `sign_ins`: the turnstile in front of the OpenID provider, so that a flood of sign-ins holds up no other request.
+    """`answers`: what pages have read, shared for some seconds. `last_pages`: the page that was sent last, by session
+    and URL. `sign_ins`: bounds the requests to the OpenID provider: so a flood of sign-ins delays no other request.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.answers = SharedAnswers()
         self.last_pages: OrderedDict[PageKey, LastPage] = OrderedDict()
         at_once = settings.console_oidc_at_once
-        self.sign_ins = Turnstile(at_most=at_once, each=at_once, patience=_PATIENCE_SECONDS, refusal=_busy)
+        self.sign_ins = Turnstile(at_most=at_once, per_tenant=at_once, patience=_PATIENCE_SECONDS, refusal=_busy)
 
 
 def state_of(request: Request) -> ConsoleState:

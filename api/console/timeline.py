@@ -78,9 +78,11 @@ def timeline(
     *,
     is_cut: bool = False,
 ) -> Timeline:
-    """`tasks`: what ties the steps together (`job_reads.step_links`). A step waits from the end of those that it needs;
-    a part of a fan-out, and a step of a workflow, from when it was made. `is_cut`: the ledger lacks earlier entries, so
-    the first wait of a step is not known.
+    """The bars of all steps. The wait of a step begins when the steps that it needs have ended. For a part of a fan-out
+    and for a step of a workflow, the wait begins when it was made.
+
+    `tasks`: which step needs which (`job_reads.step_links`). `is_cut`: the ledger lacks earlier entries, so the first
+    wait of a step is not known.
     """
     needs = needs_of(tasks)
     made_at = {task["step"]: instant_of(task["id"]) for task in tasks if task["parent_id"] is not None}
@@ -114,7 +116,7 @@ def _line(
     for entry in entries:
         if claim is not None and entry["kind"] in _ENDS:
             shade, word = _ENDS[entry["kind"]]
-            _attempt(line, scale, claim, entry["at"], shade, word)
+            _add_attempt(line, scale, claim, entry["at"], shade, word)
             claim, waits_from = None, entry["at"]
         if entry["kind"] in _CLAIMS:
             if waits_from is not None:
@@ -123,13 +125,13 @@ def _line(
         elif entry["kind"] == "replayed":
             waits_from = entry["at"]
     if claim is not None and step["state"] == "running":
-        _attempt(line, scale, claim, now, "run", "running")
+        _add_attempt(line, scale, claim, now, "run", "running")
     elif claim is None and waits_from is not None and step["state"] in ("pending", "retry", "waiting"):
         line.bars.append(scale.bar(waits_from, now, "wait", "waits"))
     return line
 
 
-def _attempt(line: Line, scale: _Scale, claim: Mapping[str, Any], end: datetime, shade: str, word: str) -> None:
+def _add_attempt(line: Line, scale: _Scale, claim: Mapping[str, Any], end: datetime, shade: str, word: str) -> None:
     line.attempts += 1
     line.seconds += max(0.0, (end - claim["at"]).total_seconds())
     worker = f", worker {claim['worker']}" if "worker" in claim else ""

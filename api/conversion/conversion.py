@@ -127,9 +127,9 @@ async def create_conversion(request: Request, caller: Writer, idempotency_key: I
     except RequestError:  # the idempotency key is refused
         await _clean_up(services, caller, job_id)
         raise
-    # After any other error nobody knows whether the job was written. If it was not, the sweeper deletes the files.
+    # After any other error it is unknown whether the job was written. If it was not, the sweeper deletes the files.
     for name, value in rate_fields.items():
-        response.headers.setdefault(name, value)  # where both have a field, the tenant's limits win
+        response.headers.setdefault(name, value)  # a field of the tenant's limits is kept
     return response
 
 

@@ -13,7 +13,7 @@ from leasehold.api.conversion.conversion import PATH, Reader, find
 from leasehold.api.conversion.rates import check_rate
 from leasehold.api.conversion.view import PUBLIC_STATE, is_finished
 from leasehold.api.http.openapi import problems
-from leasehold.api.http.streams import ANSWERS, HEADERS, LastEventId, number_of, stream
+from leasehold.api.http.streams import ANSWERS, HEADERS, LastEventId, event_number, stream
 from leasehold.api.process.services import services_of
 from leasehold.db.event_reads import EventView
 
@@ -41,7 +41,7 @@ async def stream_conversion_events(
     last_event_id: LastEventId = None,
 ) -> Response:
     services = services_of(request)
-    after = number_of(last_event_id)
+    after = event_number(last_event_id)
     await check_rate(services, caller, "reads")
     row = await find(services, caller, job_id)
     if is_finished(row) and row["event_seq"] <= after:

@@ -29,7 +29,7 @@ from leasehold.domain.json_values import Flag
 from leasehold.pipelines.conversion import rows as conversions
 from leasehold.pipelines.conversion.promotion import ownership as promotions
 from leasehold.pipelines.conversion.promotion.copying import Copy, Promoter
-from leasehold.pipelines.conversion.promotion.ownership import Turn
+from leasehold.pipelines.conversion.promotion.ownership import PromoteCall
 from leasehold.pipelines.conversion.promotion.targets import open_target
 
 router = APIRouter(tags=["conversion"], route_class=AuthenticatedFirst)
@@ -108,8 +108,8 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
     async with services.pool.acquire() as connection:
         begun = await promotions.begin(connection, caller.tenant_id, job_id)
     if begun is None:
-        return await _answer_without_turn(services, caller, job_id, keys)
-    turn, earlier = begun
+        return await _answer_without_call(services, caller, job_id, keys)
+    call, earlier = begun
 
     async def record_promotion(connection: Connection) -> None:
         await record(connection, caller, "job.promoted", job_id, kind="conversion", keys=keys)
@@ -117,17 +117,19 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
     try:
         async with open_target(services.settings, services.store) as target:
             await Promoter(services.pool.acquire, services.store, target).promote(
-                turn, earlier, copies, record_promotion
+                call, earlier, copies, record_promotion
             )
     except BaseException:
-        await asyncio.shield(_give_up(services, turn))
+        await asyncio.shield(_give_up(services, call))
         audit("promote.failed", request, caller, job_id=str(job_id))
         raise
     return Promoted(job_id=job_id, promoted_object_keys=keys)
 
 
-async def _answer_without_turn(services: Services, caller: Caller, job_id: UUID, keys: list[str]) -> Promoted:
-    """Answer where another request has promoted the conversion (200 if to the same keys), or is promoting it."""
+async def _answer_without_call(services: Services, caller: Caller, job_id: UUID, keys: list[str]) -> Promoted:
+    """The answer if another request has promoted the conversion to the same keys. Raises Conflict if it has promoted it
+    to other keys, or still promotes it.
+    """
     async with services.pool.acquire() as connection:
         row = await conversions.find(connection, caller.tenant_id, job_id)
     if row is None:
@@ -139,8 +141,8 @@ async def _answer_without_turn(services: Services, caller: Caller, job_id: UUID,
     return Promoted(job_id=job_id, promoted_object_keys=row["promoted"])
 
 
-async def _give_up(services: Services, turn: Turn) -> None:
-    """End the turn. During an outage the turn ends with its lease, and a worker undoes what it copied."""
+async def _give_up(services: Services, call: PromoteCall) -> None:
+    """End the call's claim of the job. In an outage the claim ends with its lease, and a worker undoes the copies."""
     with best_effort("ends of promotions"):
         async with services.pool.acquire() as connection:
-            await promotions.give_up(connection, turn)
+            await promotions.give_up(connection, call)

@@ -124,7 +124,9 @@ async def _open(
     output: dict[str, Any],
     audit_fields: dict[str, Any],
 ) -> Response:
-    """Read the first piece before the answer begins: if the object was deleted, the answer can still be 410."""
+    """The response that streams the artifact. The first piece is read before the response begins: so if the object was
+    deleted, the answer can still be 410.
+    """
     pieces = services.store.pieces(output["key"])
     try:
         first_piece = await anext(pieces, b"")
@@ -154,7 +156,7 @@ async def _open(
 async def _end(
     services: Services, caller: Caller, download_id: UUID, sent_bytes: int, sent: dict[str, Any] | None = None
 ) -> None:
-    """Charge the download for `sent_bytes`. `sent`: the fields that the audit records of a download that began.
+    """Charge the download for `sent_bytes`. `sent`: the fields for the audit; None: the download did not begin.
 
     During an outage the download stays charged in full, and counts as open until its time limit.
     """

@@ -33,8 +33,8 @@ from leasehold.storage.streaming import PART_BYTES, Upload
 LIMITS = ModelLimits()
 #: The largest form, with room for its boundaries and fields.
 MAX_BYTES = LIMITS.max_bytes + LIMITS.max_images * LIMITS.max_image_bytes + 1024 * 1024
-#: The memory that one form takes at most. The model and the archive each have a part that fills and a part that is
-#: being sent. Of the arriving picture there may be two copies: the buffer, and the bytes that go to the archive.
+#: The most memory that one form takes. The model and the archive each have a part that fills, and a part that is being
+#: sent to the store. The picture that arrives may be there twice: in the buffer, and on its way to the archive.
 MEMORY_BYTES = 4 * PART_BYTES + 2 * LIMITS.max_image_bytes
 #: Seconds that an upload may take: 500 MB at 180 KB a second. The sweeper deletes unfinished uploads within the hour.
 MAX_SECONDS = 3000.0

@@ -87,7 +87,7 @@ async def list_audit(
     async with services_of(request).pool.acquire() as connection:
         rows = await audit.page(connection, audit_filter, before, limit + 1)
     next_cursor = cursor_of(rows[limit - 1]["at"], rows[limit - 1]["id"]) if len(rows) > limit else None
-    return json_response({"rows": [audit.shown(row) for row in rows[:limit]], "next_cursor": next_cursor})
+    return json_response({"rows": [audit.as_answer(row) for row in rows[:limit]], "next_cursor": next_cursor})
 
 
 @router.get(
@@ -113,8 +113,8 @@ async def _lines(services: Services, heads: list[dict[str, Any]]) -> AsyncIterat
         seq = head["first_seq"] - 1
         while seq < head["seq"]:
             async with services.pool.acquire() as connection:
-                rows = await audit.piece(connection, head, seq)
+                rows = await audit.read_part(connection, head, seq)
             if not rows:
                 break  # retention deleted them since: the next export begins later
-            yield b"".join(encoded(audit.shown(row)) + b"\n" for row in rows)
+            yield b"".join(encoded(audit.as_answer(row)) + b"\n" for row in rows)
             seq = rows[-1]["seq"]

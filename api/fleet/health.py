@@ -1,7 +1,7 @@
 """The health endpoints: `/livez` (the process answers) and `/readyz` (the process can write to the database).
 
-The state of the broker and of the store is reported, and does not decide. Submissions need no broker. All API processes
-share one store: if it is away, nobody gains when every process leaves service.
+A broker or a store that is away is reported, but the process stays ready. Submissions need no broker. All API processes
+share one store: if it is away, taking every process out of service would help nobody.
 
 Neither endpoint needs a key. `/readyz?verbose` needs an operator's key, because it shows versions and settings of the
 servers.
@@ -36,16 +36,17 @@ from leasehold.telemetry.outages import DATABASE, STORE
 
 log = structlog.get_logger(__name__)
 router = APIRouter(include_in_schema=False, route_class=AuthenticatedFirst)
-_operator = Require(OPERATE)
+_require_operator = Require(OPERATE)
 
-#: All probes within this many seconds share one run of the checks: probes are public, and one check writes.
+#: Seconds for which all probes share one run of the checks: anybody may call the probes, and one check writes.
 _SHARED_SECONDS = 1.0
 _TIMEOUT_SECONDS = 3.0
 _NO_ANSWER: tuple[type[BaseException], ...] = (TimeoutError, StoreError, *TRY_AGAIN)
-#: All requests within this many seconds share the findings of one self-check: the servers seldom change.
+#: Seconds for which all requests share the findings of one self-check: the servers seldom change.
 _FINDINGS_SECONDS = 60.0
 
-# A committed write. A demoted or read-only server refuses it; a full disk or a lost quorum stalls it.
+# A write that commits. A demoted or read-only server refuses it. A full disk or a lost quorum delays it past the limit
+# of the check.
 PROVE_WRITES = """
 INSERT INTO leadership (role, owner, until) VALUES ('readiness', $1, clock_timestamp())
 ON CONFLICT (role) DO UPDATE SET owner = excluded.owner, until = excluded.until
@@ -71,8 +72,8 @@ class Readiness:
         self._schemas = schemas_of(services.kinds)
         self._checking: asyncio.Task[list[Check]] | None = None
         self._checked_at = 0.0
-        self._examining: asyncio.Task[list[Finding]] | None = None
-        self._examined_at = 0.0
+        self._self_checking: asyncio.Task[list[Finding]] | None = None
+        self._self_checked_at = 0.0
 
     async def checks(self) -> list[Check]:
         if self._checking is None or (self._checking.done() and monotonic() - self._checked_at > _SHARED_SECONDS):
@@ -86,13 +87,15 @@ class Readiness:
 
     async def findings(self) -> list[Finding]:
         """The findings of the self-check about the database, the broker and the store, made at most once a minute."""
-        if self._examining is None or (self._examining.done() and monotonic() - self._examined_at > _FINDINGS_SECONDS):
-            self._examined_at = monotonic()
+        if self._self_checking is None or (
+            self._self_checking.done() and monotonic() - self._self_checked_at > _FINDINGS_SECONDS
+        ):
+            self._self_checked_at = monotonic()
             with on_primary():
-                self._examining = asyncio.create_task(self._examine())
-        return await asyncio.shield(self._examining)
+                self._self_checking = asyncio.create_task(self._self_check())
+        return await asyncio.shield(self._self_checking)
 
-    async def _examine(self) -> list[Finding]:
+    async def _self_check(self) -> list[Finding]:
         services = self._services
         try:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
@@ -188,7 +191,7 @@ async def readyz(request: Request) -> Response:
     """
     verbose = "verbose" in request.query_params
     if verbose:
-        await _operator(request, await bearer(request))
+        await _require_operator(request, await bearer(request))
     checks = await readiness_of(request).checks()
     ready = all(check.ok for check in checks if check.required)
     answer: dict[str, Any] = {"status": "ok" if ready else "unavailable"}

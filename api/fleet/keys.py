@@ -1,7 +1,8 @@
 """/v1/keys: admins list, make, rotate, expire and revoke keys of their tenant; operators those of all tenants.
 
-An admin gives no scope that the admin lacks: the scopes of a key that is made or rotated are among the caller's own.
-Only the answer that makes a key has its secret, and no answer is stored: so these requests take no Idempotency-Key.
+An admin cannot give a scope that the admin lacks: every scope of a new or rotated key must be one of the caller's own.
+Only the answer that makes a key has its secret. Such an answer must not be stored: so these requests take no
+Idempotency-Key.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from leasehold.security.roles import PREFIX, role_and_scopes
 
 router = APIRouter(tags=["keys"], prefix="/v1", route_class=AuthenticatedFirst)
 Admin = Annotated[Caller, Depends(Require(KEYS_WRITE))]
-Prefix = Annotated[str, Path(pattern=r"^[a-z0-9]{12}$", description="The part between lh_ and the second underscore.")]
+Prefix = Annotated[str, Path(pattern=r"^[a-z0-9]{12}$", description="The 12 characters of the key before its secret.")]
 _DAY = 86_400
 _MAX_SECONDS = 36_500 * _DAY
 _MAX_LISTED = 500
@@ -135,6 +136,7 @@ async def create_key(request: Request, body: NewKeyRequest, caller: Admin) -> Re
         key = await keys.make(
             connection, caller.actor, services.settings.keys_per_tenant,
             tenant_id=tenant_id, client_id=body.client_id, scopes=scopes, expires_at=expires_at,
+            cell=services.settings.cell,
         )  # fmt: skip
     answer = {"key": key.text, "prefix": key.prefix, "tenant_id": tenant_id, "expires_at": expires_at}
     return json_response(answer, HTTPStatus.CREATED)
@@ -154,8 +156,8 @@ async def rotate_key(request: Request, prefix: Prefix, caller: Admin, body: Rota
     async with services.pool.acquire() as connection, connection.transaction():
         row = await keys.find(connection, prefix, tenant_of(caller))
         refuse_more(services, caller, row["scopes"])
-        at_most = services.settings.keys_per_tenant
-        key = await keys.rotate(connection, caller.actor, prefix, overlap, at_most, tenant_of(caller))
+        at_most, cell = services.settings.keys_per_tenant, services.settings.cell
+        key = await keys.rotate(connection, caller.actor, prefix, overlap, at_most, tenant_of(caller), cell=cell)
     return json_response({"key": key.text, "prefix": key.prefix, "tenant_id": row["tenant_id"]}, HTTPStatus.CREATED)
 
 

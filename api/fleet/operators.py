@@ -73,7 +73,16 @@ class Limit(BaseModel):
         return self
 
 
-@router.get("/queues", operation_id="listQueues", summary="List queues", responses=problems({}))
+@router.get(
+    "/queues",
+    operation_id="listQueues",
+    summary="List queues",
+    description="Each queue has `queue`, `runnable` (tasks that wait for a worker now, counted up to a bound), "
+    "`has_more` (there may be more than were counted), `oldest`, `workers`, `starts_per_minute` (attempts that the "
+    "registered workers started within the last minute, as of their last heartbeats; null for queues of external "
+    "workers) and `paused_because`.",
+    responses=problems({}),
+)
 @may_lag
 async def list_queues(request: Request, _caller: Operator) -> Response:
     async with services_of(request).pool.acquire() as connection:

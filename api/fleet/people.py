@@ -1,7 +1,8 @@
 """/v1/people: admins list the people who sign in to the console by OpenID Connect, set their roles, disable them, and
 end their sessions.
 
-An admin gives no scope that the admin lacks: the scopes that a person gets by a change are among the caller's own.
+An admin cannot give a scope that the admin lacks: every scope that a person gets by a change must be one of the
+caller's own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The endpoint `/v1/scaling/{pool}`: how much a pool of workers has to do, and how many workers it should have.
 
-What scales workers by load (KEDA, a cloud's autoscaler, a cron job) asks it. A pool is a name that workers carry
-(`LEASEHOLD_WORKER_POOL`), and its declaration in the API's setting `LEASEHOLD_POOLS`.
+An autoscaler (KEDA, that of a cloud, a cron job) asks this endpoint. Workers name their pool by
+`LEASEHOLD_WORKER_POOL`, and the API's setting `LEASEHOLD_POOLS` declares the pools.
 """
 
 from __future__ import annotations
@@ -103,30 +103,32 @@ def _answer(
     running: Sequence[Row],
     workers: Sequence[Row],
 ) -> dict[str, Any]:
-    taking = [row for row in workers if not row["draining"]]
-    loads = _loads(queues, due, running, taking)
-    current = taking[0]["version"] if taking else None
-    present = sum(row["version"] == current for row in taking)
+    active_workers = [row for row in workers if not row["draining"]]
+    loads = _loads(queues, due, running, active_workers)
+    current = active_workers[0]["version"] if active_workers else None
+    workers_of_current = sum(row["version"] == current for row in active_workers)
     bounds = {"least": declared.least, "most": declared.most}
-    wanted = wanted_workers(loads, target_wait=declared.target_wait_seconds, present=present, **bounds)
-    lengths = [(row["running"], row["attempt_seconds"]) for row in running]
-    in_all = sum(count for count, _ in lengths)
+    wanted = wanted_workers(loads, target_wait=declared.target_wait_seconds, present=workers_of_current, **bounds)
+    counts_and_seconds = [(row["running"], row["attempt_seconds"]) for row in running]
+    running_in_all = sum(count for count, _ in counts_and_seconds)
     versions = {row["version"]: None for row in workers}  # the newest first
     return {
         "pool": pool,
         "queues": list(queues),
         "due": sum(load.due for load in loads.values()),
-        "running": in_all,
+        "running": running_in_all,
         "oldest": max((load.oldest for load in loads.values()), default=0.0),
-        "slots": sum(max(row["slots"] or [0], default=0) for row in taking),
-        "workers": len(taking),
-        "attempt_seconds": sum(count * seconds for count, seconds in lengths) / in_all if in_all else None,
+        "slots": sum(max(row["slots"] or [0], default=0) for row in active_workers),
+        "workers": len(active_workers),
+        "attempt_seconds": sum(count * seconds for count, seconds in counts_and_seconds) / running_in_all
+        if running_in_all
+        else None,
         "target_wait_seconds": declared.target_wait_seconds,
         "wanted": wanted,
         "versions": [
             {
                 "version": version,
-                "workers": sum(row["version"] == version for row in taking),
+                "workers": sum(row["version"] == version for row in active_workers),
                 "draining": sum(row["version"] == version and row["draining"] for row in workers),
                 "running": sum(row["running"] for row in running if row["version"] == version),
                 "wanted": wanted if version == current else 0,

@@ -25,8 +25,8 @@ from leasehold.transitions.wakes import wake
 
 ROUTE = callbacks.PATH + "/{job_id}/{signature}"
 router = APIRouter(tags=["generation"], route_class=AuthenticatedFirst)
-#: How long the endpoint waits for the job to snooze. A provider gives up later (Ark: after five seconds), and tries
-#: again.
+#: Seconds for which the endpoint waits until the job snoozes. A provider waits longer for the answer (Ark: five
+#: seconds), and then calls again.
 _WAIT_SECONDS = 3.0
 _RETRY_SECONDS = 0.2
 

@@ -12,7 +12,7 @@ from leasehold.api.auth.security import GENERATION_READ, Require
 from leasehold.api.generation.schemas import TASK_ID
 from leasehold.api.generation.view import STATUS_NUMBERS, StatusText, is_finished
 from leasehold.api.http.openapi import problems
-from leasehold.api.http.streams import ANSWERS, HEADERS, LastEventId, number_of, stream
+from leasehold.api.http.streams import ANSWERS, HEADERS, LastEventId, event_number, stream
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.db.event_reads import EventView
@@ -53,7 +53,7 @@ async def stream_video_events(
 
 async def _stream(request: Request, caller: Caller, kind: Kind, task_id: str, last_event_id: str | None) -> Response:
     services = services_of(request)
-    after = number_of(last_event_id)
+    after = event_number(last_event_id)
     async with services.pool.acquire() as connection:
         row = await generations.find(connection, caller.tenant_id, task_id, kind)
     if row is None:

@@ -14,7 +14,7 @@ from leasehold.domain.json_values import Flag, JsonNumber, Number
 
 MAX_PROMPT_CHARACTERS = 10_000
 MAX_IMAGES = 16
-MAX_EXTRA_BYTES = 8 * 1024  # of `extra` as JSON
+MAX_EXTRA_BYTES = 8 * 1024  # the size of the member `extra` as JSON
 MAX_SIDE_PIXELS = 16_384
 
 TASK_ID = r"^[!-+\--~]{1,200}$"  # printable ASCII without spaces; no comma, for clients that join and split by it

@@ -78,8 +78,8 @@ async def upload_images(request: Request, caller: Writer) -> Response:
 
 
 class _Form:
-    """Reads one image at a time into memory and stores it. It raises the first error at the end of the form: a client
-    that is still sending would not see an earlier answer.
+    """Reads one image at a time into memory and stores it. It raises the first error at the end of the form, because a
+    client that is still sending would not read an earlier answer.
     """
 
     def __init__(self, services: Services, caller: Caller) -> None:
@@ -147,7 +147,7 @@ class _Form:
         owner = hashlib.sha256(tenant_id.encode()).hexdigest()[:16]  # a tenant's name may be no valid part of a key
         key = f"sources/{owner}/{file_name}"
         async with self._services.pool.acquire() as connection, connection.transaction():
-            self.limit_fields = await self._services.admission.uploading(connection, self._caller.payer)
+            self.limit_fields = await self._services.admission.charge_upload(connection, self._caller.payer)
             # The row comes first: an object without a row would never be deleted.
             lifetime = timedelta(seconds=self._services.settings.generation_keep_seconds)
             expires_at = await generations.keep_source(connection, tenant_id, key, lifetime)

@@ -8,7 +8,7 @@ from time import time
 from typing import Any, Literal, TypeAlias
 
 from leasehold.api.generation.schemas import GenerationAnswer, GenerationError, GenerationState, GenerationStatistics
-from leasehold.api.http.etags import weak
+from leasehold.api.http.etags import weak_etag
 from leasehold.api.process.services import Services
 from leasehold.domain.states import JOB_TERMINAL, JobState
 from leasehold.pipelines.generation.rows import UNDER_WAY, Row
@@ -69,11 +69,11 @@ async def answer(services: Services, row: Row) -> GenerationAnswer:
 
 
 def etag(row: Row) -> str:
-    """The ETag of the state. It is weak, because `created` and the signature of a URL differ in every answer. It
-    changes at least every half week, because a signed URL lives for a week at most.
+    """The weak ETag of the state: `created` and the signature of a URL differ in every answer to the same state. It
+    changes every half week, so that a 304 never leaves a client with an expired URL, which lives for a week at most.
     """
     version = f"{row['job_id']}.{row['status']}.{row['event_seq']}"
-    return weak(version + (f".{int(time() // (_MAX_URL_SECONDS / 2))}" if is_finished(row) else ""))
+    return weak_etag(version + (f".{int(time() // (_MAX_URL_SECONDS / 2))}" if is_finished(row) else ""))
 
 
 async def _url(services: Services, row: Row, key: str) -> str:

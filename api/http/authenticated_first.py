@@ -1,6 +1,5 @@
-"""The route class of nearly all endpoints: it checks the key before it reads the body.
-
-A client without a valid key therefore costs the API no memory.
+"""The route class of nearly all endpoints: it checks the key before it reads the body, so that a client without a valid
+key takes none of the API's memory.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ class AuthenticatedFirst(APIRoute):
     """Authenticates before it reads: calls the endpoint's `Require` dependencies first, then reads the body within the
     process's budget (`Bodies`).
 
-    FastAPI's own routes read the body before they call any dependency. An endpoint that declares no body must read the
-    request itself, if it needs it.
+    FastAPI's own routes read the body before they call any dependency. An endpoint that declares no body, but needs it,
+    reads the body from the request itself.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

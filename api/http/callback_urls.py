@@ -26,8 +26,7 @@ REFUSED_URL = "`url_malformed`, `address_private`, `port_refused`"
 def check_callback_url(settings: Settings, url: str | None) -> None:
     """Raises Invalid if no delivery could ever go to the URL; Unavailable if the installation cannot sign.
 
-    No name server is asked: a submission does not wait for one. Each delivery resolves the host and checks its
-    addresses.
+    A submission does not wait for a name server: each delivery resolves the host and checks its addresses.
     """
     if url is None:
         return

@@ -26,9 +26,9 @@ log = structlog.get_logger(__name__)
 
 #: Most bytes of a request's head: its address and its headers.
 MAX_HEAD_BYTES = 64 * 1024
-#: Bytes counted for each header beside its text: many small headers take more memory than a few large ones.
+#: Bytes that each header counts beyond its text: many small headers take more memory than a few large ones.
 HEADER_COSTS = 128
-#: Requests that a client may send on one connection before the answers to earlier ones (pipelining).
+#: Requests that a client may send on one connection before it has the answers to earlier ones (pipelining).
 MAX_PIPELINED = 4
 #: After an early answer the API reads and discards the rest of the body for this long, so that the client reads the
 #: answer.
@@ -64,7 +64,7 @@ class Guarded(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None  # for a head, or for the rest of an answered body
         self._unread: asyncio.TimerHandle | None = None
         self._head_bytes = 0
-        self._in_message = False  # the head of a request is complete, and its body is not
+        self._in_message = False  # the head of a request is complete, but its body is not
         self._unanswered = 0  # requests whose head is complete
         self._parsed_bytes = 0  # bytes of the head that the parser has reported
         self._refused: Problem | None = None  # the last answer; nothing is read any more
@@ -74,7 +74,7 @@ class Guarded(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
         if len(self.open) >= self.at_most and not self._make_room():
-            self._turn_away(transport)
+            self._refuse_connection(transport)
             return
         self.open.add(self)
         CONNECTIONS.set(len(self.open))
@@ -90,7 +90,7 @@ class Guarded(HttpToolsProtocol):
         oldest.transport.abort()
         return True
 
-    def _turn_away(self, transport: asyncio.Transport) -> None:
+    def _refuse_connection(self, transport: asyncio.Transport) -> None:
         CLOSED.labels("too many").inc()
         self._refused = _BUSY
         if len(self.refusing) >= _MAX_REFUSING:
@@ -136,18 +136,18 @@ class Guarded(HttpToolsProtocol):
         self._parsed_bytes = 0
 
     def on_url(self, url: bytes) -> None:
-        self._count(len(url))
+        self._count_head_bytes(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value) + HEADER_COSTS)
+        self._count_head_bytes(len(name) + len(value) + HEADER_COSTS)
         super().on_header(name, value)
 
-    def _count(self, size: int) -> None:
+    def _count_head_bytes(self, size: int) -> None:
         self._parsed_bytes += size
         if self._parsed_bytes > MAX_HEAD_BYTES:
             self._refuse(_LARGE)
-            raise ValueError("the head is too large")  # the parser stops
+            raise ValueError("the head is too large")  # so that the parser stops
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
@@ -155,7 +155,7 @@ class Guarded(HttpToolsProtocol):
         self._head_bytes = 0
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(_BUSY)
-            raise ValueError("too many pipelined requests")  # the parser stops
+            raise ValueError("too many pipelined requests")  # so that the parser stops
         self._in_message = True
         self._unanswered += 1
         super().on_headers_complete()
@@ -174,7 +174,7 @@ class Guarded(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._refused is not None:
-            self._end(self._refused)
+            self._answer_last(self._refused)
         elif self._unanswered:
             return
         elif self._in_message:
@@ -219,23 +219,25 @@ class Guarded(HttpToolsProtocol):
             self.transport.abort()
 
     def _refuse(self, problem: Problem) -> None:
-        """Read nothing more from this connection. `problem` is its last answer, after those to all earlier requests."""
+        """Read nothing more from this connection. `problem` is its last answer, sent when all earlier requests have
+        theirs.
+        """
         self._refused = problem
         self._stop_timer()
         self.quiet.pop(self, None)
-        self._end(problem)
+        self._answer_last(problem)
 
-    def _end(self, problem: Problem) -> None:
+    def _answer_last(self, problem: Problem) -> None:
         """Write `problem` and close the connection, once all earlier requests are answered. The problem answers the
         request whose body is arriving, or else the next request.
         """
-        earlier = self._unanswered - 1 if self._in_message else self._unanswered
-        if earlier > 0 or self.transport.is_closing():
+        arriving = 1 if self._in_message and self._unanswered else 0  # the unanswered request whose body is arriving
+        if self._unanswered > arriving or self.transport.is_closing():
             return
-        if self._in_message and self._unanswered and self.cycle.response_started:
-            self.transport.abort()  # a second answer would be read as part of the first
+        if arriving and self.cycle.response_started:
+            self.transport.abort()  # the client would read a second answer as a part of the first
             return
-        if earlier == 0:  # else that request has its answer
+        if arriving or not self._in_message:  # otherwise the request whose body is arriving has its answer already
             self._write(problem)
         self.transport.close()
 

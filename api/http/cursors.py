@@ -1,7 +1,7 @@
-"""Opaque cursors of lists: the place of the last row (its id, its instant, its name and version, or two texts) in
-base64url. A cursor holds nothing secret.
+"""Opaque cursors of lists. A cursor is the place of a page's last row in base64url: the row's id, its instant and id,
+its name and version, or two texts. A cursor holds nothing secret.
 
-Every text of the right length and alphabet decodes to some position, so that the OpenAPI document can give the exact
+Every text of the right length and alphabet decodes to some place, so that the OpenAPI document can give the exact
 pattern. Any other text is refused with `invalid_cursor`.
 """
 
@@ -19,10 +19,10 @@ from pydantic import Field
 from leasehold.domain.cron import FIRST, LAST
 from leasehold.domain.errors import Invalid
 
-_MAX_LETTERS, _MAX_TEXTS = 200, 1600
-_ID, _INSTANT = 16, 8
+_MAX_CHARACTERS, _MAX_TEXTS_CHARACTERS = 200, 1600
+_ID_BYTES, _INSTANT_BYTES = 16, 8
 #: Bytes of a version, and of a name: the longest name of a template has 63.
-_VERSION, _NAME = 2, 64
+_VERSION_BYTES, _NAME_BYTES = 2, 64
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -30,29 +30,33 @@ _MICROSECOND = timedelta(microseconds=1)
 #: The cursors of lists in the order of ids, of instants, and of names with versions. The patterns are documented and
 #: not enforced: cursors of earlier releases are accepted, too, and a wrong cursor has an error code of its own.
 IdCursor: TypeAlias = Annotated[
-    Annotated[str, Field(max_length=_MAX_LETTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{21}[AQgw]$"})] | None,
+    Annotated[str, Field(max_length=_MAX_CHARACTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{21}[AQgw]$"})]
+    | None,
     Query(description="The `next_cursor` of the page before."),
 ]
 InstantCursor: TypeAlias = Annotated[
-    Annotated[str, Field(max_length=_MAX_LETTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{32}$"})] | None,
+    Annotated[str, Field(max_length=_MAX_CHARACTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{32}$"})] | None,
     Query(description="The `next_cursor` of the page before."),
 ]
 VersionCursor: TypeAlias = Annotated[
-    Annotated[str, Field(max_length=_MAX_LETTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{88}$"})] | None,
+    Annotated[str, Field(max_length=_MAX_CHARACTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{88}$"})] | None,
     Query(description="The `next_cursor` of the page before."),
 ]
 
 
 #: The cursor of a list in the order of two texts.
 TextsCursor: TypeAlias = Annotated[
-    Annotated[str, Field(max_length=_MAX_TEXTS, json_schema_extra={"pattern": "^([A-Za-z0-9_-]{4}){1,400}$"})] | None,
+    Annotated[
+        str, Field(max_length=_MAX_TEXTS_CHARACTERS, json_schema_extra={"pattern": "^([A-Za-z0-9_-]{4}){1,400}$"})
+    ]
+    | None,
     Query(description="The `next_cursor` of the page before."),
 ]
 
 
 def cursor_of_texts(first: str, second: str) -> str:
     packed = f"{first}\x00{second}".encode()  # PostgreSQL's texts have no NUL
-    return base64.urlsafe_b64encode(packed + b"\x00" * (-len(packed) % 3)).decode()  # of full length, without "="
+    return base64.urlsafe_b64encode(packed + b"\x00" * (-len(packed) % 3)).decode()  # 3 bytes each: no "=" is needed
 
 
 def texts_at(cursor: str | None) -> tuple[str, str] | None:
@@ -65,7 +69,7 @@ def texts_at(cursor: str | None) -> tuple[str, str] | None:
 
 def cursor_of_version(name: str, version: int) -> str:
     """The cursor of a list in the order of names with versions. It has the same length for every name."""
-    packed = version.to_bytes(_VERSION, "big") + name.encode().ljust(_NAME, b"\x00")
+    packed = version.to_bytes(_VERSION_BYTES, "big") + name.encode().ljust(_NAME_BYTES, b"\x00")
     return base64.urlsafe_b64encode(packed).decode()
 
 
@@ -74,10 +78,10 @@ def version_at(cursor: str | None) -> tuple[str, int] | None:
     if cursor is None:
         return None
     packed = _unpacked(cursor)
-    if len(packed) != _VERSION + _NAME:
+    if len(packed) != _VERSION_BYTES + _NAME_BYTES:
         raise _malformed()
-    name = "".join(letter for letter in packed[_VERSION:].decode("ascii", "ignore") if letter.isprintable())
-    return name, int.from_bytes(packed[:_VERSION], "big")
+    name = "".join(letter for letter in packed[_VERSION_BYTES:].decode("ascii", "ignore") if letter.isprintable())
+    return name, int.from_bytes(packed[:_VERSION_BYTES], "big")
 
 
 def cursor_of(*parts: UUID | datetime) -> str:
@@ -87,7 +91,7 @@ def cursor_of(*parts: UUID | datetime) -> str:
 
 def _packed(part: UUID | datetime) -> bytes:
     if isinstance(part, datetime):
-        return ((part - _EPOCH) // _MICROSECOND).to_bytes(_INSTANT, "big", signed=True)
+        return ((part - _EPOCH) // _MICROSECOND).to_bytes(_INSTANT_BYTES, "big", signed=True)
     return UUID(str(part)).bytes  # asyncpg has a UUID type of its own
 
 
@@ -106,7 +110,7 @@ def id_at(cursor: str | None) -> UUID | None:
     if cursor is None:
         return None
     packed = _unpacked(cursor)
-    if len(packed) == _ID:
+    if len(packed) == _ID_BYTES:
         return UUID(bytes=packed)
     return _id_as_text(packed)
 
@@ -116,8 +120,9 @@ def instant_and_id_at(cursor: str | None) -> tuple[datetime, UUID] | None:
     if cursor is None:
         return None
     packed = _unpacked(cursor)
-    if len(packed) == _INSTANT + _ID:
-        return _instant(int.from_bytes(packed[:_INSTANT], "big", signed=True)), UUID(bytes=packed[_INSTANT:])
+    if len(packed) == _INSTANT_BYTES + _ID_BYTES:
+        microseconds = int.from_bytes(packed[:_INSTANT_BYTES], "big", signed=True)
+        return _instant(microseconds), UUID(bytes=packed[_INSTANT_BYTES:])
     instant_text, _, id_text = packed.partition(b"\n")
     try:  # the format of earlier releases
         instant, row_id = datetime.fromisoformat(instant_text.decode()), _id_as_text(id_text)

@@ -9,15 +9,15 @@ from leasehold.api.http.problems import MEDIA_TYPE
 
 _PROBLEM = {"content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemAnswer"}}}}
 # The statuses that every operation of a kind may answer, whatever its route declares.
-_OF_PATHS_WITH_ID = {404: "`not_found`: there is no such object, or the id is malformed"}
-_OF_BODIES = {
+_STATUSES_OF_PATHS_WITH_ID = {404: "`not_found`: there is no such object, or the id is malformed"}
+_STATUSES_OF_BODIES = {
     400: "`malformed_json`, `bad_request`",
     408: "`body_too_slow`",
     413: "`body_too_large`",
     415: "`unsupported_media_type`: the response header `Accept` names the media type that the request body must have",
 }
-_OF_IDEMPOTENCY_KEYS = {409: "`idempotency_key_in_flight`"}
-_OF_ALL = {431: "`head_too_large`"}
+_STATUSES_OF_IDEMPOTENCY_KEYS = {409: "`idempotency_key_in_flight`"}
+_STATUSES_OF_ALL = {431: "`head_too_large`"}
 
 #: The headers that every answer with this status has.
 _HEADERS = {
@@ -76,13 +76,13 @@ def complete(document: dict[str, Any], scopes: Mapping[tuple[str, str], Sequence
 
 
 def _common_statuses(path: str, operation: dict[str, Any]) -> dict[int, str]:
-    statuses = dict(_OF_ALL)
+    statuses = dict(_STATUSES_OF_ALL)
     if "{" in path:
-        statuses |= _OF_PATHS_WITH_ID
+        statuses |= _STATUSES_OF_PATHS_WITH_ID
     if "requestBody" in operation:
-        statuses |= _OF_BODIES
+        statuses |= _STATUSES_OF_BODIES
     if any(parameter["name"] == "Idempotency-Key" for parameter in operation.get("parameters", [])):
-        statuses |= _OF_IDEMPOTENCY_KEYS
+        statuses |= _STATUSES_OF_IDEMPOTENCY_KEYS
     return statuses
 
 
@@ -93,7 +93,9 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
 
 
 def _remove_null(schema: dict[str, Any]) -> None:
-    """Take null out of the schema: a client leaves the parameter out, because no address or header can spell null."""
+    """Take null out of the schema of a parameter. No address and no header can spell null: a client leaves the
+    parameter out instead.
+    """
     choices = [choice for choice in schema.get("anyOf", []) if choice != {"type": "null"}]
     if len(choices) == 1:
         del schema["anyOf"]

@@ -1,5 +1,5 @@
-"""Refuses a submission over the caller's limits before the API does any work for it: before the API reads a large body,
-checks a payload or uses the store.
+"""Refuses a submission over the caller's limits before the API does expensive work for it: before it reads a large
+body, checks a payload or uses the store.
 """
 
 from __future__ import annotations

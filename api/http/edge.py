@@ -38,13 +38,13 @@ _HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 )
-#: Machines request these every few seconds: a success is not logged.
+#: Monitoring requests these paths every few seconds: a success is not logged.
 _QUIET = frozenset({"/livez", "/readyz", "/metrics"})
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The ids of a request. They stand in its log lines and problems, and in the `trace` of jobs that it submits."""
+    """The ids of a request. Its log lines and problems have them, and so have the `trace`s of jobs that it submits."""
 
     request_id: str
     traceparent: str
@@ -107,7 +107,7 @@ class Edge:
         try:
             await self._app(scope, receive, answer.send)
         except Exception as error:  # noqa: BLE001 - the last place that can turn an error into an answer
-            span.failed(type(error).__name__)
+            span.mark_failed(type(error).__name__)
             await _answer_error(error, identity, scope, receive, answer)
         finally:
             IN_FLIGHT.dec()
@@ -115,7 +115,7 @@ class Edge:
 
 
 class _Answer:
-    """Adds headers to the answer, and remembers its status. Its beginning lifts the request's deadline."""
+    """Adds headers to the answer, and remembers its status. When the answer begins, it lifts the request's deadline."""
 
     def __init__(self, send: Send, identity: Identity, limit: Deadline) -> None:
         self._send = send
@@ -154,7 +154,7 @@ def _record(scope: Scope, status: int | None, seconds: float, span: traces.Span,
     REQUESTS.labels(route, method, code, waited).observe(
         seconds, traces.exemplar_of(traces.trace_id_of(identity.trace))
     )
-    span.named(f"{method} {route}")
+    span.rename(f"{method} {route}")
     span.set_attributes(http_route=route, http_response_status_code=status or 0)
     if route in _QUIET and status == 200:  # noqa: PLR2004 - an HTTP status
         return

@@ -20,7 +20,7 @@ WaitSeconds: TypeAlias = Annotated[
 ]
 
 
-def weak(version: str | bytes) -> str:
+def weak_etag(version: str | bytes) -> str:
     """A weak ETag of a state's `version`, or of a whole answer. The ETag is weak because two answers with the same
     state may differ in their bytes: in the signature of a URL, for example.
     """

@@ -1,4 +1,6 @@
-"""`Idempotency-Key` for every endpoint that creates: the work and its stored answer commit in one transaction."""
+"""`Idempotency-Key`: an endpoint's work and the stored answer commit in one transaction. A request that repeats the key
+gets the stored answer. Endpoints that create something call `once`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Answers requests from a standby of PostgreSQL, if their endpoint is marked: its answers may be stale.
+"""Answers the requests of marked endpoints from a standby of PostgreSQL: these answers may be stale.
 
-Lists, pages and counts are marked, because they are stale anyway once a person reads them. One job by its id, and
-everything that a writing request reads, never come from a standby: a client must see its own writes there.
+Lists, pages and counts are marked, because they are stale anyway once a person reads them. A request for one job by its
+id, and a request that writes, always read from the primary: a client must see its own writes there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from leasehold.api.process.replica_reads import ReplicaReads
 from leasehold.api.process.services import services_of
 from leasehold.db.replica import READS, REQUESTS, STANDBY_FAILED, ReplicaBusy
 
-#: The header with the age of an answer in seconds, at most. An answer without it is from the primary.
+#: The header with the greatest age that an answer can have, in seconds. An answer without it is from the primary.
 LAG_HEADER = "Leasehold-Read-Lag"
 #: The cookie of a browser that has sent a form in the console: while it has the cookie, its pages are read from the
 #: primary.
@@ -76,7 +76,7 @@ async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads
             if not reading.is_over:
                 reads.replica.leave(error)
             return None
-        except asyncpg.PostgresError:  # the standby may lack a migration yet; else the primary refuses it, too
+        except asyncpg.PostgresError:  # the standby may lack a migration; any other error repeats on the primary
             return None
         if reading.lag is not None:
             response.headers[LAG_HEADER] = f"{ceil(reading.lag * 10) / 10:.1f}"

@@ -1,4 +1,6 @@
-"""Which methods an address has, over all its routes. The framework's own 405 names only those of the first route."""
+"""Knows which methods an address has, over all its routes. The framework's own 405 names only the methods of the first
+route.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ class Methods:
         self._by_pattern = list(by_pattern.items())
 
     def of(self, path: str) -> set[str]:
-        """The methods of the address; empty if no route has this address. `/v1/runs/batch` is not the run with the id
-        `batch`.
+        """The methods of the address; empty if no route has this address. A literal path hides the patterns that it
+        fits: `/v1/runs/batch` is not the run with the id `batch`.
         """
         if path in self._literal:
             return self._literal[path]

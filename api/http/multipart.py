@@ -51,17 +51,17 @@ class _Events:
         self.complete = False
         self._field = self._value = b""
         self._disposition = b""
-        self._bytes = 0
+        self._header_bytes = 0
 
     def on_part_begin(self) -> None:
         self._field = self._value = self._disposition = b""
-        self._bytes = 0
+        self._header_bytes = 0
 
     def on_header_field(self, data: bytes, start: int, end: int) -> None:
-        self._field += self._counted(data[start:end])
+        self._field += self._count_header_bytes(data[start:end])
 
     def on_header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += self._counted(data[start:end])
+        self._value += self._count_header_bytes(data[start:end])
 
     def on_header_end(self) -> None:
         if self._field.lower() == b"content-disposition":
@@ -72,7 +72,7 @@ class _Events:
         _, options = parse_options_header(self._disposition)
         name, file_name = options.get(b"name"), options.get(b"filename")
         if name is None or max(len(name), len(file_name or b"")) > _MAX_NAME:
-            raise _unreadable()
+            raise _malformed_form()
         self.gathered.append(Begin(_text(name), None if file_name is None else _unescaped(_text(file_name))))
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
@@ -84,10 +84,10 @@ class _Events:
     def on_end(self) -> None:
         self.complete = True
 
-    def _counted(self, piece: bytes) -> bytes:
-        self._bytes += len(piece)
-        if self._bytes > _MAX_HEADERS_BYTES:
-            raise _unreadable()
+    def _count_header_bytes(self, piece: bytes) -> bytes:
+        self._header_bytes += len(piece)
+        if self._header_bytes > _MAX_HEADERS_BYTES:
+            raise _malformed_form()
         return piece
 
 
@@ -102,7 +102,7 @@ def _unescaped(name: str) -> str:
     return name
 
 
-def _unreadable() -> HTTPException:
+def _malformed_form() -> HTTPException:
     return HTTPException(400)
 
 
@@ -135,7 +135,7 @@ async def events(request: Request, max_bytes: int) -> AsyncIterator[Event]:
     if kind != FORM.encode():
         raise wrong_type(FORM)
     if not boundary:
-        raise _unreadable()
+        raise _malformed_form()
     callbacks = _Events()
     calls = ("part_begin", "header_field", "header_value", "header_end", "headers_finished", "part_data", "part_end")
     parser = MultipartParser(boundary, {f"on_{name}": getattr(callbacks, f"on_{name}") for name in (*calls, "end")})  # type: ignore[arg-type]  # its callbacks are a TypedDict
@@ -150,6 +150,6 @@ async def events(request: Request, max_bytes: int) -> AsyncIterator[Event]:
                 yield event
             callbacks.gathered.clear()
     except (MultipartParseError, ClientDisconnect) as error:
-        raise _unreadable() from error
+        raise _malformed_form() from error
     if not callbacks.complete:
-        raise _unreadable()
+        raise _malformed_form()

@@ -24,6 +24,7 @@ _REFERENCE = "#/components/schemas/ProblemAnswer"
 _ALWAYS = {
     HTTPStatus.UNAUTHORIZED: "`missing_api_key`, `invalid_api_key`",
     HTTPStatus.FORBIDDEN: "`insufficient_scope`",
+    HTTPStatus.MISDIRECTED_REQUEST: "`wrong_cell`: the header Leasehold-Cell-Address names the cell of the tenant",
     HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`",
     HTTPStatus.INTERNAL_SERVER_ERROR: "`internal_error`",
     HTTPStatus.SERVICE_UNAVAILABLE: "`database_unavailable`, `store_unavailable`: try again after `Retry-After`",

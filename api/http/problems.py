@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: RFC 9457 `application/problem+json`. One table maps each kind of error to its status.
+"""Turns errors into HTTP answers: RFC 9457 `application/problem+json`. One table maps each kind of error to its status.
 
 `type` is a URN with the code: a URN is stable, and is no address that could break. `detail` is written for the client,
 and names no internal part of the platform.
@@ -36,6 +36,7 @@ from leasehold.domain.errors import (
     Unauthenticated,
     Unavailable,
     Unsupported,
+    WrongCell,
 )
 from leasehold.domain.job_filter import InvalidFilter
 from leasehold.domain.json_pointer import pointer_to
@@ -52,6 +53,7 @@ STATUS_OF: dict[type[RequestError], HTTPStatus] = {
     Gone: HTTPStatus.GONE,
     BodyTooSlow: HTTPStatus.REQUEST_TIMEOUT,
     BodyTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    WrongCell: HTTPStatus.MISDIRECTED_REQUEST,
     Unsupported: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     Invalid: HTTPStatus.UNPROCESSABLE_ENTITY,
     TooMany: HTTPStatus.TOO_MANY_REQUESTS,
@@ -62,14 +64,17 @@ STATUS_OF: dict[type[RequestError], HTTPStatus] = {
 #: Seconds after which a client may try again during an outage of the database or the store.
 RETRY_AFTER = 2
 
+#: The error of the triggers that refuse changes of a tenant that moves to another cell (migration 0040).
+MOVING = "LHMOV"
+
 #: The errors by which PostgreSQL refuses a NUL character in text, and in JSON.
 NOT_STORABLE = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
 
 #: The most wrong values that an answer names: a small body can have very many.
 _MAX_ERRORS = 100
-#: The ASCII characters that stand for themselves in the fragment of a URI (RFC 3986, 3.5).
-_OF_FRAGMENTS = "/?:@!$&'()*+,;="
-_SENTENCES = {
+#: The ASCII characters that need no percent-encoding in the fragment of a URI (RFC 3986, 3.5).
+_SAFE_IN_FRAGMENTS = "/?:@!$&'()*+,;="
+_CODE_AND_DETAIL = {
     HTTPStatus.NOT_FOUND: ("not_found", "There is nothing at this address."),
     HTTPStatus.METHOD_NOT_ALLOWED: ("method_not_allowed", "This address does not support the method."),
     HTTPStatus.BAD_REQUEST: ("bad_request", "The request is malformed."),
@@ -109,11 +114,11 @@ class Problem:
 def problem_of(error: Exception) -> Problem:
     """The problem for `error`. An unexpected error becomes a 500 without any detail."""
     if isinstance(error, RequestError):
-        return _of_request_error(error)
+        return _problem_of_request_error(error)
     if isinstance(error, RequestValidationError):
-        return _of_validation(error)
+        return _problem_of_validation(error)
     if isinstance(error, HTTPException):
-        return _of_http_exception(error)
+        return _problem_of_http_exception(error)
     if isinstance(error, NOT_STORABLE):
         return Problem(
             HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -128,6 +133,8 @@ def _problem_of_library_error(error: Exception) -> Problem:
         return Problem(HTTPStatus.SERVICE_UNAVAILABLE, "store_not_configured", str(error))
     if isinstance(error, StoreError):
         return _unavailable("store_unavailable", "The object store does not answer.")
+    if isinstance(error, asyncpg.PostgresError) and error.sqlstate == MOVING:
+        return _unavailable("tenant_moving", "The tenant is moving to another cell.")
     if is_database_away(error):
         return _unavailable("database_unavailable", "The database does not answer.")
     return Problem(
@@ -146,7 +153,7 @@ def _unavailable(code: str, detail: str) -> Problem:
     return Problem(HTTPStatus.SERVICE_UNAVAILABLE, code, f"{detail} Try again soon.", {"Retry-After": str(RETRY_AFTER)})
 
 
-def _of_request_error(error: RequestError) -> Problem:
+def _problem_of_request_error(error: RequestError) -> Problem:
     status = next(STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF)
     headers = dict(error.headers)
     if isinstance(error, Unauthenticated):
@@ -166,20 +173,20 @@ def _of_request_error(error: RequestError) -> Problem:
     return Problem(status, error.code, error.message, headers)
 
 
-def _of_http_exception(error: HTTPException) -> Problem:
+def _problem_of_http_exception(error: HTTPException) -> Problem:
     return problem_of_status(HTTPStatus(error.status_code), dict(error.headers or {}))
 
 
 def problem_of_status(status: HTTPStatus, headers: Mapping[str, str] | None = None) -> Problem:
-    code, detail = _SENTENCES.get(status, (status.name.lower(), f"{status.phrase}."))
+    code, detail = _CODE_AND_DETAIL.get(status, (status.name.lower(), f"{status.phrase}."))
     return Problem(status, code, detail, headers or {})
 
 
-def _of_validation(error: RequestValidationError) -> Problem:
+def _problem_of_validation(error: RequestValidationError) -> Problem:
     errors = error.errors()
     places = {str(item["loc"][0]) for item in errors if item["loc"]}
     if "path" in places:  # a malformed id names nothing: 404
-        return _of_http_exception(HTTPException(404))
+        return _problem_of_http_exception(HTTPException(404))
     if any(item["type"] == "json_invalid" for item in errors):
         return Problem(HTTPStatus.BAD_REQUEST, "malformed_json", "The body is not JSON.")
     return Problem(
@@ -197,5 +204,5 @@ def _field_error(item: Mapping[str, Any]) -> dict[str, str]:
     place, *path = (str(part) for part in item["loc"]) if item["loc"] else ("body",)
     if place == "body":
         # The fragment of a URI (RFC 6901, 6).
-        return {"pointer": "#" + quote(pointer_to(path), safe=_OF_FRAGMENTS), "detail": str(item["msg"])}
+        return {"pointer": "#" + quote(pointer_to(path), safe=_SAFE_IN_FRAGMENTS), "detail": str(item["msg"])}
     return {"parameter": ".".join(path), "in": place, "detail": str(item["msg"])}

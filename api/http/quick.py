@@ -71,11 +71,11 @@ class _Endpoint:
         """Raises what Require raises, and RequestValidationError."""
         caller = await self.require(request, await bearer(request))
         headers = {name: request.headers.get(alias) for name, alias in self.headers}
-        body = _parsed(self.model, await request.body())
+        body = _validated_body(self.model, await request.body())
         return {self.request: request, self.caller: caller, self.body: body, **headers}
 
 
-def _parsed(model: type[BaseModel], body: bytes) -> BaseModel:
+def _validated_body(model: type[BaseModel], body: bytes) -> BaseModel:
     if not body:
         raise RequestValidationError([{"type": "missing", "loc": ("body",), "msg": "Field required", "input": None}])
     try:

@@ -1,4 +1,4 @@
-"""Endpoints call this module after their commit: it publishes hints, admits jobs that waited, and encodes answers."""
+"""What endpoints do after their commit: publish its hints, admit jobs that waited, and encode the answer."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ async def publish_and_admit(
 ) -> None:
     """Call this after a commit: publish the commit's hints, and admit the jobs that wait at `limits`.
 
-    `departed`: the jobs that the commit took out of these limits. During an outage the workers admit the jobs: the
-    request was committed, and its answer must not say otherwise.
+    `departed`: the jobs that the commit took out of these limits. An outage raises nothing here, because the request is
+    committed already: the workers admit the jobs later.
     """
     services.announcer.announce(hints)
     if limits:
@@ -48,8 +48,8 @@ async def publish_and_admit(
 
 
 async def publish_and_admit_run(services: Services, effects: CreatedRun) -> None:
-    """Call this after the commit that created or revived a run. It is `publish_and_admit`, and counts the runs that the
-    new run replaced.
+    """Call this after the commit that created or revived a run: count the runs that the new run has ended, then
+    `publish_and_admit`.
     """
     count_ended_jobs(effects.ended)
     await publish_and_admit(services, effects.hints, effects.limits, effects.departed)

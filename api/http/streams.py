@@ -36,7 +36,7 @@ LastEventId: TypeAlias = Annotated[
 _SHOWN = ("attempt", "code", "message", "retry_at", "until", "reason", "by", "parts", "forced")
 
 
-def number_of(last_event_id: str | None) -> int:
+def event_number(last_event_id: str | None) -> int:
     """The number of the last event that the client had; 0 for none. Raises Invalid."""
     if not last_event_id:
         return 0

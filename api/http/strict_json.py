@@ -29,8 +29,8 @@ _STEPS = bytes.maketrans(_OPENS + _CLOSES, b"\x01\x01\xff\xff")
 #: The range of 64-bit integers, signed and unsigned together.
 _MIN, _MAX = -(2**63), 2**64 - 1
 _MAX_DIGITS = 20
-#: A body with a value that is not strict JSON contains one of these: a name, an escaped surrogate, a large exponent,
-#: many digits, or the NUL bytes of UTF-16. Few other bodies do.
+#: A body with a value that is not strict JSON contains one of these: a name such as NaN, an escaped surrogate, a large
+#: exponent, many digits, or the NUL bytes of UTF-16. Few other bodies do, and those are parsed to find out.
 _DOUBTFUL = re.compile(rb"NaN|Infinity|\\u[dD][89a-fA-F]|[eE]\+?[0-9]{3}|[0-9]{300}|\x00")
 
 
@@ -68,6 +68,7 @@ def _too_deep_or_large(body: bytes, max_depth: int) -> Problem | None:
 
 
 def _depth(bare: bytes) -> int:
+    """The depth of the brackets: each opening one counts 1, each closing one -1, and the largest sum is the depth."""
     steps = array("b", bare.translate(_STEPS, _NO_BRACKETS))
     return max(accumulate(steps), default=0)
 

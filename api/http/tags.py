@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from leasehold.domain.errors import Invalid
 from leasehold.domain.tags import MAX_TAG_CHARACTERS, MAX_TAGS, NAME_PATTERN, check_tags
 
-#: Members that requests got in later releases.
+#: Members that later releases added to requests.
 _ADDED = ("tags", "callback_url", "dry_run")
 
 
@@ -33,7 +33,8 @@ Tags: TypeAlias = Annotated[
 
 
 def json_of_request(body: BaseModel) -> bytes:
-    """The request as JSON, for its fingerprint. Without the members of _ADDED it is the same as in releases that had
-    none of them: so a repetition across the upgrade is still recognised.
+    """The request as JSON, for the fingerprint of its idempotency key. Unused members of _ADDED are left out: so a
+    request has the same fingerprint as in releases without these members, and its repetition after an upgrade is
+    recognised.
     """
     return body.model_dump_json(exclude={name for name in _ADDED if not getattr(body, name, None)}).encode()

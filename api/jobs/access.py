@@ -25,7 +25,7 @@ from leasehold.pipelines.operations.pipeline import bulk_operation
 
 @dataclass(frozen=True, slots=True)
 class JobAccess:
-    """A job that the caller may name, its kind, and the caller as one of the job's tenant."""
+    """A job that the caller may name, its kind, and the caller: an operator acts as a caller of the job's tenant."""
 
     row: Row
     kind: JobKind
@@ -56,9 +56,10 @@ def access_of(services: Services, caller: Caller, row: Row) -> JobAccess:
 
 
 def check_targets(caller: Caller, tenant_id: str, params: Mapping[str, Any]) -> None:
-    """Raises Forbidden if the bulk operation with these parameters acts on jobs of other tenants, and the caller is no
-    operator. Its counts, logs and refusals are about those jobs, and a retry would act on them. `tenant_id`: the tenant
-    that submitted it.
+    """Raises Forbidden if a bulk operation acts on jobs of other tenants, and the caller is no operator: the
+    operation's counts, logs and refusals are about those jobs, and a retry would act on them.
+
+    `tenant_id`: the tenant that submitted the operation. `params`: the operation's parameters.
     """
     if OPERATE not in caller.scopes and params.get("of_tenant") != tenant_id:
         raise Forbidden(
@@ -67,8 +68,8 @@ def check_targets(caller: Caller, tenant_id: str, params: Mapping[str, Any]) -> 
 
 
 def may_retry(access: JobAccess) -> bool:
-    """Whether the caller may retry the job. A retried bulk operation goes on: one that deletes needs what a delete
-    needs.
+    """Whether the caller may retry the job. A retried bulk operation goes on where it failed: so for a bulk delete the
+    caller needs the scope of a delete.
     """
     deletes = access.row["pipeline"] == bulk_operation.name and access.row["params"].get("action") == "delete"
     return not deletes or JOBS_DELETE in access.caller.scopes
@@ -80,8 +81,10 @@ def check_retry(access: JobAccess) -> None:
         raise Forbidden("insufficient_scope", f"To retry a bulk delete, the API key needs the scope {JOBS_DELETE}.")
 
 
-def sight_of(services: Services, caller: Caller, *, write: bool = False, kind: str | None = None) -> NameableJobs:
-    return services.job_kinds.sight(tenant_of(caller), caller.scopes, write=write, kind=kind)
+def nameable_jobs_of(
+    services: Services, caller: Caller, *, write: bool = False, kind: str | None = None
+) -> NameableJobs:
+    return services.job_kinds.nameable_jobs(tenant_of(caller), caller.scopes, write=write, kind=kind)
 
 
 async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool = False) -> JobAccess:

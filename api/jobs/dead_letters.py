@@ -86,7 +86,7 @@ def readable(
     runs_only = (JOBS_OPERATE if write else JOBS_READ) not in caller.scopes
     if runs_only and kind not in (None, RUN):
         return DeadLetterFilter(False, (), kinds.owned, template, code)
-    sight = kinds.sight(caller.tenant_id, caller.scopes, write=write, kind=RUN if runs_only else kind)
+    sight = kinds.nameable_jobs(caller.tenant_id, caller.scopes, write=write, kind=RUN if runs_only else kind)
     return DeadLetterFilter(sight.runs, sight.pipelines, kinds.owned, template, code)
 
 

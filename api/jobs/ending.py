@@ -11,6 +11,7 @@ from leasehold.actions.ending import Effects
 from leasehold.api.auth import audit
 from leasehold.api.http.responses import publish_and_admit
 from leasehold.api.jobs.access import JobAccess
+from leasehold.api.process.best_effort import best_effort
 from leasehold.api.process.services import Services
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, StoreError
@@ -91,5 +92,6 @@ async def _remove(services: Services, access: JobAccess, prefix: str) -> None:
     except StoreError as error:
         log.warning("objects of a deleted job are left for retention", error=type(error).__name__)
         return
-    async with services.pool.acquire() as connection:
-        await sweeps.forget_jobs(connection, [access.id], services.actions.before_jobs_go)
+    with best_effort("rows of a deleted job"):  # the tombstone is committed, and retention deletes the rows
+        async with services.pool.acquire() as connection:
+            await sweeps.forget_jobs(connection, [access.id], services.actions.before_jobs_go)

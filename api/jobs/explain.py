@@ -4,15 +4,19 @@ what its workers did.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Any
 
 from leasehold.api.process.services import Services
-from leasehold.db import job_reads
+from leasehold.db import handler_reads, job_reads
+from leasehold.db.database import Connection
+from leasehold.db.handler_reads import Place, Served
 from leasehold.db.job_reads import MAX_COUNTED, Row
 from leasehold.domain.states import JOB_TERMINAL
+from leasehold.transitions import workers
 from leasehold.transitions.concurrency import without_value
 from leasehold.transitions.jobs import EXTERNAL, client_queue
 
@@ -27,6 +31,21 @@ class Depth:
 
 
 _WHOLE = Depth()
+#: An explanation names at most this many handlers like the one that no worker has.
+_MAX_NEAREST = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How the places of the waiting steps are served. `nearest`: by a place whose handler no worker of its queue has,
+    the names of handlers there that are most like it.
+    """
+
+    places: Mapping[Place, Served] = field(default_factory=dict)
+    nearest: Mapping[Place, Sequence[str]] = field(default_factory=dict)
+
+
+_UNREAD = Serving()
 
 
 async def explain(services: Services, tenant_id: str, job: Row, depth: Depth = _WHOLE) -> dict[str, Any]:
@@ -35,38 +54,64 @@ async def explain(services: Services, tenant_id: str, job: Row, depth: Depth = _
         waiting_steps = await job_reads.why_waiting(connection, tenant_id, job["id"], depth.steps, depth.ahead)
         full_limits = await job_reads.why_held(connection, tenant_id, job["id"], depth.ahead)
         ledger = await job_reads.ledger(connection, tenant_id, job["id"], depth.entries)
-    return explanation(job, waiting_steps, full_limits, ledger)
+        serving = await _serving(connection, waiting_steps)
+    return explanation(job, waiting_steps, full_limits, ledger, serving)
+
+
+async def _serving(connection: Connection, waiting_steps: Sequence[Row]) -> Serving:
+    places = {
+        (row["queue"], row["handler"])
+        for row in waiting_steps
+        if row["status"] != "running" and not row["queue"].startswith(EXTERNAL)
+    }
+    if not places:
+        return _UNREAD
+    served = await handler_reads.served(connection, places, await workers.dead(connection))
+    nearest: dict[Place, Sequence[str]] = {}
+    for place, serving in served.items():
+        if serving.workers and not serving.able and not nearest:  # to compare all names is worth it once
+            names = await handler_reads.names_of(connection, place[0])
+            nearest[place] = get_close_matches(place[1], names, _MAX_NEAREST, 0.8)
+    return Serving(served, nearest)
 
 
 def explanation(
-    job: Row, waiting_steps: Sequence[Row], full_limits: Sequence[Row], ledger: Sequence[Row]
+    job: Row,
+    waiting_steps: Sequence[Row],
+    full_limits: Sequence[Row],
+    ledger: Sequence[Row],
+    serving: Serving = _UNREAD,
 ) -> dict[str, Any]:
     return {
         "id": job["id"],
         "status": job["status"],
-        "reasons": _reasons(job, waiting_steps, full_limits),
+        "reasons": _reasons(job, waiting_steps, full_limits, serving),
         "ledger": [_entry(row) for row in ledger],
     }
 
 
-def _reasons(job: Row, waiting_steps: Sequence[Row], full_limits: Sequence[Row]) -> list[dict[str, Any]]:
+def _reasons(
+    job: Row, waiting_steps: Sequence[Row], full_limits: Sequence[Row], serving: Serving
+) -> list[dict[str, Any]]:
     if job["status"] in JOB_TERMINAL:
         return [_reason("ended", f"The job has ended: {job['status']}.", error=job["error"])]
     if job["held"]:
-        return [_limit(row) for row in full_limits] or [_reason("admitting", "The job is about to be admitted.")]
+        return [_reason_of_limit(row) for row in full_limits] or [
+            _reason("admitting", "The job is about to be admitted.")
+        ]
     reasons = []
     if job["status"] == "cancel_requested":
         reasons.append(
             _reason("cancelling", "The job was asked to stop. Its running steps are stopped after the grace.")
         )
-    return reasons + [_step(row) for row in waiting_steps]
+    return reasons + [reason for row in waiting_steps for reason in _reasons_of_step(row, serving)]
 
 
 def _reason(code: str, message: str, **details: Any) -> dict[str, Any]:
     return {"code": code, "message": message} | {name: value for name, value in details.items() if value is not None}
 
 
-def _limit(row: Row) -> dict[str, Any]:
+def _reason_of_limit(row: Row) -> dict[str, Any]:
     key = without_value(row["key"])
     if key.startswith("scope:"):
         return _reason("same_scope", "A job of the same scope is unfinished.", ahead=row["ahead"])
@@ -84,7 +129,21 @@ def _limit(row: Row) -> dict[str, Any]:
     return _reason("limit_has_room", f"The limit {key} has room.", limit=key, ahead=row["ahead"])
 
 
-def _step(row: Row) -> dict[str, Any]:
+def _reasons_of_step(row: Row, serving: Serving) -> list[dict[str, Any]]:
+    """One reason. Two for a step without a handler that a worker has put off: who is missing, and until when."""
+    reason = _reason_of_step(row, serving)
+    if reason["code"] != "waiting_until" or _is_known(row, serving):
+        return [reason]
+    return [_reason_of_unknown(row, serving), reason]
+
+
+def _is_known(row: Row, serving: Serving) -> bool:
+    """Whether a worker of the step's queue has its handler, or no worker serves the queue."""
+    served = serving.places.get((row["queue"], row["handler"]))
+    return served is None or served.able > 0 or served.workers == 0
+
+
+def _reason_of_step(row: Row, serving: Serving) -> dict[str, Any]:
     step = row["step"]
     if row["status"] == "running":
         if row["lapsed"]:
@@ -93,25 +152,63 @@ def _step(row: Row) -> dict[str, Any]:
             )
         return _reason("running", f"{step} is running.", step=step, worker=row["lease_owner"], until=row["lease_until"])
     if row["later"]:
-        return _later(row)
+        return _reason_of_later_step(row)
     queue = row["queue"]
     if row["paused_because"] is not None:
         return _reason("queue_paused", f"The queue {client_queue(queue)} is paused: {row['paused_because']}", step=step)
     if queue.startswith(EXTERNAL):
         message = f"{step} waits until an external worker claims tasks of the queue {client_queue(queue)}."
         return _reason("waiting_for_external_worker", message, step=step, queue=client_queue(queue))
-    return _in_line(row)
+    return _reason_of_runnable_step(row, serving)
 
 
-def _in_line(row: Row) -> dict[str, Any]:
+def _reason_of_runnable_step(row: Row, serving: Serving) -> dict[str, Any]:
     step, queue, ahead = row["step"], row["queue"], row["ahead"]
-    if not row["workers"]:
-        return _reason("no_worker", f"No worker serves the queue {queue}.", step=step, queue=queue)
+    served = serving.places.get((queue, row["handler"]))
+    if served is not None and not served.workers:
+        return _reason_of_unserved_queue(row, served)
+    if not _is_known(row, serving):
+        return _reason_of_unknown(row, serving)
     count = f"at least {ahead}" if ahead >= row["most_ahead"] else str(ahead)
     return _reason("behind_others", f"{step} is runnable, behind {count} others.", step=step, queue=queue, ahead=ahead)
 
 
-def _later(row: Row) -> dict[str, Any]:
+def _reason_of_unserved_queue(row: Row, served: Served) -> dict[str, Any]:
+    step, queue, task = row["step"], row["queue"], _task_of(row["handler"])
+    message = f"No worker serves the queue {queue}."
+    if served.elsewhere:
+        message += f" Workers that have the code of {task} serve other queues."
+    else:
+        message += f" {_last_seen(task, served)}"
+    return _reason("no_worker", message, step=step, queue=queue, task=task, last_seen=served.seen_at)
+
+
+def _reason_of_unknown(row: Row, serving: Serving) -> dict[str, Any]:
+    step, queue, task = row["step"], row["queue"], _task_of(row["handler"])
+    place = (queue, row["handler"])
+    served = serving.places[place]
+    nearest = [_task_of(name) for name in serving.nearest.get(place, ())]
+    message = f"No worker serves {task}: no worker of the queue {queue} has its code. {_last_seen(task, served)}"
+    if nearest:
+        message += f" They have {', '.join(nearest)}."
+    return _reason(
+        "unknown_task", message, step=step, queue=queue, task=task, last_seen=served.seen_at, nearest=nearest or None
+    )
+
+
+def _last_seen(task: str, served: Served) -> str:
+    if served.seen_at is None:
+        return f"No worker with the code of {task} has been seen."
+    return f"A worker with the code of {task} was last seen at {served.seen_at.isoformat()}."
+
+
+def _task_of(handler: str) -> str:
+    """The name that the code gives it: a task of an app is the pipeline `APP.TASK`, with one step."""
+    pipeline, _, _ = handler.rpartition(".")
+    return pipeline if "." in pipeline else handler
+
+
+def _reason_of_later_step(row: Row) -> dict[str, Any]:
     at: datetime | None = row["available_at"]
     if row["signals"]:
         names = " or ".join(row["signals"])

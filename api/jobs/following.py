@@ -19,7 +19,7 @@ from fastapi.sse import KEEPALIVE_COMMENT
 from pydantic import Field
 
 from leasehold.api.http.responses import json_response
-from leasehold.api.http.streams import HEADERS, KEEP_ALIVE, MAX_SECONDS, LastEventId, number_of
+from leasehold.api.http.streams import HEADERS, KEEP_ALIVE, MAX_SECONDS, LastEventId, event_number
 from leasehold.api.process.services import Services
 from leasehold.api.process.watch import JobWatch
 from leasehold.db.database import Connection
@@ -76,7 +76,9 @@ def _query_of(
     accept: _Accept = None,
 ) -> ItemQuery:
     """Raises Invalid."""
-    return ItemQuery(number_of(last_event_id) or after, limit, LogFilter(step, attempt), EVENT_STREAM in (accept or ""))
+    return ItemQuery(
+        event_number(last_event_id) or after, limit, LogFilter(step, attempt), EVENT_STREAM in (accept or "")
+    )
 
 
 #: The query and the headers of an endpoint that answers with items.
@@ -104,7 +106,7 @@ async def _follow(
     after = query.after
     while not services.draining and monotonic() < until:
         async with services.pool.acquire() as connection:
-            # The number is read first: so an item that is written in between is on this page, and none is missed.
+            # Read the number first: an item that is written between the two queries is on this page, and is not missed.
             number = (await source.numbers(connection, [job_id])).get(job_id, ENDED)
             page = await source.page(connection, tenant_id, job_id, after, query.filter, _BATCH)
         for item in page:

@@ -13,10 +13,10 @@ from pydantic import Field
 
 from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
-from leasehold.api.http.etags import WaitSeconds, matches, may_be_current, weak
+from leasehold.api.http.etags import WaitSeconds, matches, may_be_current, weak_etag
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import encoded, json_response
-from leasehold.api.http.streams import HEADERS, LastEventId, content_of, number_of, stream
+from leasehold.api.http.streams import HEADERS, LastEventId, content_of, event_number, stream
 from leasehold.api.jobs.access import JobAccess, find
 from leasehold.api.jobs.ending import cancel, delete
 from leasehold.api.jobs.explain import explain
@@ -77,7 +77,7 @@ def _etag(services: Services, access: JobAccess, body: dict[str, Any]) -> str:
     """
     linked = access.kind.signed_links and bool(body["outputs"])
     period = int(time() // (services.settings.download_url_seconds / 2)) if linked else 0
-    return weak(encoded(body) + str(period).encode())
+    return weak_etag(encoded(body) + str(period).encode())
 
 
 @router.get(
@@ -117,7 +117,7 @@ async def stream_job_events(
     accept: Annotated[Annotated[str, Field(max_length=1000)] | None, Header(include_in_schema=False)] = None,
 ) -> Response:
     services = services_of(request)
-    seen = number_of(last_event_id) or after
+    seen = event_number(last_event_id) or after
     access = await find(services, caller, job_id)
     tenant_id = access.caller.tenant_id
     if _EVENT_STREAM in (accept or ""):

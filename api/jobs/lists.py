@@ -15,16 +15,19 @@ from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.may_lag import may_lag
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response
-from leasehold.api.jobs.access import sight_of
+from leasehold.api.jobs.access import nameable_jobs_of
 from leasehold.api.jobs.schemas import JobList
 from leasehold.api.jobs.view import summary
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.db import job_lists
-from leasehold.db.job_lists import MAX_READ, MAX_SEARCHED, Listing, Page, Scope
+from leasehold.db.job_lists import MAX_READ, MAX_READ_BY_QUEUE, MAX_SEARCHED, Listing, Page, Scope
 from leasehold.domain.job_filter import MAX_CHARACTERS, JobFilter, parse
 
 Counting = Annotated[bool, Query(description="Also count: exact up to 10,000, above that an estimate.")]
+#: A filter with one of these terms may read very many rows: its page ends at a bound, and the cursor continues the
+#: search. A filter without them that reads too many rows is refused.
+_SEARCHED = ("payload", "text", "queue")
 router = APIRouter(tags=["jobs"], prefix="/v1/jobs", route_class=AuthenticatedFirst)
 
 
@@ -34,7 +37,7 @@ router = APIRouter(tags=["jobs"], prefix="/v1/jobs", route_class=AuthenticatedFi
     summary="List jobs of every kind, newest first",
     description="`q` is a filter: `kind:media status:failed tag.customer:7 created:<1h`. A filter that would read more "
     f"than {MAX_READ:,} rows is refused with `filter_too_broad`. A search in payloads and texts reads the newest "
-    f"{MAX_SEARCHED:,} jobs; `next_cursor` continues it.",
+    f"{MAX_SEARCHED:,} jobs, and one by queue {MAX_READ_BY_QUEUE:,} rows; `next_cursor` continues it.",
     response_model=JobList,
     responses=problems({
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`, `invalid_filter`: `position` says at "
@@ -63,7 +66,7 @@ async def listed(
     if scope is None:
         return {"jobs": [], "next_cursor": None} | ({"count": {"n": 0, "exact": True}} if count else {})
     async with services.pool.acquire() as connection:
-        page = await job_lists.page(connection, Listing(scope, job_filter, before), limit)
+        page = await job_lists.page(connection, job_lists.listing_of_page(scope, job_filter, before), limit)
         n, exact = await job_lists.count(connection, Listing(scope, job_filter)) if count else (0, True)
     return _answer(services, job_filter, page) | ({"count": {"n": n, "exact": exact}} if count else {})
 
@@ -75,7 +78,7 @@ def scope_of(services: Services, caller: Caller, job_filter: JobFilter) -> Scope
     kinds = services.job_kinds
     if job_filter.kind is not None and kinds.named(job_filter.kind) is None:
         raise job_filter.refused("kind", f"There is no kind {job_filter.kind}.")
-    sight = sight_of(services, caller, kind=job_filter.kind)
+    sight = nameable_jobs_of(services, caller, kind=job_filter.kind)
     tenant_id = sight.tenant_id if sight.tenant_id is not None else job_filter.tenant
     if sight.nothing or (job_filter.tenant is not None and job_filter.tenant != tenant_id):
         return None
@@ -86,11 +89,10 @@ def _answer(services: Services, job_filter: JobFilter, page: Page) -> dict[str, 
     items = [summary(row, services.job_kinds.of(row["pipeline"], is_run=row["is_run"])) for row in page.rows]
     if page.ended_at is None:
         return {"jobs": items, "next_cursor": cursor_of(page.rows[-1]["id"]) if page.has_more else None}
-    for key in ("payload", "text"):
-        if key in job_filter.positions:
-            searched = {"searched_back_to": page.ended_at["created_at"]}
-            at_this_job = UUID(int=page.ended_at["id"].int + 1)  # it was not searched: the next page begins with it
-            return {"jobs": items, "next_cursor": cursor_of(at_this_job)} | searched
+    if not job_filter.positions.keys().isdisjoint(_SEARCHED):
+        searched = {"searched_back_to": page.ended_at["created_at"]}
+        at_this_job = UUID(int=page.ended_at["id"].int + 1)  # it was not searched: the next page begins with it
+        return {"jobs": items, "next_cursor": cursor_of(at_this_job)} | searched
     key = min(job_filter.positions, key=lambda name: job_filter.positions[name], default="")
     raise job_filter.refused(
         key,

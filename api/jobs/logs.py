@@ -37,7 +37,9 @@ def _line(item: Item) -> bytes:
 
 
 def _chunk(item: Item) -> bytes:
-    """A restart has no id of its own: a client that resumes before its chunk gets both again."""
+    """The chunk as an event, after a `restart` event if an attempt begins with it. The restart has no id: a client that
+    resumes before this chunk gets both again.
+    """
     head = b""
     if item["restarts"]:
         restart = {name: item[name] for name in ("step", "attempt", "epoch")}

@@ -13,7 +13,7 @@ from leasehold.api.auth import audit
 from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE
 from leasehold.api.http.idempotent import Answer, once
 from leasehold.api.http.responses import encoded, publish_and_admit
-from leasehold.api.jobs.access import sight_of
+from leasehold.api.jobs.access import nameable_jobs_of
 from leasehold.api.jobs.schemas import NewOperation
 from leasehold.api.jobs.view import summary
 from leasehold.api.process.keyring import Caller
@@ -45,7 +45,9 @@ class Submitted:
     fields: dict[str, str]
 
 
-def _check(services: Services, caller: Caller, request: NewOperation, now: datetime) -> tuple[JobFilter, Scope]:
+def _filter_and_scope(
+    services: Services, caller: Caller, request: NewOperation, now: datetime
+) -> tuple[JobFilter, Scope]:
     """The filter, and the tenant and kinds on whose jobs the operation may act. Raises Forbidden and InvalidFilter."""
     scope = JOBS_DELETE if request.action == "delete" else JOBS_OPERATE
     if scope not in caller.scopes:
@@ -56,7 +58,7 @@ def _check(services: Services, caller: Caller, request: NewOperation, now: datet
     except InvalidFilter as error:
         error.pointer = "#/filter"
         raise
-    sight = sight_of(services, caller, write=True, kind=job_filter.kind)
+    sight = nameable_jobs_of(services, caller, write=True, kind=job_filter.kind)
     pipelines = tuple(name for name in sight.pipelines if name not in {p.name for p in OPERATION.pipelines})
     if not sight.runs and not pipelines:
         raise Forbidden("insufficient_scope", "The API key lacks the scopes of the kinds of these jobs.")
@@ -79,7 +81,7 @@ def _check_terms(services: Services, job_filter: JobFilter, action: Action) -> N
 async def preview(services: Services, caller: Caller, request: NewOperation) -> dict[str, Any]:
     """Count the jobs that the operation would act on now, and read the newest of them. Raises as `submit`."""
     now = datetime.now(UTC)
-    job_filter, scope = _check(services, caller, request, now)
+    job_filter, scope = _filter_and_scope(services, caller, request, now)
     bound = Bound(now, bound_of(request.action))
     rows: list[Row] = []
     async with services.pool.acquire() as connection:
@@ -108,7 +110,7 @@ async def submit(
 
     async def work(connection: Connection) -> Answer:
         now: datetime = await connection.fetchval("SELECT clock_timestamp()")
-        _, scope = _check(services, caller, request, now)
+        _, scope = _filter_and_scope(services, caller, request, now)
         at_most = services.settings.operations_per_tenant
         await lock_name(connection, f"operations of {caller.tenant_id}")
         if await operation_reads.unfinished(connection, caller.tenant_id) >= at_most:
@@ -118,7 +120,7 @@ async def submit(
         new_job = NewJob(
             bulk_operation,
             caller.tenant_id,
-            params=_bound(caller, request, scope, now).model_dump(mode="json"),
+            params=_operation_of(caller, request, scope, now).model_dump(mode="json"),
             priority=0,
             keep_seconds=services.settings.retention_days * 86_400,
             trace=trace,
@@ -140,7 +142,7 @@ async def submit(
     return Submitted(answer, fields)
 
 
-def _bound(caller: Caller, request: NewOperation, scope: Scope, now: datetime) -> Operation:
+def _operation_of(caller: Caller, request: NewOperation, scope: Scope, now: datetime) -> Operation:
     return Operation(
         action=request.action,
         filter=request.filter,

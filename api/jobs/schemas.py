@@ -233,7 +233,7 @@ class Count(BaseModel):
 
 
 class JobList(BaseModel):
-    """`searched_back_to`: a search in payloads or texts ends there; `next_cursor` continues it."""
+    """`searched_back_to`: a search in payloads or texts, or by queue, ends there; `next_cursor` continues it."""
 
     jobs: list[JobSummary]
     next_cursor: str | None

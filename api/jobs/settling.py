@@ -20,7 +20,7 @@ from leasehold.transitions.jobs import resolve, resolving
 from leasehold.transitions.jobs.resolving import Unresolved
 from leasehold.transitions.runs import CreatedRun
 
-_DEEDS = {"adopt": "adopted the order {ref}", "again": "ordered again", "give_up": "gave the order up"}
+_DECISIONS = {"adopt": "adopted the order {ref}", "again": "ordered again", "give_up": "gave the order up"}
 
 
 async def settle(services: Services, access: JobAccess, body: SettleRequest) -> dict[str, str]:
@@ -34,7 +34,7 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
         step = await _write_settlement(services, connection, access, orders, body)
         details: dict[str, Any] = {"settlement": body.action, "ref": body.ref, "reason": body.reason or None}
         if body.action != "give_up":
-            # The limits may hold the job. Then no task of it waits in the queue yet, so the depth is read now.
+            # Check the queue's depth now: if limits hold the job, it has no runnable task that `add_queues_of` counts.
             queues = {row["queue"]: 1 for row in access.row["steps"] if row["id"] == orders.step}
             async with services.admission.submitting(connection, access.caller.payer, queues) as charge:
                 effects = await _adopt_or_repeat(services, connection, access, orders, step, body)
@@ -69,8 +69,8 @@ async def _write_settlement(
     settlement = await resolving.latest(connection, access.id, caller.tenant_id)
     if settlement is None:
         raise _not_unsettled(access)
-    deed = _DEEDS[settlement["action"]].format(ref=settlement["ref"])
-    raise Conflict("already_settled", f"{settlement['actor']} {deed} at {settlement['at'].isoformat()}.")
+    decision = _DECISIONS[settlement["action"]].format(ref=settlement["ref"])
+    raise Conflict("already_settled", f"{settlement['actor']} {decision} at {settlement['at'].isoformat()}.")
 
 
 def _not_unsettled(access: JobAccess) -> Conflict:

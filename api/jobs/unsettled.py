@@ -69,7 +69,9 @@ async def read_unsettled(
     before: UUID | None,
     limit: int,
 ) -> _Rows:
-    """At most `limit` items of the kinds that the caller may read, and the id before which the next page begins."""
+    """At most `limit` items of the kinds that the caller may read, and the id before which the next page begins. No id:
+    this is the last page.
+    """
     read = {
         "orders": _orders, "approvals": _approvals, "external": _external, "webhooks": _webhooks,
         "schedules": _schedules,
@@ -82,7 +84,7 @@ def settled_by_people(services: Services, caller: Caller, tenant_id: str) -> lis
     kinds = services.job_kinds
     return [
         (pipeline, orders.step, code)
-        for pipeline in kinds.sight(tenant_id, caller.scopes, write=False).pipelines
+        for pipeline in kinds.nameable_jobs(tenant_id, caller.scopes, write=False).pipelines
         if (orders := kinds.of(pipeline, is_run=False).operations.unknown_orders) is not None
         for code in orders.codes
     ]
@@ -111,7 +113,7 @@ async def _orders(
 async def _approvals(
     connection: Connection, services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
 ) -> _Rows:
-    if not services.job_kinds.sight(tenant_id, caller.scopes, write=False).runs:
+    if not services.job_kinds.nameable_jobs(tenant_id, caller.scopes, write=False).runs:
         return [], None
     rows, next_id = await unsettled.waiting_runs(connection, tenant_id, before, limit)
     items = [
@@ -128,7 +130,7 @@ async def _approvals(
 async def _external(
     connection: Connection, services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
 ) -> _Rows:
-    if not services.job_kinds.sight(tenant_id, caller.scopes, write=False).runs:
+    if not services.job_kinds.nameable_jobs(tenant_id, caller.scopes, write=False).runs:
         return [], None
     seconds = services.settings.external_silent_seconds
     rows = await unsettled.silent_steps(connection, tenant_id, seconds, before, limit + 1)

@@ -57,7 +57,7 @@ class NewView(BaseModel):
 )
 async def list_views(request: Request, caller: Reader) -> Response:
     async with services_of(request).pool.acquire() as connection:
-        rows = await saved_views.listed(connection, caller.tenant_id)
+        rows = await saved_views.list_views(connection, caller.tenant_id)
     return json_response({"views": [dict(row) for row in rows]})
 
 
@@ -80,7 +80,7 @@ async def save_view(request: Request, body: NewView, caller: Operator) -> Respon
         error.pointer = "#/filter"
         raise
     async with services.pool.acquire() as connection, connection.transaction():
-        if not await saved_views.is_there(connection, caller.tenant_id, body.name):
+        if not await saved_views.exists(connection, caller.tenant_id, body.name):
             at_most = min(services.settings.views_per_tenant, saved_views.MAX_VIEWS)
             await make_room(connection, "saved_view", caller.tenant_id, at_most)
         row = await saved_views.save(connection, caller.tenant_id, body.name, body.filter, caller.client_id)

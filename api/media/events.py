@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from leasehold.api.auth.security import MEDIA_READ, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
-from leasehold.api.http.streams import ANSWERS, HEADERS, LastEventId, number_of, stream
+from leasehold.api.http.streams import ANSWERS, HEADERS, LastEventId, event_number, stream
 from leasehold.api.media.media import find_media
 from leasehold.api.media.view import status_word, step_word
 from leasehold.api.process.keyring import Caller
@@ -49,7 +49,7 @@ async def stream_media_events(
     last_event_id: LastEventId = None,
 ) -> Response:
     services = services_of(request)
-    after = number_of(last_event_id)
+    after = event_number(last_event_id)
     media = await find_media(services, caller, media_id)
     if media.job_id is None:
         raise Conflict("not_submitted", "This media has no job yet: complete its upload first.")

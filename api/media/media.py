@@ -1,6 +1,6 @@
-"""/media/{media_id}: read a picture's state, cheaply if nothing changed; delete the picture.
+"""/media/{media_id}: read a picture's state, or delete the picture. If nothing has changed, the answer is a small 304.
 
-`uploads` makes the picture and starts its job.
+The module `uploads` registers the picture and starts its job.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fastapi import APIRouter, Depends, Header, Request, Response
 from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import MEDIA_READ, MEDIA_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
-from leasehold.api.http.etags import WaitSeconds, matches, may_be_current, weak
+from leasehold.api.http.etags import WaitSeconds, matches, may_be_current, weak_etag
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import publish_and_admit
 from leasehold.api.media.schemas import MediaAnswer
@@ -113,7 +113,7 @@ async def find_media(services: Services, caller: Caller, media_id: UUID) -> Medi
 
 
 def _worth_waiting(services: Services, media: MediaView, if_none_match: str | None) -> bool:
-    """Whether to wait: the job is unfinished, and the client may have the present state."""
+    """Whether a long poll should wait: the job is unfinished, and the client may have the present state already."""
     if media.job_id is None or is_finished(media):
         return False
     return may_be_current(if_none_match, _etag(services, media))
@@ -127,4 +127,4 @@ def _etag(services: Services, media: MediaView) -> str:
     version = f"{media.id}.{media.status}.{media.job_id}.{media.job_seq}"
     if is_finished(media) and services.settings.cdn_base_url is None:
         version += f".{int(time() // (services.settings.download_url_seconds / 2))}"
-    return weak(version)
+    return weak_etag(version)

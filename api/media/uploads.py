@@ -67,22 +67,22 @@ async def create_upload_url(
     rate_limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
-        rate_limit_headers.update(await services.admission.uploading(connection, caller.payer))
+        rate_limit_headers.update(await services.admission.charge_upload(connection, caller.payer))
         return await _register(services, connection, caller, upload)
 
     request_hash = fingerprint(b"POST /upload-url", upload.model_dump_json().encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     ticket = UploadTicket.model_validate_json(answer.body)
     if answer.age.total_seconds() > ticket.expires_in / 2 and await _extended(services, caller, ticket):
-        # The URL of the first answer is half spent: the same media gets a new URL. Else the first answer is repeated as
-        # it was, with the seconds that the URL had then.
+        # Half of the first URL's time has passed: the same media gets a new URL. Before that, the first answer is
+        # repeated as it was, also its `expires_in`.
         ticket = await _ticket(services, ticket.media_id, ticket.original_key, upload)
     headers = rate_limit_headers | {"Location": f"/media/{ticket.media_id}"}
     return Response(ticket.model_dump_json(), answer.status_code, headers, media_type="application/json")
 
 
 async def _extended(services: Services, caller: Caller, ticket: UploadTicket) -> bool:
-    """Extend the upload's time. False: the upload has ended, so no new URL may be made."""
+    """Extend the time in which the upload may arrive. False: the upload has ended, so no new URL may be made."""
     async with services.pool.acquire() as connection:
         return await transitions.extend_upload(
             connection, caller.tenant_id, ticket.original_key, services.settings.upload_url_seconds
@@ -228,7 +228,7 @@ def _job(
         output_prefix=f"media/{picture.id}",
         priority=BANDS.index(body.priority),
         step_priority={step: BANDS.index(band) for step, band in body.step_priority.items()},
-        keep_seconds=_kept_seconds(settings),
+        keep_seconds=_keep_seconds(settings),
         trace=trace | {"media_id": str(picture.id)},
         tags=body.tags,
         callback_url=body.callback_url,
@@ -259,7 +259,9 @@ async def _write_job(
 
 
 async def _refuse(services: Services, caller: Caller, picture: MediaView, refusal: Refusal) -> UUID:
-    """Record the picture as FAILED, and raise the reason. If another request decided first, return its outcome."""
+    """Record the picture as FAILED, and raise Invalid with the reason. If another request has decided about the picture
+    before: return the job that it started, or raise its refusal.
+    """
     async with services.pool.acquire() as connection, connection.transaction():
         refused = await transitions.refuse_upload(
             connection,
@@ -289,7 +291,7 @@ async def _outcome_of_other_request(services: Services, caller: Caller, media_id
     return job_id
 
 
-def _kept_seconds(settings: Settings) -> int | None:
+def _keep_seconds(settings: Settings) -> int | None:
     days = settings.media_retention_days
     return None if days is None else days * 24 * 3600
 

@@ -1,4 +1,4 @@
-"""Work after the act of a request has been decided: an outage there must not change the answer."""
+"""`best_effort`, for work that a request does after its commit: an outage then must not change the answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 def best_effort(work: str) -> Iterator[None]:
     """Suppress an outage of the database, and a pool without a free connection, in the block.
 
-    Use it only for work that some worker repeats later. `work` names that work in the log.
+    Use it only for work that a worker repeats later. `work`: the name of that work in the log.
     """
     try:
         yield

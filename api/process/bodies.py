@@ -60,8 +60,8 @@ class Bodies:
 
     @asynccontextmanager
     async def received(self, request: Request, tenant_id: str) -> AsyncIterator[Request]:
-        """Read the body, and give a request that has the whole body. Raises BodyTooLarge, BodyTooSlow, Unavailable,
-        ClientDisconnect.
+        """Read the whole body. Yields a request whose body is in memory, and keeps its share of the budget for the
+        block. Raises BodyTooLarge, BodyTooSlow, Unavailable, ClientDisconnect.
         """
         max_bytes = MAX_BYTES_OF_RUNS if request.scope["path"].startswith(_RUNS) else MAX_BYTES
         announced = request.headers.get("content-length", "")

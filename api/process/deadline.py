@@ -1,7 +1,7 @@
 """The deadline of a request: how long it may wait for PostgreSQL in all, until its answer begins.
 
-Each wait has a limit of its own (a turn, a connection, a statement), and a request has several waits. Without a
-deadline over all of them a request whose database is away would take their sum.
+Each wait (for a turn, a connection, a statement) has a limit of its own, and a request has several waits. While the
+database is away, a request without a deadline would take the sum of these limits.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ class Deadline:
     """
 
     def __init__(self, seconds: float) -> None:
-        self._left: float | None = seconds
-        self._has_broken = False  # a connection, because nothing was left
+        self._seconds_left: float | None = seconds
+        self._has_broken = False  # a connection was broken, because no time was left
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left."""
-        return self._left == 0
+        """Whether no time is left."""
+        return self._seconds_left == 0
 
     def lift(self) -> None:
         """From now on only each wait's own limit holds: the answer has begun, or the request is a bulk write."""
-        self._left = None
+        self._seconds_left = None
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
-        """Count the time of the block. Raises TimeoutError when nothing is left."""
-        if self._left is None:
+        """Count the time of the block. Raises TimeoutError when no time is left."""
+        if self._seconds_left is None:
             yield
             return
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            async with asyncio.timeout(self._left):
+            async with asyncio.timeout(self._seconds_left):
                 yield
         finally:
             self._count(loop.time() - began)
 
     @asynccontextmanager
     async def using(self, connection: Connection) -> AsyncIterator[None]:
-        """As `waiting`, while the block uses `connection`. When nothing is left, the connection is broken: so neither a
-        statement nor the rollback after it waits any longer. The block then raises one of TRY_AGAIN.
+        """As `waiting`, while the block uses `connection`. When no time is left, break the connection: then a statement
+        ends at once, and so does the rollback after it. The block then raises one of TRY_AGAIN.
         """
-        if self._left is None:
+        if self._seconds_left is None:
             yield
             return
         loop = asyncio.get_running_loop()
         began = loop.time()
-        breaking = loop.call_later(max(0.0, self._left), self._break, connection)
+        breaking = loop.call_later(max(0.0, self._seconds_left), self._break, connection)
         try:
             yield
         except AttributeError as error:
@@ -69,17 +69,17 @@ class Deadline:
             self._count(loop.time() - began)
 
     def _break(self, connection: Connection) -> None:
-        if self._left is not None:
+        if self._seconds_left is not None:
             self._has_broken = True
             connection.terminate()
 
     def _count(self, seconds: float) -> None:
-        if self._left is not None:
-            self._left = max(0.0, self._left - seconds)
+        if self._seconds_left is not None:
+            self._seconds_left = max(0.0, self._seconds_left - seconds)
 
 
 @asynccontextmanager
-async def lent_in_time(acquiring: AbstractAsyncContextManager[Connection]) -> AsyncIterator[Connection]:
+async def acquired_in_time(acquiring: AbstractAsyncContextManager[Connection]) -> AsyncIterator[Connection]:
     """Acquire a connection and lend it to the block, both within the deadline of the current request. Raises one of
     TRY_AGAIN.
     """
@@ -104,5 +104,5 @@ def begin(seconds: float) -> Deadline:
 
 
 def current() -> Deadline:
-    """The deadline of the current request. Outside of requests it never comes."""
+    """The deadline of the current request. Outside of requests: one without a limit."""
     return _deadline.get() or _UNBOUNDED

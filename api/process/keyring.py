@@ -19,6 +19,7 @@ from leasehold.domain.errors import Unauthenticated
 from leasehold.limits import people
 from leasehold.limits.admission import Payer
 from leasehold.runtime.transient import TRY_AGAIN
+from leasehold.security.cells import Cells
 from leasehold.security.credentials import PresentedKey, StoredKey, find_key, mark_used, matches, parse_key
 from leasehold.security.roles import expanded
 from leasehold.telemetry.outages import DATABASE
@@ -57,14 +58,14 @@ class Caller:
         return Payer(self.tenant_id, self.quota_key)
 
 
-def _refused() -> Unauthenticated:
+def _invalid_key() -> Unauthenticated:
     # The same answer for an unknown, wrong, revoked or expired key: a stranger must not learn which.
     return Unauthenticated("invalid_api_key", "The API key is not valid.")
 
 
 class Keyring:
-    """Finds callers, and remembers keys. A key that was revoked or has expired therefore works in this process for at
-    most `cache_seconds` more.
+    """Finds callers, and remembers their keys for `cache_seconds`. A key that was revoked or has expired may therefore
+    work in this process for that long.
     """
 
     def __init__(
@@ -74,7 +75,9 @@ class Keyring:
         cache_seconds: float,
         roles: Mapping[str, frozenset[str]] | None = None,
         issuer: str | None = None,
+        cells: Cells | None = None,
     ) -> None:
+        self._cells = cells
         self._roles = roles or {}
         self._issuer = issuer
         self._pool = pool
@@ -82,32 +85,42 @@ class Keyring:
         self._cache: OrderedDict[str, tuple[StoredKey, float]] = OrderedDict()
 
     async def identify(self, text: str) -> Caller:
-        """Find the caller whose key is `text`. Raises Unauthenticated, or one of TRY_AGAIN."""
+        """Find the caller whose key is `text`. Raises Unauthenticated, WrongCell, or one of TRY_AGAIN."""
         presented = parse_key(text)
         if presented is None:
-            raise _refused()
-        stored = self._recall(presented.prefix)
+            raise _invalid_key()
+        if self._cells is not None:
+            self._cells.refuse_key_of(presented.cell)  # without the database
+        stored = self._cached_key(presented.prefix)
         if stored is None:
-            stored = await self._load(presented.prefix, presented)
+            stored = await self._read_key(presented.prefix, presented)
         elif not matches(presented, stored):
-            raise _refused()
+            self._refuse_elsewhere(None, presented)
+            raise _invalid_key()
+        else:
+            self._refuse_elsewhere(stored.tenant_id, presented)
         return self._caller_of(stored)
 
-    async def of_session(self, prefix: str) -> Caller:
+    async def caller_of_session(self, prefix: str) -> Caller:
         """Find the caller of a session: its owner showed the key with this prefix when the session began.
 
-        Raises Unauthenticated when the key was revoked or has expired, or one of TRY_AGAIN.
+        Raises Unauthenticated when the key was revoked or has expired, WrongCell, or one of TRY_AGAIN.
         """
-        return self._caller_of(self._recall(prefix) or await self._load(prefix, None))
+        stored = self._cached_key(prefix)
+        if stored is None:
+            stored = await self._read_key(prefix, None)
+        else:
+            self._refuse_elsewhere(stored.tenant_id)
+        return self._caller_of(stored)
 
-    async def of_person(self, person_id: UUID, generation: int) -> Caller:
+    async def caller_of_person_session(self, person_id: UUID, generation: int) -> Caller:
         """Find the caller of a session that a person began at the OpenID provider.
 
         Nothing is remembered: a person who was disabled has lost the session by the next request, in every process.
         Raises Unauthenticated `session_ended`, or one of TRY_AGAIN.
         """
-        async with deadline.lent_in_time(self._pool.acquire()) as connection:
-            row = await people.of_session(connection, person_id)
+        async with deadline.acquired_in_time(self._pool.acquire()) as connection:
+            row = await people.find_for_session(connection, person_id)
         if row is None or (row["issuer"], row["generation"]) != (self._issuer, generation):
             raise Unauthenticated("session_ended", "Your session has ended. Sign in again.")
         return self.caller_of_person(row)
@@ -116,8 +129,14 @@ class Keyring:
         """The caller that a person's row stands for. Raises Unauthenticated `session_ended`."""
         if row["disabled_at"] is not None or not row["scopes"]:
             raise Unauthenticated("session_ended", "You may not sign in here. An admin of the tenant can change that.")
+        self._refuse_elsewhere(row["tenant_id"])
         scopes, quota_key = self.expanded(row["scopes"]), f"person {row['id']}"
         return Caller(row["tenant_id"], row["login"], None, quota_key, scopes, person_id=row["id"])
+
+    def _refuse_elsewhere(self, tenant_id: str | None, presented: PresentedKey | None = None) -> None:
+        """Raises WrongCell if the tenant lives in another cell. `tenant_id`: None if no row here has the key."""
+        if self._cells is not None:
+            self._cells.refuse_elsewhere(tenant_id, None if presented is None else presented.cell)
 
     def expanded(self, scopes: Iterable[str]) -> frozenset[str]:
         """The scopes, with each role replaced by the scopes that it stands for."""
@@ -127,19 +146,22 @@ class Keyring:
         scopes = self.expanded(stored.scopes)
         return Caller(stored.tenant_id, stored.client_id, stored.prefix, stored.quota_key, scopes)
 
-    def _recall(self, prefix: str) -> StoredKey | None:
+    def _cached_key(self, prefix: str) -> StoredKey | None:
         stored, until = self._cache.get(prefix, (None, 0.0))
         return stored if monotonic() < until else None
 
-    async def _load(self, prefix: str, presented: PresentedKey | None) -> StoredKey:
+    async def _read_key(self, prefix: str, presented: PresentedKey | None) -> StoredKey:
         """Read the key's row, and check the secret of the `presented` key. None: a session, which shows no secret."""
         started = monotonic()
-        async with deadline.lent_in_time(self._pool.acquire()) as connection:
+        async with deadline.acquired_in_time(self._pool.acquire()) as connection:
             stored = await find_key(connection, prefix)
             is_right = presented is None or matches(presented, stored)
             if not is_right or stored is None or not stored.usable:
                 self._cache.pop(prefix, None)
-                raise _refused()
+                if not is_right:
+                    self._refuse_elsewhere(None, presented)
+                raise _invalid_key()
+            self._refuse_elsewhere(stored.tenant_id, presented)  # before the row is written
             if not stored.used_lately:
                 await _mark_used(connection, stored)
         self._remember(stored, started + self._cache_seconds)
@@ -156,5 +178,5 @@ async def _mark_used(connection: Connection, stored: StoredKey) -> None:
     try:
         await mark_used(connection, stored.id)
     except TRY_AGAIN as error:
-        # A read-only database still answers who calls: the request does not fail for a statistic.
+        # The time of the last use is only a statistic. A read-only database cannot store it, and the request goes on.
         DATABASE.record_error(error, "the use of API keys")

@@ -1,8 +1,8 @@
-"""Refused sign-ins in the audit: counted in memory, and written every few seconds. Refusals with the same code, source
-and key share a row.
+"""Records refused requests (no valid key, or no scope) in the audit. They are counted in memory and written every few
+seconds. Refusals with the same code, source and key share a row.
 
-A stranger can send requests without end. So a refusal costs no statement and no lock, and the rows of one write are
-bounded.
+A stranger can send requests without end. So a refusal costs no statement and no lock, and the number of rows in one
+write is bounded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EVERY_SECONDS = 10.0
 _MAX_PATH_CHARACTERS = 200
 #: The code of a refusal, and the refused actor without the request's id: equal refusals are counted together.
 _Refused: TypeAlias = tuple[str, Actor]
-#: Stands for the actors of all refusals that do not fit under the bound.
+#: The actor of all refusals beyond the bound.
 _OTHERS = Actor("key", "others")
 
 

@@ -1,7 +1,7 @@
-"""Lends connections to the standby, to requests whose answers may be stale (http/may_lag.py).
+"""Lends connections to the standby of PostgreSQL. Requests whose answers may be stale get them (http/may_lag.py).
 
-While a request reads from the standby, every connection that it acquires leads there. The request's `Reading` knows how
-old its answer is at most.
+While a request reads from the standby, every connection that it acquires leads there. The request's `Reading` knows the
+greatest age that its answer can have.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Reading:
 
     @property
     def lag(self) -> float | None:
-        """How old the oldest row of the answer is at most, in seconds. None: nothing was read."""
+        """Seconds: the greatest age that a row of the answer can have. None: the request has read nothing."""
         return None if self._as_of is None else monotonic() - self._as_of
 
     @property
     def is_over(self) -> bool:
-        """Whether all of its time has passed. The standby may be well, and only slow."""
+        """Whether the request has used up its time for the standby. The standby may be slow, without a fault."""
         return self._limit.is_over
 
     @asynccontextmanager
@@ -82,7 +82,7 @@ def current() -> Reading | None:
 
 
 def current_lag() -> float | None:
-    """How old the answer of the current request is at most, in seconds. None: all of it is from the primary."""
+    """Seconds: the greatest age that the answer of the current request can have. None: it is from the primary."""
     reading = current()
     return None if reading is None else reading.lag
 
@@ -93,9 +93,9 @@ class ReplicaReads:
     def __init__(self, settings: Settings, replica: Replica, size: int, patience: float) -> None:
         self.replica = replica
         self.fresh_after = settings.database_replica_max_lag
-        # One connection of the pool is always free for the notes: a standby that is busy is not away.
-        self._turns = Turnstile(at_most=size - 1, each=max(1, size - 2), patience=patience, refusal=_busy)
-        # The other half is for the primary, which answers if the standby does not.
+        # Keep one connection of the pool free for `Replica.note`: else a busy standby would look like one that is away.
+        self._turns = Turnstile(at_most=size - 1, per_tenant=max(1, size - 2), patience=patience, refusal=_busy)
+        # The other half of the time is for the primary, which answers if the standby does not.
         self._seconds = settings.database_timeout / 2
 
     @contextmanager

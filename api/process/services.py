@@ -43,7 +43,9 @@ from leasehold.limits.external_files import Files
 from leasehold.pipelines import RESERVED_NAMES, kinds_of
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.periodic import Periodic
+from leasehold.security.cells import Cells
 from leasehold.security.openid import OpenId
+from leasehold.security.other_cells import OtherCells, open_other_cells
 from leasehold.security.roles import roles_of
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
@@ -81,6 +83,7 @@ class Services:
     actions: Actions
     openid: OpenId | None  # None: people sign in with API keys alone
     replica_reads: ReplicaReads | None  # None: all is read from the primary
+    other_cells: OtherCells | None  # None: the installation is no cell
     draining: bool = False
 
     def drain(self) -> None:
@@ -126,6 +129,8 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
         job_kinds = JobKinds(kinds, pipelines, RUN_SCOPES)
         opened = await open_all(kinds, settings, stack)
         openid = await _open_openid(settings, stack)
+        cells = Cells.of(settings)
+        other_cells = await stack.enter_async_context(open_other_cells(settings, cells))
         housekeeping = housekeeping_of(kinds, HousekeepingContext(settings, pool.acquire, store))
         yield Services(
             settings=settings,
@@ -139,6 +144,7 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
                 cache_seconds=settings.api_key_cache_seconds,
                 roles=roles_of(kinds),
                 issuer=settings.console_oidc_issuer,
+                cells=cells,
             ),
             refusals=refusals,
             bodies=Bodies(settings.api_body_bytes),
@@ -158,6 +164,7 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
             replica_reads=None
             if replica is None
             else ReplicaReads(settings, replica, pool_of_replica(settings), _PATIENCE_SECONDS),
+            other_cells=other_cells,
         )
 
 

@@ -19,8 +19,8 @@ from leasehold.transitions.runs import NewRun
 
 
 class Submissions:
-    """Writes the runs of all requests. A refused or failed write raises its error to the request; the request is not
-    repeated here, because the client repeats it.
+    """Writes the runs of all requests. If a write is refused or fails, its request gets the error, and the client may
+    repeat the request: `Submissions` itself tries only once.
     """
 
     def __init__(self, settings: Settings, announcer: Announcer) -> None:

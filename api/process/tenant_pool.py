@@ -28,7 +28,7 @@ class TenantPool:
 
     def __init__(self, pool: Pool, size: int, patience: float) -> None:
         self._pool = pool
-        self._turns = Turnstile(at_most=size, each=max(1, size - 1), patience=patience, refusal=_busy)
+        self._turns = Turnstile(at_most=size, per_tenant=max(1, size - 1), patience=patience, refusal=_busy)
 
     @property
     def lent(self) -> int:
@@ -42,7 +42,7 @@ class TenantPool:
         of TRY_AGAIN.
         """
         reading = replica_reads.current()
-        lending = deadline.lent_in_time(self._lend()) if reading is None else reading.lend(_tenant.get())
+        lending = deadline.acquired_in_time(self._lend()) if reading is None else reading.lend(_tenant.get())
         async with lending as connection:
             yield connection
 
@@ -56,18 +56,18 @@ class BulkWrites:
     """Bounds how many batches, backfills and bulk replays run at once: always fewer than there are connections."""
 
     def __init__(self, settings: Settings) -> None:
-        self._each = settings.bulk_writes_per_tenant
+        self._per_tenant = settings.bulk_writes_per_tenant
         self._turns = Turnstile(
             at_most=min(settings.bulk_writes_at_once, pool_of_api(settings) - 1),
-            each=self._each,
+            per_tenant=self._per_tenant,
             waiting=settings.bulk_writes_waiting,
             patience=settings.bulk_writes_wait_seconds,
             refusal=self._refusal,
         )
 
     def turn(self, tenant_id: str) -> AbstractAsyncContextManager[None]:
-        """Enter this around one bulk write: its statements have a limit each, and no deadline together. Raises TooMany
-        `bulk_writes_waiting`: at once if too many bulk writes of the tenant wait already, else after
+        """Enter this around one bulk write. It lifts the request's deadline: only each statement's own limit holds.
+        Raises TooMany `bulk_writes_waiting`: at once if too many bulk writes of the tenant wait already, else after
         `bulk_writes_wait_seconds`.
         """
         deadline.current().lift()
@@ -78,7 +78,7 @@ class BulkWrites:
             "bulk_writes_waiting",
             "Too many batches, backfills or replays are being written, of this tenant or of all. Try again soon.",
             policy="bulk-writes",
-            at_most=self._each,
+            at_most=self._per_tenant,
             retry_after=_RETRY_SECONDS,
         )
 

@@ -14,15 +14,15 @@ from math import inf
 
 
 class Turnstile:
-    """Admits at most `at_most` holders at once, and at most `each` of one tenant. Up to `waiting` further requests of a
-    tenant wait, for at most `patience` seconds. `refusal` makes the error of a request that may not wait, or that has
-    waited too long.
+    """Admits at most `at_most` holders at once, and at most `per_tenant` of one tenant. Up to `waiting` further
+    requests of a tenant wait, for at most `patience` seconds. `refusal` makes the error of a request that may not wait,
+    or that has waited too long.
     """
 
     def __init__(
-        self, *, at_most: int, each: int, patience: float, refusal: Callable[[], Exception], waiting: float = inf
+        self, *, at_most: int, per_tenant: int, patience: float, refusal: Callable[[], Exception], waiting: float = inf
     ) -> None:
-        self._at_most, self._each = at_most, each
+        self._at_most, self._per_tenant = at_most, per_tenant
         self._max_waiting, self._patience = waiting, patience
         self._refusal = refusal
         self._inside: Counter[str] = Counter()
@@ -43,7 +43,7 @@ class Turnstile:
             self._leave(tenant_id)
 
     async def _enter(self, tenant_id: str) -> None:
-        if self._has_room(tenant_id):  # if the tenant has room, no request that waits could use it
+        if self._has_room(tenant_id):  # no request waits for this room: `_serve` would have admitted it
             self._inside[tenant_id] += 1
             return
         if len(self._waiting.get(tenant_id, ())) >= self._max_waiting:
@@ -63,12 +63,11 @@ class Turnstile:
             raise
 
     def _has_room(self, tenant_id: str) -> bool:
-        return self.inside < self._at_most and self._inside[tenant_id] < self._each
+        return self.inside < self._at_most and self._inside[tenant_id] < self._per_tenant
 
     def _serve(self) -> None:
-        """While there is room, admit the first waiting request of the next tenant that may have one more holder.
-
-        That tenant then goes to the end of the line.
+        """While there is room, admit a waiting request: the first one of the first tenant in line that may have another
+        holder. That tenant then goes to the end of the line.
         """
         while (tenant_id := next(filter(self._has_room, self._waiting), None)) is not None:
             queue = self._waiting.pop(tenant_id)

@@ -27,7 +27,10 @@ _Key = TypeVar("_Key", UUID, str)
 
 
 class _Watch(ABC, Generic[_Key]):
-    """Waiters by key (a job, a queue), in the order of arrival. The loop runs only while somebody waits."""
+    """Waiting requests by key (a job or a queue), in the order of arrival. Each key has a number, which a query reads.
+    A request names a `mark`, and goes on when `_due` says so for the key's number. The loop queries only while requests
+    wait.
+    """
 
     def __init__(self, interval: float) -> None:
         self._interval = interval
@@ -37,7 +40,7 @@ class _Watch(ABC, Generic[_Key]):
 
     @abstractmethod
     async def _read_numbers(self) -> Mapping[_Key, int]:
-        """Query the number of each key that requests wait for. The answer leaves out a key that does not exist."""
+        """Query the number of each key that requests wait for. A key that does not exist has no number."""
 
     @abstractmethod
     def _due(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
@@ -159,7 +162,7 @@ class QueueWatch(_Watch[str]):
             return await run_reads.runnable(connection, waiting)
 
     def _due(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
-        # Release as many waiters as the queue has tasks: further ones would claim nothing.
+        # Release only as many waiting requests as the queue has tasks: further requests would claim nothing.
         unresolved = (waiter for waiter in waiters if not waiter.done())
         return (waiter for waiter, _ in zip(unresolved, range(number or 0), strict=False))
 

@@ -109,15 +109,15 @@ async def _without_existing(connection: Connection, new_runs: Sequence[NewRun]) 
     existing = {key: UUID(str(row["id"])) for key, row in rows.items()}
     first_of_key = {run.dedupe_key: run for run in reversed(new_runs) if run.dedupe_key not in existing}
     runs_to_write = [run for run in new_runs if run.dedupe_key is None or first_of_key.get(run.dedupe_key) is run]
-    # Sorted: two batches with keys in common lock these in the same order, so that they cannot deadlock.
+    # Sort by key: two batches with the same keys then lock them in the same order, and cannot deadlock.
     return existing, sorted(runs_to_write, key=lambda run: run.dedupe_key or "")
 
 
 async def _checked_runs(
     services: Services, caller: Caller, body: BatchRequest, trace: dict[str, str]
 ) -> list[NewRun] | RequestError:
-    """Check the payloads, and build the runs. An error that refuses the batch is returned, and not raised: see
-    `creating`.
+    """Check the payloads, and build the runs. An error that refuses the batch is returned, and not raised, for the same
+    reason as in `creating._checked_run`.
     """
     try:
         async with services.pool.acquire() as connection:

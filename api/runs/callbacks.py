@@ -17,7 +17,7 @@ from leasehold.api.runs.webhooks import Owner
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
 from leasehold.security.sealing import Sealing
-from leasehold.security.signing import new_secret, shown
+from leasehold.security.signing import new_secret, secret_text
 from leasehold.transitions import callbacks
 
 router = APIRouter(tags=["webhooks"], prefix="/v1/callbacks", route_class=AuthenticatedFirst)
@@ -45,4 +45,4 @@ async def rotate_callback_secret(request: Request, caller: Owner, idempotency_ke
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     async with services.pool.acquire() as connection:
         newest = (await callbacks.find(connection, caller.tenant_id))["secrets"][0]
-    return json_response(orjson.loads(answer.body) | {"secret": shown(sealing.open(newest))}, answer.status_code)
+    return json_response(orjson.loads(answer.body) | {"secret": secret_text(sealing.open(newest))}, answer.status_code)

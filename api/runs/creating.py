@@ -120,8 +120,8 @@ async def _create_alone(
 
 
 async def retry_duplicates(create: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Call `create`, and call it again after Duplicate. Duplicate: another request has just started a run with the same
-    dedupe key. The next try finds that run, or the run has ended.
+    """Call `create`, and call it again if it raises Duplicate: another request has just started a run with the same
+    dedupe key. The next try finds that run, or the run has ended by then.
 
     Raises Duplicate after the last try, and whatever else `create` raises.
     """

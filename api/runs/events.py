@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from leasehold.api.auth.security import RUNS_READ, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
-from leasehold.api.http.streams import ANSWERS, HEADERS, LastEventId, number_of, stream
+from leasehold.api.http.streams import ANSWERS, HEADERS, LastEventId, event_number, stream
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.api.runs.runs import find_head
@@ -41,7 +41,7 @@ async def stream_run_events(
     last_event_id: LastEventId = None,
 ) -> Response:
     services = services_of(request)
-    after = number_of(last_event_id)
+    after = event_number(last_event_id)
     run = await find_head(services, caller, run_id)
     if run["status"] in JOB_TERMINAL and run["event_seq"] <= after:
         return Response(status_code=HTTPStatus.NO_CONTENT)

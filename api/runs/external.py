@@ -37,7 +37,8 @@ from leasehold.transitions.settlements import Completion, Failure, Settled, Verd
 router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=AuthenticatedFirst)
 Worker = Annotated[Caller, Depends(Require(EXTERNAL_WORK))]
 
-#: The namespace in which a tenant's worker id becomes the owner of a lease: equal ids of two tenants stay apart.
+#: The UUID namespace for the owners of leases, made of a tenant and its worker's id: equal ids of two tenants stay
+#: apart.
 _NAMESPACE = UUID("6f0c8a52-52de-4d2c-9a0e-0f4f4e0b7c11")
 _LOSSES_LIMIT = 5
 WorkerId: TypeAlias = Annotated[
@@ -122,7 +123,7 @@ async def claim(request: Request, body: ClaimRequest, caller: Worker) -> Respons
     while True:
         async with services.pool.acquire() as connection:
             claimed_tasks = await claims.claim_due(connection, terms, queues, body.limit)
-            inputs = await external.needed(connection, [claimed.lease.task_id for claimed in claimed_tasks])
+            inputs = await external.needed_steps(connection, [claimed.lease.task_id for claimed in claimed_tasks])
         if claimed_tasks or not await services.queues.runnable(queues, max(0.0, deadline - monotonic())):
             tasks = [
                 _task(claimed, body.lease_seconds) | await _inputs(services, inputs[claimed.lease.task_id])
@@ -300,4 +301,25 @@ async def acknowledge_cancel(request: Request, task_id: UUID, body: Held, caller
         outcome = await settlements.acknowledge_cancel(connection, [lease])
     if outcome.verdicts[task_id] is Verdict.LOST:
         raise lost()
+    return await _settled_response(services, outcome, task_id, "cancelled")
+
+
+@router.post(
+    "/tasks/{task_id}/release",
+    operation_id="releaseExternal",
+    summary="Give a task back unfinished",
+    description="For a worker that stops. The task is due at once, for any worker, and the attempt does not count. "
+    "In a run that is to be cancelled the report acknowledges the cancel.",
+    responses=_RESPONSES,
+)
+async def release(request: Request, task_id: UUID, body: Held, caller: Worker) -> Response:
+    services = services_of(request)
+    lease = lease_of(caller, task_id, body)
+    async with services.pool.acquire() as connection:
+        async with in_time(services, connection, caller, lease) as is_in_time:
+            if is_in_time:
+                released = await settlements.release(connection, [lease])
+                outcome = await _settled_or_cancelled(connection, released, lease)
+        if not is_in_time:
+            raise lost()
     return await _settled_response(services, outcome, task_id, "cancelled")

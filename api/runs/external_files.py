@@ -71,14 +71,14 @@ class FileTickets(BaseModel):
 async def announce_files(request: Request, task_id: UUID, body: NewFiles, caller: Worker) -> FileTickets:
     services = services_of(request)
     services.store.require()
-    write_once = {"If-None-Match": "*"} if await services.store.can_refuse() else {}
+    write_once = {"If-None-Match": "*"} if await services.store.probe_once() else {}
     settings = services.settings
     lease = lease_of(caller, task_id, body)
     files = [Announced(file.name, file.size, file.content_type) for file in body.files]
     keys = None
     async with services.pool.acquire() as connection, in_time(services, connection, caller, lease) as is_in_time:
         if is_in_time:
-            await services.admission.keeping(connection, caller.tenant_id, sum(file.size for file in files))
+            await services.admission.check_stored_bytes(connection, caller.tenant_id, sum(file.size for file in files))
             keys = await announce(connection, settings, caller.tenant_id, lease, files)
     if keys is None:
         raise lost()

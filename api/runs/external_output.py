@@ -1,5 +1,5 @@
-"""POST /v1/external/tasks/{task_id}/logs and /stream: the run keeps what an external worker logs and emits, within the
-bounds of an attempt of the fleet.
+"""POST /v1/external/tasks/{task_id}/logs and /stream: stores the lines and chunks of an external worker with the run.
+The same bounds hold as for an attempt of our own workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from leasehold.telemetry.attempt_logs import MAX_FIELDS, MAX_NAME
 
 router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=AuthenticatedFirst)
 
-#: The most items of one request, and the most characters of a text in it. The API keeps less of a long text.
+#: The most items of one request, and the most characters of a text in it. The API stores less of a long text.
 MAX_ITEMS, MAX_TEXT = 1000, 65_536
 _FIRST = "The number of the first item among those of this attempt, from 1. The API keeps a repeated request once."
 _RESPONSES = problems({

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
-from leasehold.api.http.etags import WaitSeconds, matches, may_be_current, weak
+from leasehold.api.http.etags import WaitSeconds, matches, may_be_current, weak_etag
 from leasehold.api.http.may_lag import may_lag
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import encoded, json_response
@@ -89,11 +89,11 @@ async def get_run(
     services = services_of(request)
     run = await find_run(services, caller, run_id)
     body = encoded(run_answer(run))
-    if wait and run["finished_at"] is None and may_be_current(if_none_match, weak(body)):
+    if wait and run["finished_at"] is None and may_be_current(if_none_match, weak_etag(body)):
         await services.watch.changed(run_id, run["event_seq"], wait)
         run = await find_run(services, caller, run_id)
         body = encoded(run_answer(run))
-    headers = {"ETag": weak(body)}
+    headers = {"ETag": weak_etag(body)}
     if run["status"] not in JOB_TERMINAL:
         headers["Retry-After"] = "1"
     if matches(if_none_match, headers["ETag"]):

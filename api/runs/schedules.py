@@ -1,4 +1,5 @@
-"""/v1/schedules: schedules start runs by a cron expression. A client also starts a run now, and backfills past ticks.
+"""/v1/schedules: a schedule starts runs by a cron expression. A client may also start a run at once, or the runs of
+past ticks (backfill).
 
 The workers fire schedules (leasehold/schedules). A tick is an instant at which the cron expression fires.
 """
@@ -55,7 +56,9 @@ _NULLABLE = ("pause_after_failures", "callback_url")
 
 
 def _without_null(schema: dict[str, Any]) -> None:
-    """Take null out of the schema: a field may be left out. Only those of _NULLABLE may be null (and `version`)."""
+    """Take null out of the schema: to keep a field's value, a client leaves the field out. Only `version` and the
+    fields of _NULLABLE may be null.
+    """
     for name, field in schema["properties"].items():
         choices = [choice for choice in field.get("anyOf", []) if choice != {"type": "null"}]
         if choices and name not in (*_NULLABLE, "version"):
@@ -123,7 +126,7 @@ def _answer(row: Row) -> dict[str, Any]:
 
 
 def _next_runs(row: Row) -> list[datetime]:
-    """The next ticks. Empty if the cron expression has become invalid: the next tick writes `last_error`."""
+    """The next ticks. Empty if the cron expression has become invalid: a worker writes `last_error` at a tick."""
     if row["next_run_at"] is None:
         return []
     try:
@@ -353,7 +356,7 @@ async def run_now(
         # Lock order: the schedule, then the rates that are charged.
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
         async with services.admission.submitting(connection, caller.payer, {}) as charge:
-            effects = await schedules.start(connection, prepared, row, None, keep)
+            effects = await schedules.submit_now(connection, prepared, row, None, keep)
             if effects is None:
                 await services.admission.refund(connection, caller.payer)
                 # The transaction is committed, because it has written the refusal to the schedule.
@@ -417,7 +420,7 @@ async def backfill(
         async with services.admission.submitting(connection, caller.payer, {}, len(missing)) as charge:
             refused = isinstance(prepared, RequestError)  # the same refusal for every tick: record it once
             for tick in missing[-1:] if refused else missing:
-                effects = await schedules.start(connection, prepared, row, tick, keep)
+                effects = await schedules.submit_now(connection, prepared, row, tick, keep)
                 created.append(effects)
                 if effects is not None:
                     await services.admission.add_queues_of(connection, charge, effects.id)

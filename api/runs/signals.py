@@ -25,7 +25,7 @@ from leasehold.db.idempotency import fingerprint
 from leasehold.domain.errors import Invalid
 from leasehold.domain.template import encoded_payload
 from leasehold.evaluation.child import first_mismatch
-from leasehold.evaluation.evaluator import sentence
+from leasehold.evaluation.evaluator import mismatch_sentence
 from leasehold.evaluation.flat import compiled
 from leasehold.transitions.workflows import signals
 
@@ -77,7 +77,7 @@ async def signal_run(
     async def work(connection: Connection) -> Answer:
         schema = await signals.schema_of(connection, run_id, caller.tenant_id, name)
         if schema is not None and (problem := first_mismatch(compiled(schema), payload)) is not None:
-            raise Invalid("invalid_payload", sentence(*problem))
+            raise Invalid("invalid_payload", mismatch_sentence(*problem))
         at_most = services.settings.run_signals
         hints.extend(await signals.send(connection, run_id, caller.tenant_id, name, payload, at_most=at_most))
         await record(connection, caller, "job.signalled", run_id, kind="run", name=name)

@@ -26,7 +26,7 @@ from leasehold.domain.errors import Conflict
 from leasehold.domain.json_values import MAX_SMALLINT, Flag
 from leasehold.domain.template import Template
 from leasehold.evaluation.templates import TemplatePage, TemplateVersion
-from leasehold.limits.bounds import exclude, make_room
+from leasehold.limits.bounds import lock_additions, make_room
 
 router = APIRouter(tags=["templates"], prefix="/v1/templates", route_class=AuthenticatedFirst)
 Writer = Annotated[Caller, Depends(Require(TEMPLATES_WRITE))]
@@ -181,8 +181,8 @@ async def enable_template(request: Request, kind: str, version: Version, body: E
 async def delete_template(request: Request, kind: str, version: Version, caller: Writer) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection, connection.transaction():
-        await exclude(connection, "template", caller.tenant_id)
-        await exclude(connection, "schedule", caller.tenant_id)
+        await lock_additions(connection, "template", caller.tenant_id)
+        await lock_additions(connection, "schedule", caller.tenant_id)
         await services.templates.delete(connection, caller.tenant_id, kind, version)
         await record(connection, caller, "template.deleted", f"{kind}/{version}")
     return Response(status_code=HTTPStatus.NO_CONTENT)

@@ -36,7 +36,7 @@ from leasehold.limits.admission import queues_of
 from leasehold.limits.bounds import make_room
 from leasehold.security.egress import Egress, EgressRefused
 from leasehold.security.sealing import Sealing
-from leasehold.security.signing import new_secret, shown
+from leasehold.security.signing import new_secret, secret_text
 from leasehold.transitions import jobs, webhooks
 from leasehold.transitions.jobs import NewJob
 
@@ -137,7 +137,7 @@ async def _with_secret(services: Services, caller: Caller, answer: Answer) -> Re
     async with services.pool.acquire() as connection:
         row = _existing(await webhooks.find(connection, UUID(webhook["id"]), caller.tenant_id))
     secret = Sealing(services.settings).open(row["secrets"][0])
-    return json_response(webhook | {"secret": shown(secret)}, answer.status_code)
+    return json_response(webhook | {"secret": secret_text(secret)}, answer.status_code)
 
 
 @router.get("", operation_id="listWebhooks", summary="List webhooks", responses=problems({}))
@@ -324,7 +324,11 @@ async def _send(
     idempotency_key: str | None,
     params: Callable[[Connection], Awaitable[dict[str, Any]]],
 ) -> Response:
-    """Write a delivery that a client requests. Each is charged as a submission, so that clients cannot flood a URL."""
+    """Write a delivery that a client requests. It is charged as a submission, so that clients cannot flood a URL.
+
+    `purpose`: `test`, or the id of the delivery to repeat; it tells the idempotency keys apart. `params`: reads the
+    parameters of the delivery.
+    """
     pipeline = services.templates.pipelines.find("webhook")
     hints: list[Announcement] = []
     limit_headers: dict[str, str] = {}

@@ -1,6 +1,4 @@
-"""Checks cancels (I15): a job that waits ends at once, a job that runs is asked to stop, and a workflow undoes its
-work.
-"""
+"""Judges I15: a cancel ends a job that waits, and asks a job that runs to stop. A workflow then undoes its work."""
 
 from __future__ import annotations
 

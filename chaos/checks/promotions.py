@@ -1,4 +1,7 @@
-"""What a failover may cost, where each commit waits for the standby that is promoted."""
+"""Judges I27: after a failover, steps are claimed again soon, and no step is charged a loss.
+
+In these runs each commit waits for the standby that is then promoted.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,15 @@ from chaos.audit import Change
 from chaos.checks.verdict import NotApplicable, Observation, observed
 from chaos.history import History, is_external
 
-#: How long a primary is silent before the promotion, and how long after it the last lease may end that nobody could
-#: renew: 4 s, and the grace of 10 s.
-_SILENCE_SECONDS, _LEASES_SECONDS = 8.0, 16.0
-#: A worker that waited so long for a processor, while a lease lasts, may not have renewed it.
+#: A failover may be the cause of a loss from this long before the promotion, because the primary is silent then.
+_SILENCE_SECONDS = 8.0
+#: It may be the cause until this long after the promotion: by then a lease of 4 s that nobody could renew has ended,
+#: with its grace of 10 s.
+_LEASES_SECONDS = 16.0
+#: A worker that waits this long for a processor may fail to renew its lease.
 _STARVED_SECONDS = 1.0
-#: Steps are claimed again this much after the promotion.
-_GO_ON_SECONDS = 3.0
+#: The longest time from a promotion to the next claim.
+_CLAIM_SECONDS = 3.0
 
 
 def i27(history: History) -> Iterator[Observation]:
@@ -23,27 +28,28 @@ def i27(history: History) -> Iterator[Observation]:
     if not history.has_only_failovers:
         raise NotApplicable("the plan has other faults than failovers, or none")
     claims = sorted(claim.at for claimed in history.claims.values() for claim in claimed)
-    for promoted in history.promotions:
-        after = claims[bisect_right(claims, promoted) :]
-        waited = after[0] - promoted if after else float("inf")
-        starved = history.starvation.of_any(promoted, promoted + waited)
+    for promoted_at in history.promotions:
+        later_claims = claims[bisect_right(claims, promoted_at) :]
+        waited = later_claims[0] - promoted_at if later_claims else float("inf")
+        starved = history.starvation.of_any(promoted_at, promoted_at + waited)
         sentence = f"the first claim came {waited:.1f} s after the promotion"
-        yield observed("promotion", sentence, good=waited - starved <= _GO_ON_SECONDS or starved > waited / 2)
+        yield observed("promotion", sentence, good=waited - starved <= _CLAIM_SECONDS or starved > waited / 2)
     for task, changes in history.task_changes.items():
         if is_external(changes[0].row):  # external workers fall silent whatever the plan
             continue
         charges = [change for change in changes if _is_charge(history, change)]
         lease = history.terms.lease_seconds
-        starved = all(history.starvation.of_any(one.at - lease, one.at) > _STARVED_SECONDS for one in charges)
+        all_starved = all(
+            history.starvation.of_any(charge.at - lease, charge.at) > _STARVED_SECONDS for charge in charges
+        )
         sentence = f"{history.name_of(task)} was charged {len(charges)} losses for a failover"
-        yield observed("step charged, without a processor" if charges and starved else "step", sentence, good=starved)
+        what = "step charged, without a processor" if charges and all_starved else "step"
+        yield observed(what, sentence, good=all_starved)
 
 
 def _is_charge(history: History, change: Change) -> bool:
-    """Whether it charges a loss while the failover can be its cause: from the silence before to the last lease that a
-    worker could not renew.
-    """
+    """Whether the change charges the task a loss that a failover can have caused."""
     before, after = change.before, change.after
     if not before or not after or after["losses"] <= before["losses"]:
         return False
-    return any(-_SILENCE_SECONDS < change.at - promoted < _LEASES_SECONDS for promoted in history.promotions)
+    return any(-_SILENCE_SECONDS < change.at - promoted_at < _LEASES_SECONDS for promoted_at in history.promotions)

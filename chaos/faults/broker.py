@@ -14,8 +14,8 @@ from uuid import UUID
 
 import aio_pika
 
-from chaos.amqp_tap import What
-from chaos.faults.effects import Deal, Watched
+from chaos.amqp_tap import HintEvent
+from chaos.faults.effects import FaultMaker, TrafficWatch
 from chaos.plan import Fault
 from chaos.proxy import Link
 from chaos.stack import Installation
@@ -31,13 +31,13 @@ _FILL_SECONDS = 4.0
 class BrokerFaults:
     """Each fault returns the number of connections that it broke, or of bytes or messages that it hit."""
 
-    def __init__(self, installation: Installation, broken: asyncio.Lock, rng: random.Random) -> None:
+    def __init__(self, installation: Installation, server_lock: asyncio.Lock, rng: random.Random) -> None:
         self._installation = installation
         self._rng = rng
-        self._broken = broken
+        self._server_lock = server_lock
 
     @property
-    def deals(self) -> Mapping[str, Deal]:
+    def makers(self) -> Mapping[str, FaultMaker]:
         return {
             "F13": self._kill,
             "F14": self._kill_declaring,
@@ -61,7 +61,7 @@ class BrokerFaults:
         return self._installation.links_to("amqp")
 
     async def _kill(self, fault: Fault) -> int:
-        async with self._broken:
+        async with self._server_lock:
             hit = sum(link.open_connections for link in self._links)
             await self._rabbitmq.kill()
             await asyncio.sleep(fault.seconds)
@@ -72,7 +72,7 @@ class BrokerFaults:
         """Delete the queues, and kill the broker when the platform has just declared them anew: then they are not yet
         on the broker's disk, and may be gone when it is back.
         """
-        async with self._broken:
+        async with self._server_lock:
             if not await self._delete_queues(fault):
                 return 0
             deadline = time.monotonic() + _DECLARE_SECONDS
@@ -84,7 +84,7 @@ class BrokerFaults:
 
     async def _both_away(self, fault: Fault) -> int:
         """Kill the database and the broker in the same moment. They come back in either order."""
-        async with self._broken:
+        async with self._server_lock:
             links = [*self._links, *self._installation.links_to("postgres")]
             hit = sum(link.open_connections for link in links)
             await asyncio.gather(self._rabbitmq.kill(), self._installation.servers.postgres.kill())
@@ -99,35 +99,35 @@ class BrokerFaults:
         return queues
 
     async def _stop(self, fault: Fault) -> int:
-        async with self._broken:
-            watched = Watched(self._links)
+        async with self._server_lock:
+            traffic = TrafficWatch(self._links)
             self._installation.servers.signal("rabbitmq", signal.SIGSTOP)
             await asyncio.sleep(fault.seconds)
             self._installation.servers.signal("rabbitmq", signal.SIGCONT)
-        return watched.since.sent
+        return traffic.since.sent
 
     async def _alarm(self, fault: Fault) -> int:
         """Make the broker believe that its memory or disk is full: it reads nothing more from publishers meanwhile."""
         rabbitmq = self._rabbitmq
-        async with self._broken:
+        async with self._server_lock:
             limit, too_little = (
                 (rabbitmq.allow_memory, "1MB") if "memory" in fault.name else (rabbitmq.need_free_disk, "100000GB")
             )
             await limit(too_little)
             try:
-                heard_before = len(self._installation.heard)
+                records_before = len(self._installation.hint_records)
                 await asyncio.sleep(fault.seconds)
                 if not await rabbitmq.management.has_alarm():
                     return 0
-                return self._unconfirmed(heard_before)
+                return self._unconfirmed(records_before)
             finally:
                 await limit()
 
     def _unconfirmed(self, since: int) -> int:
-        """The number of hints that were published since then and are not confirmed. `since`: an index into `heard`."""
+        """How many hints were published and not confirmed since then. `since`: an index into `hint_records`."""
         waiting = 0
-        for heard in self._installation.heard[since:]:
-            waiting += (heard.what is What.PUBLISHED) - (heard.what is What.CONFIRMED)
+        for record in self._installation.hint_records[since:]:
+            waiting += (record.event is HintEvent.PUBLISHED) - (record.event is HintEvent.CONFIRMED)
         return max(0, waiting)
 
     async def _delete_queues(self, _fault: Fault) -> int:
@@ -148,14 +148,14 @@ class BrokerFaults:
             link.hold()
             link.reset()
         try:
-            return await self._purged()
+            return await self._purge_until_lost()
         except (OSError, TimeoutError, aio_pika.exceptions.AMQPError):
             return 0
         finally:
             for link in links:
                 link.heal()
 
-    async def _purged(self) -> int:
+    async def _purge_until_lost(self) -> int:
         """Purge the queues again and again, until messages were lost. Returns their number."""
         lost, until = 0, time.monotonic() + _FILL_SECONDS
         names = [queue["name"] for queue in await self._queues()]

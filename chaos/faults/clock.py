@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 
-from chaos.faults.effects import Deal
+from chaos.faults.effects import FaultMaker
 from chaos.plan import Fault
 from chaos.settings import LEASE_SECONDS
 from chaos.stack import Installation
@@ -27,7 +27,7 @@ class ClockFaults:
         self.jumps: list[tuple[float, float]] = []  # (the true time, seconds that the clock is ahead from then on)
 
     @property
-    def deals(self) -> Mapping[str, Deal]:
+    def makers(self) -> Mapping[str, FaultMaker]:
         return {"F38": self._jump}
 
     async def _jump(self, fault: Fault) -> int:

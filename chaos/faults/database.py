@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import asyncpg
 
-from chaos.faults.effects import Deal, LogWatch, Watched
+from chaos.faults.effects import FaultMaker, LogWatch, TrafficWatch
 from chaos.plan import Fault
 from chaos.stack import Installation
 from leasehold.runtime.transient import until_answered
@@ -25,12 +25,12 @@ _OTHERS = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> p
 class DatabaseFaults:
     """Each fault returns the number of sessions that it broke, or of bytes or statements that it hit."""
 
-    def __init__(self, installation: Installation, broken: asyncio.Lock) -> None:
+    def __init__(self, installation: Installation, server_lock: asyncio.Lock) -> None:
         self._installation = installation
-        self._broken = broken
+        self._server_lock = server_lock
 
     @property
-    def deals(self) -> Mapping[str, Deal]:
+    def makers(self) -> Mapping[str, FaultMaker]:
         return {
             "F21": self._terminate_sessions,
             "F22": self._kill_backend,
@@ -51,7 +51,7 @@ class DatabaseFaults:
 
     async def _kill_backend(self, _fault: Fault) -> int:
         """Kill one session's process. PostgreSQL treats this as a crash: it ends all sessions, and recovers."""
-        async with self._broken, self._installation.connection() as connection:
+        async with self._server_lock, self._installation.connection() as connection:
             pid = await connection.fetchval(f"SELECT pid {_OTHERS} LIMIT 1")
             if pid in self._installation.servers.processes("postgres"):
                 with suppress(ProcessLookupError):  # its session has just ended
@@ -61,7 +61,7 @@ class DatabaseFaults:
 
     async def _kill(self, fault: Fault) -> int:
         postgres = self._installation.servers.postgres
-        async with self._broken:
+        async with self._server_lock:
             hit = sum(link.open_connections for link in self._installation.links_to("postgres"))
             await (postgres.kill() if "kill" in fault.name else postgres.stop("immediate"))
             await asyncio.sleep(fault.seconds)
@@ -71,14 +71,14 @@ class DatabaseFaults:
     async def _freeze(self, fault: Fault) -> int:
         """Stop all processes of the server: the kernel still accepts connections and bytes, and nothing answers."""
         servers = self._installation.servers
-        async with self._broken:
+        async with self._server_lock:
             try:
                 servers.signal("postgres", signal.SIGSTOP)
                 await asyncio.sleep(0.1)
                 servers.signal("postgres", signal.SIGSTOP)  # processes that were being forked at the first signal
-                watched = Watched(self._installation.links_to("postgres"))
+                traffic = TrafficWatch(self._installation.links_to("postgres"))
                 await asyncio.sleep(fault.seconds)
-                return watched.since.sent if not watched.since.passed_back else 0
+                return traffic.since.sent if not traffic.since.passed_back else 0
             finally:
                 servers.signal("postgres", signal.SIGCONT)
 
@@ -86,7 +86,7 @@ class DatabaseFaults:
         """Lock the row of a running job. Returns how many sessions waited for the lock."""
         async with self._installation.connection() as connection, connection.transaction():
             await connection.fetchval("SELECT id FROM job WHERE status = 'running' ORDER BY id DESC LIMIT 1 FOR UPDATE")
-            return len(await self._kept_waiting(connection, fault.seconds))
+            return len(await self._sessions_waiting_for(connection, fault.seconds))
 
     async def _alter_tables(self, fault: Fault) -> int:
         """Add a column to each busy table, as a migration does, under a lock that also stops reads, and keep the lock
@@ -102,13 +102,13 @@ class DatabaseFaults:
                         async with connection.transaction():
                             column = f"chaos_{secrets.token_hex(4)}"
                             await connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} text DEFAULT 'new'")
-                            met += len(await self._kept_waiting(connection, fault.seconds / len(_ALTERED)))
+                            met += len(await self._sessions_waiting_for(connection, fault.seconds / len(_ALTERED)))
                             break
                     except asyncpg.LockNotAvailableError:
                         met += 1
         return met
 
-    async def _kept_waiting(self, connection: asyncpg.Connection[asyncpg.Record], seconds: float) -> set[int]:
+    async def _sessions_waiting_for(self, connection: asyncpg.Connection[asyncpg.Record], seconds: float) -> set[int]:
         """The sessions that waited for a lock of this connection during the next `seconds`."""
         waited: set[int] = set()
         for _ in range(round(seconds / 0.2)):
@@ -131,5 +131,5 @@ class DatabaseFaults:
             await servers.administer(f"ALTER DATABASE {name} SET default_transaction_read_only = {value}")
             await servers.administer(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
 
-        async with self._broken:
+        async with self._server_lock:
             await until_answered(set_it, within=_RECOVERY_SECONDS)  # F22 may have made the server recover meanwhile

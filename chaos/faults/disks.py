@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from chaos.faults.effects import Deal, LogWatch, most
+from chaos.faults.effects import FaultMaker, LogWatch, largest_value
 from chaos.plan import Fault
 from chaos.stack import Installation
 from leasehold.runtime.transient import until_answered
@@ -16,12 +16,12 @@ _PATIENCE_SECONDS = 20.0
 class DiskFaults:
     """Each fault returns the number of processes, statements or attempts that it hit."""
 
-    def __init__(self, installation: Installation, broken: asyncio.Lock) -> None:
+    def __init__(self, installation: Installation, server_lock: asyncio.Lock) -> None:
         self._installation = installation
-        self._broken = broken
+        self._server_lock = server_lock
 
     @property
-    def deals(self) -> Mapping[str, Deal]:
+    def makers(self) -> Mapping[str, FaultMaker]:
         return {
             "F32": self._fill_scratch,
             "F36": self._stall_database,
@@ -31,11 +31,11 @@ class DiskFaults:
     async def _stall_database(self, fault: Fault) -> int:
         """Make every write of PostgreSQL wait in the kernel. Returns how many of its processes waited at once."""
         servers = self._installation.servers
-        async with self._broken:
+        async with self._server_lock:
             if not await servers.volume.freeze():
                 return 0
             try:
-                return await most(lambda: len(servers.blocked("postgres")), fault.seconds)
+                return await largest_value(lambda: len(servers.blocked("postgres")), fault.seconds)
             finally:
                 await servers.volume.thaw()
 
@@ -45,7 +45,7 @@ class DiskFaults:
         """
         servers = self._installation.servers
         watch = LogWatch(servers.postgres_log)
-        async with self._broken:
+        async with self._server_lock:
             await asyncio.to_thread(servers.volume.fill)
             try:
                 await asyncio.sleep(fault.seconds)

@@ -12,13 +12,13 @@ from pathlib import Path
 from chaos.plan import Fault
 from chaos.proxy import Carried, Link
 
-#: Makes a fault happen and ends it again. Returns the size of its effect, in a unit of its own; 0: it did nothing.
-Deal = Callable[[Fault], Awaitable[int]]
+#: Makes a fault happen, and ends it. Returns the size of its effect, in a unit of its own; 0: the fault did nothing.
+FaultMaker = Callable[[Fault], Awaitable[int]]
 _WAIT_SECONDS = 6.0
 
 
-class Watched:
-    """`since`: what `links` carried, held and lost since this object was made."""
+class TrafficWatch:
+    """Counts the traffic of links. `since`: what they carried, held and lost since this object was made."""
 
     def __init__(self, links: Iterable[Link]) -> None:
         self._links = list(links)
@@ -50,7 +50,7 @@ class LogWatch:
             return len(re.findall(pattern.encode(), log.read()))
 
 
-async def becomes(is_true: Callable[[], bool], seconds: float = _WAIT_SECONDS) -> bool:
+async def wait_until(is_true: Callable[[], bool], seconds: float = _WAIT_SECONDS) -> bool:
     """Wait until the condition is true, at most `seconds`. Returns whether it is."""
     until = time.monotonic() + seconds
     while not is_true() and time.monotonic() < until:  # noqa: ASYNC110 - a condition has no event
@@ -58,7 +58,7 @@ async def becomes(is_true: Callable[[], bool], seconds: float = _WAIT_SECONDS) -
     return is_true()
 
 
-async def most(count: Callable[[], int], seconds: float) -> int:
+async def largest_value(count: Callable[[], int], seconds: float) -> int:
     """The largest value of `count` during the next `seconds`."""
     until, largest = time.monotonic() + seconds, 0
     while time.monotonic() < until:

@@ -1,6 +1,7 @@
-"""The standby of PostgreSQL is promoted: the primary died, was stopped, stands still, or is cut off and goes on.
+"""Faults that end in a failover: the primary of PostgreSQL dies, stops, freezes or is cut off, and its standby is
+promoted.
 
-Afterwards the old primary is made a standby of the new one, so that the next failover has one.
+Afterwards the old primary becomes a standby of the new one, so that the next failover has a standby.
 """
 
 from __future__ import annotations
@@ -10,32 +11,32 @@ import signal
 import time
 from collections.abc import Mapping
 
-from chaos.faults.effects import Deal, Watched
+from chaos.faults.effects import FaultMaker, TrafficWatch
 from chaos.plan import Fault
 from chaos.proxy import Link
 from chaos.stack import Installation
 
-#: How long a primary is silent until somebody promotes its standby. Patroni waits 30 s by default.
+#: How long a primary is silent before its standby is promoted. Patroni waits 30 s by default.
 _SILENT_SECONDS = 6.0
-#: A primary that was silent is heard again for so long, and takes writes, until somebody ends it.
+#: How long a primary that was silent serves again, and takes writes, before the fault ends it.
 _BACK_SECONDS = 1.0
-#: Who stays with a primary that is cut off, and does not reach the new one.
+#: The processes that are cut off with the old primary: they do not reach the new one.
 _CUT_OFF = ("api-1", "worker-2")
 
 
 class FailoverFaults:
-    """Each returns the connections that it ended, or the bytes that met a silent primary.
+    """Each fault returns the number of connections that it ended, or of bytes that a silent primary got.
 
-    `promotions`: when a standby had become the primary, in seconds of the epoch.
+    `promotions`: when each standby had become the primary, in seconds since 1970.
     """
 
-    def __init__(self, installation: Installation, broken: asyncio.Lock) -> None:
+    def __init__(self, installation: Installation, server_lock: asyncio.Lock) -> None:
         self._installation = installation
-        self._broken = broken
+        self._server_lock = server_lock
         self.promotions: list[float] = []
 
     @property
-    def deals(self) -> Mapping[str, Deal]:
+    def makers(self) -> Mapping[str, FaultMaker]:
         return {
             "F45": self._kill,
             "F46": self._switch_over,
@@ -48,7 +49,7 @@ class FailoverFaults:
         self.promotions.append(time.time())
 
     async def _kill(self, _fault: Fault) -> int:
-        async with self._broken:
+        async with self._server_lock:
             hit = self._connections
             await self._installation.servers.postgres.kill()
             await self._promote()
@@ -56,8 +57,8 @@ class FailoverFaults:
         return hit
 
     async def _switch_over(self, _fault: Fault) -> int:
-        """In order: a primary that is stopped sends its standby everything first."""
-        async with self._broken:
+        """Stop the primary in order: first it sends its standby everything."""
+        async with self._server_lock:
             hit = self._connections
             await self._installation.servers.postgres.stop("fast")
             await self._promote()
@@ -69,38 +70,38 @@ class FailoverFaults:
         return sum(link.open_connections for link in self._installation.links_to("postgres"))
 
     async def _freeze(self, fault: Fault) -> int:
-        """The old primary wakes up after the promotion, and goes on with what it was doing."""
+        """Freeze the primary until after the promotion: then it wakes up, and goes on with what it was doing."""
         servers = self._installation.servers
         name = f"postgres/{servers.postgres.directory.name}"
-        async with self._broken:
-            watched = Watched(self._installation.links_to("postgres"))
-            for _ in range(2):  # once more: who was being forked meanwhile
+        async with self._server_lock:
+            traffic = TrafficWatch(self._installation.links_to("postgres"))
+            for _ in range(2):  # the second signal is for processes that were being forked at the first
                 servers.signal(name, signal.SIGSTOP)
                 await asyncio.sleep(0.1)
             await asyncio.sleep(_SILENT_SECONDS)
             await self._promote()
             await asyncio.sleep(fault.seconds)
-            hit = watched.since.sent
+            hit = traffic.since.sent
             servers.signal(name, signal.SIGCONT)
             await asyncio.sleep(_BACK_SECONDS)
             await servers.copy_anew()
         return hit
 
     async def _cut_off(self, fault: Fault) -> int:
-        """The primary reaches neither its standby nor most of the processes. It goes on for the others, and none of
-        their commits ends. At last all reach it again, and what was held arrives.
+        """Cut the primary off from its standby and from most processes. It serves the other processes, and none of
+        their commits ends. At last all processes reach the old primary again, and it gets the bytes that were held.
         """
         servers, links = self._installation.servers, self._installation.links
         to_old = [link for (slot, to), link in links.items() if to == "postgres" and slot not in _CUT_OFF]
         to_new = [link for (slot, to), link in links.items() if to == "standby" and slot in _CUT_OFF]
-        async with self._broken:
-            watched = Watched([*to_old, *to_new])
+        async with self._server_lock:
+            traffic = TrafficWatch([*to_old, *to_new])
             servers.cut_replication()
             _hold([*to_old, *to_new])
             await asyncio.sleep(_SILENT_SECONDS)
             await self._promote()
             await asyncio.sleep(fault.seconds)
-            hit = watched.since.held
+            hit = traffic.since.held
             _heal(to_old)
             await asyncio.sleep(_BACK_SECONDS)
             await servers.copy_anew()

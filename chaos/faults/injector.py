@@ -1,4 +1,4 @@
-"""Makes the faults of a plan happen, and counts their effects."""
+"""Makes each fault of a plan happen at its time, and counts the effects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chaos.faults.broker import BrokerFaults
 from chaos.faults.clock import ClockFaults
 from chaos.faults.database import DatabaseFaults
 from chaos.faults.disks import DiskFaults
-from chaos.faults.effects import Deal
+from chaos.faults.effects import FaultMaker
 from chaos.faults.failover import FailoverFaults
 from chaos.faults.network import NetworkFaults
 from chaos.faults.processes import ProcessFaults
@@ -32,13 +32,13 @@ log = structlog.get_logger(__name__)
 #: How long a failpoint's SIGSTOP holds a process: longer than its leases last.
 ZOMBIE_SECONDS = LEASE_SECONDS * 1.6
 #: A fault that did nothing is tried again: at most this many tries, with this pause between them.
-_TURNS = 4
-_AGAIN_SECONDS = 1.0
+_TRIES = 4
+_PAUSE_SECONDS = 1.0
 
 
 class Faults:
-    """Carries the plan of an installation out. `fired`: how often each fault did something; `effects`: how much it did.
-    A planned fault that is not in `fired` did not happen.
+    """Carries out the plan of an installation. `fired`: how often each fault had an effect. `effects`: how large the
+    effects were. A planned fault that is not in `fired` did not happen.
     """
 
     def __init__(self, installation: Installation) -> None:
@@ -46,21 +46,21 @@ class Faults:
         self.effects: Counter[str] = Counter()
         self.spans: list[tuple[str, float, float]] = []  # the faults that fired: (name, since, until), since 1970
         self._installation = installation
-        broken = asyncio.Lock()  # held while a server is away: one at a time, except for a fault that takes both
+        server_lock = asyncio.Lock()  # held while a server is away: only one fault at a time takes servers away
         rng = random.Random(f"faults {installation.plan.seed}")  # noqa: S311 - to be repeated
         self._processes = ProcessFaults(installation)
         self._clock = ClockFaults(installation, asyncio.Lock())
-        self._failover = FailoverFaults(installation, broken)
-        self._deals: dict[str, Deal] = {
-            **self._processes.deals,
-            **BrokerFaults(installation, broken, rng).deals,
-            **DatabaseFaults(installation, broken).deals,
-            **NetworkFaults(installation).deals,
-            **StoreFaults(installation).deals,
-            **DiskFaults(installation, broken).deals,
-            **self._clock.deals,
-            **VersionFaults(installation).deals,
-            **self._failover.deals,
+        self._failover = FailoverFaults(installation, server_lock)
+        self._makers: dict[str, FaultMaker] = {
+            **self._processes.makers,
+            **BrokerFaults(installation, server_lock, rng).makers,
+            **DatabaseFaults(installation, server_lock).makers,
+            **NetworkFaults(installation).makers,
+            **StoreFaults(installation).makers,
+            **DiskFaults(installation, server_lock).makers,
+            **self._clock.makers,
+            **VersionFaults(installation).makers,
+            **self._failover.makers,
         }
 
     @property
@@ -75,11 +75,11 @@ class Faults:
     def promotions(self) -> list[float]:
         return self._failover.promotions
 
-    def deal_of(self, name: str) -> Deal:
-        """The function for the fault `name`: the one with the longest key that `name` begins with. Raises ValueError
-        without one.
+    def maker_of(self, name: str) -> FaultMaker:
+        """The function that makes the fault `name`: its key is the longest key that `name` begins with. Raises
+        ValueError if there is none.
         """
-        return self._deals[max((known for known in self._deals if name.startswith(known)), key=len)]
+        return self._makers[max((known for known in self._makers if name.startswith(known)), key=len)]
 
     async def run(self) -> None:
         """Make all blows of the plan happen. Returns when the last one is over."""
@@ -101,28 +101,29 @@ class Faults:
             await asyncio.sleep(0.1)
 
     async def _at_its_time(self, fault: Fault) -> None:
-        """Wait for the fault's time, then make it happen. A fault that did nothing is tried again, on another target if
-        it has one: another fault may have been in its way, or there was nothing to break. A fault that never does
+        """Wait for the fault's time, then make it happen. A fault that did nothing is tried again, on the next process
+        that it may hit: another fault may have been in its way, or there was nothing to break. A fault that never does
         anything makes the run red (run.Report).
         """
         await asyncio.sleep(fault.at)
         slots = (*self._installation.plan.workers, *APIS)
-        on = [slot for slot in fault.kind.on if slot in slots]
-        for turn in range(_TURNS):
-            again = replace(fault, target=on[(on.index(fault.target) + turn) % len(on)] if on else fault.target)
+        targets = [slot for slot in fault.kind.on if slot in slots]
+        first = targets.index(fault.target) if targets else 0
+        for nth in range(_TRIES):
+            target = targets[(first + nth) % len(targets)] if targets else fault.target
             since = time.time()
-            effect = await self._dealt(again)
+            effect = await self._make(replace(fault, target=target))
             if effect:
                 self.fired[fault.name] += 1
                 self.effects[fault.name] += effect
                 self.spans.append((fault.name, since, time.time()))
                 return
-            log.warning("a fault did nothing", fault=fault.name, target=again.target)
-            await asyncio.sleep(_AGAIN_SECONDS)
+            log.warning("a fault did nothing", fault=fault.name, target=target)
+            await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _dealt(self, fault: Fault) -> int:
+    async def _make(self, fault: Fault) -> int:
         try:
-            return await self.deal_of(fault.name)(fault)
-        except TRY_AGAIN as error:  # another fault is on, and this one cannot reach its server
+            return await self.maker_of(fault.name)(fault)
+        except TRY_AGAIN as error:  # another fault has taken away the server that this one needs
             log.warning("a fault met another one", fault=fault.name, error=type(error).__name__)
             return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from chaos.faults.effects import Deal, Watched, becomes
+from chaos.faults.effects import FaultMaker, TrafficWatch, wait_until
 from chaos.plan import Fault
 from chaos.proxy import Link, Weather
 from chaos.stack import Installation
@@ -21,7 +21,7 @@ class NetworkFaults:
         self._installation = installation
 
     @property
-    def deals(self) -> Mapping[str, Deal]:
+    def makers(self) -> Mapping[str, FaultMaker]:
         return {
             "F7": self._cut_settlement,
             "F9 hold a settlement": self._hold_settlement,
@@ -43,29 +43,29 @@ class NetworkFaults:
     async def _cut_settlement(self, fault: Fault) -> int:
         [link] = self._links(fault)
         link.cut_next_request(_SETTLEMENTS)
-        return int(await becomes(lambda: not link.cut_pending))
+        return int(await wait_until(lambda: not link.cut_pending))
 
     async def _hold_settlement(self, fault: Fault) -> int:
         """Hold the worker's settlements and its heartbeat. The settlements arrive when another worker has the leases,
         because this one could not renew them.
         """
         [link] = self._links(fault)
-        watched = Watched([link])
+        traffic = TrafficWatch([link])
         link.hold(_HELD)
         await asyncio.sleep(fault.seconds)
-        held = watched.since.held
+        held = traffic.since.held
         link.heal()
         return held
 
     async def _slow(self, fault: Fault) -> int:
         links = self._links(fault)
-        watched = Watched(links)
+        traffic = TrafficWatch(links)
         for link in links:
             link.weather = Weather(0.25, 0.2, 64_000 if fault.kind.link == "s3" else 0)
         await asyncio.sleep(fault.seconds)
         for link in links:
             link.heal()
-        return watched.since.slowed
+        return traffic.since.slowed
 
     async def _reset(self, fault: Fault) -> int:
         links = self._links(fault)
@@ -77,11 +77,11 @@ class NetworkFaults:
 
     async def _half_open(self, fault: Fault) -> int:
         links = self._links(fault)
-        watched = Watched(links)
+        traffic = TrafficWatch(links)
         for link in links:
             link.hold()
         await asyncio.sleep(fault.seconds)
-        held = watched.since.held
+        held = traffic.since.held
         for link in links:
             link.reset()
             link.heal()
@@ -90,17 +90,17 @@ class NetworkFaults:
     async def _drop_replies(self, fault: Fault) -> int:
         for link in self._links(fault):
             link.drop_replies()
-        return await self._dropped(fault)
+        return await self._count_dropped(fault)
 
     async def _drop_requests(self, fault: Fault) -> int:
         for link in self._links(fault):
             link.drop_requests()
-        return await self._dropped(fault)
+        return await self._count_dropped(fault)
 
-    async def _dropped(self, fault: Fault) -> int:
+    async def _count_dropped(self, fault: Fault) -> int:
         links = self._links(fault)
-        watched = Watched(links)
+        traffic = TrafficWatch(links)
         await asyncio.sleep(fault.seconds)
         for link in links:
             link.heal()
-        return watched.since.lost
+        return traffic.since.lost

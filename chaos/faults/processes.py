@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from chaos import journal
-from chaos.faults.effects import Deal, becomes
+from chaos.faults.effects import FaultMaker, wait_until
 from chaos.memory import MemoryLimit
 from chaos.plan import Fault
 from chaos.stack import Installation
@@ -27,7 +27,7 @@ class ProcessFaults:
         self._installation = installation
 
     @property
-    def deals(self) -> Mapping[str, Deal]:
+    def makers(self) -> Mapping[str, FaultMaker]:
         return {
             "F4 kill a child": self._kill_child,
             "F10": self._drain,
@@ -97,5 +97,5 @@ class ProcessFaults:
         with MemoryLimit(_MEGABYTES) as limit:
             limit.enter(pid)
             slot.signal(signal.SIGRTMIN)
-            await becomes(lambda: slot.pid != pid)
+            await wait_until(lambda: slot.pid != pid)
             return limit.killed()

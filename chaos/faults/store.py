@@ -6,7 +6,7 @@ import asyncio
 import signal
 from collections.abc import Mapping
 
-from chaos.faults.effects import Deal, becomes
+from chaos.faults.effects import FaultMaker, wait_until
 from chaos.plan import Fault
 from chaos.stack import Installation
 from chaos.store_front import Trouble
@@ -24,7 +24,7 @@ class StoreFaults:
         self._installation = installation
 
     @property
-    def deals(self) -> Mapping[str, Deal]:
+    def makers(self) -> Mapping[str, FaultMaker]:
         return {"F31": self._trouble, "F9 hold a put": self._hold_put}
 
     async def _trouble(self, fault: Fault) -> int:
@@ -41,7 +41,7 @@ class StoreFaults:
         faults = self._installation.front.faults
         faults.held.clear()
         faults.hold_put = "unlike.txt"
-        if not await becomes(faults.held.is_set):
+        if not await wait_until(faults.held.is_set):
             faults.hold_put = ""
             return 0
         slot = self._installation.slots[faults.held_of]

@@ -1,5 +1,6 @@
-"""Faults of releases: a process of the published release runs beside new ones, an upgrade from it under load, and the
-way back.
+"""Faults of releases: an old process runs beside new ones, or the whole installation is upgraded or rolled back.
+
+"Old" is the published release, and "new" is this code.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from chaos import journal
 from chaos.audit import WATCH_CALLS
-from chaos.faults.effects import Deal
+from chaos.faults.effects import FaultMaker
 from chaos.plan import Fault
 from chaos.release import migrate_with
 from chaos.slots import Slot
@@ -35,7 +36,7 @@ class VersionFaults:
         self._installation = installation
 
     @property
-    def deals(self) -> Mapping[str, Deal]:
+    def makers(self) -> Mapping[str, FaultMaker]:
         return {"F42": self._old_beside_new, "F43": self._upgrade, "F49": self._roll_back}
 
     async def _old_beside_new(self, fault: Fault) -> int:
@@ -46,7 +47,7 @@ class VersionFaults:
         slot = self._installation.slots[fault.target]
         slot.release = await self._installation.servers.release()
         link = self._installation.links[fault.target, "postgres"]
-        old = await self._replaced(slot)
+        old = await self._replace(slot)
         sent_before = link.carried.sent
         await asyncio.sleep(fault.seconds)
         sent = link.carried.sent - sent_before
@@ -76,23 +77,24 @@ class VersionFaults:
         for slot in self._installation.slots.values():
             if slot.release is not None:
                 slot.release = None
-                replaced += bool(await self._replaced(slot))
+                replaced += bool(await self._replace(slot))
         return applied + replaced if applied and replaced == len(self._installation.slots) else 0
 
     async def _roll_back(self, fault: Fault) -> int:
-        """Every process is one of the release for a while, on this code's schema, beside what this code has written.
+        """Replace every process by one of the release for a while. They use this code's schema, with rows that this
+        code wrote.
 
         Returns how many steps the old workers began; 0 unless all old and all new processes served.
         """
         slots, release = list(self._installation.slots.values()), await self._installation.servers.release()
         for slot in slots:
             slot.release = release
-        old = [await self._replaced(slot) for slot in slots]
+        old = [await self._replace(slot) for slot in slots]
         await asyncio.sleep(fault.seconds)
         begun = sum(map(self._steps_begun_by, old))
         for slot in slots:
             slot.release = None
-        new = [await self._replaced(slot) for slot in slots]
+        new = [await self._replace(slot) for slot in slots]
         return begun if all(old) and all(new) else 0
 
     async def _migrate(self, lock_seconds: int) -> None:
@@ -120,7 +122,7 @@ class VersionFaults:
 
         return await until_answered(read, within=_PATIENCE_SECONDS)
 
-    async def _replaced(self, slot: Slot) -> str:
+    async def _replace(self, slot: Slot) -> str:
         """Drain the slot's process. Returns the name of the next process once it serves; "" if it does not in time."""
         before = slot.generation
         slot.signal(signal.SIGTERM)

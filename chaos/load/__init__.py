@@ -1,7 +1,7 @@
-"""The load of a run: clients that send requests, and a diary of the requests and their answers.
+"""The load of a run: clients send requests, and a diary records the requests and their answers.
 
-A client that gets no answer repeats its request with the same key for a while. If it never gets one, the diary has the
-answer `unknown`.
+A client that gets no answer repeats its request with the same key for a while. If it never gets one, the diary records
+the answer `unknown`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections import Counter
 
 from chaos.load import direct, errands, media, operating, orders, runs, schedules
-from chaos.load.diary import WORDS, Ask, Diary
+from chaos.load.diary import WORDS, Diary, Sender
 from chaos.load.external import ExternalWorkers
 from chaos.load.media import PICTURE_TYPE, picture
 from chaos.pipelines import BY_DIRECT, BY_HTTP
@@ -34,19 +34,20 @@ _SLOWER = 4.0
 
 
 class Load:
-    """`await run(seconds)`: one client for each entry of PAUSES. `diary`: the requests, and their answers.
+    """The clients of a run, one for each entry of PAUSES, and the external workers.
 
-    External workers serve from `begin` until `end`, because the runs that wait for them must end, too.
+    `senders`: each client's function that sends one request. The external workers serve from `begin` until `end`,
+    because the runs that wait for them must end, too.
     """
 
     def __init__(self, installation: Installation, seed: int) -> None:
         self.diary = Diary(installation, seed)
-        self.asks = self._asks()
-        self._asked: Counter[str] = Counter()
+        self.senders = self._senders()
+        self._sent: Counter[str] = Counter()
         self._external: list[asyncio.Task[None]] = []
 
     async def begin(self) -> None:
-        self.diary.deal("begin")
+        self.diary.seed_random("begin")
         await errands.declare_limits(self.diary)
         workers = ExternalWorkers(self.diary)
         self._external = [asyncio.create_task(workers.serve(tenant)) for tenant in TENANTS]
@@ -56,8 +57,8 @@ class Load:
         full rate, jobs would pile up faster than the machine does them.
         """
         async with asyncio.TaskGroup() as clients:
-            for name, ask in self.asks.items():
-                clients.create_task(self._repeat(name, ask, seconds, over))
+            for name, send in self.senders.items():
+                clients.create_task(self._repeat(name, send, seconds, over))
 
     async def followed(self, seconds: float) -> None:
         """Wait until the clients have read all events of their jobs. Stop those that need longer than `seconds`."""
@@ -65,14 +66,14 @@ class Load:
 
     async def calm(self) -> None:
         """Lift the limit that lets jobs wait for a minute. Call this once the faults are over."""
-        self.diary.deal("calm")
+        self.diary.seed_random("calm")
         await errands.lift_pace(self.diary)
 
     async def end(self) -> None:
         await cancel_and_wait(*self._external)
         await self.diary.close()
 
-    def _asks(self) -> dict[str, Ask]:
+    def _senders(self) -> dict[str, Sender]:
         diary = self.diary
         return {
             "media": media.sender(diary),
@@ -94,19 +95,19 @@ class Load:
             "errand": errands.runner(diary),
         }
 
-    async def _repeat(self, name: str, ask: Ask, seconds: float, over: asyncio.Event | None) -> None:
+    async def _repeat(self, name: str, send: Sender, seconds: float, over: asyncio.Event | None) -> None:
         """Begin a new request after each pause, whether or not the last one was answered."""
         until = time.monotonic() + seconds
-        self.diary.deal(f"{name} pauses {self._asked[name]}")
-        async with asyncio.TaskGroup() as asked:
+        self.diary.seed_random(f"{name} pauses {self._sent[name]}")
+        async with asyncio.TaskGroup() as requests:
             await asyncio.sleep(PAUSES[name] * self.diary.rng.uniform(0.0, 0.5))
             while time.monotonic() < until or (over is not None and not over.is_set()):
-                asked.create_task(self.ask_once(name, ask, self._asked[name]))
-                self._asked[name] += 1
+                requests.create_task(self.send_once(name, send, self._sent[name]))
+                self._sent[name] += 1
                 slower = 1.0 if time.monotonic() < until else _SLOWER
                 await asyncio.sleep(slower * PAUSES[name] * self.diary.rng.uniform(0.5, 1.5))
 
-    async def ask_once(self, name: str, ask: Ask, nth: int) -> None:
+    async def send_once(self, name: str, send: Sender, nth: int) -> None:
         """The `nth` request of a client: the seed decides what it is."""
-        self.diary.deal(f"{name} {nth}")
-        await ask(self.diary.rng.choice(TENANTS))
+        self.diary.seed_random(f"{name} {nth}")
+        await send(self.diary.rng.choice(TENANTS))

@@ -11,9 +11,11 @@ from typing import Any
 
 import httpx2
 
-#: How long a client repeats a request without an answer. On a busy machine both APIs may need half of this to start.
+#: For how many seconds a client repeats a request without an answer. On a busy machine both APIs may need half of this
+#: to start.
 PATIENCE_SECONDS = 40.0
 ANSWER_SECONDS = 6.0
+#: The pause before a request is repeated.
 AGAIN_SECONDS = 0.3
 _IN_FLIGHT = "idempotency_key_in_flight"
 Body = Mapping[str, Any]
@@ -61,7 +63,7 @@ class Client:
         self._turn += 1
         return self._urls[self._turn % len(self._urls)]
 
-    async def ask(
+    async def request(
         self,
         method: str,
         path: str,
@@ -81,25 +83,31 @@ class Client:
         if body is not None:
             content["json"] = body
         asked_at, until = time.time(), time.monotonic() + patience
-        tries, final = 0, None
-        answered: list[dict[str, Any]] = []
+        final, tries = await self._until_final(method, path, headers, content, until)
+        answers = [] if final is None else [final]
+        if again and final is not None and final.is_success:
+            second, more_tries = await self._until_final(method, path, headers, content, until=0.0)
+            tries += more_tries
+            answers += [] if second is None else [second]
+        status, body = (answers[-1].status_code, _body_of(answers[-1])) if answers else (0, {})
+        accepted = tuple(_body_of(answer) for answer in answers if answer.is_success)
+        return Outcome(status, body, asked_at, time.time(), tries, accepted)
+
+    async def _until_final(
+        self, method: str, path: str, headers: Mapping[str, str], content: Mapping[str, Any], until: float
+    ) -> tuple[httpx2.Response | None, int]:
+        """Send the request, and again until `until` (of the monotonic clock). Returns the final answer, or None, and
+        the number of tries.
+        """
+        tries = 0
         while True:
             tries += 1
             answer = await self._try(method, path, headers, content)
             if answer is not None and not _is_temporary(answer):
-                final = answer
-                if not answer.is_success:
-                    break
-                answered.append(_body_of(answer))
-                if not again:
-                    break
-                again = False
-            elif answered or time.monotonic() > until:
-                break
-            else:
-                await asyncio.sleep(AGAIN_SECONDS)
-        status, body = (0, {}) if final is None else (final.status_code, _body_of(final))
-        return Outcome(status, body, asked_at, time.time(), tries, tuple(answered))
+                return answer, tries
+            if time.monotonic() > until:
+                return None, tries
+            await asyncio.sleep(AGAIN_SECONDS)
 
     async def _try(
         self, method: str, path: str, headers: Mapping[str, str], content: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""The diary, which all clients of a run share: the requests with their answers, and the random numbers of the seed."""
+"""The diary of a run: the requests of all clients with their answers. It also gives each client its random numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 
-from chaos.history import Bound, ExternalLease, Operation, Request
+from chaos.evidence import Bound, ExternalLease, Operation, Request
 from chaos.load.client import ANSWER_SECONDS, Client, Outcome
 from chaos.stack import Installation
 from leasehold.domain.ids import new_id
@@ -20,10 +20,10 @@ from leasehold.runtime.gather import cancel_and_wait
 
 WORDS = ("to", "be", "or", "not")
 #: Sends one request of a tenant, and writes its outcome into the diary.
-Ask = Callable[[str], Coroutine[Any, Any, None]]
-_dice: ContextVar[random.Random] = ContextVar("dice")
+Sender = Callable[[str], Coroutine[Any, Any, None]]
+_random: ContextVar[random.Random] = ContextVar("random")
 #: The share of requests with a key that are sent once more after their answer.
-_AGAIN = 0.3
+_SENT_TWICE = 0.3
 
 
 @dataclass
@@ -46,13 +46,15 @@ class Diary:
         await cancel_and_wait(*self._followers)
         await self._http.aclose()
 
-    def deal(self, name: str) -> None:
-        """Give the current asyncio task random numbers of its own, which the timing of other tasks does not change."""
-        _dice.set(random.Random(f"load {self.seed} {name}"))  # noqa: S311 - to be repeated, not to be secret
+    def seed_random(self, name: str) -> None:
+        """Give the current asyncio task random numbers of its own, by the run's seed and `name`. So the timing of other
+        tasks does not change them.
+        """
+        _random.set(random.Random(f"load {self.seed} {name}"))  # noqa: S311 - to be repeated, not to be secret
 
     @property
     def rng(self) -> random.Random:
-        return _dice.get()
+        return _random.get()
 
     def client(self, tenant: str) -> Client:
         urls = [f"http://127.0.0.1:{port}" for port in self.installation.ports.values()]
@@ -75,11 +77,11 @@ class Diary:
     def words(self) -> dict[str, str]:
         return {"text": self.rng.choice(WORDS)}
 
-    def asks_again(self) -> bool:
+    def is_sent_twice(self) -> bool:
         """Whether to send the next request once more after its answer."""
-        return self.rng.random() < _AGAIN
+        return self.rng.random() < _SENT_TWICE
 
-    def note(
+    def record(
         self, kind: str, tenant: str, key: str, outcome: Outcome, *, job: str = "", endpoint: str = "",
         answers: tuple[tuple[str, ...], ...] = (), made: int = 1, answer: str = "",
     ) -> None:  # fmt: skip
@@ -89,6 +91,8 @@ class Diary:
                     outcome.tries, endpoint, answers, made)
         )  # fmt: skip
 
-    def note_direct(self, kind: str, tenant: str, key: str, asked_at: float, answer: str, job: str, tries: int) -> None:
+    def record_direct(
+        self, kind: str, tenant: str, key: str, asked_at: float, answer: str, job: str, tries: int
+    ) -> None:
         """Record the outcome of a request of a client that writes to the database itself."""
         self.requests.append(Request(kind, tenant, key, asked_at, time.time(), answer, job, tries))

@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 
 from chaos.load.client import AGAIN_SECONDS, PATIENCE_SECONDS
-from chaos.load.diary import Ask, Diary
+from chaos.load.diary import Diary, Sender
 from chaos.pipelines import STOPPABLE
 from chaos.stack import CLIENT
 from leasehold.db.database import connect
@@ -31,8 +31,8 @@ ON CONFLICT DO NOTHING
 """
 
 
-def submitter(diary: Diary, pipeline: Pipeline) -> Ask:
-    async def ask(tenant: str) -> None:
+def submitter(diary: Diary, pipeline: Pipeline) -> Sender:
+    async def send(tenant: str) -> None:
         job = NewJob(pipeline, tenant, diary.words(), id=new_id())
         asked_at, tries = time.time(), 0
         answer = "unknown"
@@ -40,9 +40,9 @@ def submitter(diary: Diary, pipeline: Pipeline) -> Ask:
             tries += 1
             answer = await _try_submit(diary, job)
         accepted = str(job.id) if answer == "accepted" else ""
-        diary.note_direct(pipeline.name, tenant, str(job.id), asked_at, answer, accepted, tries)
+        diary.record_direct(pipeline.name, tenant, str(job.id), asked_at, answer, accepted, tries)
 
-    return ask
+    return send
 
 
 async def _try_submit(diary: Diary, job: NewJob) -> str:
@@ -61,26 +61,26 @@ async def _try_submit(diary: Diary, job: NewJob) -> str:
     return "accepted"
 
 
-def canceller(diary: Diary) -> Ask:
+def canceller(diary: Diary) -> Sender:
     """Submits jobs and cancels each a little later: before it starts, while it runs, or too late."""
 
-    async def ask(tenant: str) -> None:
+    async def send(tenant: str) -> None:
         job = NewJob(diary.rng.choice(STOPPABLE), tenant, diary.words(), id=new_id())
         asked_at = time.time()
         while await _try_submit(diary, job) == "unknown":
             if time.time() - asked_at > PATIENCE_SECONDS:  # the client does not know whether the job exists
-                diary.note_direct(job.pipeline.name, tenant, str(job.id), asked_at, "unknown", "", 1)
+                diary.record_direct(job.pipeline.name, tenant, str(job.id), asked_at, "unknown", "", 1)
                 return
-        diary.note_direct(job.pipeline.name, tenant, str(job.id), asked_at, "accepted", str(job.id), 1)
+        diary.record_direct(job.pipeline.name, tenant, str(job.id), asked_at, "accepted", str(job.id), 1)
         await asyncio.sleep(diary.rng.uniform(0.0, 1.5))
         asked_at, tries = time.time(), 0
         answer = "unknown"
         while answer == "unknown" and time.time() - asked_at < PATIENCE_SECONDS:
             tries += 1
             answer = await _try_cancel(diary, job)
-        diary.note_direct("cancel", tenant, f"cancel {job.id}", asked_at, answer, str(job.id), tries)
+        diary.record_direct("cancel", tenant, f"cancel {job.id}", asked_at, answer, str(job.id), tries)
 
-    return ask
+    return send
 
 
 async def _try_cancel(diary: Diary, job: NewJob) -> str:
@@ -98,19 +98,19 @@ async def _try_cancel(diary: Diary, job: NewJob) -> str:
     return answers.get(cancels.states[job.id], "refused") if job.id in cancels.states else "refused"
 
 
-def scheduler(diary: Diary) -> Ask:
+def scheduler(diary: Diary) -> Sender:
     """Makes schedules with one tick a few seconds later."""
 
-    async def ask(tenant: str) -> None:
+    async def send(tenant: str) -> None:
         schedule, asked_at, tries = new_id(), time.time(), 0
         words, moment = diary.words(), diary.rng.uniform(0.0, 5.0)
         answer = "unknown"
         while answer == "unknown" and time.time() - asked_at < PATIENCE_SECONDS:
             tries += 1
             answer = await _try_schedule(diary, schedule, tenant, words, moment)
-        diary.note_direct("scheduled", tenant, str(schedule), asked_at, answer, "", tries)
+        diary.record_direct("scheduled", tenant, str(schedule), asked_at, answer, "", tries)
 
-    return ask
+    return send
 
 
 async def _try_schedule(diary: Diary, schedule: UUID, tenant: str, words: dict[str, str], moment: float) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from itertools import cycle
 
-from chaos.history import Bound
-from chaos.load.diary import Ask, Diary
+from chaos.evidence import Bound
+from chaos.load.diary import Diary, Sender
 from chaos.pipelines import gated, paced, short
 from chaos.settings import TENANTS
 
@@ -19,10 +19,10 @@ async def declare_limits(diary: Diary) -> None:
     for tenant in TENANTS:
         for key, bound in ((f"template:{gated.name}", {"at_most": AT_MOST}), (_pace(), {"per_minute": PER_MINUTE})):
             asked_at = time.time()
-            outcome = await diary.client(tenant).ask("PUT", "/v1/limits", {"tenant_id": tenant, "key": key} | bound)
+            outcome = await diary.client(tenant).request("PUT", "/v1/limits", {"tenant_id": tenant, "key": key} | bound)
             if outcome.good:
                 diary.bounds.append(Bound(tenant, key, bound.get("at_most"), bound.get("per_minute"), asked_at))
-                diary.note("limit", tenant, f"{key} of {tenant}", outcome, endpoint="PUT /v1/limits")
+                diary.record("limit", tenant, f"{key} of {tenant}", outcome, endpoint="PUT /v1/limits")
 
 
 async def lift_pace(diary: Diary) -> None:
@@ -30,28 +30,28 @@ async def lift_pace(diary: Diary) -> None:
     for bound in [bound for bound in diary.bounds if bound.key == _pace()]:
         client, path = diary.client(bound.tenant), f"/v1/limits/{bound.tenant}/{bound.key}"
         bound.until = time.time()
-        outcome = await client.ask("DELETE", path)
-        diary.note("limit", bound.tenant, f"lift {path}", outcome, endpoint="DELETE /v1/limits")
+        outcome = await client.request("DELETE", path)
+        diary.record("limit", bound.tenant, f"lift {path}", outcome, endpoint="DELETE /v1/limits")
 
 
 def _pace() -> str:
     return f"template:{paced.name}"
 
 
-def runner(diary: Diary) -> Ask:
+def runner(diary: Diary) -> Sender:
     """Runs one errand after another. None of them changes anything that another client needs."""
     errands = cycle((_limit, _webhook, _template, _queue))
 
-    async def ask(tenant: str) -> None:
+    async def send(tenant: str) -> None:
         await next(errands)(diary, tenant)
 
-    return ask
+    return send
 
 
 async def _limit(diary: Diary, tenant: str) -> None:
     client, key = diary.client(tenant), f"payload:{short.name}:/{diary.key()}"
-    await client.ask("PUT", "/v1/limits", {"tenant_id": tenant, "key": key, "at_most": 1000})
-    await client.ask("DELETE", f"/v1/limits/{tenant}/{key}")
+    await client.request("PUT", "/v1/limits", {"tenant_id": tenant, "key": key, "at_most": 1000})
+    await client.request("DELETE", f"/v1/limits/{tenant}/{key}")
 
 
 async def _webhook(diary: Diary, tenant: str) -> None:
@@ -60,29 +60,31 @@ async def _webhook(diary: Diary, tenant: str) -> None:
     """
     client, key = diary.client(tenant), diary.key()
     body = {"url": f"http://127.0.0.1:{diary.installation.receiver.port}/{tenant}", "events": ["run.expired"]}
-    made = await client.ask("POST", "/v1/webhooks", body, key=key, again=diary.asks_again())
+    made = await client.request("POST", "/v1/webhooks", body, key=key, again=diary.is_sent_twice())
     ids = tuple((str(body["id"]),) for body in made.answered)
-    diary.note("webhook", tenant, key, made, endpoint="POST /v1/webhooks", answers=ids)
+    diary.record("webhook", tenant, key, made, endpoint="POST /v1/webhooks", answers=ids)
     if not ids:
         return
     path = f"/v1/webhooks/{ids[-1][0]}"
-    await client.ask("PATCH", path, {"enabled": False})
-    await client.ask("POST", f"{path}/rotate", key=diary.key())
-    await client.ask("DELETE", path)
+    await client.request("PATCH", path, {"enabled": False})
+    await client.request("POST", f"{path}/rotate", key=diary.key())
+    await client.request("DELETE", path)
 
 
 async def _template(diary: Diary, tenant: str) -> None:
     client, key = diary.client(tenant), diary.key()
     name = f"t{key}"
     steps = [{"id": "first", "worker_type": "short.first", "queue": "chaos"}]
-    made = await client.ask("POST", "/v1/templates", {"type": name, "steps": steps}, key=key, again=diary.asks_again())
+    made = await client.request(
+        "POST", "/v1/templates", {"type": name, "steps": steps}, key=key, again=diary.is_sent_twice()
+    )
     answers = tuple((str(body["type"]),) for body in made.answered)
-    diary.note("template", tenant, key, made, endpoint="POST /v1/templates", answers=answers)
+    diary.record("template", tenant, key, made, endpoint="POST /v1/templates", answers=answers)
     if made.good:
-        await client.ask("PATCH", f"/v1/templates/{name}/1", {"enabled": False})
+        await client.request("PATCH", f"/v1/templates/{name}/1", {"enabled": False})
 
 
 async def _queue(diary: Diary, tenant: str) -> None:
     client = diary.client(tenant)
-    await client.ask("POST", "/v1/queues/chaos-idle/pause", {"reason": "chaos"})
-    await client.ask("POST", "/v1/queues/chaos-idle/resume")
+    await client.request("POST", "/v1/queues/chaos-idle/pause", {"reason": "chaos"})
+    await client.request("POST", "/v1/queues/chaos-idle/resume")

@@ -7,7 +7,7 @@ import time
 from typing import Any
 from uuid import uuid4
 
-from chaos.history import ExternalLease
+from chaos.evidence import ExternalLease
 from chaos.load.client import AGAIN_SECONDS, Client
 from chaos.load.diary import Diary
 from chaos.pipelines import ABROAD_QUEUE
@@ -24,12 +24,12 @@ class ExternalWorkers:
         self._diary = diary
 
     async def serve(self, tenant: str) -> None:
-        self._diary.deal(f"external {tenant}")
+        self._diary.seed_random(f"external {tenant}")
         rng = self._diary.rng
         client = self._diary.client(tenant)
         worker, known = uuid4().hex, False
         while True:
-            claimed = await client.ask("POST", "/v1/external/claim", {
+            claimed = await client.request("POST", "/v1/external/claim", {
                 "worker_id": worker, "queues": [ABROAD_QUEUE], "limit": 2, "wait": 1,
                 "lease_seconds": EXTERNAL_LEASE_SECONDS,
             })  # fmt: skip
@@ -52,22 +52,22 @@ class ExternalWorkers:
         held = {"worker_id": worker, "epoch": task["epoch"]}
         for percent in (30, 60):
             await asyncio.sleep(_WORK_SECONDS / 2)
-            await client.ask("POST", f"{path}/progress", held | {"percent": percent}, patience=0.0)
-            beat = await client.ask(
+            await client.request("POST", f"{path}/progress", held | {"percent": percent}, patience=0.0)
+            beat = await client.request(
                 "POST", f"{path}/heartbeat", held | {"lease_seconds": EXTERNAL_LEASE_SECONDS}, patience=3.0
             )
             if beat.code == "lease_lost":
                 self._note(tenant, worker, task, claimed_at, "lost")
                 return
             if beat.body.get("cancel_requested"):
-                done = await client.ask("POST", f"{path}/acknowledge-cancel", held)
+                done = await client.request("POST", f"{path}/acknowledge-cancel", held)
                 self._note(tenant, worker, task, claimed_at, "stopped" if done.good else "lost")
                 return
         if fails and task["attempt"] == 1:
-            done = await client.ask("POST", f"{path}/fail", held | {"code": "not_yet", "retry_after": 0.5})
+            done = await client.request("POST", f"{path}/fail", held | {"code": "not_yet", "retry_after": 0.5})
             verb = "failed"
         else:
-            done = await client.ask("POST", f"{path}/complete", held | {"result": {"by": worker}})
+            done = await client.request("POST", f"{path}/complete", held | {"result": {"by": worker}})
             verb = "completed"
         # If an earlier try settled the task and its answer was lost, the repetition is answered that the lease is lost.
         is_unknown = done.status == 0 or (done.tries > 1 and not done.good)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.picture import photograph
-from chaos.load.diary import Ask, Diary
+from chaos.load.diary import Diary, Sender
 
 PICTURE_TYPE = "image/jpeg"
 
@@ -12,25 +12,25 @@ def picture() -> bytes:
     return photograph(400, 300)
 
 
-def sender(diary: Diary) -> Ask:
+def sender(diary: Diary) -> Sender:
     content = picture()
 
-    async def ask(tenant: str) -> None:
+    async def send(tenant: str) -> None:
         client, key = diary.client(tenant), diary.key()
         wanted = {"content_type": PICTURE_TYPE, "file_name": f"{key}.jpg"}
-        again = diary.asks_again()
-        ticket = await client.ask("POST", "/upload-url", wanted, key=key, again=again)
+        again = diary.is_sent_twice()
+        ticket = await client.request("POST", "/upload-url", wanted, key=key, again=again)
         media = tuple((body["media_id"],) for body in ticket.answered)
-        diary.note("upload", tenant, key, ticket, endpoint="POST /upload-url", answers=media)
+        diary.record("upload", tenant, key, ticket, endpoint="POST /upload-url", answers=media)
         if not ticket.good or not await client.put(ticket.body["upload_url"], content, PICTURE_TYPE):
-            diary.note("media", tenant, key, ticket, answer="unknown")
+            diary.record("media", tenant, key, ticket, answer="unknown")
             return
         done = {name: ticket.body[name] for name in ("media_id", "original_key")}
-        completed = await client.ask("POST", "/complete-upload", done, again=diary.asks_again())
+        completed = await client.request("POST", "/complete-upload", done, again=diary.is_sent_twice())
         jobs = tuple((body["job_id"],) for body in completed.answered)
         job = jobs[-1][0] if jobs else ""
-        diary.note("media", tenant, key, completed, job=job, endpoint="POST /complete-upload", answers=jobs)
+        diary.record("media", tenant, key, completed, job=job, endpoint="POST /complete-upload", answers=jobs)
         if job:
             diary.follow(client, job, f"/media/{done['media_id']}/events")
 
-    return ask
+    return send

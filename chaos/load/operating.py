@@ -9,9 +9,9 @@ from http import HTTPStatus
 from itertools import cycle
 from typing import Literal
 
-from chaos.history import Operation
+from chaos.evidence import Operation
 from chaos.load.client import Client, Outcome
-from chaos.load.diary import Ask, Diary
+from chaos.load.diary import Diary, Sender
 from chaos.load.runs import SCOPE, of_cancel, start, until
 from chaos.pipelines import BROKEN, TAKES_BACK, long, mendable
 
@@ -26,10 +26,10 @@ _TO_WAIT_SECONDS = 1.0
 _AFTER_ITS_BEGIN = 0.8
 
 
-def operator(diary: Diary) -> Ask:
+def operator(diary: Diary) -> Sender:
     actions: cycle[Literal["retry", "cancel"]] = cycle(("retry", "cancel"))
 
-    async def ask(tenant: str) -> None:
+    async def send(tenant: str) -> None:
         client, key, action = diary.client(tenant), diary.key(), next(actions)
         targets = await asyncio.gather(*(_target(diary, client, tenant, key, action) for _ in range(_TARGETS)))
         known = tuple(target for target in targets if target)
@@ -37,14 +37,14 @@ def operator(diary: Diary) -> Ask:
             return
         diary.operations.append(Operation(tenant, action, key, known))
         body = {"action": action, "filter": f"tag.{TAG}:{key}", "rate": _RATE}
-        outcome = await client.ask("POST", "/v1/operations", body, key=key, again=diary.asks_again())
+        outcome = await client.request("POST", "/v1/operations", body, key=key, again=diary.is_sent_twice())
         jobs = tuple((str(body["id"]),) for body in outcome.answered)
         job = jobs[-1][0] if jobs else ""
-        diary.note(
+        diary.record(
             "operation", tenant, key, outcome, job=job, endpoint=_ENDPOINT, answers=jobs, answer=_of_old(outcome)
         )
 
-    return ask
+    return send
 
 
 async def _target(diary: Diary, client: Client, tenant: str, key: str, action: str) -> str:
@@ -65,24 +65,24 @@ def _of_old(outcome: Outcome) -> str:
     return "unknown" if outcome.status == HTTPStatus.NOT_FOUND else ""
 
 
-def conductor(diary: Diary) -> Ask:
+def conductor(diary: Diary) -> Sender:
     """Starts workflows, and sends each the signal that it waits for: before it waits, or while it waits."""
 
-    async def ask(tenant: str) -> None:
+    async def send(tenant: str) -> None:
         client = diary.client(tenant)
         job = await _workflow(diary, client, tenant, "chaos.stages")
         if job:
             diary.follow(client, job, f"/v1/runs/{job}/events")
             await asyncio.sleep(diary.rng.uniform(0.0, _TO_WAIT_SECONDS))
-            await client.ask("POST", f"/v1/runs/{job}/signals/go", {"payload": None}, key=diary.key())
+            await client.request("POST", f"/v1/runs/{job}/signals/go", {"payload": None}, key=diary.key())
 
-    return ask
+    return send
 
 
-def takes_back(diary: Diary) -> Ask:
+def takes_back(diary: Diary) -> Sender:
     """Starts workflows and cancels them: before they begin, while they run a step, or while they wait."""
 
-    async def ask(tenant: str) -> None:
+    async def send(tenant: str) -> None:
         client = diary.client(tenant)
         job = await _workflow(diary, client, tenant, TAKES_BACK)
         if not job:
@@ -90,23 +90,23 @@ def takes_back(diary: Diary) -> Ask:
         if diary.rng.random() < _AFTER_ITS_BEGIN:
             await until(client, job, "running")
         await asyncio.sleep(diary.rng.uniform(0.0, _TO_WAIT_SECONDS))
-        outcome = await client.ask("POST", f"/v1/runs/{job}/cancel")
-        diary.note(
+        outcome = await client.request("POST", f"/v1/runs/{job}/cancel")
+        diary.record(
             "cancel", tenant, f"cancel {job}", outcome,
             job=job, endpoint="POST /v1/runs/cancel", answer=of_cancel(outcome),
         )  # fmt: skip
 
-    return ask
+    return send
 
 
 async def _workflow(diary: Diary, client: Client, tenant: str, template: str) -> str:
     """Start a run of the workflow. Returns its id; "" if the client did not learn it."""
     key = diary.key()
     body = {"template": template, "payload": diary.words(), "scope": SCOPE, "scope_id": key}
-    outcome = await client.ask("POST", "/v1/runs", body, key=key, again=diary.asks_again())
+    outcome = await client.request("POST", "/v1/runs", body, key=key, again=diary.is_sent_twice())
     jobs = tuple((str(body["id"]),) for body in outcome.answered)
     job = jobs[-1][0] if jobs else ""
-    diary.note(
+    diary.record(
         "workflow", tenant, key, outcome, job=job, endpoint="POST /v1/runs", answers=jobs, answer=_of_old(outcome)
     )
     return job

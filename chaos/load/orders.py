@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from chaos.load.diary import Ask, Diary
+from chaos.load.diary import Diary, Sender
 
 #: The prompt has the request's key: so the checker finds the generation of an order in the provider's ledger.
 PROMPT = "picture {}"
@@ -38,53 +38,53 @@ def model() -> bytes:
     return onnx_model.SerializeToString()
 
 
-def converter(diary: Diary) -> Ask:
+def converter(diary: Diary) -> Sender:
     """Submits conversions. Each has its key as its user, because a user has at most one unfinished conversion."""
     content, turns = model(), count()
 
-    async def ask(tenant: str) -> None:
+    async def send(tenant: str) -> None:
         client, key = diary.client(tenant), diary.key()
         cancels = next(turns) % _CANCELLED == 0
         form = {"user_id": key, "model_id": "40000", "version": "0001", "platform": "720"}
-        outcome = await client.ask(
-            "POST", "/api/v1/jobs", key=key, again=diary.asks_again(),
+        outcome = await client.request(
+            "POST", "/api/v1/jobs", key=key, again=diary.is_sent_twice(),
             data=form, files={"model": ("model.onnx", content, "application/octet-stream")},
         )  # fmt: skip
         jobs = tuple((str(body["job_id"]),) for body in outcome.answered)
         job = jobs[-1][0] if jobs else ""
-        diary.note("conversion", tenant, key, outcome, job=job, endpoint="POST /api/v1/jobs", answers=jobs)
+        diary.record("conversion", tenant, key, outcome, job=job, endpoint="POST /api/v1/jobs", answers=jobs)
         if not job or not cancels:
             return
         await asyncio.sleep(diary.rng.uniform(0.0, 2.0))
-        outcome = await client.ask("POST", f"/api/v1/jobs/{job}/cancel")
+        outcome = await client.request("POST", f"/api/v1/jobs/{job}/cancel")
         answer = "" if not outcome.good else "accepted" if outcome.body["status"] == "cancelled" else "stopping"
-        diary.note(
+        diary.record(
             "cancel", tenant, f"cancel {job}", outcome, job=job, endpoint="POST /api/v1/jobs/cancel", answer=answer
         )
 
-    return ask
+    return send
 
 
-def buyer(diary: Diary) -> Ask:
+def buyer(diary: Diary) -> Sender:
     """Submits generations to a provider that honours tokens, and to one that does not. Neither may sell twice."""
     turns = count()
 
-    async def ask(tenant: str) -> None:
+    async def send(tenant: str) -> None:
         client, key = diary.client(tenant), diary.key()
         provider, cancels = diary.rng.choice(("gateway", "jimeng")), next(turns) % _CANCELLED == 0
         body = {"prompt": f"{PROMPT.format(key)} #work=1", "provider": provider, "task_id": key}
-        outcome = await client.ask("POST", "/v1/images/generations", body, key=key, again=diary.asks_again())
+        outcome = await client.request("POST", "/v1/images/generations", body, key=key, again=diary.is_sent_twice())
         jobs = tuple((str(body["data"]["job_id"]),) for body in outcome.answered)
         job = jobs[-1][0] if jobs else ""
-        diary.note("generation", tenant, key, outcome, job=job, endpoint="POST /v1/images/generations", answers=jobs)
+        diary.record("generation", tenant, key, outcome, job=job, endpoint="POST /v1/images/generations", answers=jobs)
         if not job or not cancels:
             return
         await asyncio.sleep(diary.rng.uniform(0.0, 1.5))
-        outcome = await client.ask("POST", "/v1/images/cancel", {"task_id": key})
+        outcome = await client.request("POST", "/v1/images/cancel", {"task_id": key})
         # The answer is about the order. Whether the job is cancelled, only its row shows.
         answer = "stopping" if outcome.good else ""
-        diary.note(
+        diary.record(
             "cancel", tenant, f"cancel {job}", outcome, job=job, endpoint="POST /v1/images/cancel", answer=answer
         )
 
-    return ask
+    return send

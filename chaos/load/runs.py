@@ -8,7 +8,7 @@ from http import HTTPStatus
 from itertools import cycle
 
 from chaos.load.client import AGAIN_SECONDS, PATIENCE_SECONDS, Client, Outcome
-from chaos.load.diary import Ask, Diary
+from chaos.load.diary import Diary, Sender
 from chaos.pipelines import BROKEN, MENDED, STOPPABLE, mendable, short, wrong
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.states import JOB_TERMINAL
@@ -37,51 +37,51 @@ async def start(
     """Start a run, and record the request. Returns the run's id; "" if the client did not learn it."""
     key = diary.key()
     keyless = not kind and diary.rng.random() < _KEYLESS
-    outcome = await client.ask(
+    outcome = await client.request(
         "POST", "/v1/runs",
         {"template": template, "payload": payload, "scope": SCOPE, "scope_id": key} | ({"tags": tags} if tags else {}),
-        key="" if keyless else key, again=not keyless and diary.asks_again(),
+        key="" if keyless else key, again=not keyless and diary.is_sent_twice(),
         patience=0.0 if keyless else PATIENCE_SECONDS,
     )  # fmt: skip
     jobs = tuple((str(body["id"]),) for body in outcome.answered)
     job = jobs[-1][0] if jobs else ""
-    diary.note(kind or template, tenant, key, outcome, job=job, endpoint=_ENDPOINT, answers=jobs)
+    diary.record(kind or template, tenant, key, outcome, job=job, endpoint=_ENDPOINT, answers=jobs)
     return job
 
 
-def starter(diary: Diary, pipeline: Pipeline) -> Ask:
+def starter(diary: Diary, pipeline: Pipeline) -> Sender:
     """Starts runs, and follows the events of some to their end. It does not follow runs of `wrong`: the replayer
     replays them, so they end twice.
     """
 
-    async def ask(tenant: str) -> None:
+    async def send(tenant: str) -> None:
         client = diary.client(tenant)
         followed = diary.rng.random() < _FOLLOWED and pipeline is not wrong
         job = await start(diary, client, tenant, pipeline.name, diary.words())
         if job and followed:
             diary.follow(client, job, f"/v1/runs/{job}/events")
 
-    return ask
+    return send
 
 
-def batcher(diary: Diary) -> Ask:
-    async def ask(tenant: str) -> None:
+def batcher(diary: Diary) -> Sender:
+    async def send(tenant: str) -> None:
         client, key = diary.client(tenant), diary.key()
         runs = [{"payload": diary.words(), "scope_id": key} for _ in range(_BATCH)]
         body = {"template": short.name, "scope": SCOPE, "runs": runs}
-        outcome = await client.ask("POST", "/v1/runs/batch", body, key=key, again=diary.asks_again())
+        outcome = await client.request("POST", "/v1/runs/batch", body, key=key, again=diary.is_sent_twice())
         jobs = tuple(tuple(map(str, body["ids"])) for body in outcome.answered)
         job = jobs[-1][0] if jobs else ""
-        diary.note("batch", tenant, key, outcome, job=job, endpoint="POST /v1/runs/batch", answers=jobs, made=_BATCH)
+        diary.record("batch", tenant, key, outcome, job=job, endpoint="POST /v1/runs/batch", answers=jobs, made=_BATCH)
 
-    return ask
+    return send
 
 
-def canceller(diary: Diary) -> Ask:
+def canceller(diary: Diary) -> Sender:
     """Cancels runs: some at once, the others while they run; in turn by the endpoint of runs and that of jobs."""
     surfaces = cycle(("runs", "jobs"))
 
-    async def ask(tenant: str) -> None:
+    async def send(tenant: str) -> None:
         client = diary.client(tenant)
         template, runs = diary.rng.choice(STOPPABLE), diary.rng.random() < 0.6  # noqa: PLR2004 - a little more
         job = await start(diary, client, tenant, template.name, diary.words())
@@ -90,13 +90,13 @@ def canceller(diary: Diary) -> Ask:
         if runs:
             await until(client, job, "running")
         surface = next(surfaces)
-        outcome = await client.ask("POST", f"/v1/{surface}/{job}/cancel")
-        diary.note(
+        outcome = await client.request("POST", f"/v1/{surface}/{job}/cancel")
+        diary.record(
             "cancel", tenant, f"cancel {job}", outcome,
             job=job, endpoint=f"POST /v1/{surface}/cancel", answer=of_cancel(outcome),
         )  # fmt: skip
 
-    return ask
+    return send
 
 
 def of_cancel(outcome: Outcome) -> str:
@@ -114,7 +114,7 @@ async def until(client: Client, job: str, *statuses: str, seconds: float = PATIE
     """Wait until the run has one of `statuses` or has ended. Returns its status; "" if the client did not learn it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        outcome = await client.ask("GET", f"/v1/runs/{job}", patience=0.0)
+        outcome = await client.request("GET", f"/v1/runs/{job}", patience=0.0)
         status = str(outcome.body.get("status", ""))
         if status in statuses or status in JOB_TERMINAL:
             return status
@@ -122,13 +122,13 @@ async def until(client: Client, job: str, *statuses: str, seconds: float = PATIE
     return ""
 
 
-def mender(diary: Diary) -> Ask:
+def mender(diary: Diary) -> Sender:
     """Starts runs that fail because of their payload, and retries each with another payload: in turn by the endpoints
     of dead letters, runs and jobs.
     """
     surfaces = cycle(("dead-letters", "runs", "jobs"))
 
-    async def ask(tenant: str) -> None:
+    async def send(tenant: str) -> None:
         client, surface = diary.client(tenant), next(surfaces)
         job = await start(diary, client, tenant, mendable.name, {"text": BROKEN}, kind="broken")
         if not job or await until(client, job, "failed", seconds=_TO_FAIL_SECONDS) != "failed":
@@ -136,44 +136,44 @@ def mender(diary: Diary) -> Ask:
         path = await _letter_of(client, job) if surface == "dead-letters" else f"/v1/{surface}/{job}/retry"
         if not path:
             return
-        outcome = await client.ask("POST", path, {"payload": {"text": MENDED}})
+        outcome = await client.request("POST", path, {"payload": {"text": MENDED}})
         lost = outcome.tries > 1 and outcome.status in (HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND)
         answer = "accepted" if lost else ""  # an earlier try retried it, and its answer was lost
         endpoint = f"POST /v1/{surface} once more"
-        diary.note("mended", tenant, f"mended {job}", outcome, job=job, endpoint=endpoint, answer=answer)
+        diary.record("mended", tenant, f"mended {job}", outcome, job=job, endpoint=endpoint, answer=answer)
 
-    return ask
+    return send
 
 
 async def _letter_of(client: Client, job: str) -> str:
     """The path that replays the run's dead letter; "" if the list lacks it."""
-    letters = await client.ask("GET", f"/v1/dead-letters?template={mendable.name}&limit=100")
+    letters = await client.request("GET", f"/v1/dead-letters?template={mendable.name}&limit=100")
     task_ids = [letter["task_id"] for letter in letters.body.get("dead_letters", ()) if job in letter.values()]
     return f"/v1/dead-letters/{task_ids[0]}/replay" if task_ids else ""
 
 
-def replayer(diary: Diary) -> Ask:
+def replayer(diary: Diary) -> Sender:
     """Replays all dead letters of a template at once. They fail again."""
 
-    async def ask(tenant: str) -> None:
+    async def send(tenant: str) -> None:
         body = {"template": wrong.name, "limit": 2}
-        outcome = await diary.client(tenant).ask("POST", "/v1/dead-letters/replay", body)
-        diary.note("replayed", tenant, f"replayed {diary.key()}", outcome, endpoint="POST /v1/dead-letters/replay")
+        outcome = await diary.client(tenant).request("POST", "/v1/dead-letters/replay", body)
+        diary.record("replayed", tenant, f"replayed {diary.key()}", outcome, endpoint="POST /v1/dead-letters/replay")
 
-    return ask
+    return send
 
 
-def repeater(diary: Diary) -> Ask:
+def repeater(diary: Diary) -> Sender:
     """Starts runs, and reruns each with a key of its own."""
 
-    async def ask(tenant: str) -> None:
+    async def send(tenant: str) -> None:
         client, key = diary.client(tenant), diary.key()
         job = await start(diary, client, tenant, short.name, diary.words())
         if not job:
             return
-        outcome = await client.ask("POST", f"/v1/runs/{job}/rerun", key=key, again=diary.asks_again())
+        outcome = await client.request("POST", f"/v1/runs/{job}/rerun", key=key, again=diary.is_sent_twice())
         jobs = tuple((str(body["id"]),) for body in outcome.answered)
         made = jobs[-1][0] if jobs else ""
-        diary.note("rerun", tenant, key, outcome, job=made, endpoint="POST /v1/runs/rerun", answers=jobs)
+        diary.record("rerun", tenant, key, outcome, job=made, endpoint="POST /v1/runs/rerun", answers=jobs)
 
-    return ask
+    return send

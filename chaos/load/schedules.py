@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from itertools import cycle
 
-from chaos.load.diary import Ask, Diary
+from chaos.load.diary import Diary, Sender
 from chaos.load.runs import SCOPE
 from chaos.pipelines import short
 
@@ -13,30 +13,30 @@ from chaos.pipelines import short
 _CRON = "0 0 1 1 *"
 
 
-def keeper(diary: Diary) -> Ask:
+def keeper(diary: Diary) -> Sender:
     """Makes schedules. The diary has each as a request of the kind `schedule`, and its one run as `scheduled`."""
     uses = cycle(("run-now", "delete", "backfill"))
 
-    async def ask(tenant: str) -> None:
+    async def send(tenant: str) -> None:
         client, key = diary.client(tenant), diary.key()
         use = next(uses)
-        made = await client.ask("POST", "/v1/schedules", {
+        made = await client.request("POST", "/v1/schedules", {
             "template": short.name, "cron": _CRON, "payload_template": diary.words(), "scope": SCOPE, "scope_id": key,
             "overlap": "allow_all",
-        }, key=key, again=diary.asks_again())  # fmt: skip
+        }, key=key, again=diary.is_sent_twice())  # fmt: skip
         ids = tuple((str(body["id"]),) for body in made.answered)
-        diary.note("schedule", tenant, key, made, endpoint="POST /v1/schedules", answers=ids)
+        diary.record("schedule", tenant, key, made, endpoint="POST /v1/schedules", answers=ids)
         if not ids:
             return
         path = f"/v1/schedules/{ids[-1][0]}"
         if use == "delete":
-            await client.ask("PATCH", path, {"enabled": False})
-            await client.ask("DELETE", path)
+            await client.request("PATCH", path, {"enabled": False})
+            await client.request("DELETE", path)
             return
         past = datetime.now(UTC).year - 1
         body = {"start": f"{past}-06-01T00:00:00Z", "end": f"{past + 1}-01-02T00:00:00Z"} if use == "backfill" else None
-        fired = await client.ask("POST", f"{path}/{use}", body, key=diary.key(), again=diary.asks_again())
+        fired = await client.request("POST", f"{path}/{use}", body, key=diary.key(), again=diary.is_sent_twice())
         runs = tuple(tuple(map(str, body.get("runs", [body.get("id")]))) for body in fired.answered)
-        diary.note("scheduled", tenant, ids[-1][0], fired, endpoint=f"POST /v1/schedules/{use}", answers=runs)
+        diary.record("scheduled", tenant, ids[-1][0], fired, endpoint=f"POST /v1/schedules/{use}", answers=runs)
 
-    return ask
+    return send

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 
 from docs.generate.tables import code, codes, table
 from leasehold.domain.registry import Pipelines
-from leasehold.exporter.broker_parts import BrokerParts
+from leasehold.exporter.broker_metrics import BrokerMetrics
 from leasehold.exporter.exporter import families
 from leasehold.kinds.metrics import questions_of
 from leasehold.pipelines import kinds_of
@@ -86,7 +86,7 @@ def _of_the_database() -> Iterator[Described]:
 
 
 def _of_the_broker() -> Iterator[Described]:
-    yield from map(_described, BrokerParts(_Broker()).collect())  # type: ignore[arg-type]  # two members of a Broker are enough
+    yield from map(_described, BrokerMetrics(_Broker()).collect())  # type: ignore[arg-type]  # two members of a Broker are enough
 
 
 def _described(family: Metric) -> Described:

@@ -1,4 +1,4 @@
-"""The part of the API's document that the TypeScript client is made for: its types are generated from it."""
+"""The part of the OpenAPI document that the TypeScript client uses. The client's types are generated from it."""
 
 from __future__ import annotations
 
@@ -17,47 +17,52 @@ OPERATIONS = frozenset({
     *("createRun", "createRuns", "listRuns", "getRun", "rerunRun", "signalRun"),
     *("listJobs", "getJob", "explainJob", "cancelJob", "retryJob", "deleteJob"),
     *("streamJobEvents", "readJobLogs", "readJobStream"),
+    *("claimExternal", "heartbeatExternal", "progressExternal", "completeExternal", "failExternal", "releaseExternal"),
+    *("acknowledgeCancelExternal", "announceExternalFiles", "logExternal", "emitExternal"),
     *("listDeadLetters", "groupDeadLetters", "replayDeadLetters"),
 })  # fmt: skip
 
 
 def subset() -> str:
-    """The document with these operations, and the schemas that they need."""
-    whole = _plain(document(make_app(Settings.model_construct())))
+    """The OpenAPI document with OPERATIONS alone, and with the schemas that they need, as text."""
+    whole = _without_sentences(document(make_app(Settings.model_construct())))
     paths = {
         path: {method: operation for method, operation in item.items() if operation["operationId"] in OPERATIONS}
         for path, item in whole["paths"].items()
     }
     info = {"title": "Leasehold", "version": "1"}  # a new release alone changes no type
-    part = {"openapi": whole["openapi"], "info": info, "paths": {path: item for path, item in paths.items() if item}}
-    return (
-        f"{json.dumps(part | {'components': {'schemas': _needed(part, whole['components']['schemas'])}}, indent=1)}\n"
-    )
+    part: dict[str, Any] = {
+        "openapi": whole["openapi"],
+        "info": info,
+        "paths": {path: item for path, item in paths.items() if item},
+    }
+    part["components"] = {"schemas": _needed(part, whole["components"]["schemas"])}
+    return f"{json.dumps(part, indent=1)}\n"
 
 
 #: The keys of sentences. A sentence changes no type: without sentences, the types change only when a field does.
 _SENTENCES = frozenset({"description", "summary", "title", "examples", "example"})
-_REFUSALS = "45"
+#: Fields of the document whose keys are names of fields, schemas or statuses: no key of these is a sentence.
+_KEYED_BY_NAME = frozenset({"properties", "schemas", "responses"})
 
 
-def _plain(part: Any, *, names: bool = False) -> Any:
-    """The part without sentences and without the answers of errors. `names`: the keys are names of fields, and all
-    stay.
-    """
+def _without_sentences(part: Any, field: str = "") -> Any:
+    """The part without sentences, and without the answers of errors. `field`: the field that has the part."""
     if isinstance(part, list):
-        return [_plain(item) for item in part]
+        return [_without_sentences(item) for item in part]
     if not isinstance(part, dict):
         return part
-    kept = {name: value for name, value in part.items() if names or name not in _SENTENCES}
-    if "responses" in kept and not names:
-        responses = kept["responses"].items()
-        kept["responses"] = {
-            status: answer | {"description": ""} for status, answer in responses if status[0] not in _REFUSALS
-        }
+    if field == "responses":
+        return {status: answer | {"description": ""} for status, answer in part.items() if not _is_error(status)}
     return {
-        name: value if name == "responses" and not names else _plain(value, names=name in ("properties", "schemas"))
-        for name, value in kept.items()
+        name: _without_sentences(value, "" if field in _KEYED_BY_NAME else name)
+        for name, value in part.items()
+        if field in _KEYED_BY_NAME or name not in _SENTENCES
     }
+
+
+def _is_error(status: str) -> bool:
+    return status.startswith(("4", "5"))
 
 
 def _needed(part: object, schemas: dict[str, Any]) -> dict[str, Any]:

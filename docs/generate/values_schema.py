@@ -11,8 +11,9 @@ from leasehold.settings import Settings
 PATH = Path(__file__).parents[2] / "deploy/helm/leasehold/values.schema.json"
 #: The chart sets these from values of their own: probes, services and pools depend on them.
 OF_THE_CHART = {
-    "api_host", "api_port", "console_only", "database_app_role", "drain_seconds", "metrics", "metrics_host",
-    "metrics_port", "pools", "worker_children", "worker_labels", "worker_pool", "worker_queues", "work_dir",
+    "api_host", "api_port", "cell", "cells_file", "console_only", "database_app_role", "drain_seconds", "metrics",
+    "metrics_host", "metrics_port", "pools", "worker_children", "worker_labels", "worker_pool", "worker_queues",
+    "work_dir",
 }  # fmt: skip
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from grafana.describe import Board, Panel, Row, rate, told
+from grafana.describe import Board, Panel, Row, exported, rate
 
 BOARD = Board(
     "leasehold-broker",
     "Broker and outbox",
-    "Hints on their way. Nothing is lost when they are: workers look into the database.",
+    "Hints on their way. A lost hint loses no work, because workers also poll the database.",
     [
         Row("Outbox", [
-            Panel("Depth", "Written and not yet confirmed by the broker, counted up to 10,000.", {"rows": told("leasehold_outbox_rows")}),
-            Panel("Oldest", "Over a minute, the relay does not get rid of them.", {"age": told("leasehold_outbox_oldest_seconds")}, "s", warn=10, bad=60),
+            Panel("Depth", "Written and not yet confirmed by the broker, counted up to 10,000.", {"rows": exported("leasehold_outbox_rows")}),
+            Panel("Oldest", "Over a minute, the relay does not get rid of them.", {"age": exported("leasehold_outbox_oldest_seconds")}, "s", warn=10, bad=60),
             Panel("Relayed", "Hints that the relay sent because their committer did not.", {"relayed": rate("leasehold_outbox_relayed_total")}, "ops"),
             Panel("Unroutable", "Hints that found no queue; it is declared again.", {"unroutable": rate("leasehold_broker_unroutable_total")}, "ops"),
         ]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grafana.describe import FULL, Board, Panel, Row, percentiles, quantile, rate, told
+from grafana.describe import FULL, Board, Panel, Row, exported, percentiles, quantile, rate
 
 BOARD = Board(
     "leasehold-fleet",
@@ -10,9 +10,9 @@ BOARD = Board(
     "Workers, their leases, takeovers and drains.",
     [
         Row("Workers", [
-            Panel("Registered workers", "Silent ones were not seen for three renewals.", {"{{state}}": told("leasehold_workers", "state")}),
-            Panel("Workers of a queue", "None, and its tasks wait.", {"{{queue}}": told("leasehold_queue_workers", "queue")}, bad=1, low_is_bad=True),
-            Panel("Paused queues", "1 while somebody has paused the queue: its tasks wait.", {"{{queue}}": told("leasehold_queue_paused", "queue")}),
+            Panel("Registered workers", "Silent ones were not seen for three renewals.", {"{{state}}": exported("leasehold_workers", "state")}),
+            Panel("Workers of a queue", "None, and its tasks wait.", {"{{queue}}": exported("leasehold_queue_workers", "queue")}, bad=1, low_is_bad=True),
+            Panel("Paused queues", "1 while somebody has paused the queue: its tasks wait.", {"{{queue}}": exported("leasehold_queue_paused", "queue")}),
             Panel("Busy slots", "Of those for all tenants. More are busy where tenants beyond these have one of the reserve.", {"busy": 'sum(leasehold_worker_slots{state="busy"})', "all": 'sum(leasehold_worker_slots{state="all"})', "and the reserve": 'sum(leasehold_worker_slots{state=~"all|reserve"})'}),
             Panel("Draining", "Workers that take nothing new because they stop.", {"{{instance}}": "leasehold_worker_draining"}),
             Panel("Memory", "Resident, of each process; its children are not in it.", {"{{instance}}": 'process_resident_memory_bytes{job=~"leasehold.*"}'}, "bytes"),
@@ -20,7 +20,7 @@ BOARD = Board(
         ]),
         Row("Leases", [
             Panel("Held", "By each worker.", {"{{instance}}": "leasehold_leases_held"}),
-            Panel("Longest attempt", "How long the oldest attempt of a queue has been running.", {"{{queue}}": told("leasehold_lease_oldest_seconds", "queue")}, "s"),
+            Panel("Longest attempt", "How long the oldest attempt of a queue has been running.", {"{{queue}}": exported("leasehold_lease_oldest_seconds", "queue")}, "s"),
             Panel("Lost, taken over, expired", "A worker that dies gives one of each a task; a storm is a fleet that dies.", {
                 "lost": rate("leasehold_leases_lost_total"),
                 "taken over": rate("leasehold_leases_taken_over_total"),
@@ -28,13 +28,13 @@ BOARD = Board(
             }, "ops"),
             Panel("Zombie writes refused", "Settlements of a lease that was somebody else's: they changed nothing.", {"refused": rate("leasehold_zombie_writes_refused_total")}, "ops"),
             Panel("Overdue leases", "Passed, and nobody took them: the sweeper is not at work.", {
-                "{{queue}}": told("leasehold_leases_overdue", "queue"),
+                "{{queue}}": exported("leasehold_leases_overdue", "queue"),
             }, bad=1),
-            Panel("Overdue since", "Age of the oldest of them.", {"{{queue}}": told("leasehold_lease_overdue_oldest_seconds", "queue")}, "s", bad=60),
+            Panel("Overdue since", "Age of the oldest of them.", {"{{queue}}": exported("leasehold_lease_overdue_oldest_seconds", "queue")}, "s", bad=60),
         ]),
         Row("Statements", [
-            Panel("Claim, look, settle, renew", "Round trips of the batched statements, p99.", {"{{statement}}": quantile(0.99, "leasehold_statement_duration_seconds", "statement")}, "s", warn=0.05, bad=0.5),
-            Panel("How tasks were found", "By hint; or by looking: retries, polls, and whatever no hint told of.", {"{{found_by}}": rate("leasehold_claims_total", "found_by")}, "ops"),
+            Panel("Claim, poll, settle, renew", "Round trips of the batched statements, p99.", {"{{statement}}": quantile(0.99, "leasehold_statement_duration_seconds", "statement")}, "s", warn=0.05, bad=0.5),
+            Panel("How tasks were found", "By a hint, or by a poll: retries, snoozed tasks, and tasks whose hint was lost.", {"{{found_by}}": rate("leasehold_claims_total", "found_by")}, "ops"),
         ]),
         Row("Object store", [
             Panel("Requests", "By operation and outcome; `there already` is a put that another attempt had made.", {"{{operation}} {{outcome}}": rate("leasehold_store_request_duration_seconds_count", "operation, outcome")}, "reqps"),

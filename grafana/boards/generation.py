@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grafana.describe import Board, Panel, Row, percentiles, rate, told
+from grafana.describe import Board, Panel, Row, exported, percentiles, rate
 
 _P = 'pipeline="generation"'
 
@@ -12,8 +12,8 @@ BOARD = Board(
     "Tasks that live in somebody else's service for minutes to a day.",
     [
         Row("Tasks", [
-            Panel("By status", "In the words of the API.", {"{{kind}} {{status}}": told("leasehold_generation_tasks", "kind, status")}),
-            Panel("Load of a server", "Tasks that a server has under way; three at most by default.", {"{{server_id}}": told("leasehold_generation_server_tasks", "server_id")}),
+            Panel("By status", "In the words of the API.", {"{{kind}} {{status}}": exported("leasehold_generation_tasks", "kind, status")}),
+            Panel("Load of a server", "Tasks that a server has under way; three at most by default.", {"{{server_id}}": exported("leasehold_generation_server_tasks", "server_id")}),
             Panel("Jobs ended", "By outcome.", {"{{outcome}}": rate("leasehold_jobs_finished_total", "outcome", _P)}, "ops"),
             Panel("End to end", "From submission to success: mostly the provider's time.", percentiles("leasehold_job_duration_seconds", "", _P), "s"),
         ]),

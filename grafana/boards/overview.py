@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grafana.describe import Board, Panel, Row, number, percentiles, rate, told
+from grafana.describe import Board, Panel, Row, exported, number, percentiles, rate
 
 _NOW = Row(
     "Now",
@@ -35,14 +35,14 @@ _NOW = Row(
             bad=0.999,
             low_is_bad=True,
         ),
-        number("Oldest due task", "How long the oldest task that could run has waited.", told("leasehold_queue_oldest_due_seconds"), "s", warn=60, bad=300),
-        number("Dead letters", "Failed tasks that wait for somebody to replay them.", told("leasehold_dead_letters"), warn=1, bad=100),
-        number("Workers", "Workers that serve.", told("leasehold_workers", where='state="serving"'), bad=1, low_is_bad=True),
+        number("Oldest due task", "How long the oldest task that could run has waited.", exported("leasehold_queue_oldest_due_seconds"), "s", warn=60, bad=300),
+        number("Dead letters", "Failed tasks that wait for somebody to replay them.", exported("leasehold_dead_letters"), warn=1, bad=100),
+        number("Workers", "Workers that serve.", exported("leasehold_workers", where='state="serving"'), bad=1, low_is_bad=True),
         number("Overdue leases", "Leases that have passed and that nobody took over: the sweeper should have.", "sum(max by (queue) (leasehold_leases_overdue))", warn=1, bad=5),
-        number("Unfinished jobs", "Jobs under way, counted up to 10,000.", told("leasehold_jobs_unfinished")),
-        number("Outbox, oldest", "Hints that wait to be published; work goes on meanwhile, slower.", told("leasehold_outbox_oldest_seconds"), "s", warn=10, bad=60),
+        number("Unfinished jobs", "Jobs under way, counted up to 10,000.", exported("leasehold_jobs_unfinished")),
+        number("Outbox, oldest", "Hints that wait to be published; work goes on meanwhile, slower.", exported("leasehold_outbox_oldest_seconds"), "s", warn=10, bad=60),
         number("Processes without a database", "Workers and API processes whose last contact failed.", "sum(1 - leasehold_database_up)", bad=1),
-        number("Processes without a broker", "Work goes on by looking into the database.", "sum(1 - leasehold_broker_up)", warn=1),
+        number("Processes without a broker", "Work goes on: workers poll the database.", "sum(1 - leasehold_broker_up)", warn=1),
     ],
 )  # fmt: skip
 
@@ -51,7 +51,7 @@ _WORK = Row(
     [
         Panel("Jobs ended", "By outcome. Rejected: the input's fault; failed: ours.", {"{{outcome}}": rate("leasehold_jobs_finished_total", "outcome")}, "ops"),
         Panel("Job duration", "From submission to success.", percentiles("leasehold_job_duration_seconds", "pipeline"), "s"),
-        Panel("Waiting tasks", "Due, for later, and running, by queue.", {"{{queue}} {{state}}": told("leasehold_queue_tasks", "queue, state")}),
+        Panel("Waiting tasks", "Due, for later, and running, by queue.", {"{{queue}} {{state}}": exported("leasehold_queue_tasks", "queue, state")}),
         Panel("Time until a task starts", "From when it could run until it was claimed.", percentiles("leasehold_task_wait_seconds", "queue", 'kind="new"'), "s", warn=1, bad=10),
     ],
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grafana.describe import FULL, Board, Panel, Row, Variable, percentiles, rate, told
+from grafana.describe import FULL, Board, Panel, Row, Variable, exported, percentiles, rate
 
 _P = 'pipeline=~"$pipeline"'
 
@@ -32,7 +32,7 @@ BOARD = Board(
         ]),
         Row("Waiting", [
             Panel("Queue wait", "From when a task could run until its claim; retry and poll tell how late timers are.", percentiles("leasehold_task_wait_seconds", "queue, kind"), "s", warn=1, bad=10),
-            Panel("Lateness of schedules", "How long ago the schedule that is latest was due.", {"late": told("leasehold_schedule_oldest_due_seconds")}, "s", warn=5, bad=60),
+            Panel("Lateness of schedules", "How long ago the schedule that is latest was due.", {"late": exported("leasehold_schedule_oldest_due_seconds")}, "s", warn=5, bad=60),
         ]),
     ],
     [Variable("pipeline", "leasehold_attempts_total", "pipeline")],

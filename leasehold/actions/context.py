@@ -30,8 +30,8 @@ class Actions:
     before_jobs_go: Sequence[BeforeJobsGo] = ()
 
     async def dispatch(self, connection: Connection, job_id: UUID) -> list[Announcement]:
-        """Write the deliveries that the job's end still owes, and the run that follows its failure, before the row
-        changes again or is deleted. Returns hints to publish.
+        """Write the webhook deliveries about the job's end that are not written yet, and its `on_failure` run, before
+        the job's row changes again or is deleted. Returns hints to publish.
         """
         pipeline = self.templates.pipelines.find("webhook")
         if pipeline is None:

@@ -55,7 +55,7 @@ async def delete(actions: Actions, connection: Connection, target: Target, by: s
     the job when it has ended.
     """
     job_id, tenant_id = target.id, target.tenant_id
-    # Deliveries about the job's end are written before its row goes.
+    # The deliveries about the job's end need its row: so they are written first.
     effects.hints += await actions.dispatch(connection, job_id)
     prefix = await jobs.delete(connection, job_id, tenant_id)
     if prefix is None:

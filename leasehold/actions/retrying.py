@@ -27,12 +27,14 @@ async def template_of(actions: Actions, connection: Connection, target: Target) 
     row = target.row
     if not row["is_run"]:
         return None
-    return await actions.templates.of_run(connection, target.tenant_id, row["template"], row["version"])
+    return await actions.templates.find_for_run(connection, target.tenant_id, row["template"], row["version"])
 
 
-def is_plain(actions: Actions, target: Target, template_version: TemplateVersion | None, rules: TenantRules) -> bool:
-    """Whether only the job's own state decides about its retry: it has no limit and no key, waits for no other run, and
-    its kind has no hook for retries. `revive_together` takes such jobs.
+def may_revive_together(
+    actions: Actions, target: Target, template_version: TemplateVersion | None, rules: TenantRules
+) -> bool:
+    """Whether `revive_together` may retry the job: it has no limit and no exclusive or dedupe key, waits for no other
+    run, and its kind has no hook for retries.
     """
     row = target.row
     if row["gated"] or row["exclusive_key"] is not None or row["dedupe_key"] is not None:
@@ -46,8 +48,8 @@ def is_plain(actions: Actions, target: Target, template_version: TemplateVersion
 
 
 async def revive_together(actions: Actions, connection: Connection, targets: Sequence[Target]) -> None:
-    """As `revive`, for failed jobs of one tenant that are plain (`is_plain`). The caller has locked them. Returns no
-    hints: the relay publishes them from the outbox.
+    """As `revive`, for failed jobs of one tenant for which `may_revive_together` is true. The caller has locked them.
+    Returns no hints: the relay publishes them from the outbox.
     """
     for target in targets:
         if target.row["notify"]:

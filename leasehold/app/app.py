@@ -86,7 +86,9 @@ class WorkflowDecorator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What an app opened in a worker: `attempt.opened` of its tasks. `state`: what the app's lifespan yielded."""
+    """What an app opens once in each worker, for all attempts of its tasks (`attempt.opened`). `state`: what the app's
+    lifespan yielded.
+    """
 
     settings: Settings
     state: Any
@@ -140,14 +142,14 @@ class App:
         `name`: the task's name, if it is not the function's. `queue`: only workers that serve this queue run the task
         (LEASEHOLD_WORKER_QUEUES); without it `isolated` for isolated tasks and `default` for all others. `retry`: how
         often a failed attempt is tried again. `timeout`: the longest that one attempt may take. `process`: a plain
-        function runs in a process of its own; at the time limit the worker kills it with all that it started.
+        function runs in a separate process; at the time limit the worker kills the process and all that it started.
         `isolated`: the function runs in the sandbox, without network; choose it for files of strangers. `limit`: how
         many runs of the task run at once, and how many start each minute. `unique`: which submissions give the same
-        run. `debounce`: a run starts this long after the last submission with its key (that of `unique`, or `key=`),
-        with the arguments of that one. `batch`: the function takes a list of items and returns a list of results; each
-        item is a run. `on_failure`: a task that runs when a run has failed for good or expired; it takes a
-        leasehold.Failed. `cancel_grace`: how long an attempt may take to stop when its run is cancelled, in whole
-        seconds, at most an hour; then the worker stops it.
+        run. `debounce`: submissions with the same key (that of `unique`, or `key=`) become one run. It starts this long
+        after the last of them, with the arguments of the last. `batch`: the function takes a list of items and returns
+        a list of results; each item is a run. `on_failure`: a task that runs when a run has failed for good or expired;
+        it takes a leasehold.Failed. `cancel_grace`: how long an attempt may take to stop when its run is cancelled, in
+        whole seconds, at most an hour; then the worker stops it.
         """
         terms = TaskTerms(**options)
         if function:
@@ -223,7 +225,7 @@ class App:
         `expression`: five fields, or @hourly, @daily, @weekly, @monthly, @yearly. `zone`: an IANA time zone. `overlap`:
         what happens when a run is due while the run before is unfinished. `catch_up`: after a pause, which of the runs
         that were due within `catch_up_within` still start. `options`: those of `task`. All parameters of the function
-        need defaults. When a worker starts, it writes the schedule; a schedule that left the code it pauses.
+        need defaults. When a worker starts, it writes the schedule. It pauses schedules that are no longer in the code.
         """
         terms = TaskTerms(**options)
 
@@ -276,13 +278,13 @@ class App:
         return function
 
     def _wrap(self, task: Task[..., Any]) -> None:
-        """Put the app's middleware around the task's attempts. Without middleware nothing is put around them."""
+        """Put the app's middleware, if there is any, around the attempts of the task."""
         if self._middleware:
             task.pipeline.around = around(task.name, self._middleware)
 
     @asynccontextmanager
     async def opened(self, settings: Settings) -> AsyncIterator[Opened]:
-        """A worker opens this once, for all tasks of the app."""
+        """What all tasks of the app share in a worker, for the block. A worker opens it once."""
         async with AsyncExitStack() as stack:
             state = None if self._lifespan is None else await stack.enter_async_context(self._lifespan())
             processes = Processes(settings)

@@ -1,7 +1,7 @@
-"""The arguments of a task's function, as JSON.
+"""Converts the arguments of a task's function to JSON and back, by a pydantic model.
 
-A function with one parameter that is a pydantic model has that model, if the model's JSON is an object. For any other
-function a model is made of its signature.
+If the function has a single parameter, and this is a pydantic model whose JSON is an object, that model is used. For
+any other function, a model is made of its signature.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _VARIADIC = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWOR
 
 
 class Arguments:
-    """How a function is called: from arguments to JSON where it is submitted, and back where it runs.
+    """Converts the arguments of a function: to JSON where a call is submitted, and back where the function runs.
 
     `model`: the pydantic model of the JSON. `skip`: leading parameters that the worker fills in (a workflow's `ctx`).
     """
@@ -49,7 +49,7 @@ class Arguments:
                 self.model: type[BaseModel] = first
             else:
                 self.model = _model_of(function, parameters, hints)
-            self.model.model_json_schema()  # clients read it, and a type without one could not be sent
+            self.model.model_json_schema()  # raises for a type without JSON; clients also read the schema
         except (PydanticUserError, SchemaError, TypeError, ValueError) as error:
             raise declaration_error(function, f"its parameters have no JSON: {error}") from error
 
@@ -59,11 +59,11 @@ class Arguments:
         return tuple(self._signature.parameters)
 
     def encoded(self, positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-        """The call as JSON. Raises InvalidArguments with the path of what does not fit."""
+        """The arguments of a call as JSON. Raises InvalidArguments with the path of the argument that does not fit."""
         values = self._bound(positional, named)
         try:
-            # Pydantic does not check an instance again. The second validation, of the JSON, finds what was assigned
-            # after the instance was made.
+            # Pydantic does not check an instance of the model again. So the JSON is validated, too: that finds wrong
+            # values that were assigned after the instance was made.
             checked = self.model.model_validate(values)
             encoded: dict[str, Any] = checked.model_dump(mode="json", by_alias=True)
             self.model.model_validate(encoded)
@@ -100,8 +100,9 @@ class Arguments:
 
 
 def hints_of(function: Callable[..., Any], names: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The annotations of the function, evaluated. `names`: of the caller's scope, for annotations that name a local
-    class. Raises DeclarationError for a name that is not known yet, and for what is no type.
+    """The annotations of the function, evaluated. `names`: the local names of the declaring scope, because an
+    annotation may name a local class. Raises DeclarationError for a name that is not defined yet, and for what is no
+    type.
     """
     try:
         return get_type_hints(inspect.unwrap(function), localns=dict(names or {}), include_extras=True)

@@ -17,7 +17,7 @@ C = TypeVar("C")
 
 
 class BatchTask(PositionalTask[A, [], R, C], Generic[A, R, C]):
-    """Submit an item: `task.submit(item).result()` is its result. `C`: what calling the function gives."""
+    """Submit an item: `task.submit(item).result()` is its result. `C`: the type that a call of the function returns."""
 
     def __call__(self, items: list[A], /) -> C:  # type: ignore[override]  # the function takes the items together
         result: C = self.function(items)

@@ -1,7 +1,7 @@
-"""Batches of a worker: attempts of one task wait for each other, and one call of its function serves them all.
+"""Batches in a worker: attempts of one task wait for each other, and one call of its function serves them all.
 
-Each item stays a run of its own, with its lease, its retries and its result: only the call is shared. Items of
-different tenants never share one.
+The runs share only the call: each has its own item, lease, retries and result. Runs of different tenants never share a
+call.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Batches:
     """The batches of one app in one worker."""
 
     def __init__(self) -> None:
-        self._collecting: dict[tuple[str, str], _Collecting] = {}  # by task and tenant
+        self._collecting: dict[tuple[str, str], _Collector] = {}  # by task and tenant
 
     async def result_of(self, task: str, tenant: str, batch: Batch, item: Any, call_all: CallAll) -> Any:
-        """The item's result, of a call with the items that the task's other attempts bring meanwhile. Raises what the
-        function raised, or returned for this item.
+        """The item's result, from a call that also has the items of other attempts of the task. Raises the error that
+        the function raised, or that it returned for this item.
         """
-        collecting = self._collecting.setdefault((task, tenant), _Collecting(batch))
+        collecting = self._collecting.setdefault((task, tenant), _Collector(batch))
         collecting.users += 1
         try:
             return await collecting.result_of(item, call_all)
@@ -42,7 +42,7 @@ class Batches:
 
 
 async def result_alone(item: Any, call_all: CallAll) -> Any:
-    """The item's result, of a call with this item only."""
+    """The item's result, from a call with this item only."""
     return result_of_one(await call_all([item]))
 
 
@@ -54,7 +54,7 @@ def result_of_one(returned: Any) -> Any:
     return result
 
 
-class _Collecting:
+class _Collector:
     """The items of one task and tenant that wait for their call."""
 
     def __init__(self, batch: Batch) -> None:
@@ -75,7 +75,7 @@ class _Collecting:
         try:
             return await entry[1]
         finally:
-            self._leave(entry)
+            self._remove(entry)
 
     def _begin(self, call_all: CallAll) -> None:
         if self._timer is not None:
@@ -83,13 +83,15 @@ class _Collecting:
             self._timer = None
         items, self._waiting = self._waiting, []
         if items:
-            # A context of its own: no run's log, and no `current()`, belongs to all of the items.
-            task = asyncio.get_running_loop().create_task(_serve(items, call_all), context=Context())
+            # The call gets an empty context: neither the log nor `current()` of a single run belongs to all items.
+            task = asyncio.get_running_loop().create_task(_call_for(items, call_all), context=Context())
             self._calls[task] = items
             task.add_done_callback(self._calls.pop)
 
-    def _leave(self, entry: _Item) -> None:
-        """An attempt has its result, or was cancelled: nobody calls for an item that nobody waits for."""
+    def _remove(self, entry: _Item) -> None:
+        """Forget the item of an attempt that has its result or was cancelled. Cancel a call whose attempts were all
+        cancelled.
+        """
         if entry in self._waiting:
             self._waiting.remove(entry)
         for task, items in list(self._calls.items()):
@@ -97,19 +99,25 @@ class _Collecting:
                 task.cancel()
 
 
-async def _serve(items: list[_Item], call_all: CallAll) -> None:
+async def _call_for(items: list[_Item], call_all: CallAll) -> None:
+    """Call the function with the items. If it raises, each item gets the error."""
     try:
         results = _checked(await call_all([item for item, _ in items]), len(items))
-    except (Exception, asyncio.CancelledError, Cancelled) as error:  # it is each item's: its attempt raises it again
+    except (Exception, asyncio.CancelledError, Cancelled) as error:  # each item's attempt raises it
         if being_cancelled():
             raise
         results = [error] * len(items)
     except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
         results = [contained(error)] * len(items)
+    _give_results(items, results)
+
+
+def _give_results(items: list[_Item], results: list[Any]) -> None:
+    """Give each attempt that still waits the result or the error of its item."""
     for (_, future), result in zip(items, results, strict=True):
         if future.done():
             continue
-        if isinstance(result, StopIteration):  # a future refuses it: it would end the coroutine that awaits
+        if isinstance(result, StopIteration):  # a future cannot hold it
             future.set_exception(RuntimeError(f"the function gave a StopIteration for an item: {result!r}"))
         elif isinstance(result, BaseException):
             future.set_exception(result)

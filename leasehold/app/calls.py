@@ -26,9 +26,9 @@ MAX_KEY = 200
 class SubmitOptions(TypedDict, total=False):
     """What `submit` takes beside the arguments.
 
-    `key`: within 24 hours a second submission of the task with the same key starts no run and gives the first one.
-    `delay`: the run starts that much later. `tags`: up to 8 words to find the run by. `priority`: high, normal or low.
-    `id`: the run's id, a UUIDv7 of your own: a submission that is repeated with it starts no second run.
+    `key`: within 24 hours a second submission of the task with the same key starts no run and returns the first run.
+    `delay`: the run starts that much later. `tags`: up to 8 names with values to find the run by. `priority`: high,
+    normal or low. `id`: an id for the run, a UUIDv7 that you made: a repeated submission with it starts no second run.
     """
 
     key: str | None
@@ -92,7 +92,9 @@ class Call(Generic[R]):
 
     @property
     def key(self) -> str | None:
-        """The key of the submission: the caller's, else that of a task whose runs are unique."""
+        """The key of the submission: the caller's; else, if the task has `unique`, a key made of the arguments; else
+        None.
+        """
         unique = self.task.terms.unique
         if self.options.key is not None or unique is None:
             return self.options.key
@@ -100,15 +102,17 @@ class Call(Generic[R]):
 
     @property
     def debounce_key(self) -> str | None:
-        """Equal for the submissions of a task with `debounce` that become one run; None for any other task."""
+        """Submissions with the same debounce key become one run. None: the task has no `debounce`."""
         if self.task.terms.debounce is None:
             return None
         unique = self.task.terms.unique or Unique()
         return f"debounce:{self.options.key or unique.key(self.params)}"
 
     @property
-    def is_unique(self) -> bool:
-        """Whether the key alone says which submissions are the same, and not the arguments, too."""
+    def is_key_of_arguments(self) -> bool:
+        """Whether the key is made of the arguments. If the caller gave the key, a repetition must also have the same
+        arguments.
+        """
         return self.options.key is None
 
     @property

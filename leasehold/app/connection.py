@@ -1,4 +1,7 @@
-"""The connections of one app in one process. The first submitted run opens them, with the settings in force then."""
+"""Opens and closes the connections of one app in one process.
+
+The first submitted run opens them, with the settings that are in force at that moment.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ T = TypeVar("T")
 
 
 def settings_of_folder() -> Settings:
-    """The settings of the environment, of the folder's `.env`, and of a `leasehold dev` that runs in the folder. The
-    first of these that has a variable counts.
+    """The settings for a program in the current folder. Each variable comes from the first of these that has it: the
+    environment, the folder's `.env`, the `leasehold dev` that runs in the folder.
     """
     from pydantic_settings import EnvSettingsSource  # noqa: PLC0415 - declaring a task reads no settings
 
@@ -55,7 +58,7 @@ class _Opened:
 
 
 class Connections:
-    """One app's way to its installation. A child process that was forked opens connections of its own."""
+    """Connects one app to its installation. After a fork, the child process opens new connections."""
 
     def __init__(self, app: str) -> None:
         self._app = app
@@ -66,19 +69,19 @@ class Connections:
         _all.add(self)
 
     def _renew_lock(self) -> None:
-        """A child that was forked while another thread held the lock would wait for ever."""
+        """Make a new lock. If another thread held the old lock at the fork, nothing in the child would release it."""
         self._lock = threading.Lock()
 
     @property
     def settings(self) -> Settings:
-        """Those of `use`; else those of the folder, read once."""
+        """The settings that `use` was given; else those of the folder, which are read once."""
         if self._settings is None:
             self._settings = settings_of_folder()
         return self._settings
 
     @property
     def chosen(self) -> Settings | None:
-        """The settings that `use` was given, or that were read. None: neither has happened."""
+        """The settings that `use` was given, or that `settings` has read. None: neither was called."""
         return self._settings
 
     def use(self, settings: Settings | None) -> None:
@@ -88,7 +91,7 @@ class Connections:
         self._api = None
 
     def use_api(self, access: ApiAccess) -> None:
-        """Go through the HTTP API from now on."""
+        """Submit and follow runs through the HTTP API from now on. Connections that are open are closed."""
         self.close()
         self._api = access
 
@@ -110,11 +113,12 @@ class Connections:
             return self._opened.portal
 
     async def link(self) -> Link:
-        """The open link. Call it in the portal's loop. Raises PortalClosed."""
+        """The link to the installation; the first call opens it. Call it in the portal's loop. Raises PortalClosed."""
         opened = self._opened
         if opened is None:
             raise PortalClosed
         link = opened.link
+        # An opening that failed or was cancelled is tried again.
         if link is None or (link.done() and (link.cancelled() or link.exception() is not None)):
             link = opened.link = asyncio.create_task(self._open(opened.stack))
         return await asyncio.shield(link)
@@ -130,7 +134,7 @@ class Connections:
         return await stack.enter_async_context(DatabaseLink.opened(settings, settings.tenant))
 
     def close(self) -> None:
-        """Close what is open, after its last hints are sent. The next use opens it again."""
+        """Close the connections, after the last hints are sent. The next use opens new ones."""
         with self._lock:
             opened, self._opened = self._opened, None
             atexit.unregister(self.close)

@@ -1,10 +1,10 @@
-"""`current()` returns the attempt that runs the calling code. A task's function so needs no parameter for it."""
+"""`current()`: the attempt that runs the calling code. With it a task's function needs no parameter for the attempt."""
 
 from __future__ import annotations
 
 from contextvars import ContextVar, Token
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 from leasehold.domain.errors import LeaseholdError
@@ -12,13 +12,6 @@ from leasehold.domain.errors import LeaseholdError
 
 class NotInTask(LeaseholdError):
     """`current()` was called outside of a task's attempt."""
-
-
-class Reporting(Protocol):
-    """The methods of every attempt: in the loop, in a thread, in a child process, and without a server."""
-
-    def progress(self, percent: float, summary: str = "") -> None: ...
-    def checkpoint(self) -> None: ...
 
 
 class Current:
@@ -72,12 +65,13 @@ class Current:
 
     def emit(self, chunk: Any) -> bool:
         """Append a chunk (a text, or another JSON value) to the run's stream. Clients follow the stream as it grows.
-        False: the attempt has emitted too much, and the stream is cut. A process of its own is not answered: True.
+        Returns False if the attempt has emitted too much and the stream is cut. In a `process=True` task it always
+        returns True, because the worker sends no answer to the process.
         """
         return self.attempt.emit(chunk) is not False
 
     def checkpoint(self) -> None:
-        """Raises Cancelled once a cancel of the run was requested, and LeaseLost once another worker has it."""
+        """Raises Cancelled once a cancel of the run was requested, and LeaseLost once another worker may run it."""
         self.attempt.checkpoint()
 
 

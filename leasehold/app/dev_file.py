@@ -1,4 +1,4 @@
-"""The file by which programs find the servers of a `leasehold dev` that runs in their folder."""
+"""Writes and reads the file by which programs find the servers of a `leasehold dev` that runs in their folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEAD = "# of the process "
 
 @contextmanager
 def dev_file(variables: Mapping[str, str]) -> Iterator[Path]:
-    """The file is there inside the block, in the current folder. A second `leasehold dev` there replaces it."""
+    """Keep the file in the current folder for the block. A second `leasehold dev` in the folder replaces the file."""
     folder = Path.cwd() / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     (folder / ".gitignore").write_text("*\n")

@@ -1,4 +1,6 @@
-"""The handlers of an app's tasks. The worker calls them; they decode arguments, call functions and encode results."""
+"""The handlers of an app's tasks: they decode the arguments, call the function and encode its result. The worker calls
+them.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 
 
 class Handling:
-    """One function as a handler: `plain` for a thread, `loop` for `async def`, `process` and `isolated` for a child,
-    `batched` for several attempts together.
+    """The handlers of one function; a task uses one. `plain` calls it in a thread, `loop` awaits an `async def`,
+    `process` and `isolated` run it in a child process, `batched` calls it once for several attempts.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class Handling:
 
     def plain(self, attempt: Any) -> Done:
         """Handle a leasehold.PlainAttempt: call a plain function in this thread."""
-        encoded = self._called(attempt.params, attempt)
+        encoded = self._call_function(attempt.params, attempt)
         if ResultLimits.of(attempt.opened).is_small(encoded):
             return Done(value=encoding.inline(encoded))
         attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE)
@@ -54,14 +56,14 @@ class Handling:
         try:
             result = await self._function(*positional, **named)
         except self._never as error:
-            raise refused(error) from error
+            raise permanent_error_of(error) from error
         finally:
             leave(token)
         return await self._done(attempt, self._results.encoded(result))
 
     async def batched(self, attempt: Any) -> Done:
-        """Handle a leasehold.Attempt whose function takes the items of several attempts. An item that has failed before
-        gets a call of its own: so an item that always fails spends the attempts of no other.
+        """Handle a leasehold.Attempt whose function takes the items of several attempts. From its second attempt an
+        item gets a call without others. So an item that always fails costs other items only one attempt.
         """
         assert self._batch is not None
         positional, named = self._arguments.decoded(attempt.params)
@@ -77,7 +79,7 @@ class Handling:
                 batches: Batches = attempt.opened.batches
                 result = await batches.result_of(self._name, attempt.tenant_id, self._batch, item, call_all)
         except self._never as error:
-            raise refused(error) from error
+            raise permanent_error_of(error) from error
         return await self._done(attempt, self._results.encoded(result))
 
     @staticmethod
@@ -107,29 +109,29 @@ class Handling:
 
     def isolated(self, work: Work) -> Done:
         """Handle a leasehold.Work: call the function in this process, which is the sandbox's child."""
-        encoded = self._called(work.params, work)
+        encoded = self._call_function(work.params, work)
         if ResultLimits.of(None).is_small(encoded):
             return Done(value=encoding.inline(encoded))
         path = work.directory / encoding.OUTPUT
         path.write_bytes(encoded)
         return Done(files={encoding.OUTPUT: File(path, encoding.CONTENT_TYPE)}, value=encoding.stored())
 
-    def called(self, params: Mapping[str, Any], attempt: Any) -> bytes:
+    def call_with_json(self, params: Mapping[str, Any], attempt: Any) -> bytes:
         """Call a plain function with the JSON of its arguments. Returns the JSON of its result."""
-        return self._called(self._arguments.model.model_validate(params), attempt)
+        return self._call_function(self._arguments.model.model_validate(params), attempt)
 
-    def _called(self, params: Any, attempt: Any) -> bytes:
+    def _call_function(self, params: Any, attempt: Any) -> bytes:
         positional, named = self._arguments.decoded(params)
         token = enter(Current(self._name, attempt))
         try:
             result = self._function(*positional, **named)
         except self._never as error:
-            raise refused(error) from error
+            raise permanent_error_of(error) from error
         finally:
             leave(token)
         return self._results.encoded(result)
 
 
-def refused(error: Exception) -> Permanent:
-    """The end of a run whose function raised what its Retry names in `never`."""
+def permanent_error_of(error: Exception) -> Permanent:
+    """The error that ends a run: its function raised an exception that its Retry names in `never`."""
     return Permanent("handler_error", text_of(error))

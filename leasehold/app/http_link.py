@@ -1,7 +1,8 @@
-"""`HttpLink`: the way of an app to its installation through the HTTP API, with a key and without a database URL."""
+"""`HttpLink` connects an app to its installation through the HTTP API: with an API key, without a database URL."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,6 +13,7 @@ from uuid import UUID
 import httpx2
 
 from leasehold.app.calls import Call
+from leasehold.app.chunks import AT_MOST, PAUSE_SECONDS, Chunks, chunks_of
 from leasehold.app.link import Outcome
 from leasehold.app.results import OUTPUT
 from leasehold.app.terms import STEP
@@ -39,8 +41,8 @@ _ERRORS: Mapping[int, type[errors.RequestError]] = {
 
 @dataclass(frozen=True, slots=True)
 class ApiAccess:
-    """`url`, `key`: None for LEASEHOLD_URL and LEASEHOLD_API_KEY. `timeout`: for how many seconds a request is tried
-    again while the API does not answer, or has no room.
+    """`url`, `key`: None for LEASEHOLD_URL and LEASEHOLD_API_KEY. `timeout`: for how many seconds a request is repeated
+    while the API does not answer, or answers that it is overloaded.
     """
 
     url: str | None = None
@@ -49,9 +51,9 @@ class ApiAccess:
 
 
 class HttpLink:
-    """A `Link` over the API. The limits of the key hold for its runs, and the key's tenant owns them.
+    """A `Link` over the API. The key's tenant owns the runs, and the key's rate limits and quotas apply to them.
 
-    Each method raises Unavailable when the API does not answer in time, and the RequestError of what the API refuses.
+    Each method raises Unavailable when the API does not answer in time, and a RequestError when the API refuses.
     """
 
     def __init__(self, client: AsyncClient, store: httpx2.AsyncClient) -> None:
@@ -61,7 +63,7 @@ class HttpLink:
     @classmethod
     @asynccontextmanager
     async def opened(cls, access: ApiAccess) -> AsyncIterator[HttpLink]:
-        """Opening connects to nothing yet. Raises ClientError for a URL or key that is none."""
+        """Opening connects to nothing yet. Raises ClientError for a malformed URL or key."""
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(AsyncClient(access.url, access.key, timeout=access.timeout))
             store = await stack.enter_async_context(httpx2.AsyncClient(timeout=_STORE_SECONDS))
@@ -70,22 +72,22 @@ class HttpLink:
     async def submit(self, calls: Sequence[Call[Any]]) -> list[UUID]:
         """Start all runs or none. Raises Invalid `not_over_http` for what the API cannot do."""
         for call in calls:
-            _check(call)
+            _refuse_unsupported(call)
         if len(calls) == 1:
-            return [(await _answered(self._client.send(_request_of(calls[0])))).id]
-        return (await _answered(self._client.send(_batch_of(calls)))).ids
+            return [(await _with_platform_errors(self._client.send(_request_of(calls[0])))).id]
+        return (await _with_platform_errors(self._client.send(_batch_of(calls)))).ids
 
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
         """Whether the run ended within `seconds`; None: wait for as long as it takes. Raises NotFound."""
         try:
-            await _answered(self._client.wait(run_id, timeout=seconds))
+            await _with_platform_errors(self._client.wait(run_id, timeout=seconds))
         except TimeoutError:
             return False
         return True
 
     async def outcome(self, run_id: UUID) -> Outcome:
         """Raises NotFound."""
-        run = await _answered(self._client.get_run(run_id))
+        run = await _with_platform_errors(self._client.get_run(run_id))
         error = None
         if run.ended and run.status != "succeeded":
             found = run.error
@@ -101,7 +103,7 @@ class HttpLink:
         path = f"/v1/runs/{run_id}/cancel"
         request = requests.Call("POST", path, models.JobAfterAction.model_validate, body={"reason": reason}, safe=True)
         try:
-            return (await _answered(self._client.send(request))).status
+            return (await _with_platform_errors(self._client.send(request))).status
         except errors.Conflict as error:
             if error.code != "resource_invalid_state":
                 raise
@@ -109,13 +111,27 @@ class HttpLink:
 
     async def signal(self, run_id: UUID, name: str, payload: Any) -> None:
         """Send a signal to the run, once. Raises NotFound, Conflict `run_ended`, TooMany."""
-        await _answered(self._client.signal(run_id, name, payload))
+        await _with_platform_errors(self._client.signal(run_id, name, payload))
+
+    async def chunks(self, run_id: UUID, after: int) -> Chunks:
+        """What the run has emitted behind chunk `after`. Without news it waits a moment. Raises NotFound."""
+        ended = (
+            await _with_platform_errors(self._client.get_run(run_id))
+        ).ended  # first: what was emitted before is on this page
+        params = {"after": after, "limit": AT_MOST}
+        request = requests.Call(
+            "GET", f"/v1/runs/{run_id}/stream", lambda page: page["chunks"], params=params, safe=True
+        )
+        found = chunks_of(await _with_platform_errors(self._client.send(request)), after, ended=ended)
+        if not found.items and not found.is_end:
+            await asyncio.sleep(PAUSE_SECONDS)
+        return found
 
     async def _read(self, run_id: UUID) -> bytes:
         """The result that the object store holds, by the link that /v1/jobs gives. Raises Unavailable, and Forbidden
         for a key without `jobs:read`.
         """
-        job = await _answered(self._client.get_job(run_id))
+        job = await _with_platform_errors(self._client.get_job(run_id))
         output = next(output for output in job.outputs or () if (output.step, output.name) == (STEP, OUTPUT))
         try:
             answer = await self._store.get(output.url or "")
@@ -127,13 +143,13 @@ class HttpLink:
         return answer.content
 
 
-def _check(call: Call[Any]) -> None:
-    """Raises Invalid for a call that only a program with the database can submit."""
+def _refuse_unsupported(call: Call[Any]) -> None:
+    """Raises Invalid for a call that needs a link to the database."""
     if call.options.id is not None:
         _refuse("The API chooses the ids of runs: give a key= in place of id=.")
     if call.debounce_key is not None:
         _refuse(f"{call.task.name} has a debounce, which is of submissions to the database.")
-    if call.key is not None and call.is_unique:
+    if call.key is not None and call.is_key_of_arguments:
         _refuse(f"{call.task.name} is unique by its arguments: give a key= of your own.")
 
 
@@ -164,11 +180,11 @@ def _batch_of(calls: Sequence[Call[Any]]) -> requests.Call[models.Batch]:
         first.task.name, [], priority=first.options.priority, scheduled_at=first.scheduled_at
     )
     items = [{"payload": dict(call.params), "tags": dict(call.options.tags or {})} for call in calls]
-    return requests.replaced_body(request, runs=items)
+    return requests.with_body_fields(request, runs=items)
 
 
-async def _answered(request: Awaitable[T]) -> T:
-    """What the client answers. Raises the platform's errors in place of the client's."""
+async def _with_platform_errors(request: Awaitable[T]) -> T:
+    """Await a request of the client. Raises the platform's errors in place of the client's."""
     try:
         return await request
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""`submit_in` writes runs in the user's transaction. After its commit the relay announces them."""
+"""Writes runs in the user's own transaction, for `submit_in`. After the commit the relay announces them."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ def _settings_of(connections: Connections) -> Settings:
 
 async def _write(foreign: Foreign, calls: Sequence[Call[Any]], settings: Settings) -> list[UUID]:
     await foreign.check()
-    connection: Any = foreign  # it has the methods of asyncpg's that the statements below use
+    connection: Any = foreign  # it has the asyncpg methods that `write` uses
     ids: list[UUID] = []
-    for first in range(0, len(calls), PIECE):  # a sync driver has no event loop that `jobs.submit` could use for more
+    # PIECE calls at a time: for more, `jobs.submit` would wait in an event loop, which a sync driver does not have.
+    for first in range(0, len(calls), PIECE):
         written = await write(
             connection, calls[first : first + PIECE], settings.tenant, settings.retention_days * 86_400
         )

@@ -1,4 +1,4 @@
-"""How large a result may be, in the process that runs the function."""
+"""Checks the size of a result, in the process that runs the function."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ResultLimits:
-    """Limits in bytes of JSON. PostgreSQL keeps a result of up to `inline` bytes. If there is a `store`, it keeps a
-    larger result of up to `longest` bytes.
+    """Limits of a result, in bytes of JSON. PostgreSQL keeps a result of up to `inline` bytes. The object store keeps a
+    larger result, up to `longest` bytes. `store`: whether there is an object store.
     """
 
     inline: int
@@ -33,7 +33,9 @@ class ResultLimits:
         return cls(fields["result_inline_bytes"].default, fields["result_max_bytes"].default, store=True)
 
     def is_small(self, encoded: bytes) -> bool:
-        """Whether PostgreSQL keeps the result. Raises Permanent `result_too_large`."""
+        """Whether the result is small enough for PostgreSQL. Raises Permanent `result_too_large` if nothing can keep
+        it.
+        """
         if len(encoded) > self.longest:
             sentence = f"the result has {len(encoded)} bytes of JSON; at most {self.longest} are stored"
             raise Permanent("result_too_large", sentence)

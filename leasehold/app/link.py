@@ -13,6 +13,7 @@ from uuid import UUID
 import asyncpg
 
 from leasehold.app.calls import Call
+from leasehold.app.chunks import AT_MOST, PAUSE_SECONDS, Chunks, chunks_of
 from leasehold.app.endings import Endings
 from leasehold.app.logging import log_to_the_program
 from leasehold.app.results import OUTPUT
@@ -20,7 +21,9 @@ from leasehold.app.writing import Written, write, write_plain
 from leasehold.broker import open_broker
 from leasehold.broker.announcer import Announcer, announcing
 from leasehold.broker.base import Broker
+from leasehold.db import log_reads
 from leasehold.db.database import Connection, Pool, make_pool
+from leasehold.db.log_reads import ENDED, LogFilter
 from leasehold.db.pool_sizes import pool_of_app
 from leasehold.domain.errors import Conflict, Invalid, NotFound, Unanswered, Unreachable
 from leasehold.runtime.transient import TRY_AGAIN, may_try_again, until_answered
@@ -33,18 +36,18 @@ from leasehold.urls import refuse_bad_urls
 
 T = TypeVar("T")
 
-#: After a commit the first hint waits this long for the broker's connection; the relay sends what it cannot.
+#: After a commit, hints wait this long for a connection to the broker. After that the relay sends them.
 _BROKER_SECONDS = 1.0
 _PAUSE_SECONDS = 0.2
-#: The time that a wait has for its first read of the run, also with a shorter timeout: `wait(0)` reports whether the
-#: run has ended.
+#: The first read of `wait` may take this long, even if the timeout of the wait is shorter. So `wait(0)` can find out
+#: whether the run has ended.
 _READ_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The state of a run. `error`: code and message of a run that has not succeeded. `value`: of its step, if the run
-    has succeeded. `large`: the JSON of a result that the object store holds.
+    """The state of a run. `error`: code and message, if the run ended without success. `value`: the value of its step,
+    if the run has succeeded (results.py). `large`: the JSON of the result, if the object store holds it.
     """
 
     status: str
@@ -55,8 +58,8 @@ class Outcome:
 
 
 class Link(Protocol):
-    """Submits calls, and follows their runs. Each method names runs of the link's tenant only, and raises Unanswered
-    (`submit`) or Unreachable when PostgreSQL does not answer for `submit_seconds`.
+    """Submits calls, and follows their runs. Each method reaches only runs of the link's tenant. When PostgreSQL does
+    not answer for `submit_seconds`, `submit` raises Unanswered, and the others raise Unreachable.
     """
 
     async def submit(self, calls: Sequence[Call[Any]]) -> list[UUID]: ...
@@ -64,6 +67,7 @@ class Link(Protocol):
     async def outcome(self, run_id: UUID) -> Outcome: ...
     async def cancel(self, run_id: UUID, reason: str) -> str: ...
     async def signal(self, run_id: UUID, name: str, payload: Any) -> None: ...
+    async def chunks(self, run_id: UUID, after: int) -> Chunks: ...
 
 
 _OUTCOME = """
@@ -78,8 +82,8 @@ WHERE j.id = $1 AND j.tenant_id = $2
 
 
 class DatabaseLink:
-    """Writes runs in PostgreSQL and announces them by the broker, as the API does. The program is trusted: it may use
-    any tenant's name, and no limit of clients refuses it. Declared concurrency limits hold its runs as any others.
+    """Writes runs to PostgreSQL and announces them through the broker, as the API does. The program is trusted: it may
+    name any tenant, and no rate limit or quota applies to it. Concurrency limits apply to its runs as to all others.
     """
 
     def __init__(self, settings: Settings, tenant: str, pool: Pool, broker: Broker, announcer: Announcer) -> None:
@@ -118,14 +122,16 @@ class DatabaseLink:
             limit = self._settings.batch_max_tasks
             raise Invalid("batch_too_large", f"At most {limit} runs are submitted at once, not {len(calls)}.")
         deadline = monotonic() + self._settings.submit_seconds
-        known: dict[UUID, UUID] = {}  # the ids of calls that an earlier try, or an earlier submission, has written
+        known: dict[
+            UUID, UUID
+        ] = {}  # {id of a call: id of its run}, of calls that an earlier try or submission has written
         while True:
             new = [call for call in calls if call.run_id not in known]
             try:
                 written = await self._write(new)
                 break
             except asyncpg.UniqueViolationError as error:
-                existing = await self._existing(calls)  # an earlier try wrote them, and its answer was lost
+                existing = await self._existing(calls)  # an earlier try may have written some of them
                 if not existing.keys() - known.keys():
                     raise Conflict("run_exists", "Another run has one of these ids.") from error
                 known = existing
@@ -136,12 +142,7 @@ class DatabaseLink:
                 if monotonic() + _PAUSE_SECONDS > deadline:
                     raise Unanswered([call.run_id for call in calls], self._settings.submit_seconds) from error
             await asyncio.sleep(_PAUSE_SECONDS)
-        if self._broker.connected:  # now, and not when the task below gets its turn
-            self._announcer.announce(written.hints)
-            written.hints = []
-        task = asyncio.create_task(self._announce(written))
-        self._announcing.add(task)
-        task.add_done_callback(self._announcing.discard)
+        self._announce_soon(written)
         ids = known | dict(zip((call.run_id for call in new), written.ids, strict=True))
         return [ids[call.run_id] for call in calls]
 
@@ -154,8 +155,8 @@ class DatabaseLink:
                 return await write(connection, calls, self._tenant, keep_seconds)
 
     async def _existing(self, calls: Sequence[Call[Any]]) -> dict[UUID, UUID]:
-        """{the id of a call: the id of its run}, for the calls that are runs already. The calls that debounce with one
-        key are one run, with the first call's id. Raises Conflict if an id is another task's.
+        """{id of a call: id of its run}, for the calls whose run exists already. Calls with the same debounce key share
+        a run, which has the id of the first of them. Raises Conflict if a run of another task has one of the ids.
         """
         first_ids: dict[tuple[str, str], UUID] = {}
         run_ids = {
@@ -175,8 +176,19 @@ class DatabaseLink:
             raise Conflict("run_exists", "Another run has one of these ids.")
         return {call_id: run_id for call_id, run_id in run_ids.items() if run_id in tasks}
 
+    def _announce_soon(self, written: Written) -> None:
+        """Announce a commit in the background. If the broker is connected, its hints are announced at once."""
+        if self._broker.connected:
+            self._announcer.announce(written.hints)
+            written.hints = []
+        task = asyncio.create_task(self._announce(written))
+        self._announcing.add(task)
+        task.add_done_callback(self._announcing.discard)
+
     async def _announce(self, written: Written) -> None:
-        """Publish the hints of a commit, and admit runs at its limits. If it fails, the relay and the sweeper do it."""
+        """Publish the hints of a commit, and admit its runs at their concurrency limits. If that fails, the relay
+        publishes the hints, and the sweeper admits the runs.
+        """
         if written.hints:
             deadline = monotonic() + _BROKER_SECONDS
             while not self._broker.connected and monotonic() < deadline:  # noqa: ASYNC110 - a broker offers no event
@@ -220,7 +232,7 @@ class DatabaseLink:
             async with self._pool.acquire() as connection:
                 return await connection.fetchrow(_OUTCOME, run_id, self._tenant, "run", OUTPUT)
 
-        row = await self._answered(run_id, read)
+        row = await self._repeat_while_away(run_id, read)
         if row is None:
             raise NotFound("run_not_found", "There is no such run.")
         return row
@@ -236,7 +248,7 @@ class DatabaseLink:
                 if names:
                     self._announcer.announce(await concurrency.admit(connection, names, [run_id]))
 
-        await self._answered(run_id, request)
+        await self._repeat_while_away(run_id, request)
         return (await self.outcome(run_id)).status
 
     async def signal(self, run_id: UUID, name: str, payload: Any) -> None:
@@ -251,7 +263,7 @@ class DatabaseLink:
                 return stack.pop_all(), connection
 
         at_most = self._settings.run_signals
-        stack, connection = await self._answered(run_id, begin)
+        stack, connection = await self._repeat_while_away(run_id, begin)
         try:
             async with stack:
                 hints = await signals.send(connection, run_id, self._tenant, name, payload, at_most=at_most)
@@ -261,9 +273,28 @@ class DatabaseLink:
             raise Unreachable(run_id, "the signal may or may not be stored") from error
         self._announcer.announce(hints)
 
-    async def _answered(self, run_id: UUID, work: Callable[[], Awaitable[T]]) -> T:
-        """What `work` gives, which may be repeated. While PostgreSQL is away, try again for `submit_seconds`. Raises
-        Unreachable after that time.
+    async def chunks(self, run_id: UUID, after: int) -> Chunks:
+        """What the run has emitted behind chunk `after`. Without news it waits a moment. Raises NotFound, and
+        Unreachable.
+        """
+
+        async def read() -> Chunks:
+            async with self._pool.acquire() as connection:
+                # Read the end first: what was emitted before it is on this page.
+                ended = (await log_reads.stream_numbers(connection, [run_id])).get(run_id, ENDED) == ENDED
+                page = await log_reads.stream_page(connection, self._tenant, run_id, after, LogFilter(), AT_MOST)
+            return chunks_of(page, after, ended=ended)
+
+        if not after:
+            await self._row_of(run_id)
+        found = await self._repeat_while_away(run_id, read)
+        if not found.items and not found.is_end:
+            await asyncio.sleep(PAUSE_SECONDS)
+        return found
+
+    async def _repeat_while_away(self, run_id: UUID, work: Callable[[], Awaitable[T]]) -> T:
+        """What `work` returns. While PostgreSQL is away, repeat `work` for `submit_seconds`; so it must be safe to
+        repeat. Raises Unreachable after that time.
         """
         seconds = self._settings.submit_seconds
         try:

@@ -12,7 +12,7 @@ from leasehold.domain.ids import new_id
 
 
 class LocalAttempt:
-    """What `current()` needs of an attempt. `reports`: the calls of `progress`. `chunks`: what the function emitted."""
+    """An attempt without a worker. `reports`: (percent, summary) of each `progress`. `chunks`: what was emitted."""
 
     number = 1
     errors = 0

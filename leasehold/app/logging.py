@@ -1,4 +1,4 @@
-"""The platform's log lines in a program of the user's go to the standard `logging`, which the program configures."""
+"""Sends the platform's log lines in the user's program to the standard `logging`, which the program configures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import structlog
 
 
 def log_to_the_program() -> None:
-    """Without a configuration of structlog its lines would go to stdout, among what the program prints."""
+    """Configure structlog, unless the program has done so. Without a configuration its lines would go to stdout, among
+    those that the program prints.
+    """
     if structlog.is_configured():
         return
     structlog.configure(

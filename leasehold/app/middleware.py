@@ -1,4 +1,4 @@
-"""Middleware of an app: async generators around each attempt, for error reporters and a tenant's context."""
+"""Middleware of an app: async generators that run around each attempt, for example to report errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file and line of a function. Every DeclarationError of an app begins with them."""
+"""Finds the file and line of a function, with which every DeclarationError of an app begins."""
 
 from __future__ import annotations
 

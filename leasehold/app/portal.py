@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own: callers with and without a loop use the same connections."""
+"""Runs an event loop in a separate thread, so that callers with and without a loop use the same connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PortalClosed(LeaseholdError):
 
 
 class Portal:
-    """Runs coroutines of any thread in one loop. It belongs to the process that made it: see `is_usable`."""
+    """Runs coroutines from any thread in one loop. It works only in the process that made it: see `is_usable`."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -35,7 +35,7 @@ class Portal:
 
     def _run(self) -> None:
         self._loop.run_forever()
-        # Callers in other threads wait for these: without an end they would wait for ever.
+        # Callers in other threads wait for these tasks. If the tasks did not end, the callers would wait for ever.
         while tasks := asyncio.all_tasks(self._loop):
             for task in tasks:
                 task.cancel()
@@ -44,7 +44,7 @@ class Portal:
 
     @property
     def is_usable(self) -> bool:
-        """False in a child process that was forked: it has the memory of the loop, and no thread."""
+        """Whether the loop runs. It does not in a forked process, which has a copy of the loop but not its thread."""
         return self._pid == os.getpid() and self._thread.is_alive() and not self._is_closed
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:

@@ -1,7 +1,9 @@
-"""The program of a process for `process=True` tasks. A worker starts it, and it runs the worker's calls in turn.
+"""The program that runs `process=True` tasks in a separate process. A worker starts it, and sends it one call at a
+time.
 
-`python -m leasehold.app.process_child FD PARENT`: the descriptor of the channel, and the worker's process id. It has
-the worker's environment, disk and network. At the time limit the worker kills it with all processes that it started.
+`python -m leasehold.app.process_child FD PARENT`. FD: the file descriptor of the channel to the worker. PARENT: the
+worker's process id. The program has the worker's environment, disk and network. At the time limit the worker kills it
+with all processes that it started.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ class ProcessAttempt:
 
 
 class _Stop:
-    """SIGTERM asks the function to stop at its next checkpoint."""
+    """Whether the worker has asked the function, by SIGTERM, to stop at its next checkpoint."""
 
     requested = False
 
@@ -97,7 +99,7 @@ def main() -> None:
         while (frame := receive(channel)) is not None:
             call = CallOfProcess.model_validate_json(frame[1])
             logging.getLogger().setLevel(call.log_level)
-            # A directory that cannot be deleted must not cost the result: the function may have changed it.
+            # The function may have left a directory that cannot be deleted. Its result must not be lost for that.
             with tempfile.TemporaryDirectory(prefix="leasehold-", ignore_cleanup_errors=True) as directory:
                 kind, body = _answer(call, ProcessAttempt(call, channel, Path(directory)))
             _send(channel, kind, body)
@@ -107,7 +109,7 @@ def _answer(call: CallOfProcess, attempt: ProcessAttempt) -> tuple[Kind, bytes]:
     """Call the function. Returns the kind and the body of the message to the worker."""
     try:
         task = task_of(call.module, call.task)
-        return Kind.DONE, task.handling.called(call.params, attempt)
+        return Kind.DONE, task.handling.call_with_json(call.params, attempt)
     except Cancelled:
         return Kind.CANCELLED, b""
     except BaseException as error:  # noqa: BLE001 - SystemExit, too: the worker gets all that a function raises

@@ -19,7 +19,7 @@ HEAD = struct.Struct(">BQ")
 
 
 class Kind(IntEnum):
-    """CALL goes to the process, and all others come from it. DONE has the result's JSON as its body."""
+    """The worker sends CALL; the process sends all others. The body of DONE is the JSON of the result."""
 
     CALL = 1
     PROGRESS = 2

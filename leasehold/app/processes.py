@@ -1,4 +1,4 @@
-"""The processes in which a worker runs `process=True` tasks. Their number is bounded, and each runs call after call."""
+"""The pool of processes in which a worker runs `process=True` tasks. A process runs one call after another."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Processes:
 
     @contextlib.asynccontextmanager
     async def room(self) -> AsyncIterator[bool]:
-        """Keep a process for the `run` inside the block. False: no process became free in time."""
+        """Reserve one of the pool's processes for the `run` in the block. Yields False if none became free in time."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 await self._free.acquire()
@@ -111,8 +111,8 @@ class Processes:
             self._free.release()
 
     async def run(self, call: CallOfProcess, attempt: Any) -> bytes:
-        """The JSON of the result. Raises what the function raised, as a StepError, and Cancelled. Cancelling it kills
-        the process.
+        """Run the call, and return the JSON of its result. Raises an error of the function as a StepError, and
+        Cancelled. If the task of the caller is cancelled, the process is killed.
         """
         process = await self._process()
         call = call.model_copy(update={"log_level": child_logs.level()})
@@ -150,7 +150,7 @@ class Processes:
 
 
 async def _watch(process: Process, attempt: Any) -> None:
-    """Wait until the run is cancelled or its lease is lost. Then ask the process to stop."""
+    """Ask the process to stop once the run is cancelled or its lease is lost."""
     while True:
         await asyncio.sleep(_CHECK_SECONDS)
         try:

@@ -1,4 +1,4 @@
-"""The result of a function as JSON, small in PostgreSQL or large in the object store, and back.
+"""Converts the result of a function to JSON and back. PostgreSQL keeps a small result, the object store a large one.
 
 A step's value is `{"value": JSON}`, or `{"output": NAME}` when the JSON is that output of the step.
 """
@@ -24,7 +24,7 @@ CONTENT_TYPE = "application/json"
 
 
 class Results:
-    """How the results of one function are written and read. Without a return annotation any JSON is a result."""
+    """Encodes and decodes the results of one function. Without a return annotation, any JSON is a result."""
 
     def __init__(self, function: Callable[..., Any], hints: Mapping[str, Any]) -> None:
         """`hints`: the function's annotations, evaluated. Raises DeclarationError."""

@@ -18,8 +18,8 @@ class Retry:
     """`times`: how often a failed attempt is tried again; 0: never, so the first failure is the last.
 
     The first delay is `delay`; each further one is `factor` times as long, and none is longer than `longest`. The
-    worker shortens each delay by a random part, up to half, so that tasks which failed together do not come back
-    together. `never`: exceptions after which no attempt follows. With `StepTimeout`, none follows an attempt that
+    worker shortens each delay at random, by up to half, so that tasks which failed together are not tried again
+    together. `never`: exceptions after which no attempt follows. If it has `StepTimeout`, no attempt follows one that
     exceeded its time limit.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 
@@ -13,15 +13,19 @@ from pydantic_core import to_jsonable_python
 from leasehold.domain.errors import TaskFailed
 
 if TYPE_CHECKING:
+    from leasehold.app.chunks import Chunks
     from leasehold.app.connection import Connections
     from leasehold.app.link import Outcome
     from leasehold.app.results import Results
+    from leasehold.client.models import Chunk
 
 R = TypeVar("R")
 
 
 class Run(Generic[R]):
-    """One run of a task. `await run` gives its result. Each method exists twice: for code with and without a loop."""
+    """One run of a task. `await run` gives its result. Each method exists twice: for code without an event loop, and
+    with an `a` in front (`awaited` for `wait`) for code with one.
+    """
 
     def __init__(self, run_id: UUID, task: str, results: Results, connections: Connections) -> None:
         self.id = run_id
@@ -44,8 +48,10 @@ class Run(Generic[R]):
     # --- without a loop
 
     def status(self) -> str:
-        """pending, queued, running, succeeded, failed, cancelled or expired. Raises NotFound, and Unreachable when
-        PostgreSQL does not answer for LEASEHOLD_SUBMIT_SECONDS; so does each method.
+        """pending, queued, running, succeeded, failed, cancelled or expired.
+
+        As each method of a Run, it raises NotFound, and Unreachable when PostgreSQL does not answer for
+        LEASEHOLD_SUBMIT_SECONDS.
         """
         return self._connections.call(self._outcome()).status
 
@@ -63,8 +69,8 @@ class Run(Generic[R]):
         return self._decoded(self._connections.call(self._ended(timeout)))
 
     def cancel(self, reason: str = "") -> str:
-        """Request the cancel. Returns the status from now on: cancel_requested while a worker still runs it, or
-        while its workflow has yet to see the cancel.
+        """Request the cancel. Returns the run's status after that: cancel_requested if a worker still runs an attempt,
+        or if the workflow must still see the cancel; else cancelled, or the status with which the run has ended.
         """
         return self._connections.call(self._cancel(reason))
 
@@ -74,6 +80,17 @@ class Run(Generic[R]):
         Raises NotFound, Conflict `run_ended`, TooMany `too_many_signals`, and Unreachable: the signal may be stored.
         """
         self._connections.call(self._signal(name, payload))
+
+    def stream(self) -> Iterator[Chunk]:
+        """What the run emits, as it is written, until the run ends. After a `restart` drop the step's earlier chunks.
+        Raises NotFound, and Unreachable as `status`.
+        """
+        self._refuse_in_loop("stream", "astream")
+        after, is_end = 0, False
+        while not is_end:
+            found = self._connections.call(self._chunks(after))
+            yield from found.items
+            after, is_end = found.after, found.is_end
 
     # --- in a loop
 
@@ -98,7 +115,19 @@ class Run(Generic[R]):
         """As `signal`."""
         await self._connections.acall(self._signal(name, payload))
 
+    async def astream(self) -> AsyncIterator[Chunk]:
+        """As `stream`."""
+        after, is_end = 0, False
+        while not is_end:
+            found = await self._connections.acall(self._chunks(after))
+            for chunk in found.items:
+                yield chunk
+            after, is_end = found.after, found.is_end
+
     # --- in the link's loop
+
+    async def _chunks(self, after: int) -> Chunks:
+        return await (await self._connections.link()).chunks(self.id, after)
 
     async def _outcome(self) -> Outcome:
         return await (await self._connections.link()).outcome(self.id)

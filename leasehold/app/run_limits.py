@@ -1,4 +1,6 @@
-"""Limits of a task's runs: how many run at once, and which submissions are the same run."""
+"""Options of `@app.task`. `Limit`: how many runs run at once. `Batch`: one call for several runs. `Unique`: which
+submissions are the same run.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ from leasehold.domain.errors import DeclarationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """At most `at_most` runs of a task run at once, and at most `per_minute` start each minute; further runs wait. Each
-    tenant has the limit for itself. `by`: a JSON pointer into the arguments; each value there has the limit for itself.
+    """At most `at_most` runs of a task run at once, and at most `per_minute` start each minute; further runs wait. The
+    limit counts the runs of each tenant apart. `by`: a JSON pointer into the arguments: runs with different values
+    there are counted apart, too.
     """
 
     at_most: int | None = None
@@ -39,8 +42,8 @@ MAX_BATCH_WAIT = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One call of the function serves up to `size` runs of one tenant. A run waits at most `wait` for others, in its
-    worker: there each of them has a slot, so a batch is never larger than the worker's slots.
+    """One call of the function serves up to `size` runs of one tenant. A run waits in its worker for others, at most
+    `wait`. Each waiting run uses a slot, so a batch is never larger than the number of the worker's slots.
     """
 
     size: int
@@ -55,8 +58,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unique:
-    """One run for equal arguments: within 24 hours a second submission returns the first one's run. `by`: the names of
-    the arguments that are compared; empty: all of them.
+    """One run for equal arguments: within 24 hours a second submission returns the run of the first. `by`: the names of
+    the arguments that are compared; empty: all arguments.
     """
 
     by: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""A task as `ctx.run` and `ctx.start` of a workflow need it."""
+"""The parts of a task that `ctx.run` and `ctx.start` of a workflow need: its arguments, its step and its result."""
 
 from __future__ import annotations
 

@@ -34,14 +34,15 @@ R = TypeVar("R")
 A = TypeVar("A")
 C = TypeVar("C")
 
-#: The queue of isolated tasks that name none: a worker serves a queue with isolated work behind fences only.
+#: The queue of isolated tasks that name no queue. An app may not put isolated tasks and others into one queue, because
+#: a worker serves a queue with isolated tasks only behind the fences of the sandbox.
 ISOLATED_QUEUE = "isolated"
 
 
 class Task(Generic[P, R]):
     """A declared function. `name`: `APP.TASK`, the name of its pipeline. `place`: file and line of the function."""
 
-    #: Leading parameters of the function that are no arguments.
+    #: How many leading parameters of the function are no arguments: 1 for a workflow, whose first is its context.
     _skip = 0
 
     def __init__(
@@ -119,8 +120,8 @@ class Task(Generic[P, R]):
         return f"<task {self.name} of {self.place}>"
 
     def options(self, **options: Unpack[SubmitOptions]) -> Prepared[P, R]:
-        """The task with options, for a call whose parameters a type checker should see: `task.options(key=..)
-        .submit(1, b=2)`; also where a parameter has the name of an option.
+        """The task with options: `task.options(key="k").submit(1, b=2)`. A type checker then sees the function's
+        parameters. It is also the way if a parameter has the name of an option.
         """
         return Prepared(self, Options(**options))
 
@@ -190,7 +191,7 @@ class Task(Generic[P, R]):
             attempt.close()
 
     def _call_locally(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """What the function returns: a result, or the coroutine of one."""
+        """Call the function. Returns its result; for an `async def`, a coroutine that returns the result."""
         return self.function(*positional, **named)
 
     def _local_call(

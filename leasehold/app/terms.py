@@ -1,4 +1,4 @@
-"""What `@app.task(...)` is declared with, beside the function."""
+"""The options of `@app.task(...)`: their types, and their defaults."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TaskOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTerms:
-    """TaskOptions, with the defaults of those that are left out."""
+    """The options of one task. Options that were left out have their defaults."""
 
     name: str | None = None
     queue: str | None = None

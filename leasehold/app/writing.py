@@ -1,4 +1,4 @@
-"""Writes the runs of calls in a transaction. The connection is the app's own, or one that the user gives."""
+"""Writes the runs of submitted calls to PostgreSQL, on the app's own connection or on one that the user gives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ _ACCEPTED = 202
 
 @dataclass(slots=True)
 class Written:
-    """`ids`: of the runs, in the order of the calls. After the commit, publish `hints`, and admit at `limits`."""
+    """The runs that were written. `ids`: in the order of the calls. After the commit the caller publishes `hints`, and
+    admits runs at the concurrency limits `limits`.
+    """
 
     ids: list[UUID] = field(default_factory=list)
     hints: list[Announcement] = field(default_factory=list)
@@ -50,7 +52,7 @@ async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str,
         elif key is None:
             plain_runs.append(new)
         else:
-            request = b"" if call.is_unique else encoded
+            request = b"" if call.is_key_of_arguments else encoded
             written.ids[index] = await _write_keyed(connection, new, key, request, written)
     if debounced:
         plain_runs += await _write_debounced(connection, calls, list(debounced.values()), tenant, keep_seconds, written)
@@ -64,9 +66,8 @@ async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str,
 async def write_plain(
     connection: Connection, calls: Sequence[Call[Any]], tenant: str, keep_seconds: int
 ) -> Written | None:
-    """Write the run of a single call by one statement, which is its own transaction: so the commit costs no further way
-    to PostgreSQL. None: nothing was written, because the submission needs `write`: it has several calls, a key, a
-    debounce or a limit.
+    """Write the run of a single call by one statement outside a transaction, which saves round trips to PostgreSQL.
+    None: nothing was written, because the submission has several calls, a key, a debounce or a limit. Use `write` then.
 
     Raises Invalid: a payload that is too large.
     """
@@ -85,9 +86,11 @@ async def _write_debounced(
     keep_seconds: int,
     written: Written,
 ) -> list[NewRun]:
-    """Give the last call of each key to the run that waits with it. Returns the runs to write: no run waits for them.
+    """Debounce the calls. Calls with one key become one run: it has the id of the first call and the arguments of the
+    last.
 
-    The calls of one key are one run, with the first one's id and the last one's arguments.
+    If a run with the key waits already, it gets the last call's arguments and waits again. Otherwise the run is new:
+    the caller must write the returned runs.
     """
     firsts = [calls[indexes[0]] for indexes in indexes_by_key]
     lasts = [calls[indexes[-1]] for indexes in indexes_by_key]
@@ -108,9 +111,8 @@ def _debounced(call: Call[Any]) -> debounce.Debounced:
 
 
 async def _write_keyed(connection: Connection, new: NewRun, key: str, arguments: bytes, written: Written) -> UUID:
-    """Write the run, unless a run was written with its key before. Returns the id of the run.
-
-    `arguments`: what a repetition must have, too.
+    """Write the run, unless a run with the same key was written before. Returns the id of the run. `arguments`: a
+    repetition must have the same bytes here; else `write` raises Invalid.
     """
     name = new.template_version.template.type
     request = idempotency.fingerprint(name.encode(), arguments)

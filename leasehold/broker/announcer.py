@@ -40,7 +40,7 @@ async def announcing(broker: Broker, pool: ConnectionSource) -> AsyncIterator[An
 
 
 class Waiting:
-    """Announcements that wait to be published, by tenant: a tenant's flood delays no other tenant's hint."""
+    """Announcements that wait to be published. Tenants take turns: a flood of one tenant delays no other."""
 
     def __init__(self) -> None:
         self._by_tenant: dict[str, deque[Announcement]] = {}  # in the order of turns; no deque is empty
@@ -50,9 +50,9 @@ class Waiting:
         return bool(self._by_tenant)
 
     def add(self, announcements: Sequence[Announcement]) -> None:
-        """Add announcements. When `_MAX_WAITING` wait already, a new one is left to the relay. Exception: its tenant
-        has less than an equal share. Then the newest announcement of the tenant with the most is left to the relay
-        instead.
+        """Add announcements. When `_MAX_WAITING` wait already, one announcement must be left to the relay. If the
+        tenant of the new one has less than an equal share, it is the newest of the tenant that has the most. Else it is
+        the new one.
         """
         for announcement in announcements:
             tenant = announcement.hint.tenant
@@ -145,7 +145,7 @@ class Announcer:
     async def publish(self, batch: Sequence[Announcement]) -> int:
         """Publish now, and delete the rows of the hints that the broker confirmed. Returns how many."""
         hints = [announcement.hint for announcement in batch]
-        with traces.announced([hint.headers for hint in hints]) as headers:
+        with traces.publishing_spans([hint.headers for hint in hints]) as headers:
             traced = [replace(hint, headers=added) for hint, added in zip(hints, headers, strict=True)]
             confirmed = await self._broker.publish(traced)
         failpoints.reach("after_publish")

@@ -1,4 +1,4 @@
-"""The interface of a broker: it quickly tells workers that task T may be runnable. PostgreSQL alone holds the truth."""
+"""The interface of a broker, which carries hints to workers. Only PostgreSQL knows whether a task is runnable."""
 
 from __future__ import annotations
 

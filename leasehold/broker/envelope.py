@@ -1,4 +1,5 @@
-"""The message on the wire: `{"v":2,"task":"<uuid>","queue":"media","band":1,"tenant":"acme"}`; the rest are headers.
+"""Encodes and decodes hints as messages: `{"v":2,"task":"<uuid>","queue":"media","band":1,"tenant":"acme"}` and
+headers.
 
 Decoding is strict, because anybody who can write to the queue may send anything: the worker drops a message that is not
 exactly a hint. A new field needs a new version. An old worker drops hints of newer versions; its polls find their

@@ -32,8 +32,8 @@ class Announcement:
         return cls(row["outbox_id"], Hint(row["task_id"], row["queue"], row["priority"], headers, tenant))
 
 
-# The ids are an array, not a join. The statistics show an empty outbox, as it mostly is, so the planner would begin a
-# join by reading the whole table, with all rows that were deleted since the last vacuum.
+# Take due rows. The ids are an array and not a join: the outbox is mostly empty, so by the statistics the planner would
+# begin a join by reading the whole table. The table may hold many rows that were deleted since the last vacuum.
 TAKE = """
 -- relay_take
 UPDATE outbox o SET relay_at = clock_timestamp() + interval '10 seconds'
@@ -44,8 +44,8 @@ WHERE o.id = ANY(ARRAY(
 RETURNING o.id AS outbox_id, o.task_id, o.queue, o.priority, o.headers
 """
 
-# The commit does not wait for the disk: after a crash of PostgreSQL that undoes the delete, the relay publishes the
-# hints once more.
+# Delete rows. The commit does not wait for the disk. If PostgreSQL crashes and loses the delete, the relay only
+# publishes the hints once more.
 ANNOUNCED = """
 -- announced
 WITH unflushed AS MATERIALIZED (

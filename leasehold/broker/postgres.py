@@ -1,8 +1,7 @@
 """The broker of an installation without RabbitMQ: workers poll PostgreSQL, and NOTIFY makes the next poll come sooner.
 
-NOTIFY takes a database-wide lock at commit, so no transaction with other work uses it. A connection of its own
-notifies, at a low rate, the names of queues that have new tasks. Without NOTIFY the workers find all tasks by their
-polls, only later.
+NOTIFY takes a database-wide lock at commit, so no transaction with other work uses it. A separate connection sends the
+names of queues that have new tasks, at a low rate. Without NOTIFY the workers find all tasks by their polls, but later.
 """
 
 from __future__ import annotations

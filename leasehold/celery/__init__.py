@@ -1,7 +1,7 @@
-"""Celery's names over leasehold: change `from celery import ...` to `from leasehold.celery import ...`.
+"""Celery's API on top of leasehold: change `from celery import ...` to `from leasehold.celery import ...`.
 
-Call sites stay as they are. What has no equal raises NotSupported where it is declared, or ImportError where it is
-imported, with what to do instead. The guide: docs/guides/from-celery.md.
+Call sites stay as they are. A feature of Celery without an equal raises NotSupported where a program declares it, or
+ImportError where a program imports it; the message says what to do instead. The guide: docs/guides/from-celery.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 #: Names of Celery's modules that have no equal, and what to do.
-_GONE = {
+_UNSUPPORTED = {
     "Task": "write a function, and open clients in the app's lifespan",
     "crontab": "declare the task with leasehold's @app.cron",
     "chunks": "use group(...), or a leasehold task with batch=",
@@ -37,11 +37,11 @@ _GONE = {
 
 
 def get_task_logger(name: str) -> logging.Logger:
-    """Its lines are kept with the run, as all lines of the standard logging that a task writes."""
+    """A standard logger. The platform keeps its lines with the run, as all lines that a task logs."""
     return logging.getLogger(name)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _GONE:
-        raise ImportError(f"leasehold.celery has no {name}: {_GONE[name]}")
+    if name in _UNSUPPORTED:
+        raise ImportError(f"leasehold.celery has no {name}: {_UNSUPPORTED[name]}")
     raise AttributeError(f"module 'leasehold.celery' has no attribute {name!r}")

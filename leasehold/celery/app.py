@@ -1,4 +1,4 @@
-"""`Celery`: an app of Celery's shape over a leasehold.App, which submits its tasks and serves them."""
+"""`Celery`: an app with Celery's methods. A leasehold.App submits and serves its tasks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Celery:
         for name in others:
             raise refused(name)
         self.main = main or "celery"
-        self.app = App(_name(self.main))
+        self.app = App(_allowed_name(self.main))
         self.app.middleware(self._bound_errors)  # before those of the program: it bounds their errors, too
         self.conf = Conf()
         self.tasks: dict[str, CeleryTask] = {}
@@ -74,7 +74,7 @@ class Celery:
         return declare(function[0]) if function else declare
 
     def declare(self, task: CeleryTask) -> Any:
-        """Leasehold's task for a task of Celery's."""
+        """Declare the leasehold task that runs a CeleryTask, and return it."""
 
         def work(*, args: list[Any], kwargs: dict[str, Any], expires: str | None = None) -> Any:
             return task.work(args, kwargs, expires)
@@ -82,7 +82,7 @@ class Celery:
         work.__module__, work.__doc__ = task.__module__, task.__doc__
         short = task.name.rpartition(".")[2] if task.name.startswith(f"{task.__module__}.") else task.name
         declared = self.app.task(
-            name=_name(short),
+            name=_allowed_name(short),
             queue=task.options.queue,
             retry=task.retry_rule,
             timeout=task.options.time_limit,
@@ -121,7 +121,7 @@ class Celery:
             raise NotSupported("leasehold.celery reads no settings with a namespace: use LEASEHOLD_* variables")
         for name in dir(settings):
             value = getattr(settings, name)
-            # A module of settings also has what it imports: modules, functions and classes.
+            # A module of settings also holds the modules, functions and classes that it imports.
             if not name.startswith("_") and not isinstance(value, ModuleType) and not callable(value):
                 setattr(self.conf, name, value)
 
@@ -136,7 +136,7 @@ class Celery:
         return result.AsyncResult(self._canvas.submit(plan=plan, args=args).id, self)
 
     async def _bound_errors(self, attempt: Current) -> AsyncIterator[None]:
-        """The middleware around each attempt. It ends a run whose task is bound after too many errors."""
+        """The middleware around each attempt. After too many errors it ends the run of a task with `bind=True`."""
         try:
             yield
         except Exception as error:
@@ -164,7 +164,7 @@ def current_app() -> Celery:
 
 
 class SharedTask:
-    """What `@shared_task` gives: the task of the app that was made last."""
+    """What `@shared_task` returns. Calls go to the task of the app that was made last."""
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
         self._function = function
@@ -196,7 +196,7 @@ def shared_task(*function: Callable[..., Any], **options: Any) -> Any:
     return lambda declared: SharedTask(declared, options)
 
 
-def _name(name: str) -> str:
+def _allowed_name(name: str) -> str:
     """A name of Celery's as leasehold allows it: small letters, digits, `_` and `-`."""
     plain = re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_")
     return plain if plain[:1].isalpha() else f"c-{plain}"

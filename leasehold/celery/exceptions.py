@@ -14,7 +14,7 @@ class CeleryError(LeaseholdError):
 
 
 class NotSupported(CeleryError):
-    """Celery has it and Leasehold's facade has not. The message says what to do."""
+    """A feature of Celery that leasehold.celery does not have. The message says what to do instead."""
 
 
 class MaxRetriesExceededError(CeleryError):

@@ -1,4 +1,4 @@
-"""What `@app.task(...)` of Celery takes: each option means the same here, or is refused with what to do instead."""
+"""Reads the options of Celery's `@app.task(...)`. Each has Celery's meaning, or an error says what to do instead."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def check_setting(name: str, value: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CeleryOptions:
-    """The options of one task. `longest_backoff`: in seconds."""
+    """The options of one task. `delay`, `backoff` and `longest_backoff` are in seconds. `backoff` is 0 if each retry
+    waits for `delay`.
+    """
 
     bind: bool
     max_retries: int | None
@@ -90,7 +92,7 @@ class CeleryOptions:
 
 
 def options_of(given: Mapping[str, Any], default_queue: str) -> CeleryOptions:
-    """Raises NotSupported."""
+    """The options that a program gives to `@app.task`. Raises NotSupported."""
     left = {name: value for name, value in given.items() if name not in IGNORED}
     backoff = left.pop("retry_backoff", False)
     options = CeleryOptions(
@@ -113,7 +115,7 @@ def options_of(given: Mapping[str, Any], default_queue: str) -> CeleryOptions:
 
 
 def _limit_of(rate: str | float | None) -> Limit | None:
-    """Celery limits each worker by itself. Here the limit is of the installation."""
+    """The Limit for a `rate_limit`. In Celery it counts for each worker alone; here, for the whole installation."""
     if rate is None:
         return None
     match = _RATE.fullmatch(rate if isinstance(rate, str) else f"{rate}/s")

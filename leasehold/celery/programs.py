@@ -1,4 +1,4 @@
-"""The Celery apps of this program, as their tasks, signatures and results see them."""
+"""Keeps the Celery apps of this program. task.py, canvas.py and result.py find them here: they cannot import app.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`AsyncResult`: a run, by the methods of Celery."""
+"""`AsyncResult`: the handle of a run, with Celery's methods."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from leasehold.domain.errors import NotFound, TaskFailed
 if TYPE_CHECKING:
     from leasehold.app.run import Run
 
-#: A run's status -> Celery's state.
-_STATES = {"succeeded": "SUCCESS", "failed": "FAILURE", "cancelled": "REVOKED", "expired": "REVOKED"}
-_BEGUN = {"running": "STARTED", "cancel_requested": "STARTED"}
-#: The code of a run that came after its `expires`.
+#: A run's status -> Celery's state. Any other status is PENDING.
+_STATES = {
+    "succeeded": "SUCCESS",
+    "failed": "FAILURE",
+    "cancelled": "REVOKED",
+    "expired": "REVOKED",
+    "running": "STARTED",
+    "cancel_requested": "STARTED",
+}
+#: The code of a run that a worker reached only after its `expires`.
 EXPIRED = "task_expired"
 
 
@@ -61,7 +67,7 @@ class AsyncResult:
             return "PENDING"
         if status == "failed" and self._error_code() == EXPIRED:
             return "REVOKED"
-        return _STATES.get(status) or _BEGUN.get(status, "PENDING")
+        return _STATES.get(status, "PENDING")
 
     status = state
 
@@ -89,7 +95,7 @@ class AsyncResult:
         self._run.cancel("revoked")
 
     def forget(self) -> None:
-        """Retention deletes runs."""
+        """Does nothing: retention deletes runs."""
 
     def _error_code(self) -> str | None:
         error = self.get(propagate=False)

@@ -1,4 +1,4 @@
-"""`CeleryTask`: a function of a Celery program, as a task of Leasehold. Its arguments are `args` and `kwargs`."""
+"""`CeleryTask`: a function of a Celery program, run by a leasehold task with the parameters `args` and `kwargs`."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from leasehold.runtime.foreign_errors import text_of
 if TYPE_CHECKING:
     from leasehold.app.task import Task
 
+#: Celery's priorities (0 to 9) that are high: from this one; and low: below this one.
 _HIGH_FROM, _LOW_BELOW = 7, 3
 
 
@@ -113,7 +114,7 @@ class CeleryTask:
         self.check(args or (), kwargs or {})
         now = datetime.now(UTC)
         delay = timedelta(seconds=countdown or 0) if eta is None else _in_utc(eta) - now
-        until = None if expires is None else _until(expires, now).isoformat()
+        until = None if expires is None else _expiry_of(expires, now).isoformat()
         run = self.task.options(
             delay=max(delay, timedelta(0)) or None,
             priority=_priority(priority),
@@ -141,7 +142,9 @@ class CeleryTask:
     # --- in a worker
 
     def work(self, args: Sequence[Any], kwargs: Mapping[str, Any], expires: str | None) -> Any:
-        """The attempt: what the function returns. Raises StepError."""
+        """Run the function in an attempt, and return its result. Raises StepError: an error that may be tried again as
+        Retryable, any other as Permanent.
+        """
         if expires is not None and datetime.now(UTC) > datetime.fromisoformat(expires):
             raise Permanent(EXPIRED, f"the run came after its time, {expires}")
         request = Request(args, kwargs, current())
@@ -165,9 +168,11 @@ class CeleryTask:
             raise Permanent("handler_error", text_of(error)) from error
 
     def is_last(self, error: Exception, retries: int) -> bool:
-        """Whether no attempt follows this error of an attempt. The platform's rule allows a bound task 1,000 retries,
-        because `self.retry` may name as many. Other errors, such as a store that is away or a middleware that fails,
-        have only the task's own `max_retries`. An attempt that has lost its lease decides nothing.
+        """Whether no attempt may follow this error. `retries`: those before this attempt.
+
+        The platform's rule allows a bound task 1,000 retries, because `self.retry` may name as many. Other errors, such
+        as a store that is away or a middleware that fails, have only the task's own `max_retries`. An attempt that has
+        lost its lease decides nothing.
         """
         if not self.options.bind or isinstance(error, Retry | LeaseLost | ObjectExists):
             return False
@@ -181,9 +186,9 @@ class CeleryTask:
 
     @property
     def retry_rule(self) -> RetryRule:
-        """The platform's rule. It bounds the retries of a task that is not bound; a bound one bounds them itself,
-        because `self.retry` may name more than `max_retries`. `Retry.after` sets the delay of each. As in Celery, a run
-        that exceeds its time limit is not tried again.
+        """The platform's rule of retries. For a task without `bind=True` it has the task's limit. A bound task counts
+        its retries itself (`is_last`), because `self.retry` may name more than `max_retries`. The error Retry sets the
+        delay of each retry (`after`). As in Celery, a run that exceeds its time limit is not tried again.
         """
         times = MAX_TIMES if self.options.bind else self.options.times
         return RetryRule(times=times, delay=timedelta(seconds=self.options.delay), factor=1, never=(StepTimeout,))
@@ -239,18 +244,18 @@ class _Bound:
 
 
 def code_of(error: Exception) -> str:
-    """The code with which a run fails that ends with this error of an attempt."""
+    """The code with which a run fails if this error ends it."""
     if isinstance(error, StepError):
         return error.code
     return "store_unavailable" if isinstance(error, StoreUnavailable) else "handler_error"
 
 
-def _until(expires: float | datetime, now: datetime) -> datetime:
+def _expiry_of(expires: float | datetime, now: datetime) -> datetime:
     return _in_utc(expires) if isinstance(expires, datetime) else now + timedelta(seconds=expires)
 
 
 def _in_utc(time: datetime) -> datetime:
-    """The time. Without a zone it is of UTC, as with Celery's default settings."""
+    """The time with a zone: a time without one is taken as UTC, as Celery does by default."""
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 

@@ -1,4 +1,4 @@
-"""What the commands that call the API share: their client, and how they print answers and failures."""
+"""Shared by the commands that call the API: their client, their common options, and how they print answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def api_client() -> Iterator[ApiClient]:
         raise print_failure(str(error), UNREACHABLE if isinstance(error, Interrupted) else FAILED) from None
 
 
-def parsed(payload: str) -> Any:
+def json_argument(payload: str) -> Any:
     """The JSON value of an argument. A text that is not JSON ends the command with a sentence."""
     try:
         return json.loads(payload)
@@ -49,6 +49,7 @@ def parsed(payload: str) -> Any:
 
 
 def show(answer: Any, as_json: bool, otherwise: Callable[[], None]) -> None:
+    """Print the answer as JSON, or call `otherwise`, which prints it for people."""
     if as_json:
         typer.echo(json.dumps(answer))
     else:
@@ -61,6 +62,6 @@ def print_next_page(page: dict[str, Any]) -> None:
         print_line(f"The next page: --cursor {page['next_cursor']}")
 
 
-def table(rows: Sequence[dict[str, Any]], *columns: str) -> None:
+def print_fields(rows: Sequence[dict[str, Any]], *columns: str) -> None:
     """Print these fields of the rows as a table."""
     print_table(columns, ([row.get(column) for column in columns] for row in rows))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Self
 
 import httpx2
 
+from leasehold.client.requests import KeyAuth
 from leasehold.client.sse import ServerEvent, events_of
 from leasehold.domain.errors import LeaseholdError
 
@@ -25,7 +27,7 @@ class ApiClient:
     """`with ApiClient(url, key) as api_client`. Each request raises Refused."""
 
     def __init__(self, url: str, key: str) -> None:
-        self._http = httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=40.0)
+        self._http = httpx2.Client(base_url=url, auth=KeyAuth(url, key), timeout=40.0)
 
     def __enter__(self) -> Self:
         return self
@@ -34,21 +36,14 @@ class ApiClient:
         self._http.close()
 
     def get(self, path: str, **params: Any) -> dict[str, Any]:
-        parameters = {name: value for name, value in params.items() if value is not None}
-        return self._request("GET", path, params=parameters)
+        """`params`: of the query. Those that are None are left out; so also in `stream` and `download`."""
+        return self._request("GET", path, params=_given(params))
 
     def stream(self, path: str, *, last_event_id: str, **params: Any) -> Iterator[ServerEvent]:
         """Server-sent events until the API ends the stream. Raises Interrupted when the connection breaks."""
         headers = {"Accept": "text/event-stream", "Last-Event-ID": last_event_id}
-        parameters = {name: value for name, value in params.items() if value is not None}
-        try:
-            with self._http.stream("GET", path, params=parameters, headers=headers) as answer:
-                if answer.is_error:
-                    answer.read()
-                    self._body(answer)
-                yield from events_of(answer.iter_text())
-        except httpx2.HTTPError as error:
-            raise Interrupted(f"{self._http.base_url} does not answer: {error}") from error
+        with self._opened(path, params, headers) as answer:
+            yield from events_of(answer.iter_text())
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         return self._request("POST", path, json=body if body is not None else {})
@@ -61,22 +56,32 @@ class ApiClient:
 
     def download(self, path: str, **params: Any) -> Iterator[bytes]:
         """The body of a GET, a piece at a time."""
-        parameters = {name: value for name, value in params.items() if value is not None}
+        with self._opened(path, params) as answer:
+            yield from answer.iter_bytes()
+
+    @contextmanager
+    def _opened(
+        self, path: str, params: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> Iterator[httpx2.Response]:
+        """The answer to a GET, whose body the block reads. Raises Interrupted when the connection breaks."""
         try:
-            with self._http.stream("GET", path, params=parameters) as answer:
+            with self._http.stream("GET", path, params=_given(params), headers=headers) as answer:
                 if answer.is_error:
                     answer.read()
-                    self._body(answer)
-                yield from answer.iter_bytes()
+                    self._body(answer)  # raises Refused
+                yield answer
         except httpx2.HTTPError as error:
-            raise Interrupted(f"{self._http.base_url} does not answer: {error}") from error
+            raise self._interrupted(error) from error
 
     def _request(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         try:
             answer = self._http.request(method, path, **options)
         except httpx2.HTTPError as error:
-            raise Interrupted(f"{self._http.base_url} does not answer: {error}") from error
+            raise self._interrupted(error) from error
         return self._body(answer)
+
+    def _interrupted(self, error: httpx2.HTTPError) -> Interrupted:
+        return Interrupted(f"{self._http.base_url} does not answer: {error}")
 
     def _body(self, answer: httpx2.Response) -> dict[str, Any]:
         if answer.status_code == _NO_CONTENT:
@@ -90,3 +95,8 @@ class ApiClient:
         if answer.is_error:
             raise Refused(f"{body.get('code', answer.status_code)}: {body.get('detail', 'no reason given')}")
         return body
+
+
+def _given(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that are not None."""
+    return {name: value for name, value in params.items() if value is not None}

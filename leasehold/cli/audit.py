@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from leasehold.cli.answers import AsJson, Cursor, api_client, print_next_page, show, table
+from leasehold.cli.answers import AsJson, Cursor, api_client, print_fields, print_next_page, show
 from leasehold.cli.running import environment, print_failure, run_or_exit
-from leasehold.domain.audit import Broken, Chain
+from leasehold.domain.audit import BrokenRow, Chain
 
 app = typer.Typer(no_args_is_help=True, help="List, export and verify the audit, which records who did what.")
 _Tenant = Annotated[
@@ -42,7 +42,7 @@ def list_rows(
         answer = client.get("/v1/audit", limit=limit, cursor=cursor, **filters)
 
     def print_rows() -> None:
-        table(answer["rows"], "at", "tenant_id", "actor", "action", "target", "source_ip", "details")
+        print_fields(answer["rows"], "at", "tenant_id", "actor", "action", "target", "source_ip", "details")
         print_next_page(answer)
 
     show(answer, as_json, print_rows)
@@ -91,14 +91,14 @@ def verify(
 
     def print_chains() -> None:
         rows = [{**chain, "ends with": chain["hash"][:16]} for chain in chains]
-        table(rows, "tenant_id", "seq", "ends with", "broken")
+        print_fields(rows, "tenant_id", "seq", "ends with", "broken")
 
     show({"chains": chains}, as_json, print_chains)
     if any(chain["broken"] for chain in chains):
         raise typer.Exit(1)
 
 
-def _finding(head: dict[str, Any], broken: Broken | None) -> dict[str, Any]:
+def _finding(head: dict[str, Any], broken: BrokenRow | None) -> dict[str, Any]:
     """A chain as the command prints it."""
     sentence = None if broken is None else f"row {broken.seq}: {broken.why}"
     return {"tenant_id": head["tenant_id"], "seq": head["seq"], "hash": head["hash"], "broken": sentence}
@@ -111,15 +111,15 @@ def _chains_of(file: Path) -> Iterator[dict[str, Any]]:
     for line in _lines(file):
         if "head" in line:
             if head is not None:
-                yield _finding(head, broken or chain.end(head))
+                yield _finding(head, broken or chain.check_end(head))
             head, broken = line["head"], None
-            chain = Chain.after(line["head"])
+            chain = Chain.from_head(line["head"])
         elif head is None:
             raise print_failure("the file does not begin with the head of a chain")
         elif broken is None:
             broken = chain.check(_row(line))
     if head is not None:
-        yield _finding(head, broken or chain.end(head))
+        yield _finding(head, broken or chain.check_end(head))
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
@@ -135,9 +135,9 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _row(line: dict[str, Any]) -> dict[str, Any]:
-    from leasehold.db.audit import text_of  # noqa: PLC0415 - each command loads only what it needs
+    from leasehold.db.audit import details_text  # noqa: PLC0415 - each command loads only what it needs
 
     try:
-        return {**line, "at": datetime.fromisoformat(line["at"]), "details": text_of(line["details"])}
+        return {**line, "at": datetime.fromisoformat(line["at"]), "details": details_text(line["details"])}
     except (KeyError, TypeError, ValueError) as error:
         raise print_failure(f"a line of the file is no row of the audit: {error}") from None

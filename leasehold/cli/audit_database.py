@@ -6,12 +6,12 @@ from typing import Any
 
 from leasehold.db import audit
 from leasehold.db.database import connected
-from leasehold.domain.audit import Broken
+from leasehold.domain.audit import BrokenRow
 from leasehold.settings import Settings
 
 
-async def verified(settings: Settings, tenant_id: str | None) -> list[tuple[dict[str, Any], Broken | None]]:
-    """The head of each chain, or of the tenant's alone, with the chain's first broken row."""
+async def verified(settings: Settings, tenant_id: str | None) -> list[tuple[dict[str, Any], BrokenRow | None]]:
+    """The head of each chain, or only of the tenant's, with the chain's first broken row (None: no row is broken)."""
     async with connected(settings, "audit") as connection:
         heads = await audit.heads(connection, tenant_id)
         return [(head, await audit.verify(connection, head)) for head in heads]

@@ -26,7 +26,7 @@ async def run(source: str | None, **options: Any) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop_requested.set)
     with console.status("starting"):
-        # Its own code is edited and loaded often: RabbitMQ may come up 8 s later.
+        # A user who edits an app wants a quick start: so with `source`, RabbitMQ comes up 8 s later.
         starting = asyncio.create_task(_enter(Installation(**options, patient=source is None)))
         stopping = asyncio.create_task(stop_requested.wait())
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -39,8 +39,8 @@ async def run(source: str | None, **options: Any) -> None:
     installation = starting.result()
     try:
         with dev_file(variables_of(installation)):
-            card = _card(installation) if source is None else _card_of_app(installation)
-            console.print(card, highlight=False, soft_wrap=True, markup=False)
+            welcome_text = _welcome_text(installation) if source is None else _app_welcome_text(installation)
+            console.print(welcome_text, highlight=False, soft_wrap=True, markup=False)
             reloading = asyncio.create_task(reload_on_change(installation, console))
             await asyncio.wait((stopping, reloading), return_when=asyncio.FIRST_COMPLETED)
             await cancel_and_wait(reloading)
@@ -55,9 +55,9 @@ async def _enter(installation: Installation) -> Installation:
 
 
 def variables_of(installation: Installation) -> dict[str, str]:
-    """What a program in the same folder needs to submit to the installation, and the commands that call its API.
-
-    The program sends no hints: RabbitMQ may be starting still, and this installation's worker polls ten times a second.
+    """The variables with which a program in the same folder submits jobs to the installation, and commands call its
+    API. The program sends no hints: RabbitMQ may still be starting, and this installation's worker polls ten times a
+    second.
     """
     return installation.environment | {
         "LEASEHOLD_BROKER": "postgres",
@@ -66,7 +66,7 @@ def variables_of(installation: Installation) -> dict[str, str]:
     }
 
 
-def _card_of_app(installation: Installation) -> str:
+def _app_welcome_text(installation: Installation) -> str:
     source = installation.environment["LEASEHOLD_PIPELINES"]
     module = source.partition(":")[0]
     registry = Pipelines.from_source(source)
@@ -91,7 +91,7 @@ def _console_line(installation: Installation) -> str:
     return "" if url is None else f"console  {url}\n"
 
 
-def _card(installation: Installation) -> str:
+def _welcome_text(installation: Installation) -> str:
     logs = ", ".join(str(path) for path in installation.logs.values())
     return (
         f"{_console_line(installation)}"

@@ -50,8 +50,8 @@ class Installation:
     """`async with Installation(...)`: it serves inside the block, and everything is stopped at the end.
 
     `database_url`, `amqp_url` and `s3` (variables `LEASEHOLD_S3_*`) name servers that run elsewhere; the other servers
-    are embedded. `patient`: wait for the embedded RabbitMQ, 8 s. Otherwise RabbitMQ starts a little later, and the
-    worker polls until RabbitMQ is up.
+    are embedded. `patient`: wait about 8 s for the embedded RabbitMQ. Otherwise RabbitMQ starts after the other parts,
+    and the worker polls until RabbitMQ is up.
     """
 
     def __init__(
@@ -87,30 +87,8 @@ class Installation:
         async with AsyncExitStack() as opening:
             loading = asyncio.create_task(asyncio.to_thread(_load_upgrade))
             await opening.enter_async_context(self._stack)
-            environment = self._stack.environment | self._elsewhere
-            rabbitmq: RabbitMQ | None = None
-            if self._late_rabbitmq is not None:
-                rabbitmq = RabbitMQ(self._stack.directory / "rabbitmq", self._late_rabbitmq)
-                rabbitmq.configure()
-                environment |= {"LEASEHOLD_BROKER": "amqp", "LEASEHOLD_AMQP_URL": rabbitmq.url}
-            poll = "0.5" if self._late_rabbitmq is None else "0.1"
-            settings = Settings()  # of the environment, and of the folder's .env
-            self.isolation = settings.isolation if "isolation" in settings.model_fields_set else decided()
-            pipelines = "leasehold.pipelines:with_demonstrations"
-            chosen = {
-                "poll_seconds": poll,
-                "pipelines": pipelines,
-                "isolation": self.isolation,
-                "sealing_keys": _own_sealing_key(self._stack.directory),
-            }
-            self._tenant = settings.tenant if "tenant" in settings.model_fields_set else TENANT
-            environment["LEASEHOLD_TENANT"] = self._tenant
-            self.environment = environment | {
-                f"LEASEHOLD_{name.upper()}": _text(getattr(settings, name))
-                if name in settings.model_fields_set
-                else value
-                for name, value in chosen.items()
-            }
+            rabbitmq = self._configured_late_rabbitmq()
+            self.environment = self._environment_of_processes(rabbitmq)
             await asyncio.gather(self._start(opening, "api"), self._start(opening, "worker"), self._prepare(loading))
             await self._until_ready()
             if rabbitmq is not None:
@@ -119,13 +97,42 @@ class Installation:
             self._opened = opening.pop_all()
         return self
 
+    def _configured_late_rabbitmq(self) -> RabbitMQ | None:
+        """The embedded RabbitMQ that starts after the other parts. None: RabbitMQ runs already, or there is none."""
+        if self._late_rabbitmq is None:
+            return None
+        rabbitmq = RabbitMQ(self._stack.directory / "rabbitmq", self._late_rabbitmq)
+        rabbitmq.configure()
+        return rabbitmq
+
+    def _environment_of_processes(self, late_rabbitmq: RabbitMQ | None) -> dict[str, str]:
+        """The variables `LEASEHOLD_*` of the API and the worker. Values that the user has set replace the defaults."""
+        environment = self._stack.environment | self._elsewhere
+        if late_rabbitmq is not None:
+            environment |= {"LEASEHOLD_BROKER": "amqp", "LEASEHOLD_AMQP_URL": late_rabbitmq.url}
+        settings = Settings()  # of the environment, and of the folder's .env
+        set_by_user = settings.model_fields_set
+        self.isolation = settings.isolation if "isolation" in set_by_user else default_isolation()
+        self._tenant = settings.tenant if "tenant" in set_by_user else TENANT
+        environment["LEASEHOLD_TENANT"] = self._tenant
+        defaults = {
+            "poll_seconds": "0.5" if late_rabbitmq is None else "0.1",
+            "pipelines": "leasehold.pipelines:with_demonstrations",
+            "isolation": self.isolation,
+            "sealing_keys": _own_sealing_key(self._stack.directory),
+        }
+        for name, default in defaults.items():
+            value = _text(getattr(settings, name)) if name in set_by_user else default
+            environment[f"LEASEHOLD_{name.upper()}"] = value
+        return environment
+
     async def __aexit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         await self._opened.aclose()
 
     async def restart(self) -> None:
-        """Stop the API and the worker, and start them again: with the code of now. What runs is released."""
+        """Stop the API and the worker, and start them again with the present code. Running steps are released."""
         await asyncio.gather(*(server.stop(signal.SIGTERM, grace=_RESTART_SECONDS) for server in self._processes))
         self._processes.clear()
         await asyncio.gather(self._start(self._opened, "api"), self._start(self._opened, "worker"))
@@ -151,7 +158,9 @@ class Installation:
         return f"{', '.join(absent)} missing: isolated steps run nevertheless (LEASEHOLD_ISOLATION=best_effort)"
 
     def console_url(self, following: str = "/") -> str | None:
-        """The console's address, which signs in anybody who opens it within a day. None: the console is off."""
+        """The console's URL with a ticket that signs in anybody who opens it within a day. `following`: the path of the
+        page to open. None: the console is off.
+        """
         sealing_keys = SecretStr(self.environment["LEASEHOLD_SEALING_KEYS"])
         settings = Settings().model_copy(update={"sealing_keys": sealing_keys})
         if settings.console_path is None:
@@ -231,15 +240,17 @@ def _text(value: object) -> str:
 
 
 def _own_sealing_key(directory: Path) -> str:
-    """The key of an installation for which the user set none. It lies beside the data that it seals."""
+    """The sealing key of an installation whose user set none. It lies in a file beside the data that it seals."""
     file = directory / "sealing-key"
     if not file.exists():
         RunAs().write_file(file, Fernet.generate_key().decode())
     return file.read_text()
 
 
-def decided() -> str:
-    """The value of LEASEHOLD_ISOLATION if the user sets none: isolated steps must run here, and a warning is shown."""
+def default_isolation() -> str:
+    """The value of LEASEHOLD_ISOLATION if the user sets none. Isolated steps must run on a developer's machine, even
+    where the kernel lacks the fences; a warning is then shown.
+    """
     return "best_effort" if isolation.missing(isolation.of_this_kernel()) else "required"
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from leasehold.cli.answers import AsJson, Cursor, api_client, parsed, print_next_page, show, table
+from leasehold.cli.answers import AsJson, Cursor, api_client, json_argument, print_fields, print_next_page, show
 from leasehold.cli.running import WRONG_USE, print_failure
 from leasehold.cli.terminal import print_line
 from leasehold.client.calls import path_part
@@ -20,7 +20,7 @@ _SHOWN = ("id", "kind", "template", "status", "created_at", "started_at", "finis
 JobId = Annotated[str, typer.Argument(help="The job's id.")]
 
 
-def _checked(words: list[str] | None) -> str:
+def _checked_filter(words: list[str] | None) -> str:
     """The filter of the arguments. If it is wrong, print a mark below the wrong character, and end the command."""
     text = " ".join(words or ())
     try:
@@ -44,15 +44,17 @@ def list_jobs(
     as_json: AsJson = False,
 ) -> None:
     """List jobs, the newest first."""
-    q = _checked(words)
+    q = _checked_filter(words)
     with api_client() as client:
         answer = client.get("/v1/jobs", q=q, limit=limit, cursor=cursor, count="true" if count else None)
 
     def print_summary() -> None:
-        table(answer["jobs"], "id", "kind", "template", "status", "created_at", "finished_at", "error")
+        print_fields(answer["jobs"], "id", "kind", "template", "status", "created_at", "finished_at", "error")
         counted = answer.get("count")
         if counted is not None:
             print_line(f"{'' if counted['exact'] else 'about '}{counted['n']} match")
+        if answer.get("searched_back_to") is not None:
+            print_line(f"Searched back to {answer['searched_back_to']}: older jobs may match")
         print_next_page(answer)
 
     show(answer, as_json, print_summary)
@@ -68,12 +70,12 @@ def get_job(job: JobId, as_json: AsJson = False) -> None:
         for name in _SHOWN:
             if answer.get(name):
                 print_line(f"{name:12}{answer[name]}")
-        table(answer["steps"], "id", "state", "attempt", "queue", "started_at", "finished_at", "worker")
+        print_fields(answer["steps"], "id", "state", "attempt", "queue", "started_at", "finished_at", "worker")
         for step in answer["steps"]:
             for attempt in step["attempts"]:
                 print_line(f"{step['id']}: {attempt['code']}: {attempt['message']}", "red")
         if answer["outputs"]:
-            table(answer["outputs"], "step", "name", "size", "content_type")
+            print_fields(answer["outputs"], "step", "name", "size", "content_type")
 
     show(answer, as_json, print_summary)
 
@@ -89,7 +91,7 @@ def show_explanation(answer: dict[str, Any], *, as_json: bool) -> None:
     def print_summary() -> None:
         for reason in answer["reasons"]:
             print_line(f"{reason['code']}: {reason['message']}")
-        table(answer["ledger"], "seq", "at", "kind", "step", "epoch", "worker")
+        print_fields(answer["ledger"], "seq", "at", "kind", "step", "epoch", "worker")
 
     show(answer, as_json, print_summary)
 
@@ -105,7 +107,7 @@ def list_events(
     with api_client() as client:
         answer = client.get(f"/v1/jobs/{path_part(job)}/events", after=after, limit=limit)
     columns = ("seq", "at", "kind", "status", "step", "step_status", "message")
-    show(answer, as_json, lambda: table(answer["events"], *columns))
+    show(answer, as_json, lambda: print_fields(answer["events"], *columns))
 
 
 OptionalJobId = Annotated[
@@ -138,11 +140,11 @@ def retry_job(
     """Run a failed job again from the step that failed, or every failed job that a filter finds."""
     _check_target(job, filter_, single_only=(from_step, payload), bulk_only=(dry_run or None, canary, rate))
     if filter_ is not None:
-        operate("retry", filter_, {"dry_run": dry_run, "canary": canary, "rate": rate}, as_json=as_json)
+        submit_operation("retry", filter_, {"dry_run": dry_run, "canary": canary, "rate": rate}, as_json=as_json)
         return
     body = {} if from_step is None else {"from_step": from_step}
     if payload is not None:
-        body["payload"] = parsed(payload)
+        body["payload"] = json_argument(payload)
     with api_client() as client:
         answer = client.post(f"/v1/jobs/{path_part(job)}/retry", body)
     show(answer, as_json, lambda: print_line(answer["status"]))
@@ -162,7 +164,7 @@ def cancel_job(
     _check_target(job, filter_, bulk_only=(dry_run or None, canary, rate))
     if filter_ is not None:
         options = {"reason": reason, "dry_run": dry_run, "canary": canary, "rate": rate}
-        operate("cancel", filter_, options, as_json=as_json)
+        submit_operation("cancel", filter_, options, as_json=as_json)
         return
     with api_client() as client:
         answer = client.post(f"/v1/jobs/{path_part(job)}/cancel", {"reason": reason})
@@ -187,7 +189,7 @@ def list_unsettled(
 
     def print_items() -> None:
         columns = ("template", "system", "sent_at", "sent", "step", "queue", "because", "since")
-        table(answer["items"], "job_id", "webhook_id", "schedule_id", *columns)
+        print_fields(answer["items"], "job_id", "webhook_id", "schedule_id", *columns)
         print_next_page(answer)
 
     show(answer, as_json, print_items)
@@ -237,7 +239,7 @@ def delete_job(
     """Delete a job with its objects, or every job that a filter finds. An unfinished job is cancelled first."""
     _check_target(job, filter_, bulk_only=(dry_run or None, canary, rate))
     if filter_ is not None:
-        operate("delete", filter_, {"dry_run": dry_run, "canary": canary, "rate": rate}, as_json=as_json)
+        submit_operation("delete", filter_, {"dry_run": dry_run, "canary": canary, "rate": rate}, as_json=as_json)
         return
     with api_client() as client:
         answer = client.delete(f"/v1/jobs/{path_part(job)}")
@@ -259,10 +261,10 @@ def _check_target(
         raise print_failure("--dry-run, --canary and --rate go with --filter", WRONG_USE)
 
 
-def operate(action: str, filter_: str, options: dict[str, Any], *, as_json: bool) -> None:
+def submit_operation(action: str, filter_: str, options: dict[str, Any], *, as_json: bool) -> None:
     """Submit a bulk operation, or preview it. Options that are None keep the API's defaults."""
     given = {name: value for name, value in options.items() if value is not None}
-    body = {"action": action, "filter": _checked([filter_])} | given
+    body = {"action": action, "filter": _checked_filter([filter_])} | given
     with api_client() as client:
         answer = client.post("/v1/operations", body)
 
@@ -270,7 +272,7 @@ def operate(action: str, filter_: str, options: dict[str, Any], *, as_json: bool
         if "dry_run" in answer:
             total = answer["total"]
             print_line(f"{'' if total['exact'] else 'about '}{total['n']} jobs")
-            table(answer["examples"], "id", "kind", "template", "status", "created_at", "finished_at", "error")
+            print_fields(answer["examples"], "id", "kind", "template", "status", "created_at", "finished_at", "error")
         else:
             print_line(answer["id"])
 

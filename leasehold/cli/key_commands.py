@@ -16,7 +16,7 @@ from leasehold.security.roles import NAMES
 keys = typer.Typer(no_args_is_help=True, help="Create, list, rotate, expire and revoke API keys.")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LONGEST = timedelta(days=36_500)
-_Prefix = Annotated[str, typer.Argument(help="The part of the key between `lh_` and the second underscore.")]
+_Prefix = Annotated[str, typer.Argument(help="The 12 characters of the key before its secret.")]
 
 
 def _duration(text: str) -> timedelta:

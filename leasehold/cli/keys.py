@@ -33,7 +33,7 @@ async def create_one(
     async with connected(settings, "keys") as connection:
         return await keys.make(
             connection, command_actor(), settings.keys_per_tenant,
-            tenant_id=tenant, client_id=client, scopes=scopes, expires_at=ends,
+            tenant_id=tenant, client_id=client, scopes=scopes, expires_at=ends, cell=settings.cell,
         )  # fmt: skip
 
 
@@ -47,7 +47,8 @@ async def rotate_one(settings: Settings, prefix: str, overlap: timedelta) -> New
     `too_many_keys`.
     """
     async with connected(settings, "keys") as connection:
-        return await keys.rotate(connection, command_actor(), prefix, overlap, settings.keys_per_tenant)
+        at_most, cell = settings.keys_per_tenant, settings.cell
+        return await keys.rotate(connection, command_actor(), prefix, overlap, at_most, cell=cell)
 
 
 async def expire_one(settings: Settings, prefix: str, lifetime: timedelta) -> datetime:

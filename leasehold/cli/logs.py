@@ -54,10 +54,12 @@ def _pages(
 def _followed(
     client: ApiClient, job: str, after: int, step: str | None, attempt: int | None
 ) -> Iterator[dict[str, Any]]:
-    """The lines until the job's end. A stream that breaks, or that the API ends to see the key again, is resumed."""
+    """The lines until the job's end. The stream is resumed when it breaks, and when the API ends it to check the key
+    again.
+    """
     path = f"/v1/jobs/{path_part(job)}"
     client.get(path)  # an API that does not answer from the start is no interruption
-    has_ended = False  # the job, before the stream began: then a stream without lines is the last
+    has_ended = False  # whether the job had ended before this stream began: a stream without lines is then the last
     while True:
         last = after
         try:

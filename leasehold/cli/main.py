@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from leasehold.cli import audit, remote
+from leasehold.cli import audit, cells, remote
 from leasehold.cli.answers import AsJson
 from leasehold.cli.completion import answer_shell, completion
 from leasehold.cli.key_commands import keys
@@ -25,6 +25,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="A durable jo
 app.add_typer(keys, name="keys")
 app.add_typer(people, name="people")
 app.add_typer(audit.app, name="audit")
+app.add_typer(cells.app, name="cells")
 app.command()(sql)
 app.command()(completion)
 remote.add_to(app)
@@ -108,7 +109,8 @@ def doctor(
         bool, typer.Option("--apply", help="Delete the objects without rows; else only list them.")
     ] = False,
     even_so: Annotated[
-        bool, typer.Option("--even-so", help="Delete them also if they are more than half of all objects.")
+        bool,
+        typer.Option("--even-so", help="Delete them also if they are most of all objects, or in a cell."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

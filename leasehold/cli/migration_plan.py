@@ -1,4 +1,4 @@
-"""`leasehold migrate --plan`: prints what a migration will do, statement by statement."""
+"""Prints the plan of `leasehold migrate --plan`: what a migration will do, statement by statement."""
 
 from __future__ import annotations
 

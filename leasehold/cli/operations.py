@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from leasehold.cli.answers import AsJson, Cursor, api_client, print_next_page, show, table
+from leasehold.cli.answers import AsJson, Cursor, api_client, print_fields, print_next_page, show
 from leasehold.cli.terminal import print_line
 from leasehold.client.calls import path_part
 
@@ -27,7 +27,7 @@ def list_operations(
 
     def print_summary() -> None:
         columns = ("id", "action", "filter", "status", "acted", "refused", "percent", "created_at")
-        table(answer["operations"], *columns)
+        print_fields(answer["operations"], *columns)
         print_next_page(answer)
 
     show(answer, as_json, print_summary)
@@ -46,7 +46,7 @@ def show_operation(operation: OperationId, as_json: AsJson = False) -> None:
             if answer.get(name) is not None:
                 print_line(f"{name:10}{answer[name]}")
         if refusals["refusals"]:
-            table(refusals["refusals"], "job_id", "code", "detail", "at")
+            print_fields(refusals["refusals"], "job_id", "code", "detail", "at")
 
     show(answer | refusals, as_json, print_summary)
 

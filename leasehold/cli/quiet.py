@@ -9,13 +9,13 @@ from typing import Any, NoReturn
 
 import structlog
 
-#: Libraries that log each try to connect. A command says at its end what it has found.
+#: Libraries that log each try to connect. A command prints its own result instead.
 _CHATTY = ("aio_pika", "aiormq", "aiobotocore", "botocore", "asyncio")
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """In the block nothing is logged, neither to stdout, where JSON may be expected, nor to stderr."""
+    """In the block nothing is logged: stdout may have to be pure JSON, and stderr is for the command's own errors."""
     levels = {name: logging.getLogger(name).level for name in _CHATTY}
     configured, config = structlog.is_configured(), structlog.get_config()
     for name in levels:

@@ -1,17 +1,19 @@
-"""`leasehold doctor --reconcile` compares PostgreSQL's rows with the store's objects, as after a restore to a moment.
+"""`leasehold doctor --reconcile` compares PostgreSQL's rows with the store's objects, as one must after a restore.
 
-PostgreSQL and the store are not backed up at the same moment. What the store has of later jobs is bytes that no row
-names: `--apply` deletes them. What it lacks of earlier jobs cannot be made here: it is listed, and no row is changed.
+PostgreSQL and the store are not backed up at the same moment. Objects of jobs that the restored database does not know
+are orphaned: `--apply` deletes them. Objects that rows name but the store lacks are only listed: no row is changed.
 
-Keys begin with the id of their owner (`jobs/ID/`, and what the kinds of work declare), and an id begins with its time.
-Objects of a young owner are left alone: its row may be on its way. Keys of another form are not the platform's, and are
-never deleted.
+Most keys begin with the id of their owner (`jobs/ID/`, and what the kinds of work declare), and an id begins with its
+time. For other keys, a row names the whole key, and the store knows when the object was written. Young objects, and
+objects of a young owner, are left alone, because their row may not be committed yet. Keys of another form are not the
+platform's, and are never deleted.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -19,12 +21,13 @@ from uuid import UUID
 from leasehold.db.database import Connection, connected
 from leasehold.domain.errors import LeaseholdError
 from leasehold.domain.ids import instant_of
+from leasehold.domain.kind import NamedObjects, Objects
 from leasehold.domain.registry import Pipelines
 from leasehold.pipelines import kinds_of
 from leasehold.settings import Settings
-from leasehold.storage import ObjectStore
+from leasehold.storage import ObjectStore, Stored
 
-#: Objects of younger owners are left alone.
+#: Younger objects, and objects of younger owners, are left alone.
 YOUNG = timedelta(hours=1)
 #: Rows and objects of one round.
 _BATCH = 1000
@@ -39,14 +42,16 @@ SELECT task_id, name, key, size FROM output WHERE (task_id, name) > ($1, $2) ORD
 """
 # Which of the jobs $1 have a row. The row of an upload exists before the job's.
 _JOBS = """
-SELECT id FROM job WHERE id = ANY($1)
+SELECT id FROM job WHERE id = ANY($1::uuid[])
 UNION SELECT w.id FROM unnest($1::uuid[]) AS w(id) WHERE EXISTS (
     SELECT 1 FROM upload u WHERE u.key = 'jobs/' || w.id || '/input/')
 """
 
 
 class SuspiciousBucket(LeaseholdError):
-    """More objects have no row than have one: the bucket is probably another installation's, too."""
+    """More objects have no row than have one, or the installation is a cell: the bucket may be another installation's,
+    too.
+    """
 
 
 class InRecovery(LeaseholdError):
@@ -55,7 +60,7 @@ class InRecovery(LeaseholdError):
 
 @dataclass(slots=True)
 class Finding:
-    """How many, how many bytes, and the first keys."""
+    """Objects of one sort: their number, their bytes, and the keys of the first ones."""
 
     count: int = 0
     bytes: int = 0
@@ -91,13 +96,13 @@ async def reconcile(settings: Settings, *, apply: bool, even_so: bool = False) -
     found = Reconciliation()
     kinds = kinds_of(Pipelines.from_source(settings.pipelines))
     of_kinds = [kind.objects for kind in kinds if kind.objects is not None]
-    owners = {"jobs/": _JOBS} | {objects.prefix: objects.owners for objects in of_kinds}
+    sections = [_Section("jobs/", _JOBS), *(_section_of(objects) for objects in of_kinds)]
     store = ObjectStore.from_settings(settings)
     await store.open()
     try:
         async with connected(settings, "reconcile") as connection:
-            await _query_objects(connection, store, [objects.keys for objects in of_kinds], found)
-            async for orphaned in _orphaned(connection, store, owners, found):
+            await _query_objects(connection, store, of_kinds, found)
+            async for orphaned in _orphaned(connection, store, sections, found):
                 for key, size in orphaned:
                     found.orphaned.add(key, size)
             if not apply or not found.orphaned.count:
@@ -107,12 +112,17 @@ async def reconcile(settings: Settings, *, apply: bool, even_so: bool = False) -
                     "PostgreSQL is in recovery, so that rows may be missing which still come: nothing was deleted. "
                     "Apply it when `SELECT pg_is_in_recovery()` is false"
                 )
+            if settings.cell and not even_so:
+                raise SuspiciousBucket(
+                    f"{found.orphaned.count} objects have no row in this database, that of cell {settings.cell}: "
+                    f"do other cells have the bucket {settings.s3_bucket}, too? --even-so deletes them nevertheless"
+                )
             if found.orphaned.count > found.owned and not even_so:
                 raise SuspiciousBucket(
                     f"{found.orphaned.count} objects have no row in this database, and {found.owned} have one: is the "
                     f"bucket {settings.s3_bucket} another installation's, too? --even-so deletes them nevertheless"
                 )
-            async for orphaned in _orphaned(connection, store, owners, Reconciliation()):
+            async for orphaned in _orphaned(connection, store, sections, Reconciliation()):
                 await store.delete(*(key for key, _ in orphaned))
                 found.deleted += len(orphaned)
     finally:
@@ -120,9 +130,33 @@ async def reconcile(settings: Settings, *, apply: bool, even_so: bool = False) -
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """The objects below `prefix`. `owners`: an SQL query that returns those owners (`id`) of the array `$1` that have a
+    row. `pattern`: the form of the keys, if rows name whole keys (NamedObjects): the owner of an object is then its
+    key. None: the owner is the id after the prefix.
+    """
+
+    prefix: str
+    owners: str
+    pattern: re.Pattern[str] | None = None
+
+    def owner_of(self, key: str) -> UUID | str | None:
+        """The owner of the object with this key. None: the platform did not make this key."""
+        if self.pattern is not None:
+            return key if self.pattern.fullmatch(key) else None
+        return _id_in(key)
+
+
+def _section_of(objects: Objects | NamedObjects) -> _Section:
+    pattern = re.compile(objects.pattern) if isinstance(objects, NamedObjects) else None
+    return _Section(objects.prefix, objects.owners, pattern)
+
+
 async def _query_objects(
-    connection: Connection, store: ObjectStore, keys_of_kinds: Sequence[str], found: Reconciliation
+    connection: Connection, store: ObjectStore, of_kinds: Sequence[Objects | NamedObjects], found: Reconciliation
 ) -> None:
+    """Ask the store for the object of each row. Counts the rows, and the missing objects, in `found`."""
     limit = asyncio.Semaphore(_AT_ONCE)
 
     async def query(key: str, size: int | None) -> None:
@@ -136,50 +170,51 @@ async def _query_objects(
     while rows := await connection.fetch(_OUTPUTS, task, name, _BATCH):
         await asyncio.gather(*(query(row["key"], row["size"]) for row in rows))
         task, name = rows[-1]["task_id"], rows[-1]["name"]
-    for keys in keys_of_kinds:
-        last = UUID(int=0)
-        while rows := await connection.fetch(keys, last, _BATCH):
+    for objects in of_kinds:
+        last: UUID | str = "" if isinstance(objects, NamedObjects) else UUID(int=0)
+        while rows := await connection.fetch(objects.keys, last, _BATCH):
             await asyncio.gather(*(query(row["key"], None) for row in rows))
             last = rows[-1]["id"]
 
 
 async def _orphaned(
-    connection: Connection, store: ObjectStore, owners: Mapping[str, str], found: Reconciliation
+    connection: Connection, store: ObjectStore, sections: Sequence[_Section], found: Reconciliation
 ) -> AsyncIterator[list[tuple[str, int]]]:
     """The objects without rows, with their sizes, some at a time. Counts all objects in `found`."""
-    for prefix, statement in owners.items():
-        batch: list[tuple[UUID, str, int]] = []
-        async for stored in store.list(prefix):
-            owner = _owner_of(stored.key)
+    for section in sections:
+        batch: list[tuple[UUID | str, Stored]] = []
+        async for stored in store.list(section.prefix):
+            owner = section.owner_of(stored.key)
             found.objects += 1
             if owner is not None:
-                batch.append((owner, stored.key, stored.size))
+                batch.append((owner, stored))
             if len(batch) == _BATCH:
-                yield await _without_rows(connection, statement, batch, found)
+                yield await _without_rows(connection, section.owners, batch, found)
                 batch = []
-        yield await _without_rows(connection, statement, batch, found)
+        yield await _without_rows(connection, section.owners, batch, found)
 
 
 async def _without_rows(
-    connection: Connection, statement: str, batch: Sequence[tuple[UUID, str, int]], found: Reconciliation
+    connection: Connection, statement: str, batch: Sequence[tuple[UUID | str, Stored]], found: Reconciliation
 ) -> list[tuple[str, int]]:
-    rows = await connection.fetch(statement, list({owner for owner, _, _ in batch}))
+    rows = await connection.fetch(statement, list({owner for owner, _ in batch}))
     known = {row["id"] for row in rows}
     oldest_young = datetime.now(UTC) - YOUNG
     orphaned = []
-    for owner, key, size in batch:
+    for owner, stored in batch:
         if owner in known:
             found.owned += 1
             continue
-        if instant_of(owner) > oldest_young:
+        made_at = instant_of(owner) if isinstance(owner, UUID) else stored.modified_at
+        if made_at is None or made_at > oldest_young:
             found.young += 1
         else:
-            orphaned.append((key, size))
+            orphaned.append((stored.key, stored.size))
     return orphaned
 
 
-def _owner_of(key: str) -> UUID | None:
-    """The id in the key, of version 7 and in its one form. None: the platform did not make this key."""
+def _id_in(key: str) -> UUID | None:
+    """The owner's id in the key: a UUIDv7 in its canonical form. None: the platform did not make this key."""
     try:
         part = key.split("/")[1]
         owner = UUID(part)

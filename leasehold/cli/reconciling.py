@@ -15,7 +15,7 @@ from leasehold.settings import Settings
 
 
 def command(settings: Settings, *, apply: bool, even_so: bool, as_json: bool) -> int:
-    """Run the command. Returns its exit status: 1 if something is missing, or orphaned and still there."""
+    """Run the command. Returns its exit status: 1 if objects are missing, or if orphaned objects are left."""
     if apply and not as_json:
         with quiet():
             _show(run_or_exit(reconcile(settings, apply=False)))

@@ -16,14 +16,14 @@ from leasehold.embedded.process import EmbeddedError
 _EVERY_SECONDS = 0.5
 #: Folders without code of the user's; hidden ones, too.
 _SKIPPED = frozenset({"node_modules", "__pycache__", "venv", "site-packages", "build", "dist"})
-#: A folder with more files is watched no further: reading their times would cost more than the reload is worth.
+#: At most this many files are watched: reading the times of more would take too long.
 _MOST_FILES = 5000
 _CHECK = "import sys; from leasehold.domain.registry import Pipelines; Pipelines.from_source(sys.argv[1])"
 
 
 async def reload_on_change(installation: Installation, console: Console) -> None:
-    """Never returns. Code that cannot be loaded changes nothing: the processes that run go on. The error of code
-    that does not start is printed, and the next change starts it again.
+    """Watch the folder for ever. If the changed code cannot be loaded, its error is printed and the running processes
+    go on. If it loads but does not start, its error is printed, and the next change starts the processes again.
     """
     before = await asyncio.to_thread(times_of, Path.cwd())
     while True:
@@ -45,7 +45,7 @@ async def reload_on_change(installation: Installation, console: Console) -> None
 
 
 async def _problem(source: str) -> str | None:
-    """Why the code cannot be loaded; None: it can. It is loaded in a process of its own: this one has the old code."""
+    """Why the code cannot be loaded; None: it can. A new process loads it, because this one has the old code."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _CHECK, source, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
@@ -73,5 +73,5 @@ def _times(folder: Path) -> Iterator[tuple[Path, int]]:
                 path = Path(here) / name
                 try:
                     yield path, path.stat().st_mtime_ns
-                except OSError:  # it went between the two calls
+                except OSError:  # the file was deleted between the two calls
                     continue

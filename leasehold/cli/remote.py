@@ -13,7 +13,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
 from leasehold.cli import jobs, operations
-from leasehold.cli.answers import AsJson, Cursor, api_client, parsed, print_next_page, show, table
+from leasehold.cli.answers import AsJson, Cursor, api_client, json_argument, print_fields, print_next_page, show
 from leasehold.cli.api_client import ApiClient
 from leasehold.cli.jobs import show_explanation
 from leasehold.cli.logs import logs
@@ -45,7 +45,7 @@ def submit(
     """Start a run."""
     body = {
         "template": template,
-        "payload": parsed(payload),
+        "payload": json_argument(payload),
         "scope": scope,
         "scope_id": scope_id,
         "priority": priority,
@@ -116,7 +116,7 @@ def runs(
         answer = client.get("/v1/runs", template=template, status=status, limit=limit, cursor=cursor)
 
     def print_rows() -> None:
-        table(answer["runs"], "id", "template", "status", "scope_id", "created_at", "finished_at", "error")
+        print_fields(answer["runs"], "id", "template", "status", "scope_id", "created_at", "finished_at", "error")
         print_next_page(answer)
 
     show(answer, as_json, print_rows)
@@ -156,7 +156,7 @@ def list_schedules(
 
     def print_rows() -> None:
         columns = ("id", "template", "cron", "timezone", "enabled", "next_run_at", "last_run_at", "last_error")
-        table(answer["schedules"], *columns)
+        print_fields(answer["schedules"], *columns)
         print_next_page(answer)
 
     show(answer, as_json, print_rows)
@@ -183,7 +183,7 @@ def create_schedule(
         "template": template,
         "cron": cron,
         "timezone": timezone,
-        "payload_template": parsed(payload),
+        "payload_template": json_argument(payload),
         "overlap": overlap,
     }
     with api_client() as client:
@@ -236,7 +236,7 @@ def list_dead_letters(
     with api_client() as client:
         answer = client.get("/v1/dead-letters/groups", kind=kind)
     columns = ("fingerprint", "n", "kind", "template", "step", "code", "message", "last_at")
-    show(answer, as_json, lambda: table(answer["groups"], *columns))
+    show(answer, as_json, lambda: print_fields(answer["groups"], *columns))
 
 
 @dead_letters.command("replay")
@@ -252,17 +252,18 @@ def replay_dead_letters(
     def print_summary() -> None:
         print_line(f"replayed {len(answer['replayed'])}")
         if answer["refused"]:
-            table(answer["refused"], "job_id", "code", "detail")
+            print_fields(answer["refused"], "job_id", "code", "detail")
 
     show(answer, as_json, print_summary)
 
 
 @queues.command("list")
 def list_queues(as_json: AsJson = False) -> None:
-    """List queues with their depth, workers and pauses."""
+    """List queues with their depth, starts within the last minute, workers and pauses."""
     with api_client() as client:
         answer = client.get("/v1/queues")
-    show(answer, as_json, lambda: table(answer["queues"], "queue", "runnable", "oldest", "workers", "paused_because"))
+    columns = ("queue", "runnable", "oldest", "starts_per_minute", "workers", "paused_because")
+    show(answer, as_json, lambda: print_fields(answer["queues"], *columns))
 
 
 @queues.command("pause")
@@ -293,7 +294,9 @@ def list_workers(as_json: AsJson = False) -> None:
     show(
         answer,
         as_json,
-        lambda: table(answer["workers"], "id", "host", "pid", "queues", "leases", "draining", "seen_at"),
+        lambda: print_fields(
+            answer["workers"], "id", "host", "pid", "pool", "version", "queues", "leases", "draining", "seen_at"
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""What all commands share: they read the settings of the environment, and print an error as one sentence."""
+"""Shared by all commands: they read the settings of the environment, and print an error as one sentence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from leasehold.settings import Settings
 
 _T = TypeVar("_T")
 
-#: Exit statuses: the action failed or was refused; the command was used wrongly, as by typer's own; a server
+#: Exit statuses: the action failed or was refused; the command was used wrongly (typer's own status for that); a server
 #: does not answer, and the command may be tried again.
 FAILED, WRONG_USE, UNREACHABLE = 1, 2, 3
 
@@ -91,7 +91,7 @@ def run_or_exit(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 def _sentence_of(error: BaseException) -> str:
-    """The error as text. Of a group: its errors, for its own text only counts them."""
+    """The error as text. For a group: the texts of its errors, because the group's own text only counts them."""
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(map(_sentence_of, error.exceptions))
     return str(error) or type(error).__name__

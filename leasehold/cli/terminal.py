@@ -1,4 +1,4 @@
-"""Prints on the terminal what users and handlers wrote: messages of errors, log lines, tags, names.
+"""Prints text that users and handlers wrote safely on the terminal: messages of errors, log lines, tags, names.
 
 Such a text is printed as it is. Rich would read `[...]` in it as markup, and the terminal would obey its control
 characters: with them a job's log could write to the operator's clipboard or hide lines.

@@ -1,4 +1,4 @@
-"""The requests of the clients. `Client` and `AsyncClient` send what these functions return."""
+"""Describes each request to the API as a value: `Client` and `AsyncClient` send what these functions return."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ Json: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """A request. `parse` makes the result from the answer's JSON. `keyed`: the API accepts an idempotency key, and does
-    nothing twice with the same `key`. `safe`: the request may be repeated without a key. `files`: field and path
-    of each file of a form.
+    """A request.
+
+    `parse`: makes the result from the JSON of the answer. `files`: (field, path) of each file of the form. `keyed`: the
+    API accepts an idempotency key, and does nothing twice with the same `key`. `safe`: the request may be repeated
+    without a key.
     """
 
     method: str
@@ -39,7 +41,7 @@ class Call(Generic[T]):
     key: str | None = None
 
     def with_key(self) -> Call[T]:
-        """The call with an idempotency key: the caller's own, or a new one."""
+        """The call with an idempotency key, if the API accepts one: the caller's own key, or a new one."""
         if not self.keyed:
             return self
         key = self.key or uuid4().hex
@@ -47,13 +49,13 @@ class Call(Generic[T]):
 
     @property
     def repeatable(self) -> bool:
-        """Whether a try whose answer was lost may be repeated."""
+        """Whether the request may be sent again after its answer was lost."""
         return self.keyed or self.safe
 
 
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[T]):
-    """A list that the API answers by pages. `items`: the field that has them."""
+    """A list that the API answers page by page. `items`: the field of the answer that has the items of the page."""
 
     path: str
     items: str
@@ -69,7 +71,9 @@ class Listing(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Feed(Generic[T]):
-    """Numbered items that the API sends as they happen. `parse` makes an item of an event's name and data."""
+    """Numbered items that the API sends as they happen. `parse`: makes an item of the name and the data of a
+    server-sent event. `after`: the number of the last item that the caller has already; 0: none.
+    """
 
     job_id: str
     path: str
@@ -79,8 +83,7 @@ class Feed(Generic[T]):
 
 
 def _get(path: str, parse: Callable[[Any], T], **params: Any) -> Call[T]:
-    given = {name: value for name, value in params.items() if value is not None}
-    return Call("GET", path, parse, params=given, safe=True)
+    return Call("GET", path, parse, params=_without_none(**params), safe=True)
 
 
 def path_part(value: object) -> str:
@@ -89,7 +92,7 @@ def path_part(value: object) -> str:
     return part.replace(".", "%2E") if part in (".", "..") else part
 
 
-def _given(**fields: Any) -> dict[str, Any]:
+def _without_none(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -117,11 +120,12 @@ def submit(
     callback_url: str | None = None,
     key: str | None = None,
 ) -> Call[models.Accepted]:
-    """Start a run. `dedupe`: at most one unfinished run of the template has it, and the answer names that run.
-    `callback_url`: the run's end is sent there.
-    `key`: the idempotency key; without one the client makes one.
+    """Start a run.
+
+    `dedupe`: a key that at most one unfinished run of the template has; if there is one, it is the answer and no run
+    starts. `callback_url`: the API sends the run's end there. `key`: the idempotency key; None: the client makes one.
     """
-    body = _given(
+    body = _without_none(
         template=template,
         payload=dict(payload or {}),
         version=version,
@@ -150,7 +154,7 @@ def submit_many(
 ) -> Call[models.Batch]:
     """Start up to 1,000 runs of a template, one a payload: all or none."""
     with_tags = {} if tags is None else {"tags": dict(tags)}
-    body = _given(
+    body = _without_none(
         template=template,
         runs=[{"payload": dict(payload)} | with_tags for payload in payloads],
         version=version,
@@ -161,8 +165,8 @@ def submit_many(
     return Call("POST", "/v1/runs/batch", models.Batch.model_validate, body=body, keyed=True, key=key)
 
 
-def replaced_body(call: Call[T], **fields: Any) -> Call[T]:
-    """The call with these fields in its body."""
+def with_body_fields(call: Call[T], **fields: Any) -> Call[T]:
+    """The call, with these fields set in its body."""
     return replace(call, body={**(call.body or {}), **fields})
 
 
@@ -179,12 +183,12 @@ def runs(
     scope_id: str | None = None,
 ) -> Listing[models.Run]:
     """All runs that match, the newest first."""
-    params = _given(template=template, status=status, scope=scope, scope_id=scope_id, limit=100)
+    params = _without_none(template=template, status=status, scope=scope, scope_id=scope_id, limit=100)
     return Listing("/v1/runs", "runs", models.Run.model_validate, params)
 
 
 def rerun(run_id: Id, *, key: str | None = None) -> Call[models.Accepted]:
-    """Start a fresh run of the same payload."""
+    """Start a new run with the same payload."""
     return Call("POST", f"/v1/runs/{path_part(run_id)}/rerun", models.Accepted.model_validate, keyed=True, key=key)
 
 
@@ -226,13 +230,13 @@ def cancel(job_id: Id, reason: str = "") -> Call[models.JobAfterAction]:
 
 
 def retry(job_id: Id, *, from_step: str | None = None, payload: Json | None = None) -> Call[models.JobAfterAction]:
-    """Run a failed job again, from the step that failed or from `from_step`. `payload`: another one, of a run."""
-    body = _given(from_step=from_step, payload=None if payload is None else dict(payload))
+    """Run a failed job again, from the step that failed or from `from_step`. `payload`: replaces the run's payload."""
+    body = _without_none(from_step=from_step, payload=None if payload is None else dict(payload))
     return Call("POST", f"/v1/jobs/{path_part(job_id)}/retry", models.JobAfterAction.model_validate, body=body)
 
 
 def delete(job_id: Id) -> Call[models.JobAfterAction | None]:
-    """Delete a job with its objects. None: it is deleted. Else it is deleted when its running steps have stopped."""
+    """Delete a job with its objects. The result is None if it is deleted; else its running steps must stop first."""
     return Call("DELETE", f"/v1/jobs/{path_part(job_id)}", _job_after_action_or_none, safe=True)
 
 
@@ -266,7 +270,7 @@ def events(job_id: Id, *, after: int = 0) -> Feed[models.Event]:
 
 def logs(job_id: Id, *, after: int = 0, step: str | None = None, attempt: int | None = None) -> Feed[models.LogLine]:
     """What a job logs, as it is written, until it ends."""
-    params = _given(step=step, attempt=attempt)
+    params = _without_none(step=step, attempt=attempt)
     return Feed(
         str(job_id),
         f"/v1/jobs/{path_part(job_id)}/logs",
@@ -282,7 +286,9 @@ def stream(job_id: Id, *, after: int = 0, step: str | None = None, attempt: int 
     def parse(name: str, data: Any) -> models.Chunk:
         return models.Chunk.model_validate({"event": name} | data)
 
-    return Feed(str(job_id), f"/v1/jobs/{path_part(job_id)}/stream", parse, _given(step=step, attempt=attempt), after)
+    return Feed(
+        str(job_id), f"/v1/jobs/{path_part(job_id)}/stream", parse, _without_none(step=step, attempt=attempt), after
+    )
 
 
 # --- bulk operations
@@ -300,7 +306,7 @@ def operate(
     """Act on all jobs that the filter `q` finds, as a job of its own. `canary`: the number of jobs that go first; the
     operation stops if one of them is refused. `rate`: jobs a second at most. Abort it with `cancel`.
     """
-    body = _given(action=action, filter=q, canary=canary, rate=rate, reason=reason)
+    body = _without_none(action=action, filter=q, canary=canary, rate=rate, reason=reason)
     return Call("POST", "/v1/operations", models.Operation.model_validate, body=body, keyed=True, key=key)
 
 
@@ -311,7 +317,7 @@ def preview(action: Literal["cancel", "retry", "delete"], q: str) -> Call[models
 
 
 def get_operation(operation_id: Id) -> Call[models.Operation]:
-    """How a bulk operation stands."""
+    """The state of a bulk operation."""
     return _get(f"/v1/operations/{path_part(operation_id)}", models.Operation.model_validate)
 
 
@@ -337,7 +343,7 @@ def dead_letters(
     fingerprint: str | None = None,
 ) -> Listing[models.DeadLetter]:
     """Steps that failed for good, the latest first."""
-    params = _given(kind=kind, template=template, code=code, fingerprint=fingerprint, limit=100)
+    params = _without_none(kind=kind, template=template, code=code, fingerprint=fingerprint, limit=100)
     return Listing("/v1/dead-letters", "dead_letters", models.DeadLetter.model_validate, params)
 
 
@@ -358,10 +364,10 @@ def replay_dead_letters(
     canary: bool = False,
     limit: int = 100,
 ) -> Call[dict[str, Any]]:
-    """Run the jobs of dead letters again: `replayed`, and `refused` with the reason of each. `canary`: the latest
-    alone.
+    """Run the jobs of dead letters again. The answer has the jobs that were `replayed`, and those that were `refused`,
+    each with a reason. `canary`: replay only the latest dead letter.
     """
-    body = _given(fingerprint=fingerprint, template=template, code=code, canary=canary, limit=limit)
+    body = _without_none(fingerprint=fingerprint, template=template, code=code, canary=canary, limit=limit)
     return Call("POST", "/v1/dead-letters/replay", dict, body=body)
 
 
@@ -387,13 +393,13 @@ def content_type_of(path: Path) -> str:
 
 
 def upload_ticket(path: Path, content_type: str, *, key: str | None = None) -> Call[models.Ticket]:
-    """A place for the bytes of the picture at `path`."""
+    """Ask for a signed URL to upload the picture at `path`."""
     body = {"content_type": content_type, "file_name": path.name, "content_length": path.stat().st_size}
     return Call("POST", "/upload-url", models.Ticket.model_validate, body=body, keyed=True, key=key)
 
 
 def put_bytes(ticket: models.Ticket, path: Path, content_type: str) -> Call[None]:
-    """The bytes of the picture, to the store. The request goes without the API key."""
+    """Upload the bytes of the picture to the object store. The request is sent without the API key."""
     headers = {"Content-Type": content_type, "Content-Length": str(path.stat().st_size)}
     return Call("PUT", ticket.upload_url, lambda _answer: None, headers=headers, safe=True)
 
@@ -405,8 +411,8 @@ def complete_upload(
     priority: Priority = "normal",
     tags: Mapping[str, str] | None = None,
 ) -> Call[models.PictureAccepted]:
-    """The bytes are there: process the picture."""
-    body = _given(
+    """Tell the API that the bytes are uploaded, so that it processes the picture."""
+    body = _without_none(
         media_id=str(ticket.media_id),
         original_key=ticket.original_key,
         variants=list(variants),
@@ -453,7 +459,7 @@ def generate(
     **order: Any,
 ) -> Call[models.Ordered]:
     """Order images or a video. `order`: further fields (`model`, `ratio`, `task_id`, ...). `credential`: the caller's
-    own at the provider.
+    own credential at the provider; None: that of the installation.
     """
     headers = {} if credential is None else {"X-Provider-Credential": credential}
     return Call(
@@ -470,7 +476,7 @@ def generate(
 def get_generation(
     task_id: str, *, what: Literal["images", "video"] = "images", wait: float = 0
 ) -> Call[models.Generation]:
-    """How a generation stands."""
+    """The state of a generation."""
     return _get(
         f"/v1/{what}/query",
         lambda answer: models.Generation.model_validate(answer["data"]),

@@ -14,7 +14,7 @@ import httpx2
 from leasehold.client import calls, models
 from leasehold.client.calls import Call, Feed, Id, Listing
 from leasehold.client.following import Following
-from leasehold.client.requests import form_of, json_of, key_of, options_of, result_of, url_of
+from leasehold.client.requests import KeyAuth, form_of, json_of, key_of, options_of, result_of, url_of
 from leasehold.client.retrying import Tries
 from leasehold.client.uploading import OnProgress, pieces
 
@@ -26,14 +26,18 @@ _WAIT_SECONDS = 20.0
 _REQUEST_SECONDS = 60.0
 
 
-def _calling(make: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
+def _sends(make: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
+    """A method that sends the call of the function `make`, and returns the result."""
+
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.send(make(*args, **kwargs))
 
     return update_wrapper(method, make)
 
 
-def _listing(make: Callable[P, Listing[T]]) -> Callable[Concatenate[Client, P], Iterator[T]]:
+def _lists(make: Callable[P, Listing[T]]) -> Callable[Concatenate[Client, P], Iterator[T]]:
+    """A method that yields all items of the listing of the function `make`, page after page."""
+
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         listing, cursor = make(*args, **kwargs), None
         while True:
@@ -45,7 +49,9 @@ def _listing(make: Callable[P, Listing[T]]) -> Callable[Concatenate[Client, P], 
     return update_wrapper(method, make)
 
 
-def _following(make: Callable[P, Feed[T]]) -> Callable[Concatenate[Client, P], Iterator[T]]:
+def _follows(make: Callable[P, Feed[T]]) -> Callable[Concatenate[Client, P], Iterator[T]]:
+    """A method that yields the items of the feed of the function `make` as they come."""
+
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         return self._follow(make(*args, **kwargs))
 
@@ -55,17 +61,17 @@ def _following(make: Callable[P, Feed[T]]) -> Callable[Concatenate[Client, P], I
 class Client:
     """`with Client(url, key) as client`. Use it from any thread.
 
-    `url`, `key`: by default LEASEHOLD_URL and LEASEHOLD_API_KEY. `timeout`: for how many seconds a request is tried
-    again while the API does not answer (503, a lost connection) or has no room (429). A request that makes something
-    has an idempotency key, so that two tries make it once.
+    `url`, `key`: by default LEASEHOLD_URL and LEASEHOLD_API_KEY. `timeout`: for how many seconds the client repeats a
+    request while the API does not answer (503, a lost connection) or has no room (429). A request that makes something
+    carries an idempotency key, so that a repetition does not make it twice.
 
-    The methods raise ApiError for what the API refuses, and Unavailable when the time is up.
+    The methods raise ApiError when the API refuses, and Unavailable when the time is up.
     """
 
     def __init__(self, url: str | None = None, key: str | None = None, *, timeout: float = 60.0) -> None:
         self._timeout = timeout
-        headers = {"Authorization": f"Bearer {key_of(key)}"}
-        self._http = httpx2.Client(base_url=url_of(url), headers=headers, timeout=_REQUEST_SECONDS)
+        url = url_of(url)
+        self._http = httpx2.Client(base_url=url, auth=KeyAuth(url, key_of(key)), timeout=_REQUEST_SECONDS)
         self._store = httpx2.Client(timeout=_REQUEST_SECONDS)  # signed URLs must not get the API key
 
     def __enter__(self) -> Self:
@@ -79,13 +85,13 @@ class Client:
         self._store.close()
 
     # --- runs
-    submit = _calling(calls.submit)
-    submit_many = _calling(calls.submit_many)
-    get_run = _calling(calls.get_run)
-    runs = _listing(calls.runs)
-    rerun = _calling(calls.rerun)
-    create_template = _calling(calls.create_template)
-    signal = _calling(calls.signal)
+    submit = _sends(calls.submit)
+    submit_many = _sends(calls.submit_many)
+    get_run = _sends(calls.get_run)
+    runs = _lists(calls.runs)
+    rerun = _sends(calls.rerun)
+    create_template = _sends(calls.create_template)
+    signal = _sends(calls.signal)
 
     def wait(self, run_id: Id, *, timeout: float | None = None) -> models.Run:
         """The run once it has ended. Raises TimeoutError after `timeout` seconds."""
@@ -103,36 +109,36 @@ class Client:
         return result_of(self.wait(run_id, timeout=timeout))
 
     # --- jobs of every kind
-    get_job = _calling(calls.get_job)
-    jobs = _listing(calls.jobs)
-    explain = _calling(calls.explain)
-    cancel = _calling(calls.cancel)
-    retry = _calling(calls.retry)
-    delete = _calling(calls.delete)
-    read_events = _calling(calls.read_events)
-    read_logs = _calling(calls.read_logs)
-    events = _following(calls.events)
-    logs = _following(calls.logs)
-    stream = _following(calls.stream)
+    get_job = _sends(calls.get_job)
+    jobs = _lists(calls.jobs)
+    explain = _sends(calls.explain)
+    cancel = _sends(calls.cancel)
+    retry = _sends(calls.retry)
+    delete = _sends(calls.delete)
+    read_events = _sends(calls.read_events)
+    read_logs = _sends(calls.read_logs)
+    events = _follows(calls.events)
+    logs = _follows(calls.logs)
+    stream = _follows(calls.stream)
 
     # --- bulk operations
-    operate = _calling(calls.operate)
-    preview = _calling(calls.preview)
-    get_operation = _calling(calls.get_operation)
-    operations = _listing(calls.operations)
-    refusals = _listing(calls.refusals)
+    operate = _sends(calls.operate)
+    preview = _sends(calls.preview)
+    get_operation = _sends(calls.get_operation)
+    operations = _lists(calls.operations)
+    refusals = _lists(calls.refusals)
 
     # --- dead letters, the fleet
-    dead_letters = _listing(calls.dead_letters)
-    dead_letter_groups = _calling(calls.dead_letter_groups)
-    replay_dead_letters = _calling(calls.replay_dead_letters)
-    queues = _calling(calls.queues)
-    workers = _calling(calls.workers)
+    dead_letters = _lists(calls.dead_letters)
+    dead_letter_groups = _sends(calls.dead_letter_groups)
+    replay_dead_letters = _sends(calls.replay_dead_letters)
+    queues = _sends(calls.queues)
+    workers = _sends(calls.workers)
 
     # --- pictures, models, generations
-    get_picture = _calling(calls.get_picture)
-    generate = _calling(calls.generate)
-    get_generation = _calling(calls.get_generation)
+    get_picture = _sends(calls.get_picture)
+    generate = _sends(calls.generate)
+    get_generation = _sends(calls.get_generation)
 
     def upload_picture(
         self,
@@ -144,7 +150,7 @@ class Client:
         tags: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
     ) -> models.PictureAccepted:
-        """Upload the picture at `path` and begin to process it. `content_type`: by default by the name's ending."""
+        """Upload the picture at `path` and start its processing. `content_type`: None: as the name's ending says."""
         path = Path(path)
         kind = content_type or calls.content_type_of(path)
         ticket = self.send(calls.upload_ticket(path, kind))
@@ -180,7 +186,10 @@ class Client:
     # --- the requests
 
     def send(self, call: Call[T]) -> T:
-        """Send a request of `leasehold.client.calls`, and again while that may help. Raises ApiError, Unavailable."""
+        """Send a request of `leasehold.client.calls`. Repeat it while the API does not answer and `timeout` allows.
+
+        Raises ApiError, Unavailable.
+        """
         return self._send(call, None)
 
     def _send(self, call: Call[T], form: MakeForm | None) -> T:
@@ -222,8 +231,9 @@ class Client:
     def _follow(self, feed: Feed[T]) -> Iterator[T]:
         """The items until the job's end. A connection that breaks, or that the API ends, is resumed."""
         following = Following(feed)
-        tries: Tries | None = None  # those since the API answered last
-        has_ended = False  # the job, before the connection began: then a connection without items is the last
+        tries: Tries | None = None  # the tries since the last answer of the API
+        # Whether the job had ended before this connection began. If it had, a connection without new items is the last.
+        has_ended = False
         while True:
             call = following.connect()
             tries = tries or self._tries(call)

@@ -1,4 +1,4 @@
-"""What the clients raise."""
+"""The errors that the clients raise."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class ClientError(LeaseholdError):
 
 
 class ApiError(ClientError):
-    """The API refused the request. `status`: of HTTP. `code`: stable, for programs. `errors`: where the request is
-    wrong, if the API says so. `key`: the request's idempotency key, if it had one.
+    """The API refused the request. `status`: the HTTP status. `code`: stable, for programs. `errors`: the places in the
+    request that are wrong, if the API names them. `key`: the request's idempotency key, if it had one.
     """
 
     def __init__(self, status: int, problem: Mapping[str, Any], key: str | None = None) -> None:
@@ -29,10 +29,11 @@ class ApiError(ClientError):
 
 
 class Unavailable(ClientError):
-    """No answer within the client's `timeout`, or an answer was lost of a request that may not be repeated.
+    """The API did not answer within the client's `timeout`, or the answer to a request that must not be repeated was
+    lost.
 
-    `key`: sent again with this key, the request is not done twice. `key` None: a request that only reads may be
-    repeated; of any other request, check first whether it was done.
+    `key`: the idempotency key. A repetition with it is not done twice. None: only a request that reads is safe to
+    repeat; for any other, check first whether it was done.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Unavailable(ClientError):
 
 
 class RunFailed(ClientError):
-    """A run that was waited for has not succeeded. `status`: failed, cancelled or expired."""
+    """The run that a caller waited for has not succeeded. `status`: failed, cancelled or expired."""
 
     def __init__(self, run_id: object, status: str, code: str, message: str) -> None:
         super().__init__(f"run {run_id} {status}: {code}: {message}")

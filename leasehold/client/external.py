@@ -1,9 +1,10 @@
-"""A reference client for external workers. It claims tasks over HTTP, renews their leases, and settles them.
+"""A worker outside the platform: it claims tasks over HTTP, renews their leases, runs a handler and settles them.
 
     worker = ExternalWorker("https://jobs.example.com", "lh_...", queues=["reports"])
     await worker.serve(handle)         # handle(task) -> dict | None
 
-It sends the requests of `docs/guides/external-workers.md`. It needs only the API's URL and an API key.
+docs/guides/external-workers.md describes its requests; this is the reference implementation in Python. It needs only
+the API's URL and an API key.
 """
 
 from __future__ import annotations
@@ -24,17 +25,20 @@ from uuid import uuid4
 import httpx2
 
 from leasehold.client.external_output import Output
+from leasehold.client.requests import KeyAuth
 from leasehold.client.retrying import problem_of
 from leasehold.domain.errors import Cancelled, LeaseholdError, LeaseLost, Permanent, Retryable, StepError
 from leasehold.runtime.foreign_errors import text_of
 from leasehold.runtime.gather import cancel_and_wait
 
 _CONFLICT, _EXISTS_ALREADY, _TOO_MANY = 409, 412, 429
-#: The API refuses these for every request of the key: no other settlement would be accepted.
+#: With these the API refuses the key itself, and so every further request, settlements included.
 _KEY_REFUSED = (401, 403)
-#: The pause after the API did not answer, or had no room.
+#: Seconds between two tries, after the API did not answer or was overloaded.
 _OUTAGE_SECONDS = 2.0
-#: What the API accepts as a failure.
+#: Seconds for which a worker that stops tries to give its task back.
+_GIVE_BACK_SECONDS = 5.0
+#: The API's limits for the code and the message of a failure.
 _CODE = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
 _MAX_MESSAGE = 2000
 #: The most characters of a text in a line of the log.
@@ -90,7 +94,7 @@ class Task:
 
     @property
     def files(self) -> list[dict[str, Any]]:
-        """The files of those steps: step, name, size, sha256, content_type, and a signed `url` to read from."""
+        """The files of the steps that this step needs: step, name, size, sha256, content_type, and a signed `url`."""
         files: list[dict[str, Any]] = self.claim["files"]
         return files
 
@@ -143,8 +147,9 @@ class Task:
         return self._chunks.add(chunk)
 
     async def flush(self) -> None:
-        """Send what was logged and emitted. While the API does not answer, raises httpx2.HTTPError; a later call sends
-        it again. What the API refuses is dropped. Raises LeaseLost.
+        """Send the log lines and chunks that were not sent yet. Those that the API refuses are dropped.
+
+        Raises httpx2.HTTPError while the API does not answer: a later call sends them again. Raises LeaseLost.
         """
         for output in (self._lines, self._chunks):
             try:
@@ -184,7 +189,7 @@ class ExternalWorker:
         self._queues = list(queues)
         self._lease_seconds = lease_seconds
         self._store = httpx2.AsyncClient(timeout=60.0)  # signed URLs must not get the API key
-        self._http = httpx2.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60.0)
+        self._http = httpx2.AsyncClient(base_url=url, auth=KeyAuth(url, key), timeout=60.0)
 
     async def __aenter__(self) -> Self:
         return self
@@ -194,7 +199,8 @@ class ExternalWorker:
         await self._store.aclose()
 
     async def serve(self, handle: Handler) -> None:
-        """Work until cancelled, one task at a time. While the API does not answer, or has no room, wait and try again.
+        """Work until cancelled, one task at a time; then give the task back, which costs it no attempt. While the API
+        does not answer, or has no room, wait and try again.
 
         Raises Refused if the API refuses the key or the queues.
         """
@@ -227,7 +233,7 @@ class ExternalWorker:
         """Send what the task logs and emits while its handler works."""
         while not task.lost:
             await asyncio.sleep(_OUTPUT_SECONDS)
-            with suppress(httpx2.HTTPError, Refused, LeaseLost):  # the last flush, before the settlement, meets it too
+            with suppress(httpx2.HTTPError, Refused, LeaseLost):  # the flush before the settlement will raise it again
                 await task.flush()
 
     async def _run(self, handle: Handler, task: Task) -> None:
@@ -237,6 +243,9 @@ class ExternalWorker:
         except Cancelled:
             await self._settle(task, "acknowledge-cancel")
         except LeaseLost:
+            raise
+        except asyncio.CancelledError:
+            await self._give_back(task)
             raise
         except Exception as error:  # noqa: BLE001 - a handler may raise anything: the attempt failed
             task.log(text_of(error), level="error", trace="".join(traceback.format_exception(error)))
@@ -248,13 +257,24 @@ class ExternalWorker:
             except Refused as error:
                 if error.status in _KEY_REFUSED:
                     raise
-                # Another task must not wait for this one: the API refuses its result, so the attempt failed.
+                # The API refuses this result, so the attempt has failed. The worker must go on with the next task.
                 await self._settle(task, "fail", **_failure_of(Retryable(str(error), code=error.code)))
 
+    async def _give_back(self, task: Task) -> None:
+        """This worker stops: another may have the task at once, and the attempt does not count. If the API does not
+        answer, the lease ends later by itself.
+        """
+        with suppress(httpx2.HTTPError, TimeoutError, Refused, LeaseLost):
+            async with asyncio.timeout(_GIVE_BACK_SECONDS):
+                with suppress(httpx2.HTTPError):
+                    await task.flush()
+                await task.post("release")
+
     async def _settle(self, task: Task, verb: str, **body: Any) -> None:
-        """Settle the task. While the API does not answer, try again: heartbeats keep the lease. The API answers a
-        repetition as it answered the first time. A settled task has all that it has logged and emitted. Raises
-        LeaseLost, Refused.
+        """Settle the task, after its log lines and chunks were sent. While the API does not answer, try again:
+        heartbeats keep the lease, and the API answers a repetition as it answered the first time.
+
+        Raises LeaseLost, Refused.
         """
         while True:
             try:

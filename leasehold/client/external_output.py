@@ -1,4 +1,4 @@
-"""What an external worker's task logs and emits, until the API has it."""
+"""Keeps the log lines and chunks of an external worker's task until the API has them. external.py uses it."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 #: The most items of one request.
-_AT_MOST = 500
+_ITEMS_PER_REQUEST = 500
 
 
 class Output:
-    """The items of one attempt that the API has yet to get: the lines of its log, or the chunks of its stream.
+    """The items of one attempt that the API does not have yet: the lines of its log, or the chunks of its stream.
 
-    `send(first, items)`: sends items, of which `first` is the number of the first one in the attempt, and returns
-    whether the attempt is cut. The API keeps a repeated request once: so after an outage the same items are sent again.
+    `send(first, items)`: sends the items, and returns whether the API accepts no more of this attempt (it is cut).
+    `first`: the number of `items[0]` in the attempt, from 1. By this number the API recognises a repeated request. So
+    after an outage the same request can be sent again.
     """
 
     def __init__(self, send: Callable[[int, list[Any]], Awaitable[bool]]) -> None:
         self._send = send
         self._items: list[Any] = []
-        self._sent = 0
-        self._sending = 0  # items of the request that has got no answer
+        self._sent = 0  # items that the API has answered
+        self._sending = 0  # items of the request that has no answer yet
         self._is_cut = False
         self._lock = asyncio.Lock()
 
     def add(self, item: Any) -> bool:
-        """Keep an item for the next request. False: the attempt is cut, and has no room for it."""
+        """Keep an item for the next request. False: the API accepts no more, and the item is dropped."""
         if not self._is_cut:
             self._items.append(item)
         return not self._is_cut
@@ -35,7 +36,7 @@ class Output:
         """Send all items. Raises what `send` raises: then the next `flush` begins with the same request."""
         async with self._lock:
             while self._items:
-                self._sending = self._sending or min(len(self._items), _AT_MOST)
+                self._sending = self._sending or min(len(self._items), _ITEMS_PER_REQUEST)
                 self._is_cut = await self._send(self._sent + 1, self._items[: self._sending])
                 self.drop()
                 if self._is_cut:

@@ -1,4 +1,7 @@
-"""Requests a feed (events, log lines, chunks) and resumes it. It does no input or output: both clients use it."""
+"""Makes the requests for a feed (events, log lines, chunks), and resumes the feed after a lost connection.
+
+It does no input or output, so both clients use it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ class Following(Generic[T]):
     def __init__(self, feed: Feed[T]) -> None:
         self._feed = feed
         self._last = str(feed.after)  # the number of the last item
-        self._last_before = self._last  # as it was when this connection began
+        self._last_before = self._last  # the value of `_last` when this connection began
         self._parser = Parser()
 
     def connect(self) -> Call[Any]:
@@ -35,7 +38,7 @@ class Following(Generic[T]):
 
     @property
     def advanced(self) -> bool:
-        """Whether this connection had an item."""
+        """Whether this connection has brought an item."""
         return self._last != self._last_before
 
     @property

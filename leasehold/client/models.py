@@ -152,14 +152,14 @@ class Operation(Answer):
 
 
 class Count(Answer):
-    """`exact`: else `n` is an estimate."""
+    """The number of matching jobs. `exact`: whether `n` is exact; otherwise it is an estimate."""
 
     n: int
     exact: bool
 
 
 class Preview(Answer):
-    """What an operation would act on."""
+    """The jobs that a bulk operation would act on."""
 
     total: Count
     examples: list[Job]
@@ -255,7 +255,7 @@ class Explanation(Answer):
 
 
 class Ticket(Answer):
-    """Where the bytes of a picture go."""
+    """Where to upload the bytes of a picture: `upload_url`, for `expires_in` seconds."""
 
     media_id: UUID
     upload_url: str
@@ -293,7 +293,7 @@ class Ordered(Answer):
 
 
 class Generation(Answer):
-    """How a generation stands. `urls`: its files, once `status_text` is `completed`."""
+    """The state of a generation. `urls`: its files, once `status_text` is `completed`."""
 
     task_id: str
     job_id: UUID | None = None

@@ -1,8 +1,9 @@
-"""Makes the HTTP library's request of a call, and reads its answer, for both clients."""
+"""Converts a Call into a request of the HTTP library, and reads the answer. Both clients use it."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,8 +13,52 @@ from leasehold.client.calls import Call
 from leasehold.client.errors import ClientError, RunFailed
 from leasehold.client.models import Run
 from leasehold.client.uploading import OnProgress, Reported
+from leasehold.domain.errors import WrongCell
 
 _NO_CONTENT = 204
+_WRONG_CELL = 421
+
+
+class KeyAuth(httpx2.Auth):
+    """Adds the API key to each request, and sends the request to the cell that serves the key's tenant.
+
+    A cell may answer that another cell serves the tenant (WrongCell), with its address. Then the request goes to that
+    address, once, and so do all later requests. Exception: an http address is ignored if `url`, the API's, is https:
+    the key would be sent in the clear.
+    """
+
+    def __init__(self, url: str, key: str) -> None:
+        self._header = f"Bearer {key}"
+        self._configured_base = self._base = httpx2.URL(url)
+
+    def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
+        request.headers["Authorization"] = self._header
+        path = request.url.raw_path.removeprefix(self._configured_base.raw_path.rstrip(b"/"))
+        self._address(request, path)
+        answer = yield request
+        if answer.status_code != _WRONG_CELL or not self._switch_to(answer.headers.get(WrongCell.HEADER, "")):
+            return
+        if isinstance(
+            request.stream, httpx2.ByteStream
+        ):  # a form with files cannot be read twice: `Tries` opens the files anew
+            self._address(request, path)
+            yield request
+
+    def _address(self, request: httpx2.Request, path: bytes) -> None:
+        request.url = self._base.copy_with(raw_path=self._base.raw_path.rstrip(b"/") + path)
+        request.headers["Host"] = request.url.netloc.decode()
+
+    def _switch_to(self, address: str) -> bool:
+        """Send requests to this address from now on. Returns False, and changes nothing, if it cannot be used."""
+        try:
+            base = httpx2.URL(address)
+        except httpx2.InvalidURL:
+            return False
+        schemes = {"https"} if self._configured_base.scheme == "https" else {"http", "https"}
+        if not base.host or base.scheme not in schemes:
+            return False
+        self._base = base
+        return True
 
 
 def url_of(url: str | None) -> str:
@@ -55,7 +100,7 @@ def form_of(call: Call[Any], on_progress: OnProgress | None, stack: ExitStack) -
 
 
 def json_of(answer: httpx2.Response) -> Any:
-    """Raises ClientError for an answer that is not the API's."""
+    """The answer's JSON; None: it has no content. Raises ClientError for an answer that is no JSON."""
     if answer.status_code == _NO_CONTENT:
         return None
     try:

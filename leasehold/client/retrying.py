@@ -1,4 +1,7 @@
-"""When a client sends a request again, and when it gives up. No input or output: both clients use it."""
+"""Decides when a client sends a request again, and when it gives up.
+
+It does no input or output, so both clients use it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from leasehold.client.errors import ApiError, Unavailable
 _AWAY = frozenset({502, 503, 504})
 _TOO_MANY = 429
 _CONFLICT = 409
-#: The API still works on the earlier try.
+_WRONG_CELL = 421
+#: The answer while the API still works on an earlier try of the same request.
 _IN_FLIGHT = "idempotency_key_in_flight"
 _FIRST_PAUSE, _LAST_PAUSE = 0.2, 10.0
 #: These errors mean that the request has not been sent.
@@ -23,7 +27,7 @@ _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
 
 class Tries:
-    """The tries of one call, within `seconds`."""
+    """The tries of one call, all within `seconds`. `url`: the server, for error messages."""
 
     def __init__(self, call: Call[Any], url: str, seconds: float) -> None:
         self._call = call
@@ -31,6 +35,7 @@ class Tries:
         self._seconds = seconds
         self._deadline = monotonic() + seconds
         self._failed = 0
+        self._has_followed = False
 
     def after_error(self, error: httpx2.TransportError) -> float:
         """Seconds until the next try. Raises Unavailable."""
@@ -46,6 +51,9 @@ class Tries:
         """Seconds until the next try; None: the answer is final. Raises ApiError, Unavailable."""
         if not answer.is_error:
             return None
+        if answer.status_code == _WRONG_CELL and self._call.files and not self._has_followed:
+            self._has_followed = True  # the next try sends the form to the address in this answer (requests.KeyAuth)
+            return 0.0
         problem = problem_of(answer)
         is_away = answer.status_code in _AWAY
         is_early = answer.status_code == _TOO_MANY or (
@@ -60,7 +68,9 @@ class Tries:
         raise self._unavailable(str(refused)) if is_away else refused
 
     def _pause(self, at_least: float | None) -> float | None:
-        """A pause that grows from try to try, with jitter. None: the time is up."""
+        """Seconds until the next try: `at_least`, and a part that doubles each time, with jitter. None: no time is
+        left.
+        """
         self._failed += 1
         longest = min(_LAST_PAUSE, _FIRST_PAUSE * 2 ** (self._failed - 1))
         pause = (at_least or 0.0) + random.uniform(longest / 2, longest)  # noqa: S311 - it guards nothing
@@ -71,7 +81,7 @@ class Tries:
 
 
 def problem_of(answer: httpx2.Response) -> dict[str, Any]:
-    """The problem of an answer that is an error; empty if it is not the API's."""
+    """The problem (RFC 9457) in an answer that is an error; empty if the answer is not the API's."""
     try:
         problem = answer.json()
     except ValueError:

@@ -1,4 +1,4 @@
-"""Server-sent events as the API writes them, out of the text of an answer."""
+"""Parses the server-sent events in the text of an answer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class ServerEvent:
 
 @dataclass(slots=True)
 class Parser:
-    """Give it the text of the answer, in pieces of any size. It returns the events that are complete.
+    """Takes the text of the answer in pieces of any size, and returns the events that each piece completes.
 
-    A line ends with LF or CR LF, and with nothing else. The HTTP library's own lines also end at U+2028 and U+0085,
-    which JSON contains as they are.
+    Here only LF and CR LF end a line. The HTTP library also ends lines at U+2028 and U+0085, which JSON may contain
+    unescaped.
     """
 
     _unfinished: str = ""

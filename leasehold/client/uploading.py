@@ -13,6 +13,7 @@ _PIECE = 256 * 1024
 
 
 def pieces(path: Path, on_progress: OnProgress | None) -> Iterator[bytes]:
+    """The file's bytes, piece by piece. Each piece counts as sent when the next one is requested."""
     size, sent = path.stat().st_size, 0
     with path.open("rb") as file:
         while piece := file.read(_PIECE):
@@ -30,13 +31,16 @@ async def apieces(path: Path, on_progress: OnProgress | None) -> AsyncIterator[b
 
 
 class Reported:
-    """A file whose reads report how many bytes of it, and of those before it, were sent."""
+    """A file of a form. Each read reports how many bytes of the whole form were sent.
+
+    `total`: bytes of all files of the form. `sent`: a list with one number, which all files of the form share.
+    """
 
     def __init__(self, file: IO[bytes], on_progress: OnProgress | None, total: int, sent: list[int]) -> None:
         self._file = file
         self._on_progress = on_progress
         self._total = total
-        self._sent = sent  # of all files of the form together
+        self._sent = sent
 
     def read(self, size: int = -1) -> bytes:
         piece = self._file.read(size)

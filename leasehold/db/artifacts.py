@@ -1,6 +1,6 @@
-"""Reads of what a job's steps have committed: outputs, notes, values. The worker uses them to prepare an attempt.
+"""Reads what the steps of a job have committed: outputs, notes and values. The worker reads them before an attempt.
 
-Readers find an output through its committed row. They never guess the key of an object.
+The key of an output's object comes from the committed row of the output. Nothing computes it from the output's name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def note_of(connection: Connection, task_id: UUID) -> dict[str, Any]:
 
 
 async def value_of(connection: Connection, job_id: UUID, step: str) -> Any:
-    """The value that the job's step succeeded with, or None."""
+    """The value that the job's step returned when it succeeded, or None."""
     return await connection.fetchval(
         "SELECT r.value FROM task t JOIN result r ON r.task_id = t.id WHERE t.job_id = $1 AND t.step = $2",
         job_id,

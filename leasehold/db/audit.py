@@ -1,4 +1,7 @@
-"""Writes and reads the audit. Call `record` in the transaction of the act: then both are committed, or neither."""
+"""Writes and reads the audit, which records who did what. Each tenant has a chain of rows, linked by their hashes.
+
+Call `record` in the transaction of the act: PostgreSQL then commits both or neither.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from uuid import UUID
 import orjson
 
 from leasehold.db.database import Connection
-from leasehold.domain.audit import SHARED_CHAIN, Actor, Broken, Chain
+from leasehold.domain.audit import SHARED_CHAIN, Actor, BrokenRow, Chain
 from leasehold.domain.ids import new_id
 
 _RECORD = """
@@ -21,14 +24,14 @@ INSERT INTO audit (id, tenant_id, actor_kind, actor, actor_tenant, key_prefix, a
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
 """
 _OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_UTC_Z
-#: The most rows of a chain that one statement reads.
-_PIECE = 1000
+#: One statement reads at most this many rows of a chain.
+_ROWS_PER_READ = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The object of an act. `kind`: job, key, queue, limit, ... `tenant_id`: its tenant; `*`: it belongs to no tenant
-    alone.
+    """The object of an act. `kind`: job, key, queue, limit, ... `tenant_id`: the object's tenant; `*`: several tenants
+    share the object, or none owns it.
     """
 
     kind: str
@@ -36,12 +39,12 @@ class Target:
     tenant_id: str = SHARED_CHAIN
 
 
-def text_of(details: Mapping[str, Any]) -> str:
+def details_text(details: Mapping[str, Any]) -> str:
     """The text of `details` that a row stores and its hash covers. An export gives the same text again."""
-    return orjson.dumps(details, default=_text_of_other, option=_OPTIONS).decode()
+    return orjson.dumps(details, default=_text_of_uuid, option=_OPTIONS).decode()
 
 
-def _text_of_other(value: object) -> str:
+def _text_of_uuid(value: object) -> str:
     if isinstance(value, UUID):  # asyncpg's subclass
         return str(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
@@ -50,19 +53,22 @@ def _text_of_other(value: object) -> str:
 async def record(connection: Connection, actor: Actor, action: str, target: Target, **details: Any) -> None:
     """Add the row of an act, in the transaction of the act. `details`: never a secret, a payload or a file name.
 
-    One transaction acts for one tenant: two transactions that write to two chains in different order could deadlock.
+    A transaction must record acts for one tenant only. Two transactions that write to the same two chains in opposite
+    order could deadlock.
     """
     present = {name: value for name, value in details.items() if value is not None}
     await connection.execute(
         _RECORD, new_id(), target.tenant_id, actor.kind, actor.name, actor.tenant_id, actor.key_prefix, action,
         target.kind, target.id, actor.source_ip, actor.request_id,
-        text_of(present),
+        details_text(present),
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class AuditFilter:
-    """The rows to read: of one tenant's chain, or of all (None), and with `since` <= at < `until`. None: any."""
+    """Which rows to read. `tenant_id`: those of this tenant's chain; None: of all chains. `since`, `until`: those with
+    since <= at < until. A field that is None excludes nothing.
+    """
 
     tenant_id: str | None
     actor: str | None = None
@@ -106,9 +112,9 @@ async def page(
     return [dict(row) for row in rows]
 
 
-_PIECE_OF_CHAIN = f"""
+_PART_OF_CHAIN = f"""
 -- audit_piece
-SELECT {_COLUMNS} FROM audit WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 ORDER BY seq LIMIT {_PIECE}
+SELECT {_COLUMNS} FROM audit WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 ORDER BY seq LIMIT {_ROWS_PER_READ}
 """
 
 _HEADS = """
@@ -119,47 +125,49 @@ FROM audit_chain WHERE $1::text IS NULL OR tenant_id = $1 ORDER BY tenant_id
 
 
 async def heads(connection: Connection, tenant_id: str | None = None) -> list[dict[str, Any]]:
-    """The head of each chain. Keep the heads elsewhere: a later `verify` then shows whether rows up to them were
-    deleted.
+    """The head of each chain: the number and the hash of its last row. Keep the heads outside of the database: a
+    later `verify` against an old head shows whether rows up to that head were deleted.
     """
     return [dict(row) for row in await connection.fetch(_HEADS, tenant_id)]
 
 
-async def piece(connection: Connection, head: Mapping[str, Any], after: int) -> list[dict[str, Any]]:
+async def read_part(connection: Connection, head: Mapping[str, Any], after: int) -> list[dict[str, Any]]:
     """At most a thousand rows of a chain after the row `after`, up to the head, the oldest first."""
-    rows = await connection.fetch(_PIECE_OF_CHAIN, head["tenant_id"], after, head["seq"])
+    rows = await connection.fetch(_PART_OF_CHAIN, head["tenant_id"], after, head["seq"])
     return [dict(row) for row in rows]
 
 
-async def verify(connection: Connection, head: Mapping[str, Any]) -> Broken | None:
+async def verify(connection: Connection, head: Mapping[str, Any]) -> BrokenRow | None:
     """Recompute the hashes of a chain up to the head. Returns the first row that is not as it was written."""
-    return await _check(connection, head, Chain.after(head))
+    return await _check(connection, head, Chain.from_head(head))
 
 
-async def verify_newest(connection: Connection, head: Mapping[str, Any], at_most: int) -> Broken | None:
-    """As `verify`, for the newest `at_most` rows only. The hash before the first of them is taken from that row."""
+async def verify_newest(connection: Connection, head: Mapping[str, Any], at_most: int) -> BrokenRow | None:
+    """As `verify`, for the newest `at_most` rows only. The row before them is not read: its hash is taken from the
+    first of the newest rows, without proof.
+    """
     after = head["seq"] - at_most
     if after < head["first_seq"]:
         return await verify(connection, head)
-    rows = await piece(connection, {**head, "seq": after + 1}, after)
-    previous = rows[0]["previous"] if rows else ""  # without the row the check fails at once
+    rows = await read_part(connection, {**head, "seq": after + 1}, after)
+    previous = rows[0]["previous"] if rows else ""  # the row is missing: the check below reports it
     return await _check(connection, head, Chain(head["tenant_id"], after, previous))
 
 
-async def _check(connection: Connection, head: Mapping[str, Any], chain: Chain) -> Broken | None:
-    while rows := await piece(connection, head, chain.seq):
+async def _check(connection: Connection, head: Mapping[str, Any], chain: Chain) -> BrokenRow | None:
+    while rows := await read_part(connection, head, chain.seq):
         for row in rows:
             broken = chain.check(row)
             if broken is not None:
                 return broken
-    return chain.end(head)
+    return chain.check_end(head)
 
 
 async def forget(connection: Connection, days: int, at_most: int = 5000) -> None:
-    """Delete rows that are older than `days`, and at most `at_most` of them. Each chain is cut at its beginning."""
+    """Delete at most `at_most` rows that are older than `days`. Each chain loses its oldest rows."""
     await connection.execute("SELECT forget_audit($1, $2)", days, at_most)
 
 
-def shown(row: Mapping[str, Any]) -> dict[str, Any]:
+def as_answer(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row for answers of the API and for exports: `details` is an object."""
     return {**row, "details": orjson.loads(row["details"])}

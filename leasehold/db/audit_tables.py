@@ -1,4 +1,4 @@
-"""Declares the tables of the audit. The role that the API and the workers connect as only adds rows (roles.py).
+"""Declares the tables of the audit. The role of the API and the workers may add rows, not change them (roles.py).
 
 A trigger gives each row its place in its tenant's chain when the transaction commits (migration 0022).
 """
@@ -14,7 +14,7 @@ audit = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     Column("at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
-    Column("tenant_id", Text, nullable=False),  # the row is in this tenant's chain; `*`: it concerns no tenant alone
+    Column("tenant_id", Text, nullable=False),  # the chain that has the row; `*`: the shared chain
     Column("actor_kind", Text, nullable=False),
     Column("actor", Text, nullable=False),
     Column("actor_tenant", Text),
@@ -38,7 +38,8 @@ audit = Table(
     Index("audit_action", "action", text("at DESC"), text("id DESC")),
 )
 
-#: The last row of each chain, and the first row that retention has left of it.
+#: For each chain: the number and hash of its last row, and where its first remaining row begins. Retention deletes
+#: older rows.
 audit_chain = Table(
     "audit_chain",
     metadata,

@@ -22,10 +22,9 @@ _Out = TypeVar("_Out")
 class Batcher(Generic[_In, _Out]):
     """Runs one batched statement on one connection.
 
-    `statement` takes the connection, the items, and a flag; it returns one answer for each item, in order. The flag is
-    True for a repetition: the answer to an earlier try was lost, or an earlier try of a larger batch was refused, so
-    PostgreSQL may have committed it. The statement
-    must be safe to repeat.
+    `statement` takes the connection, the items, and the flag `repeated`. It returns one answer for each item, in order.
+    `repeated`: PostgreSQL may have committed these items before: the answer to an earlier try was lost, or a larger
+    batch with these items failed. So the statement must be safe to repeat.
     `name`: the batcher's name in the log. `at_most`: items in one statement. `pause`: seconds between two tries.
     `patience`: seconds without an answer after which callers get the error.
     """
@@ -66,7 +65,9 @@ class Batcher(Generic[_In, _Out]):
         await self._drop()
 
     async def ask(self, item: _In) -> _Out:
-        """Add `item` to the next round trip and return its answer. Raises one of TRY_AGAIN after `patience`."""
+        """Add `item` to the next round trip and return its answer. Raises what the statement raised for it, and one of
+        TRY_AGAIN after `patience`.
+        """
         if self._is_closed:  # no round trip follows: the caller would wait for ever
             raise asyncio.CancelledError
         answer: asyncio.Future[_Out] = asyncio.get_running_loop().create_future()
@@ -98,6 +99,7 @@ class Batcher(Generic[_In, _Out]):
             raise
 
     async def _answer(self, items: Sequence[_In], repeated: bool) -> Sequence[_Out]:  # noqa: FBT001 - as the statement's
+        """Run the statement. While PostgreSQL does not answer, reconnect and try again, for `patience` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience
         while True:

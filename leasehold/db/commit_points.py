@@ -1,8 +1,8 @@
-"""Puts a failpoint after each commit of a process: `commit.NAME`. A test can stop or kill the process there.
+"""Puts a failpoint after each commit of a process: `commit.NAME`. Tests of crashes stop or kill the process there.
 
-In a request of the API, NAME is the operation (`commit.createRun`): so a new endpoint has its failpoint without further
-code. Elsewhere NAME is the name of the connection (`commit.api_submissions`). Connections are of the class CommitPoints
-only while such a failpoint is armed.
+In a request to the API, NAME is the operation (`commit.createRun`), so a new endpoint gets a failpoint without further
+code. Elsewhere NAME is the name of the connection (`commit.api_submissions`). Connections have the class CommitPoints
+only while a failpoint of this kind is armed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     _Connection = asyncpg.Connection
 _Answer = TypeVar("_Answer")
-#: A statement that writes, outside of a transaction: it commits by itself.
+#: Matches a statement that writes. Outside a transaction, PostgreSQL commits it at once.
 _WRITES = re.compile(r"\b(INSERT INTO|DELETE FROM|MERGE INTO|(?<!FOR )(?<!FOR NO KEY )UPDATE)\b", re.IGNORECASE)
 _operation: ContextVar[Callable[[], str | None] | None] = ContextVar("operation", default=None)
 
@@ -36,8 +36,8 @@ def connection_class() -> type[_Connection]:
 
 
 class CommitPoints(_Connection):
-    """A connection with a failpoint after each commit. It overrides every method of asyncpg by which this package sends
-    a statement; `tests/test_floors.py` checks that.
+    """A connection with a failpoint after each commit. It overrides every asyncpg method that this package uses to send
+    statements; `tests/test_floors.py` checks this.
     """
 
     async def execute(self, query: str, *args: Any, **options: Any) -> str:

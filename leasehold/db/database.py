@@ -1,7 +1,7 @@
-"""Opens connections to PostgreSQL: every statement runs through asyncpg.
+"""Opens asyncpg connections and pools to PostgreSQL, runs migrations, and holds small helpers for statements.
 
-SQLAlchemy describes the schema (tables.py and its neighbours) and runs the migrations, under alembic. Neither the API
-nor a worker loads SQLAlchemy.
+SQLAlchemy only describes the schema (the files `*tables.py`) and, with alembic, runs the migrations. Neither the API
+nor a worker loads it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class ConnectionSource(Protocol):
 
 _LONGER_THAN_ANYTHING = timedelta(days=36_500)
 
-#: Settings of the planner for the transitions. These statements find rows by key and join in the order of their text.
-#: The planner must follow: statistics of a young table would make it scan the whole table. And it must plan only once:
-#: planning these statements costs more than running them.
+#: Settings of PostgreSQL's planner. The statements of leasehold/transitions find rows by key, and their text names the
+#: tables in the best order for joins. The settings make the planner keep this order: the statistics of a young table
+#: would make it scan the whole table. They also make it plan once for each connection, because planning these
+#: statements costs more than running them.
 PLANNER_SETTINGS = {
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
@@ -84,7 +85,9 @@ async def _encode_json(connection: Connection) -> None:
 
 
 async def _no_reset(_connection: Connection) -> None:
-    """Keep the session as it is: no statement changes its state, and asyncpg's reset costs a round trip a release."""
+    """Used in place of asyncpg's reset, which costs a round trip at each release. It is not needed: no statement of the
+    platform changes the session.
+    """
 
 
 async def connect(settings: Settings, name: str) -> asyncpg.Connection[asyncpg.Record]:
@@ -107,7 +110,7 @@ async def connect(settings: Settings, name: str) -> asyncpg.Connection[asyncpg.R
 
 @asynccontextmanager
 async def connected(settings: Settings, name: str) -> AsyncIterator[Connection]:
-    """As `connect`, for the block: its end closes the connection."""
+    """As `connect`, and close the connection at the end of the block."""
     connection = await connect(settings, name)
     try:
         yield connection
@@ -116,11 +119,10 @@ async def connected(settings: Settings, name: str) -> AsyncIterator[Connection]:
 
 
 async def is_direct(connection: Connection) -> bool:
-    """Whether the connection has a session of its own. Behind a pooler a connection has none, and session locks protect
-    nothing.
+    """Whether the connection leads to PostgreSQL itself. Through a pooler, other clients may use the same session, so
+    session locks protect nothing.
 
-    The process id shows a pooler: the id in the pooler's greeting is not the id of the server process that answers
-    queries.
+    A pooler greets its clients with another process id than that of the server process that answers queries.
     """
     return bool(await connection.fetchval("SELECT pg_backend_pid()") == connection.get_server_pid())
 
@@ -128,10 +130,10 @@ async def is_direct(connection: Connection) -> bool:
 def make_pool(settings: Settings, name: str, size: int, *, replica: bool = False) -> Pool:
     """A pool of at most `size` connections (pool_sizes.py). It is not open yet: use `async with` on it, or await it.
 
-    Opening the pool makes no connection, so it works while PostgreSQL is down. If the server only reads, the pool opens
-    new connections within two seconds, perhaps to another server. Meanwhile the old ones serve reads.
+    Opening the pool makes no connection, so it works while PostgreSQL is down. When the server stops taking writes, the
+    pool opens new connections within two seconds, perhaps to another server. Meanwhile its old connections serve reads.
 
-    `replica`: the pool leads to `database_replica_url`, and leaves a server that takes writes.
+    `replica`: the pool connects to `database_replica_url`, and leaves a server that has started to take writes.
     """
     leaving = Leaving(replica=replica)
 
@@ -141,7 +143,7 @@ def make_pool(settings: Settings, name: str, size: int, *, replica: bool = False
 
     async def connect(*_dsn: Any, **options: Any) -> asyncpg.Connection[asyncpg.Record]:
         secret = settings.database_replica_url if replica else settings.database_url
-        url = database_url(secret.get_secret_value())  # its file may hold another password by now
+        url = database_url(secret.get_secret_value())  # read again: the password file may have changed
         return await open_connection(url, host_timeout=settings.database_host_timeout, replica=replica, **options)
 
     pool: Pool = asyncpg.create_pool(
@@ -163,8 +165,8 @@ def make_pool(settings: Settings, name: str, size: int, *, replica: bool = False
 async def lock_name(connection: Connection, name: str) -> None:
     """Lock `name` until the end of the caller's transaction. Wait while another transaction holds the lock.
 
-    Call this in a transaction, before the statement that counts rows. That statement then sees the rows of every
-    transaction that held the lock before.
+    Call this in a transaction, before a statement that counts rows. The statement then also counts the rows of every
+    transaction that held the lock earlier.
     """
     await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", name)
 
@@ -177,9 +179,9 @@ def window_interval(seconds: float | None) -> timedelta:
 def unindexed(condition: str) -> str:
     """SQL: the condition in a form that no partial index matches, for a statement that finds its rows by id.
 
-    With the plain condition, the planner may choose a partial index that is almost empty by the statistics, and scan
-    this index for each row. The scan is slow, because the index still holds every row that left it since the last
-    vacuum.
+    With the plain condition, the planner may scan a partial index for each row, because its statistics say that the
+    index is almost empty. That scan is slow: until the next vacuum the index still holds entries of rows that no longer
+    match.
     """
     return f"CASE WHEN {condition} THEN true ELSE false END"
 
@@ -210,9 +212,9 @@ async def migrate(
 ) -> None:
     """Bring the schema at the libpq URL `url` to `revision`. Concurrent callers wait for one another.
 
-    `versions`, `table`: the folder of another schema's revisions, and the table that stores its current revision.
-    `patience`: with locks that others hold; None: the defaults. `progress` gets what was applied, also before an error.
-    Raises SchemaLocked.
+    `versions`, `table`: for a schema other than the platform's, the folder of its revisions and the table that stores
+    its current revision. `patience`: how long to wait for locks that others hold; None: the defaults. `progress`
+    records the applied revisions, also when an error follows. Raises SchemaLocked.
     """
     attributes = {"url": url, "version_table": table, "patience": patience, "progress": progress}
     await asyncio.to_thread(_upgrade, revision, versions, attributes)
@@ -225,14 +227,15 @@ def records(rows: list[asyncpg.Record]) -> list[dict[str, Any]]:
 
 @asynccontextmanager
 async def in_order(connection: Connection) -> AsyncIterator[None]:
-    """Let PostgreSQL read the index that drives in the index's order, and end where the page is full.
+    """For the statements in the block, make PostgreSQL read rows in the order of an index, and stop at the end of the
+    page.
 
     Where an index finds a few thousand jobs, the planner would rather read all of them and sort: it does not know that
-    the first fifty are enough. Statements of an outer transaction that follow the block are planned as before it.
+    the first fifty are enough. Later statements of an outer transaction are planned as usual.
     """
     is_nested = connection.is_in_transaction()
     async with connection.transaction():
         await connection.execute("SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off")
         yield
-        if is_nested:  # the end of a savepoint that is kept keeps its settings
+        if is_nested:  # SET LOCAL lasts until the outer transaction ends, not only to the savepoint
             await connection.execute("SET LOCAL enable_bitmapscan = DEFAULT; SET LOCAL enable_sort = DEFAULT")

@@ -1,7 +1,7 @@
 """Makes and drops the partitions of the table `event`, one for each day. The sweeper calls `keep_event_days`.
 
 Before a day is dropped, the events of jobs that still exist move to `kept_event`. Readers use the view `history`, which
-has both tables. One statement moves an event, so that an event is always in exactly one of them.
+has the rows of both tables. One statement moves an event, so an event is always in exactly one of the two tables.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import asyncpg
 
 from leasehold.db.database import Connection
 
-#: One statement moves the events of at most this many jobs. It locks the jobs' rows, so that housekeeping cannot delete
-#: these meanwhile.
+#: One statement moves the events of at most this many jobs. The statement locks the rows of these jobs, so that
+#: housekeeping cannot delete the jobs meanwhile.
 _JOBS_AT_ONCE = 500
-_LOWEST_ID, _BEGINNING = UUID(int=0), datetime(1970, 1, 1, tzinfo=UTC)
+_LOWEST_ID, _EPOCH_START = UUID(int=0), datetime(1970, 1, 1, tzinfo=UTC)
 
 # $1 and $2: the day's start and end. $3: the last job of the statement before. $4: the number of jobs.
 # Each lookup is by key and starts from the day's own index, so its cost depends on the day, not on all kept jobs.
@@ -41,12 +41,13 @@ SELECT job_id FROM asked ORDER BY job_id DESC LIMIT 1
 """
 
 
-async def keep_event_days(connection: Connection, *, ahead: int, behind: int) -> None:
-    """Make the partitions of today and of `ahead` more days. Drop those older than `behind` days, after the events of
-    jobs that still exist have moved out of them.
+async def keep_event_days(connection: Connection, *, days_ahead: int, days_kept: int) -> None:
+    """Make the partitions of today and of `days_ahead` more days. Drop those older than `days_kept` days, after the
+    events of jobs that still exist have moved out of them.
 
-    An event of a day without a partition goes to the default partition, so an insert never fails. SQL functions that
-    belong to the migrating role make and drop the days: the role of this process need not own the schema.
+    PostgreSQL puts an event of a day without a partition into the default partition, so an insert never fails. SQL
+    functions that belong to the migrating role make and drop the partitions. So the role of this process need not own
+    the schema.
     """
     now: datetime = await connection.fetchval("SELECT clock_timestamp()")
     today = now.astimezone(UTC).date()
@@ -57,20 +58,20 @@ async def keep_event_days(connection: Connection, *, ahead: int, behind: int) ->
             " WHERE i.inhparent = 'event'::regclass"
         )
     }
-    for day in (today + timedelta(days=n) for n in range(ahead + 1)):
-        if _partition(day) not in present:
+    for day in (today + timedelta(days=n) for n in range(days_ahead + 1)):
+        if _partition_name(day) not in present:
             await _add_day(connection, day)
-    oldest = today - timedelta(days=behind)
+    oldest = today - timedelta(days=days_kept)
     for name in sorted(present - {"event_default"}):
-        if name < _partition(oldest):
+        if name < _partition_name(oldest):
             day = date.fromisoformat(name.removeprefix("event_"))
-            await _keep(connection, _start(day), _start(day + timedelta(days=1)))
+            await _keep_events(connection, _start_of_day(day), _start_of_day(day + timedelta(days=1)))
             await connection.execute("SELECT drop_event_day($1)", day)
-    await _keep(connection, _BEGINNING, _start(oldest))
-    await connection.execute("DELETE FROM event_default WHERE at < $1", _start(oldest))
+    await _keep_events(connection, _EPOCH_START, _start_of_day(oldest))
+    await connection.execute("DELETE FROM event_default WHERE at < $1", _start_of_day(oldest))
 
 
-async def _keep(connection: Connection, start: datetime, end: datetime) -> None:
+async def _keep_events(connection: Connection, start: datetime, end: datetime) -> None:
     """Move the events from `start` to `end` whose jobs still exist. Each statement commits by itself: if the process
     dies, the next call continues at the same place.
     """
@@ -79,21 +80,21 @@ async def _keep(connection: Connection, start: datetime, end: datetime) -> None:
         last_job = await connection.fetchval(KEEP, start, end, last_job, _JOBS_AT_ONCE)
 
 
-def _partition(day: date) -> str:
+def _partition_name(day: date) -> str:
     return f"event_{day:%Y%m%d}"
 
 
-def _start(day: date) -> datetime:
+def _start_of_day(day: date) -> datetime:
     return datetime.combine(day, time(), UTC)
 
 
 async def _add_day(connection: Connection, day: date) -> None:
     """Make the day's partition, unless the default partition already holds events of that day: these stay there.
 
-    The default partition gets events when no sweeper ran before the day began. Check for them first: an attempt to make
-    the partition would read all of them, under a lock that every new event waits for.
+    The default partition gets events when no sweeper ran before the day began. This function checks for such events
+    first: an attempt to make the partition would read them all, under a lock that every new event waits for.
     """
-    start, end = _start(day), _start(day + timedelta(days=1))
+    start, end = _start_of_day(day), _start_of_day(day + timedelta(days=1))
     default_has_events = "SELECT EXISTS (SELECT 1 FROM event_default WHERE at >= $1 AND at < $2)"
     if await connection.fetchval(default_has_events, start, end):
         return

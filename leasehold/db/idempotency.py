@@ -1,11 +1,13 @@
 """Idempotency keys: the API stores the first answer to a request and gives it to every repetition of the request.
 
-reserve -> Reservation   first request: do the work, then `store` in the work's own transaction; `release` if it failed
-reserve -> StoredAnswer  repetition: return the stored answer
-reserve raises           Invalid: the key came with another request. Conflict: the first request is still running
+What `reserve` returns or raises, and what the API then does:
+- Reservation: this is the first request. Do the work, and call `store` in the work's own transaction. If the work
+  failed, call `release`.
+- StoredAnswer: this is a repetition. Return the stored answer.
+- Invalid: the key came before with another request. Conflict: the first request is still running.
 
-A first request that cannot release its key (the database went away, or its process died) does not hold the key up: the
-reservation counts only while the request's transaction lasts (`hold`).
+A first request may be unable to release its key, because the database went away or the process died. This does not
+block the key for long: the reservation counts only while the transaction of the request lasts (`hold`).
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from leasehold.domain.errors import Conflict, Invalid
 KEEP = timedelta(hours=24)
 #: The time that a first request may take. After this the request counts as dead, and another may reserve the key.
 IN_FLIGHT = timedelta(seconds=60)
-#: A first request holds the key's advisory lock while its transaction lasts. After this time a request without the lock
-#: counts as dead: its transaction ended without an answer, because its connection or its process did.
-_UNHELD = timedelta(seconds=1)
+#: A first request holds the key's advisory lock while its transaction lasts. If it does not hold the lock after this
+#: time, it counts as dead: its connection or its process ended before the answer was stored.
+_LOCK_GRACE = timedelta(seconds=1)
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
 
 
@@ -49,7 +51,10 @@ class StoredAnswer:
 # The lock of a key. A prefix keeps it apart from the names that lock_name locks.
 _LOCK = "hashtextextended('idempotency ' || $1 || ' ' || $2, 0)"
 
-# $1 tenant, $2 key, $3 hash, $4 the time of a first request, $5 the time of an answer, $6 the time without a lock
+# Insert the reservation, or take over a row that has expired or whose first request counts as dead. No row comes back
+# if the key is taken. A first request counts as dead after $4, and also after $6 if nobody holds the key's lock: the
+# key was reserved at locked_until - $4.
+# $1 tenant, $2 key, $3 request hash, $4 IN_FLIGHT, $5 KEEP, $6 _LOCK_GRACE.
 RESERVE = f"""
 -- idempotency_reserve
 INSERT INTO idempotency (tenant_id, key, request_hash, locked_until, expires_at)
@@ -92,7 +97,7 @@ DELETE FROM idempotency WHERE tenant_id = $1 AND key = $2 AND locked_until = $3 
 def fingerprint(*parts: bytes) -> bytes:
     """A hash of a request's parts: the operation and its body. Requests with the same hash count as the same.
 
-    Each part is hashed with its length, so that bytes cannot move from one part to the next unnoticed.
+    The length of each part is hashed too: otherwise ("ab", "c") and ("a", "bc") would have the same hash.
     """
     digest = hashlib.sha256()
     for part in parts:
@@ -109,7 +114,7 @@ async def reserve(connection: Connection, tenant_id: str, key: str, request_hash
     """Reserve the key, or return the stored answer. Raises Invalid or Conflict (see the module's head)."""
     if not _KEY.fullmatch(key):
         raise Invalid("idempotency_key_malformed", "An Idempotency-Key has 1 to 255 printable ASCII characters.")
-    locked_until = await connection.fetchval(RESERVE, tenant_id, key, request_hash, IN_FLIGHT, KEEP, _UNHELD)
+    locked_until = await connection.fetchval(RESERVE, tenant_id, key, request_hash, IN_FLIGHT, KEEP, _LOCK_GRACE)
     if locked_until is not None:
         return Reservation(tenant_id, key, locked_until)
     row = await connection.fetchrow(READ, tenant_id, key, request_hash, KEEP)
@@ -123,8 +128,8 @@ async def reserve(connection: Connection, tenant_id: str, key: str, request_hash
 
 
 async def hold(connection: Connection, reservation: Reservation) -> None:
-    """Show that the first request lives until the caller's transaction ends. Call this first in the transaction that
-    does the work; `store` ends it.
+    """Keep the reservation valid until the caller's transaction ends. Call this at the start of the transaction that
+    does the work; `store` is its last statement.
     """
     await connection.execute(HOLD, reservation.tenant_id, reservation.key)
 
@@ -149,5 +154,5 @@ async def store(connection: Connection, reservation: Reservation, status_code: i
 
 
 async def release(connection: Connection, reservation: Reservation) -> None:
-    """Free the key at once, after the work failed and wrote nothing."""
+    """Free the key at once. Call it after the work failed and wrote nothing."""
     await connection.execute(RELEASE, reservation.tenant_id, reservation.key, reservation.locked_until)

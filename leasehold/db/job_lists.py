@@ -1,13 +1,16 @@
 """Lists the jobs that match a filter, newest first, and counts them. Each page reads a bounded number of rows.
 
-One term of the filter drives the walk: an index has its jobs in the order of the list. A page walks that index and
-checks the other terms on each job, for at most MAX_READ rows. So neither a filter nor another tenant's jobs make a
-list read a whole table: a filter that would is refused, with the advice to narrow the time. A search in payloads and
-texts ends after MAX_SEARCHED jobs and tells how far back it came; its cursor continues it. A search for a text walks
-only over jobs that can contain it: jobs with an error, a key or a scope, and jobs of pipelines whose name contains the
-text.
+A page walks over one index. One term of the filter, the driver, chooses an index that has the matching jobs in the
+order of the list. The statement checks the other terms on each job of the walk, and reads at most MAX_READ rows. So a
+list never reads a whole table, whatever the filter says and however many jobs other tenants have. A walk that ends
+before the page is full returns the job at which it ended (`Page.ended_at`). The API then refuses the filter and advises
+to narrow the time. For a search or a queue it answers instead how far back the page came, and a cursor to continue.
 
-Ids are UUIDv7: they sort by the time at which they were made, so `created:` bounds the walk.
+A search in payloads or texts ends after MAX_SEARCHED jobs, and a page by queue after MAX_READ_BY_QUEUE rows. A search
+for a text walks only over jobs that can contain the text: jobs with an error, a key or a scope, and jobs of pipelines
+whose name contains the text.
+
+Ids are UUIDv7: they sort by the time at which they were made. So the terms on the creation time bound the walk.
 """
 
 from __future__ import annotations
@@ -30,25 +33,29 @@ from leasehold.domain.states import JobState
 
 #: The most rows that one page reads, and the most jobs whose payload or texts it searches.
 MAX_READ, MAX_SEARCHED = 100_000, 10_000
-#: A search for a text reads at most _MAX_NAMES names of pipelines, and walks over at most _MAX_NAMED pipelines. With
-#: more of either it walks over all jobs.
+#: The most rows that a page reads if its filter names a queue. No index finds finished jobs by their queue, because
+#: every insert of a step would have to maintain the index. So a page checks the steps of the newest jobs, and the next
+#: page continues there.
+MAX_READ_BY_QUEUE = 5_000
+#: A search for a text narrows its walk to the pipelines whose names contain the text. It walks over all jobs instead if
+#: the tenant has more than _MAX_NAMES pipelines, or if more than _MAX_NAMED names contain the text.
 _MAX_NAMES, _MAX_NAMED = 500, 20
 #: Up to this number a count is exact.
 MAX_COUNTED = 10_000
-#: The rows that a walk reads for each job: of the index, of the job and of its run. A term about the job's steps reads
-#: these instead (most jobs have four or fewer), and then only jobs with such a step.
+#: How many rows a walk reads for each job. Usually three: the index entry, the job and its run. With a filter by queue,
+#: five: the index entry and the job's steps (most jobs have four or fewer).
 _ROWS, _ROWS_WITH_STEPS = 3, 5
-#: Clocks of processes that make ids differ from PostgreSQL's by less than this.
-_SKEW = timedelta(minutes=5)
-_LIVE = frozenset({"pending", "queued", "running", "waiting_worker", "cancel_requested"})
+#: The clock of a process that makes ids differs from PostgreSQL's clock by less than this.
+_MAX_CLOCK_SKEW = timedelta(minutes=5)
+_UNFINISHED = frozenset({"pending", "queued", "running", "waiting_worker", "cancel_requested"})
 _WITH_ERROR = frozenset({"failed", "expired"})
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The jobs that a caller may see. `tenant_id`: their tenant; None: all tenants. `pipelines`: the pipelines of the
-    kinds that the caller may see. `runs`: whether the caller may see jobs of no kind. `others`: the pipelines of the
-    installation that belong to no kind. `owned`: the pipelines of all kinds.
+    """The jobs that a caller may see. `tenant_id`: their tenant; None: all tenants. A kind of work owns pipelines.
+    `pipelines`: the pipelines of the kinds that the caller may see. `owned`: the pipelines of all kinds. `others`: the
+    installation's pipelines without a kind. `runs`: the caller may see jobs of pipelines without a kind.
     """
 
     tenant_id: str | None
@@ -58,15 +65,15 @@ class Scope:
     owned: Sequence[str]
 
     @property
-    def everything(self) -> bool:
+    def has_everything(self) -> bool:
         return self.runs and set(self.pipelines) == set(self.owned)
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The jobs on which a bulk operation may act. `at`: when the operation was submitted. Later jobs are left out, and
-    ages are counted from then. `state`: only jobs that had failed by then, or only unfinished jobs; None: jobs in any
-    state.
+    """The jobs on which a bulk operation may act. `at`: when the operation was submitted. Jobs created after `at` are
+    left out, and ages are computed as of `at`. `state`: only jobs that had failed at that time, or only unfinished
+    jobs; None: jobs in any state.
     """
 
     at: datetime
@@ -75,7 +82,9 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`has_more`: jobs may follow. `ended_at`: the walk ended before the page was full, and this job is unchecked."""
+    """`has_more`: jobs may follow. `ended_at`: not None if the walk ended before the page was full. Then this job is
+    the first that the walk did not check.
+    """
 
     rows: Sequence[Row]
     has_more: bool
@@ -99,8 +108,9 @@ class _Parameters:
 
 class Listing:
     """Builds the statements of one filter. `before`: the page has only jobs older than this one. `bound`: the jobs on
-    which a bulk operation may act; None: no such bound. `max_read`: the most rows that a page reads. `named`: for a
-    search for a text, the pipelines whose names contain it; None: the walk goes over all jobs.
+    which a bulk operation may act; None: no such bound. `max_read`: the most rows that a page reads.
+    `pipelines_with_text`: for a search for a text, the pipelines whose names contain it; None: the walk goes over all
+    jobs.
     """
 
     def __init__(
@@ -111,10 +121,10 @@ class Listing:
         *,
         bound: Bound | None = None,
         max_read: int | None = None,
-        named: Sequence[str] | None = None,
+        pipelines_with_text: Sequence[str] | None = None,
     ) -> None:
         self._with_names = partial(Listing, scope, wanted, before, bound=bound, max_read=max_read)
-        self._named = named
+        self._pipelines_with_text = pipelines_with_text
         if bound is not None and bound.state == "failed":
             wanted = replace(wanted, status=JobState.FAILED)
         self._scope, self._wanted, self._before, self._bound = scope, wanted, before, bound
@@ -129,9 +139,9 @@ class Listing:
         self._driver = self._driver_of_filter()
 
     @property
-    def searched(self) -> str | None:
-        """The text for which `with_names` narrows the walk. None: another term drives the walk, or the filter has no
-        text.
+    def searchable_text(self) -> str | None:
+        """The text that the walk searches for. `with_names` can narrow the walk to jobs that can contain it. None:
+        another term drives the walk, or the filter has no text.
         """
         wanted = self._wanted
         others = (wanted.worker, wanted.schedule, wanted.code, wanted.template)
@@ -143,9 +153,9 @@ class Listing:
     def tenant_id(self) -> str | None:
         return self._scope.tenant_id
 
-    def with_names(self, named: Sequence[str]) -> Listing:
-        """The same listing, but it walks only over jobs that can contain the text `searched`."""
-        return self._with_names(named=named)
+    def with_names(self, pipelines_with_text: Sequence[str]) -> Listing:
+        """The same listing, but it walks only over jobs that can contain the text `searchable_text`."""
+        return self._with_names(pipelines_with_text=pipelines_with_text)
 
     @property
     def max_walked(self) -> int:
@@ -154,13 +164,13 @@ class Listing:
         return min(MAX_SEARCHED, jobs) if self._wanted.payload or self._wanted.texts else jobs
 
     def page(self, limit: int) -> Statement:
-        """At most `limit` + 1 jobs. The row with `walked` = max_walked + 1 is the job at which the walk ended,
-        unchecked.
+        """At most `limit` + 1 jobs. `walked`: the number of the job in the walk. If the walk ended before the page was
+        full, the last row has `walked` = max_walked + 1: it is the job at which the walk ended, and was not checked.
         """
         return self._select("job_list", COLUMNS, limit)
 
     def columns(self, statement: str, limit: int, *names: str) -> Statement:
-        """As `page`, with these columns of the job and `walked` alone. `statement`: its name."""
+        """As `page`, but with only the columns `names` of the job, and `walked`. `statement`: the statement's name."""
         return self._select(statement, ", ".join(f"j.{name}" for name in names), limit)
 
     def _select(self, statement: str, columns: str, limit: int) -> Statement:
@@ -173,9 +183,7 @@ class Listing:
         )
 
     def count(self) -> Statement:
-        """`n`: the matching jobs, counted up to MAX_COUNTED + 1. `ended`: whether the walk ended before it had counted
-        all.
-        """
+        """`n`: the matching jobs, counted up to MAX_COUNTED + 1. `ended`: the walk ended before the last job."""
         return Statement(
             "-- job_count\nSELECT count(*) FILTER (WHERE NOT ended) AS n, coalesce(bool_or(ended), false) AS ended"
             f" FROM (SELECT w.walked > {self.max_walked} AS ended FROM {self._walk()}{self._in_queue}"
@@ -193,8 +201,8 @@ class Listing:
 
     @property
     def _in_queue(self) -> str:
-        """SQL: the steps of a walked job decide first, so that only a job with a step in the queue is read. LIMIT keeps
-        this one probe of an index for each job.
+        """SQL that checks the steps of a walked job before it reads the job's row, so that only jobs with a step in the
+        queue are read. LIMIT 1 makes PostgreSQL probe the index once for each job.
         """
         if self._has_queue is None:
             return ""
@@ -214,18 +222,22 @@ class Listing:
         if self._before is not None:
             bounds.append(f"< {self._parameters.add(self._before, 'uuid')}")
         if wanted.created_after is not None:
-            bounds.append(f">= {self._parameters.add(id_at(max(wanted.created_after, _EARLIEST) - _SKEW), 'uuid')}")
+            bounds.append(
+                f">= {self._parameters.add(id_at(max(wanted.created_after, _EARLIEST) - _MAX_CLOCK_SKEW), 'uuid')}"
+            )
         if wanted.created_before is not None:
-            bounds.append(f"< {self._parameters.add(id_at(max(wanted.created_before, _EARLIEST) + _SKEW), 'uuid')}")
+            bounds.append(
+                f"< {self._parameters.add(id_at(max(wanted.created_before, _EARLIEST) + _MAX_CLOCK_SKEW), 'uuid')}"
+            )
         if self._bound is not None:
-            bounds.append(f"< {self._parameters.add(id_at(self._bound.at + _SKEW), 'uuid')}")
+            bounds.append(f"< {self._parameters.add(id_at(self._bound.at + _MAX_CLOCK_SKEW), 'uuid')}")
         return bounds
 
     def _bounded(self, column: str) -> str:
         return "".join(f" AND {column} {bound}" for bound in self._bounds)
 
     def _driver_of_filter(self) -> str:
-        """SQL: the ids that one term finds by an index, in the order of the list."""
+        """SQL: the ids that the driver finds in its index, in the order of the list (see the module's head)."""
         wanted = self._wanted
         ids = [_uuid(text) for text in wanted.texts if _uuid(text) is not None]
         if ids:
@@ -244,7 +256,7 @@ class Listing:
         return self._ids("job", "id", "true") if self._tenant is None else self._of_one_tenant()
 
     def _of_one_tenant(self) -> str:
-        """Each of these indexes begins with the tenant."""
+        """SQL: the driver of a filter for one tenant. Each index that it uses begins with the tenant."""
         wanted = self._wanted
         if wanted.tags:
             name, value = wanted.tags[0]
@@ -269,7 +281,7 @@ class Listing:
         if status in ("cancelled", "cancel_requested"):
             return self._ids("job", "id", "x.cancel IS NOT NULL")
         unfinished = self._bound is not None and self._bound.state == "unfinished"
-        return self._ids("job", "id", "x.finished_at IS NULL") if unfinished or status in _LIVE else None
+        return self._ids("job", "id", "x.finished_at IS NULL") if unfinished or status in _UNFINISHED else None
 
     def _pipelines(self) -> Sequence[str] | None:
         """The pipelines that the filter names; None: any. A run's pipeline has the name of its template."""
@@ -278,24 +290,31 @@ class Listing:
         return None if self._scope.runs or not self._scope.pipelines else self._scope.pipelines
 
     def _by_kind(self) -> str:
-        """All jobs of the scope. A kind's pipelines have an index each, and runs have one of their own."""
-        if self._named is not None:
-            return self._by_text(self._named)
-        named = self._pipelines()
-        drivers = [] if named is not None or not self._scope.runs else [self._ids("run", "job_id", "true")]
-        names = named if named is not None else [*self._scope.pipelines, *(self._scope.others if drivers else ())]
-        drivers += [self._ids("job", "id", f"x.pipeline = {self._parameters.add(name, 'text')}") for name in names]
-        return self._merged(drivers)
+        """SQL: all jobs of the scope, or of the pipelines that the filter names. The index job_tenant_newest has the
+        jobs of each pipeline in the order of the list, and run_newest has all runs.
+        """
+        if self._pipelines_with_text is not None:
+            return self._by_text(self._pipelines_with_text)
+        pipelines = self._pipelines()
+        if pipelines is not None:
+            return self._merged([self._of_pipeline(name) for name in pipelines])
+        if not self._scope.runs:
+            return self._merged([self._of_pipeline(name) for name in self._scope.pipelines])
+        names = [*self._scope.pipelines, *self._scope.others]
+        return self._merged([self._ids("run", "job_id", "true"), *(self._of_pipeline(name) for name in names)])
 
-    def _by_text(self, named: Sequence[str]) -> str:
-        """The jobs that can contain the text. The conditions decide which of them are on the page."""
+    def _by_text(self, pipelines_with_text: Sequence[str]) -> str:
+        """SQL: the jobs that can contain the text. The conditions decide which of them are on the page."""
         drivers = [
             self._ids("job", "id", "x.error IS NOT NULL"),
             self._ids("job", "id", "x.dedupe_key IS NOT NULL"),
             self._ids("run", "job_id", "x.scope_id <> ''"),
-            *(self._ids("job", "id", f"x.pipeline = {self._parameters.add(name, 'text')}") for name in named),
+            *(self._of_pipeline(name) for name in pipelines_with_text),
         ]
         return self._merged(drivers)
+
+    def _of_pipeline(self, name: str) -> str:
+        return self._ids("job", "id", f"x.pipeline = {self._parameters.add(name, 'text')}")
 
     def _ids(self, table: str, column: str, condition: str) -> str:
         return (
@@ -304,7 +323,7 @@ class Listing:
         )
 
     def _merged(self, drivers: Sequence[str]) -> str:
-        """A job that two drivers find comes once: DISTINCT over ordered input is a comparison with the row before."""
+        """SQL: the ids of all drivers, each id once. Sorted input lets DISTINCT compare each row with the last."""
         if len(drivers) == 1:
             return drivers[0]
         union = " UNION ALL ".join(f"({driver} LIMIT {self.max_walked + 1})" for driver in drivers)
@@ -318,7 +337,7 @@ class Listing:
         conditions = [LIVES]
         if self._tenant is not None:
             conditions.append(f"j.tenant_id = {self._tenant}")
-        if not self._scope.everything:
+        if not self._scope.has_everything:
             seen = add(list(self._scope.pipelines), "text[]")
             owned = add(list(self._scope.owned), "text[]")
             conditions.append(
@@ -402,8 +421,9 @@ def _uuid(text: str) -> UUID | None:
         return None
 
 
-# The names of a tenant's pipelines, each by one probe of an index, and whether a name contains the text. The search
-# finds a text across two names, because a run's pipeline and its template have the same name.
+# The names of a tenant's pipelines, each by one probe of an index, and whether a name contains the text. The name is
+# searched twice in a row, as in the condition on texts: there a run's pipeline and template, which have the same name,
+# stand side by side, and a text may match across both.
 _NAMES = f"""
 -- job_names
 WITH RECURSIVE names(name) AS (
@@ -418,24 +438,31 @@ FROM names WHERE name IS NOT NULL LIMIT {_MAX_NAMES + 1}
 """
 
 
-async def narrowed(connection: Connection, listing: Listing) -> Listing:
-    """The listing. If few pipelines have the text in their name, it walks only over jobs that can contain the text."""
-    if (text := listing.searched) is None:
+async def narrowed_to_text(connection: Connection, listing: Listing) -> Listing:
+    """The listing, narrowed to jobs that can contain its text if few pipelines have the text in their name."""
+    if (text := listing.searchable_text) is None:
         return listing
     names = await connection.fetch(_NAMES, listing.tenant_id, text)
-    named = [row["name"] for row in names if row["has_it"]]
-    return listing if len(names) > _MAX_NAMES or len(named) > _MAX_NAMED else listing.with_names(named)
+    pipelines_with_text = [row["name"] for row in names if row["has_it"]]
+    if len(names) > _MAX_NAMES or len(pipelines_with_text) > _MAX_NAMED:
+        return listing
+    return listing.with_names(pipelines_with_text)
+
+
+def listing_of_page(scope: Scope, wanted: JobFilter, before: UUID | None = None) -> Listing:
+    """The listing whose pages the API and the console show."""
+    return Listing(scope, wanted, before, max_read=MAX_READ_BY_QUEUE if wanted.queue is not None else None)
 
 
 async def page(connection: Connection, listing: Listing, limit: int) -> Page:
     """At most `limit` jobs, newest first."""
-    listing = await narrowed(connection, listing)
+    listing = await narrowed_to_text(connection, listing)
     return _cut(listing, await _fetch(connection, listing.page(limit)), limit)
 
 
-async def times(connection: Connection, listing: Listing, limit: int) -> Page:
-    """As `page`, with the times and the status of each job alone: two rows are read for each."""
-    listing = await narrowed(connection, listing)
+async def page_of_times(connection: Connection, listing: Listing, limit: int) -> Page:
+    """As `page`, but with only the times and the status of each job."""
+    listing = await narrowed_to_text(connection, listing)
     statement = listing.columns("job_times", limit, "created_at", "started_at", "finished_at", "status")
     return _cut(listing, await _fetch(connection, statement), limit)
 
@@ -455,35 +482,35 @@ async def _fetch(connection: Connection, statement: Statement) -> Sequence[Row]:
 
 
 @dataclass(frozen=True, slots=True)
-class Stride:
-    """A part of a walk over all matching jobs. `targets`: (id, tenant) of jobs, newest first. `before`: the walk goes
-    on with jobs older than this; None: the walk is complete.
+class WalkPart:
+    """One part of a bulk operation's walk over all matching jobs. `targets`: (id, tenant) of each job, newest first.
+    `before`: the next part has only jobs older than this job; None: the walk is complete.
     """
 
     targets: Sequence[tuple[UUID, str]]
     before: UUID | None
 
 
-async def stride(connection: Connection, listing: Listing, limit: int) -> Stride:
-    """The next part of the walk, with at most `limit` jobs. It has no jobs if none of `max_walked` jobs matched; the
-    walk may go on nevertheless.
+async def next_walk_part(connection: Connection, listing: Listing, limit: int) -> WalkPart:
+    """The next part of the walk, with at most `limit` jobs. A part without jobs is not always the last: it means that
+    none of the next `max_walked` jobs matched.
     """
-    listing = await narrowed(connection, listing)
+    listing = await narrowed_to_text(connection, listing)
     rows = await _fetch(connection, listing.columns("job_ids", limit, "id", "tenant_id"))
     targets = [(row["id"], row["tenant_id"]) for row in rows if row["walked"] <= listing.max_walked]
     if len(targets) > limit:
-        return Stride(targets[:limit], targets[limit - 1][0])
+        return WalkPart(targets[:limit], targets[limit - 1][0])
     ended_at = next((row["id"] for row in rows if row["walked"] > listing.max_walked), None)
-    if ended_at is not None:  # this job was not checked: the next stride begins with it
-        return Stride(targets, UUID(int=ended_at.int + 1))
-    return Stride(targets, None)
+    if ended_at is not None:  # this job was not checked: the next part begins with it
+        return WalkPart(targets, UUID(int=ended_at.int + 1))
+    return WalkPart(targets, None)
 
 
 async def count(connection: Connection, listing: Listing) -> tuple[int, bool]:
-    """How many jobs match, and whether that is exact. Above MAX_COUNTED, or where the walk is too long, it is
-    PostgreSQL's estimate.
+    """How many jobs match, and whether the number is exact. Above MAX_COUNTED, or if the walk ended early, the number
+    is PostgreSQL's estimate.
     """
-    listing = await narrowed(connection, listing)
+    listing = await narrowed_to_text(connection, listing)
     (counted,) = await _fetch(connection, listing.count())
     if counted["n"] <= MAX_COUNTED and not counted["ended"]:
         return counted["n"], True

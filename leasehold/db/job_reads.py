@@ -1,6 +1,6 @@
 """Reads jobs of every kind: a job, the reasons for its wait, its ledger, and dead letters. Each read is one statement.
 
-Every query names the tenant; an operator of all tenants gives None for it.
+Every query has the tenant as a parameter. None reads the jobs of all tenants: for operators of the installation.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Row: TypeAlias = asyncpg.Record
 
 #: An answer about one job has at most this many steps, attempts of each step, and outputs.
 MAX_STEPS, MAX_ATTEMPTS, MAX_OUTPUTS = 1000, 20, 1000
-#: The ledger of a job has at most this many events, the latest.
+#: The ledger of a job has its latest events, at most this many.
 MAX_LEDGER = 5000
 
-#: Tasks of a queue are counted up to this number. A count of MAX_COUNTED means "at least".
+#: Tasks of a queue are counted up to this number. A count of MAX_COUNTED means "MAX_COUNTED or more".
 MAX_COUNTED = 10_000
 
-#: The latest dead letters that are grouped.
+#: `dead_letter_groups` groups at most this many dead letters, the latest.
 MAX_GROUPED = 10_000
 
 #: SQL: the columns of a job `j` and, if the job is a run, of its run `r`. `job_lists` reads the same columns.
@@ -100,8 +100,9 @@ async def find_tombstone(connection: Connection, tenant_id: str | None, job_id: 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Which dead letters to read. `owned`: the pipelines of all kinds. `runs`: also those of jobs whose pipeline is not
-    owned by a kind. `pipelines`: of the owned pipelines, those whose dead letters are read.
+    """Which dead letters to read. A pipeline may belong to a kind of work. `owned`: the pipelines of all kinds.
+    `pipelines`: those of them whose dead letters are read. `runs`: also read those of runs, and of pipelines without a
+    kind.
     """
 
     runs: bool
@@ -146,8 +147,8 @@ async def dead_letters(
     fingerprint: str | None = None,
     limit: int,
 ) -> Sequence[Row]:
-    """Steps that failed for good, the latest first. `since`: those that failed after it alone; `fingerprint`: as
-    `dead_letter_groups` returns it.
+    """Steps that failed for good, the latest first. `since`: only those that failed later. `fingerprint`: only those of
+    one group, as `dead_letter_groups` returns it.
     """
     async with in_order(connection):
         return await connection.fetch(
@@ -175,8 +176,8 @@ def _parameters(
 async def dead_letter_groups(
     connection: Connection, tenant_id: str, wanted: DeadLetterFilter, limit: int, of_last: int = MAX_GROUPED
 ) -> Sequence[Row]:
-    """The latest `of_last` dead letters, grouped by template, step, code and message. Messages that differ in numbers
-    only are the same.
+    """Groups of the latest `of_last` dead letters. A group has one template, step, code and message; messages that
+    differ only in numbers and ids count as the same.
     """
     return await connection.fetch(
         "SELECT fingerprint, pipeline, is_run, template, step, code, count(*) AS n, min(at) AS first_at,"
@@ -208,8 +209,8 @@ WHERE t.job_id = $1 AND t.tenant_id = $2 ORDER BY t.position, i.number NULLS FIR
 
 
 async def step_links(connection: Connection, tenant_id: str, job_id: UUID) -> Sequence[Row]:
-    """The job's tasks, at most MAX_STEPS, with what ties them together: `unblocks`, the tasks that need this one;
-    `parent_id`, the task that fanned out into this one, or the workflow that started it (`contained`).
+    """The job's tasks, at most MAX_STEPS, with the links between them. `unblocks`: the tasks that need this task.
+    `parent_id`: the task that fanned out into this task; if this task is `contained`, the workflow that started it.
     """
     return await connection.fetch(_LINKS, job_id, tenant_id, MAX_STEPS)
 
@@ -230,8 +231,9 @@ async def ledger(connection: Connection, tenant_id: str, job_id: UUID, at_most: 
     )
 
 
-# To find a waiting step's place in its queue, PostgreSQL reads the tasks ahead of it. The steps share $4 such reads: so
-# a job with many waiting steps reads no more than a job with one.
+# The facts about each unfinished step of a job. To find the place of a waiting step in its queue, PostgreSQL reads the
+# tasks ahead of it. All steps of the job share $4 such reads, so a job with many waiting steps costs no more than a job
+# with one. (Each step has at least 10 reads.)
 _WHY_WAITING = """
 -- why_waiting
 WITH unfinished AS (
@@ -247,7 +249,7 @@ SELECT t.step, t.status, t.queue, nullif(t.available_at, 'infinity') AS availabl
           AND NOT t.contained AND e.kind = 'signal' AND e.state = 'open') AS signals,
        t.lease_until, t.lease_owner, t.lease_until < clock_timestamp() AS lapsed,
        (SELECT p.reason FROM paused_queue p WHERE p.queue = t.queue) AS paused_because,
-       (SELECT count(*) FROM worker w WHERE t.queue = ANY(w.queues) AND NOT w.draining) AS workers,
+       coalesce(t.handler, (SELECT j.pipeline || '.' || t.step FROM job j WHERE j.id = t.job_id)) AS handler,
        CASE WHEN t.status <> 'running' AND t.available_at <= clock_timestamp() THEN
          (SELECT count(*) FROM (SELECT 1 FROM task o WHERE o.queue = t.queue AND o.priority <= t.priority
             AND o.status IN ('pending', 'retry', 'waiting') AND o.available_at < t.available_at
@@ -262,14 +264,16 @@ FROM unfinished t ORDER BY t.position, t.step
 async def why_waiting(
     connection: Connection, tenant_id: str, job_id: UUID, at_most: int = MAX_STEPS, most_ahead: int = MAX_COUNTED
 ) -> Sequence[Row]:
-    """For each unfinished step that is not blocked, at most `at_most`: the facts that decide whether a worker can claim
-    it. All steps together count `most_ahead` tasks `ahead` of them; a count of `most_ahead` of the row means "at
-    least".
+    """The facts that decide whether a worker can claim a step, for at most `at_most` unfinished steps that are not
+    blocked. `handler`: the `pipeline.step` of the code that does the step. `ahead` counts the tasks before the step in
+    its queue. All steps together count about `most_ahead` tasks. If a row's `ahead` equals its `most_ahead`, it means
+    "at least".
     """
     return await connection.fetch(_WHY_WAITING, job_id, tenant_id, at_most, most_ahead)
 
 
-# A limit may have admitted a million jobs: PostgreSQL reads $4 of them, and $3 of those that wait ahead of the job.
+# A limit may have admitted a million jobs, and a million may wait at it. PostgreSQL reads at most $4 admitted jobs, and
+# at most $3 of the jobs that wait ahead of this one.
 _WHY_HELD = """
 -- why_held
 SELECT g.key, g.at_most, g.per_minute, admitted.inside, admitted.lately, admitted.counted = $4 AS cut,
@@ -294,8 +298,8 @@ async def why_held(
     most_ahead: int = MAX_COUNTED,
     most_admitted: int = MAX_COUNTED,
 ) -> Sequence[Row]:
-    """The concurrency limits at which a held job waits. `inside`: admitted unfinished jobs; `lately`: admissions of
-    the last minute; both count `most_admitted` of a limit's jobs, and if `cut`, they mean "at least". `ahead`: jobs of
-    the same tenant that come first, counted up to `most_ahead`.
+    """The concurrency limits at which a held job waits. `inside`: admitted unfinished jobs. `lately`: jobs admitted in
+    the last minute. Both look at no more than `most_admitted` jobs of a limit; if `cut`, they mean "at least". `ahead`:
+    jobs of the same tenant that will be admitted earlier, counted up to `most_ahead`.
     """
     return await connection.fetch(_WHY_HELD, job_id, tenant_id, most_ahead, most_admitted)

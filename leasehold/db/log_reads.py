@@ -1,7 +1,7 @@
 """Reads the lines and chunks that the attempts of a job have logged and emitted. Each read is one statement.
 
-Every query names the tenant. Exception: `log_numbers` and `stream_numbers`, whose callers have read each job of theirs
-with its tenant before.
+Every query names the tenant. Exception: `log_numbers` and `stream_numbers`. Their callers have already found each job
+through its tenant.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from uuid import UUID
 
 from leasehold.db.database import Connection
 
-#: The number that stands for a job that has ended: no line or chunk follows.
+#: The number of a job that has ended, in place of that of its last line or chunk: no further one follows.
 ENDED = 2**62
 
-# The lines of chunks are JSON arrays: `n` lines, the last of which has the number `last`. A page reads at most as many
-# chunks as it has lines.
+# A row of job_log holds `n` lines as a JSON array. The last of them has the number `last` in its job. A page of N lines
+# reads at most N rows.
 LOG_PAGE = """
 -- log_page
 SELECT c.last - c.n AS before, c.step, c.epoch, c.attempt, c.lines

@@ -1,6 +1,7 @@
 """Declares the tables of the lines and chunks that attempts log and emit. A change here needs a migration.
 
-Their foreign keys lead to `tail`, not to `job`: an insert would wait for each settlement that has the job's row locked.
+Their foreign keys lead to `tail`, not to `job`. With a key to `job`, an insert would wait for each settlement that has
+locked the row of the job.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ tail = Table(
     postgresql_with={"fillfactor": "70"},
 )
 
-#: Lines that attempts have logged. A row has several lines of one attempt, here called a chunk.
+#: Lines that attempts have logged. A row has several lines of one attempt.
 job_log = Table(
     "job_log",
     metadata,
     Column("job_id", Uuid, ForeignKey("tail.job_id", ondelete="CASCADE"), nullable=False),
-    Column("last", BigInteger, nullable=False),  # the number of the chunk's last line in its job
+    Column("last", BigInteger, nullable=False),  # the number of the row's last line in its job
     Column("tenant_id", Text, nullable=False),
     Column("task_id", Uuid, nullable=False),
     Column("step", Text, nullable=False),
     Column("epoch", Integer, nullable=False),
     Column("attempt", Integer, nullable=False),
-    Column("first", Integer, nullable=False),  # the number of the chunk's first line in its attempt
-    Column("n", Integer, nullable=False),  # lines in the chunk
+    Column("first", Integer, nullable=False),  # the number of the row's first line in its attempt
+    Column("n", Integer, nullable=False),  # lines in the row
     Column("lines", JSONB, nullable=False),
     Column("at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     PrimaryKeyConstraint("job_id", "last"),

@@ -59,6 +59,7 @@ async def refusals(
 
 
 async def unfinished(connection: Connection, tenant_id: str) -> int:
+    """The number of the tenant's unfinished bulk operations."""
     n: int = await connection.fetchval(
         "SELECT count(*) FROM job j WHERE j.tenant_id = $1 AND j.pipeline = 'bulk_operation' AND j.finished_at IS NULL",
         tenant_id,

@@ -1,4 +1,6 @@
-"""The reads of the console's Overview. Each reads a bounded number of rows, however many jobs there are."""
+"""Reads what the console's page Overview shows. Each statement reads a bounded number of rows, however many jobs there
+are.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 from leasehold.db.unsettled import SILENT
 
-#: Unfinished jobs that are counted.
+#: Unfinished jobs are counted up to this number.
 MAX_LIVE = 500
 
 _LIVE = f"""
@@ -21,7 +23,7 @@ FROM (SELECT j.id, j.started_at, j.held FROM job j WHERE j.tenant_id = $1 AND j.
 """
 
 
-async def live(connection: Connection, tenant_id: str) -> Row:
+async def unfinished_counts(connection: Connection, tenant_id: str) -> Row:
     """Counts of the tenant's oldest MAX_LIVE unfinished jobs: `unfinished`, `started`, `held`; and the id of the oldest
     job that has not started (`oldest_waiting`).
     """
@@ -30,8 +32,8 @@ async def live(connection: Connection, tenant_id: str) -> Row:
     return row
 
 
-#: The oldest unfinished jobs with external steps that are searched for silent ones, and the silent steps that are
-#: counted.
+#: This many of the oldest unfinished jobs with external steps are searched for silent steps. Silent steps are counted
+#: up to MAX_SILENT.
 _MAX_EXTERNAL, MAX_SILENT = 300, 100
 
 SILENT_STEPS = f"""
@@ -45,8 +47,8 @@ SELECT count(*)::int FROM (
 
 
 async def silent_steps(connection: Connection, tenant_id: str, seconds: float) -> int:
-    """How many external steps nobody has worked on for `seconds`, counted up to MAX_SILENT, of the tenant's oldest
-    unfinished jobs.
+    """The number of silent external steps in the tenant's oldest unfinished jobs, counted up to MAX_SILENT. A step is
+    silent if no worker has worked on it for `seconds`.
     """
     counted: int = await connection.fetchval(SILENT_STEPS, tenant_id, seconds)
     return counted
@@ -94,11 +96,11 @@ WHERE q.retry_at > statement_timestamp() GROUP BY q.duty ORDER BY q.duty
 
 
 async def quarantined(connection: Connection) -> Sequence[Row]:
-    """For operators, of all tenants: how many units each duty of the workers has set aside now, because they failed."""
+    """For operators, of all tenants: how many failed units each duty of the workers has in quarantine now."""
     return await connection.fetch(_QUARANTINED)
 
 
-#: The limits that a page shows, and up to which number the admitted and the waiting jobs of each are counted.
+#: A page shows this many limits. The admitted jobs of a limit, and its waiting jobs, are counted up to MAX_AT_LIMIT.
 MAX_LIMITS, MAX_AT_LIMIT = 25, 100
 
 _LIMITS = f"""
@@ -114,27 +116,45 @@ FROM (SELECT * FROM gate WHERE declared AND ($1::text IS NULL OR (tenant_id, key
 
 
 async def limits(connection: Connection, after: tuple[str, str] | None = None) -> Sequence[Row]:
-    """For operators: MAX_LIMITS declared limits of all tenants, and one more if there is, each with its numbers of
-    admitted jobs (`inside`) and of waiting jobs, counted up to MAX_AT_LIMIT. `after`: the tenant and key of the limit
-    that the page follows.
+    """For operators: the next MAX_LIMITS + 1 declared limits of all tenants. `inside` counts the admitted jobs of a
+    limit, and `waiting` the waiting ones, each up to MAX_AT_LIMIT. `after`: tenant and key of the last limit of the
+    page before.
     """
     return await connection.fetch(_LIMITS, *(after or (None, None)))
 
 
-def _at_limit(name: str, which: str) -> str:
-    """`which`: the predicate of an index, which PostgreSQL recognises only if it stands in the statement."""
+_LIMITS_OF_QUEUES = f"""
+-- overview_limits_of_queues
+SELECT substr(g.key, 7) AS queue, g.key, g.at_most, g.per_minute,
+    (SELECT count(*) FROM (SELECT 1 FROM gate_job o WHERE o.tenant_id = g.tenant_id AND o.key = g.key
+        AND o.admitted_at IS NOT NULL LIMIT {MAX_AT_LIMIT}) AS i)::int AS inside,
+    (SELECT count(*) FROM (SELECT 1 FROM gate_job o WHERE o.tenant_id = g.tenant_id AND o.key = g.key
+        AND o.admitted_at IS NULL LIMIT {MAX_AT_LIMIT}) AS w)::int AS waiting
+FROM gate g WHERE g.tenant_id = '*' AND g.declared AND g.key = ANY($1::text[])
+"""
+
+
+async def limits_of_queues(connection: Connection, queues: Sequence[str]) -> Sequence[Row]:
+    """The declared limits of these queues for all tenants together, counted as by `limits`."""
+    return await connection.fetch(_LIMITS_OF_QUEUES, [f"queue:{queue}" for queue in queues])
+
+
+def _jobs_at_limit_sql(name: str, null_or_not: str) -> str:
+    """SQL: the jobs at a limit. `null_or_not`: NULL for waiting jobs, NOT NULL for admitted ones. It is part of the
+    text and not a parameter, because PostgreSQL uses a partial index only if the text has the condition of the index.
+    """
     return f"""
 -- {name}
 SELECT o.job_id AS id, j.tenant_id, coalesce(r.template, j.pipeline) AS template, j.status, j.created_at, o.admitted_at
 FROM (SELECT g.job_id, g.admitted_at FROM gate_job g
-      WHERE g.tenant_id = $1 AND g.key = $2 AND g.admitted_at IS {which}
+      WHERE g.tenant_id = $1 AND g.key = $2 AND g.admitted_at IS {null_or_not}
       ORDER BY g.owner, g.priority, g.job_id LIMIT $3) AS o
 JOIN job j ON j.id = o.job_id LEFT JOIN run r ON r.job_id = o.job_id
 """
 
 
-_INSIDE = _at_limit("overview_jobs_inside", "NOT NULL")
-_WAITING = _at_limit("overview_jobs_waiting", "NULL")
+_INSIDE = _jobs_at_limit_sql("overview_jobs_inside", "NOT NULL")
+_WAITING = _jobs_at_limit_sql("overview_jobs_waiting", "NULL")
 
 
 async def jobs_at_limit(

@@ -19,7 +19,7 @@ person = Table(
     Column("name", Text, nullable=False),
     # The scopes that the provider's groups gave at the last sign-in. Empty: none.
     Column("scopes", ARRAY(Text), nullable=False),
-    Column("set_role", Text),  # an admin set it: its scopes count instead of `scopes`
+    Column("set_role", Text),  # a role that an admin gave: its scopes count instead of `scopes`
     Column("generation", Integer, nullable=False, server_default="0"),  # a session with a lower number has ended
     Column("created_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     Column("seen_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),

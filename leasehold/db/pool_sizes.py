@@ -9,7 +9,8 @@
 With `broker=postgres` each process has two more dedicated connections: one notifies, one listens. Nothing else in a
 process opens a connection (tests/security/test_connections.py).
 
-With a replica, an API process has as many connections to the standby as its pool has to the primary, and a worker one.
+With a replica, an API process has two pools of the same size: one to the primary and one to the standby. A worker has
+one connection to the standby.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def pool_of_api(settings: Settings) -> int:
 
 
 def pool_of_app(settings: Settings) -> int:
-    """The size of the pool of an App in a program of the user's."""
+    """The size of the pool of an App in the user's own program."""
     return settings.database_pool_size - _of_broker(settings)
 
 
@@ -45,5 +46,5 @@ def pool_of_replica(settings: Settings) -> int:
     return pool_of_api(settings)
 
 
-#: The size of a worker's pool to the standby: the exporter alone uses it.
+#: The size of a worker's pool to the standby. Only the exporter uses it.
 EXPORTER_OF_WORKER = 1

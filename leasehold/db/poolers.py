@@ -1,8 +1,8 @@
-"""Finds out, when a process starts, whether a pooler (PgBouncer) stands before PostgreSQL, and what it cannot do.
+"""Checks, when a process starts, whether it connects through a pooler (PgBouncer) that cannot do what it needs.
 
-In transaction mode each transaction may run on another session of the server. What lives with a session does not work
-there: advisory locks, LISTEN, and prepared statements that the pooler does not know of. A process refuses to start with
-the sentence that says what to set.
+In a pooler's transaction mode, each transaction may run on another session of the server. Then everything fails that
+PostgreSQL keeps with a session: advisory locks, LISTEN, and prepared statements that the pooler does not know of. In
+such a case the process refuses to start, and the error names the setting to change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from leasehold.domain.errors import BadSetting
 from leasehold.settings import Settings
 
 _NAME, _DIRECT = "LEASEHOLD_DATABASE_URL", "LEASEHOLD_DATABASE_DIRECT_URL"
-_NO_STATEMENTS = (
+_KEEPS_NO_STATEMENTS = (
     "a pooler in transaction mode stands before PostgreSQL, and does not keep prepared statements. Set"
     " max_prepared_statements = 1000 in PgBouncer 1.21 or later, or pool_mode = session, or connect directly"
 )
@@ -24,7 +24,7 @@ _NO_STATEMENTS = (
 _STATEMENTS_LOST = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 #: PgBouncer 1.21 and later give prepared statements names of their own, if they keep them for clients.
 _KEEPS_STATEMENTS = "SELECT coalesce(bool_or(starts_with(name, 'PGBOUNCER_')), false) FROM pg_prepared_statements"
-_DIFFERENT = """
+_DROPPED_SETTINGS = """
 SELECT w.name, w.value FROM unnest($1::text[], $2::text[]) AS w(name, value) WHERE current_setting(w.name) <> w.value
 """
 #: How often `_shares_sessions` tries to get two sessions for two transactions of one client.
@@ -32,11 +32,11 @@ _TRIES = 3
 
 
 async def check_pooler(settings: Settings) -> None:
-    """Raises BadSetting when a pooler stands before PostgreSQL and something must be set first; or one of TRY_AGAIN."""
+    """Raises BadSetting if there is a pooler and a setting must change first; or one of TRY_AGAIN."""
     try:
-        keeps_statements = await _check(settings)
+        keeps_statements = await _inspect(settings)
     except _STATEMENTS_LOST:
-        raise BadSetting(_NAME, _NO_STATEMENTS) from None
+        raise BadSetting(_NAME, _KEEPS_NO_STATEMENTS) from None
     if keeps_statements and not settings.database_direct_url.get_secret_value():
         raise BadSetting(
             _DIRECT,
@@ -46,8 +46,8 @@ async def check_pooler(settings: Settings) -> None:
 
 
 async def refuse_shared_sessions(settings: Settings) -> None:
-    """For `leasehold migrate`, whose advisory lock and lock_timeout would stay in a session that others use. Raises
-    BadSetting, or one of TRY_AGAIN.
+    """Refuse to migrate through a pooler that shares sessions: the advisory lock and the lock_timeout of `leasehold
+    migrate` would stay in a session that others use. Raises BadSetting, or one of TRY_AGAIN.
     """
     try:
         async with connected(settings, "pooler check") as connection, connected(settings, "pooler check") as other:
@@ -64,7 +64,7 @@ async def refuse_shared_sessions(settings: Settings) -> None:
         )
 
 
-async def _check(settings: Settings) -> bool:
+async def _inspect(settings: Settings) -> bool:
     """Whether a pooler stands before PostgreSQL and keeps prepared statements: such a pooler is in transaction mode."""
     async with connected(settings, "pooler check") as connection:
         if await is_direct(connection):
@@ -72,8 +72,8 @@ async def _check(settings: Settings) -> bool:
         keeps_statements = await _keeps_statements(connection)
         async with connected(settings, "pooler check") as other:
             if not keeps_statements and await _shares_sessions(connection, other):
-                raise BadSetting(_NAME, _NO_STATEMENTS)
-        rows = await connection.fetch(_DIFFERENT, list(PLANNER_SETTINGS), list(PLANNER_SETTINGS.values()))
+                raise BadSetting(_NAME, _KEEPS_NO_STATEMENTS)
+        rows = await connection.fetch(_DROPPED_SETTINGS, list(PLANNER_SETTINGS), list(PLANNER_SETTINGS.values()))
     if rows:
         sets = "; ".join(f"ALTER ROLE ... SET {row['name']} = '{row['value']}'" for row in rows)
         raise BadSetting(
@@ -88,27 +88,33 @@ async def _keeps_statements(connection: Connection) -> bool:
 
 
 async def _shares_sessions(connection: Connection, other: Connection) -> bool:
-    """Whether a session that served `connection` serves `other` next. PgBouncer lends the session that was returned
-    last. The simple protocol needs no prepared statement.
+    """Whether the pooler lends one session to both connections in turn. `connection` sets a value in its session. Then
+    `other` takes a session and keeps it. PgBouncer lends the session that was returned last, so `other` gets that of
+    `connection`, whose next session then lacks the value.
+
+    The statements have no parameters, so that asyncpg sends them without a prepared statement.
     """
     for _ in range(_TRIES):
-        word = token_hex(8)
-        await connection.execute(f"SET leasehold.pooler = '{word}'")
+        marker = token_hex(8)
+        await connection.execute(f"SET leasehold.pooler = '{marker}'")
         try:
             # A transaction of the other client keeps the session busy, so this client gets another one.
             await other.execute("BEGIN")
-            if await _differs(connection, word):
+            if await _lacks_marker(connection, marker):
                 return True
         finally:
             await other.execute("ROLLBACK")
     return False
 
 
-async def _differs(connection: Connection, word: str) -> bool:
+async def _lacks_marker(connection: Connection, marker: str) -> bool:
+    """Whether the session that the pooler lends now lacks the marker. asyncpg prepares each statement whose rows it
+    returns, so this statement answers by raising an error.
+    """
     try:
         await connection.execute(
             "DO $$ BEGIN IF current_setting('leasehold.pooler', true) IS DISTINCT FROM "
-            f"'{word}' THEN RAISE EXCEPTION 'another session' USING ERRCODE = 'LH001'; END IF; END $$"
+            f"'{marker}' THEN RAISE EXCEPTION 'another session' USING ERRCODE = 'LH001'; END IF; END $$"
         )
     except asyncpg.PostgresError as error:
         if error.sqlstate == "LH001":

@@ -1,11 +1,12 @@
-"""Reads from a standby of PostgreSQL, and knows how old these reads are.
+"""Lends connections to a standby of PostgreSQL, and computes how old the reads from it are at most.
 
-A standby replays the log of the primary. Every second the process notes how long the primary's log is. A connection
-that has replayed the log up to a note reads everything that was committed before the note. So the age of a read is an
-upper bound. It needs no clock but the process's own. It holds while the primary is idle, and while replication stands
-still.
+A standby replays the log of the primary. Every second the process notes the length of the primary's log and the time.
+When the standby has replayed that length, its reads have everything that was committed before the note. So a read is at
+most as old as the newest note that the standby has reached. This bound needs only the clock of the process. It also
+holds while the primary is idle, and while replication stands still.
 
-Nothing is ever written here: PostgreSQL refuses it on a standby, and a server that is no standby is not used.
+Nothing is ever written here: PostgreSQL refuses writes on a standby, and this module refuses a server that is no
+standby.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 #: Seconds between two notes.
 NOTE_SECONDS = 1.0
-#: How often `caught_up` reads the place of the standby, in seconds.
+#: Seconds between two checks in `caught_up` of how much the standby has replayed.
 _POLL_SECONDS = 0.05
 
 LAG = gauge(
@@ -64,10 +65,10 @@ class ReplicaUnusable(Exception):
 
 
 class ReplicaBusy(ReplicaUnusable):
-    """Too many reads wait for a connection to the standby, which is well."""
+    """The standby works, but too many reads wait for a connection to it."""
 
 
-#: What a read from the standby may raise. The primary is read instead.
+#: What a read from the standby may raise. The caller then reads the primary instead.
 STANDBY_FAILED: tuple[type[BaseException], ...] = (ReplicaUnusable, *TRY_AGAIN)
 
 
@@ -78,7 +79,7 @@ class Replica:
         self._pool, self._primary = pool, primary
         self._max_lag = settings.database_replica_max_lag
         self._seconds = settings.database_host_timeout
-        self._notes: deque[tuple[float, int]] = deque()  # when, and how long the primary's log was
+        self._notes: deque[tuple[float, int]] = deque()  # (monotonic time, length of the primary's log in bytes)
         self._system: int | None = None
         self._as_of = monotonic()
         self._problem = "it was not read yet"
@@ -89,7 +90,7 @@ class Replica:
 
     @property
     def serves(self) -> bool:
-        """Whether reads may go to the standby, by the last note and by what requests have met since."""
+        """Whether reads go to the standby: the last note found it usable, and no read from it has failed since."""
         return not self._problem
 
     @property
@@ -119,7 +120,7 @@ class Replica:
         self._record(problem)
 
     async def check(self, connection: Connection) -> float:
-        """The instant, by monotonic(), whose commits the connection reads at least. Raises ReplicaUnusable, or one of
+        """An instant, by monotonic(): the connection reads every commit before it. Raises ReplicaUnusable, or one of
         TRY_AGAIN.
         """
         row = await connection.fetchrow(_STANDBY_PLACE)
@@ -127,13 +128,14 @@ class Replica:
         return self._instant_of(row["place"], row["system_identifier"])
 
     def leave(self, error: BaseException) -> None:
-        """A read has failed: until the next note, reads go to the primary."""
+        """Send reads to the primary until the next note, because a read from the standby has failed."""
         self._record(str(error) if isinstance(error, ReplicaUnusable) else f"a read failed: {type(error).__name__}")
 
     @asynccontextmanager
     async def caught_up(self, primary: Connection) -> AsyncIterator[Connection]:
-        """Lend a connection to the standby once it has everything that `primary` has now. For a part that reads seldom,
-        and so keeps no notes. Raises ReplicaUnusable, or one of TRY_AGAIN, within `database_host_timeout`.
+        """Lend a connection to the standby, after the standby has caught up with what `primary` has now. The exporter
+        uses it: it reads seldom, so it keeps no notes. Raises ReplicaUnusable, or one of TRY_AGAIN, within
+        `database_host_timeout`.
         """
         wanted = await primary.fetchrow(_PRIMARY_PLACE)
         assert wanted is not None
@@ -144,7 +146,7 @@ class Replica:
                         await asyncio.sleep(_POLL_SECONDS)
                 yield connection
             except BaseException:
-                connection.terminate()  # or its return to the pool would wait for a server that is silent
+                connection.terminate()  # the pool would wait for a silent server when it takes the connection back
                 raise
 
     async def _has(self, connection: Connection, length: int | None, system: int) -> bool:
@@ -166,20 +168,21 @@ class Replica:
 
     def _remember(self, now: float, length: int) -> None:
         if self._notes and length < self._notes[-1][1]:
-            self._notes.clear()  # another primary, which has lost the tail of the last
+            self._notes.clear()  # a new primary, which lacks the end of the old primary's log
         self._notes.append((now, length))
         while self._notes[0][0] < now - self._max_lag:
             self._notes.popleft()
 
     def _instant_of(self, place: int | None, system: int, length: int | None = None) -> float:
-        """The instant up to which a standby at `place` has every commit. `length`: how long the primary's log was after
-        `place` was read. Raises ReplicaUnusable.
+        """The instant up to which a standby has every commit. `place`: the bytes of the log that it has replayed; None:
+        it is no standby. `system`: its system identifier. `length`: how long the primary's log was after `place` was
+        read; None: not known. Raises ReplicaUnusable.
         """
         if place is None:
             raise ReplicaUnusable("it takes writes, so it is no standby")
         if system != self._system or (length is not None and place > length):
             raise ReplicaUnusable("it follows another primary")
-        as_of = next((at for at, length in reversed(self._notes) if length <= place), None)
+        as_of = next((at for at, noted_length in reversed(self._notes) if noted_length <= place), None)
         if as_of is None or monotonic() - as_of > self._max_lag:
             raise ReplicaUnusable("it is too far behind")
         return as_of

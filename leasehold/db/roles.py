@@ -1,6 +1,7 @@
-"""Grants for the role that the API and the workers connect as: it reads and writes rows. `leasehold migrate` calls it.
+"""Grants the right to read and write rows to the role that the API and the workers connect as. `leasehold migrate`
+calls `grant`.
 
-The role that migrates owns the schema. With two roles, a stolen password of the API cannot change the schema.
+Another role migrates and owns the schema. So a stolen password of the API cannot change the schema.
 """
 
 from __future__ import annotations
@@ -8,15 +9,15 @@ from __future__ import annotations
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Invalid
 
-# Only tables that the migrating role owns: the schema may hold tables of others.
+# The tables and views to grant. The schema may hold tables of others: only those that the migrating role owns count.
 _OWN_TABLES = """
 SELECT c.oid::regclass::text AS name, c.relkind = 'v' OR starts_with(c.relname, 'alembic_version') AS only_read
 FROM pg_class c
 WHERE c.relnamespace = current_schema()::regnamespace AND c.relowner = current_user::regrole
   AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition
 """
-#: The default partition of table `event`. Our SQL names it directly, so it needs its own grant; rights on `event` cover
-#: the others.
+#: The default partition of the table `event`. Statements name this partition directly, so it needs a grant of its own.
+#: Statements reach the other partitions through `event`, and the grant on `event` is enough.
 _DEFAULT_EVENT_PARTITION = "event_default"
 _FUNCTIONS = ("add_event_day(date)", "drop_event_day(date)", "forget_audit(int, int)")
 #: The audit tables: the role may read them and insert, and may set only these columns.
@@ -31,7 +32,7 @@ _APPEND_ONLY: dict[str, tuple[str, ...]] = {
 
 async def grant(connection: Connection, role: str) -> None:
     """Let `role` read and write the rows of every table that the caller owns. Repeating it changes nothing. The schema
-    may be at an older revision: what it does not have yet is left out.
+    may be at an older revision: tables and functions that it does not have yet are left out.
 
     Exceptions: `role` only reads views and Alembic's table, and only reads and inserts into the audit.
 

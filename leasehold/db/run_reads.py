@@ -49,7 +49,7 @@ HEAD = f"""
 
 
 async def find_head(connection: Connection, tenant_id: str, run_id: UUID) -> Row | None:
-    """The run as `list_runs` reads it. None: no such run, or another tenant's."""
+    """The run with the columns of `list_runs`, without steps and outputs. None: no such run, or another tenant's."""
     return await connection.fetchrow(HEAD, run_id, tenant_id)
 
 
@@ -59,13 +59,13 @@ async def find_run(connection: Connection, tenant_id: str, run_id: UUID) -> Row 
 
 
 #: Conditions that a job's state implies. They let PostgreSQL use the small partial index of that state.
-_IMPLIED = {
+_CONDITION_OF_STATUS = {
     "failed": "AND j.error IS NOT NULL",
     "expired": "AND j.error IS NOT NULL",
     "cancelled": "AND j.cancel IS NOT NULL",
     "cancel_requested": "AND j.cancel IS NOT NULL AND j.finished_at IS NULL",
 }
-_WITHOUT_INDEX = frozenset({"succeeded"})
+_STATUSES_WITHOUT_INDEX = frozenset({"succeeded"})
 
 
 def list_statement(*, template: bool, scope: bool, status: str | None) -> str:
@@ -81,7 +81,9 @@ def list_statement(*, template: bool, scope: bool, status: str | None) -> str:
             number += 1
     by_status = ""
     if status is not None:
-        implied = "" if status in _WITHOUT_INDEX else _IMPLIED.get(status, "AND j.finished_at IS NULL")
+        implied = (
+            "" if status in _STATUSES_WITHOUT_INDEX else _CONDITION_OF_STATUS.get(status, "AND j.finished_at IS NULL")
+        )
         by_status = f"AND j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.status = ${number} {implied}"
     order = "j.id" if by_status else "r.job_id"
     return f"{_RUN} WHERE {' AND '.join(conditions)} {by_status} ORDER BY {order} DESC LIMIT $3"
@@ -97,7 +99,9 @@ async def list_runs(
     before: UUID | None,
     limit: int,
 ) -> Sequence[Row]:
-    """At most `limit` of the tenant's runs that are older than `before`, newest first."""
+    """At most `limit` of the tenant's runs, newest first. `before`: only runs older than this run. `scope`: its kind
+    and its id.
+    """
     statement = list_statement(template=template is not None, scope=scope is not None, status=status)
     filters = [value for value in (template, *(scope or ()), status) if value is not None]
     return await connection.fetch(statement, tenant_id, before, limit, *filters)
@@ -113,14 +117,20 @@ WITH RECURSIVE names(queue) AS (
         ORDER BY t.queue LIMIT 1) AS next
 ), served AS (
     SELECT unnest(w.queues) AS queue, count(*) AS workers FROM worker w WHERE NOT w.draining GROUP BY 1
+), started AS (
+    SELECT s.key AS queue, sum(s.value::bigint)::bigint AS n
+    FROM worker w CROSS JOIN jsonb_each_text(w.starts_per_minute) AS s
+    WHERE w.seen_at > clock_timestamp() - interval '1 minute' GROUP BY 1
 ), all_names AS (
     SELECT queue FROM names UNION SELECT queue FROM served UNION SELECT queue FROM paused_queue
 )
 SELECT a.queue, coalesce(s.workers, 0) AS workers, p.reason AS paused_because, d.n AS runnable, d.oldest,
-       d.n = b.most AS has_more
+       d.n = b.most AS has_more,
+       CASE WHEN NOT starts_with(a.queue, 'ext:') THEN coalesce(r.n, 0) END AS starts_per_minute
 FROM all_names a
 CROSS JOIN (SELECT least($1, greatest(20, $2 / greatest(count(*), 1))) AS most FROM all_names) AS b
 LEFT JOIN served s ON s.queue = a.queue
+LEFT JOIN started r ON r.queue = a.queue
 LEFT JOIN paused_queue p ON p.queue = a.queue
 CROSS JOIN LATERAL (
     SELECT count(*) AS n, min(available_at) AS oldest FROM (
@@ -132,14 +142,17 @@ ORDER BY a.queue LIMIT 1000
 """
 
 
-#: Tasks that `queues` counts in all queues together. With more queues, each is counted less far, and up to 20 at least.
+#: `queues` counts about this many tasks in all queues together. The more queues there are, the fewer tasks it counts in
+#: each, but never fewer than 20.
 _MAX_OF_ALL = 200_000
 
 
 async def queues(connection: Connection, at_most: int = MAX_COUNTED, of_all: int = _MAX_OF_ALL) -> Sequence[Row]:
-    """Queues of all tenants that have tasks or workers, or are paused. The tasks of each are counted up to `at_most`,
-    and those of all queues together up to `of_all`. `has_more`: the queue may have more than were counted, and `oldest`
-    is that of the counted ones.
+    """Queues of all tenants that have tasks or workers, or are paused. `runnable`: due tasks, counted up to `at_most`
+    in each queue and up to about `of_all` in all queues together. `has_more`: the queue may have more due tasks than
+    were counted. `oldest`: when the oldest counted task became due. `starts_per_minute`: the attempts that the
+    registered workers started in the minute before they last renewed their rows; None for a queue of external workers,
+    whose claims are not counted.
     """
     return await connection.fetch(_QUEUES, at_most, of_all)
 
@@ -178,7 +191,8 @@ async def depth(connection: Connection, queue: str, at_most: int) -> int:
 
 WORKERS = """
 -- workers
-SELECT w.id, w.host, w.pid, w.version, w.queues, w.draining, w.started_at, w.seen_at, coalesce(l.leases, 0) AS leases
+SELECT w.id, w.host, w.pid, w.version, w.pool, w.queues, w.draining, w.started_at, w.seen_at,
+       coalesce(l.leases, 0) AS leases
 FROM worker w
 LEFT JOIN (SELECT t.lease_owner, count(*) AS leases FROM task t WHERE t.status = 'running' GROUP BY t.lease_owner) AS l
   ON l.lease_owner = w.id

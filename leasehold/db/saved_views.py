@@ -1,4 +1,4 @@
-"""Reads and writes the saved views of a tenant: filters of jobs that its people gave a name."""
+"""Reads and writes saved views: filters of jobs that people of a tenant have saved under a name."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 from leasehold.domain.ids import new_id
 
-#: A tenant has no more views, whatever its setting says: they are listed without pages.
+#: A list shows at most this many views, because it has no pages. A tenant cannot have more, whatever its setting says.
 MAX_VIEWS = 500
 
 _COLUMNS = "id, name, filter, saved_by, saved_at"
 
 
-async def listed(connection: Connection, tenant_id: str) -> Sequence[Row]:
+async def list_views(connection: Connection, tenant_id: str) -> Sequence[Row]:
     """The tenant's views, by name."""
     return await connection.fetch(
         f"SELECT {_COLUMNS} FROM saved_view WHERE tenant_id = $1 ORDER BY lower(name), id LIMIT {MAX_VIEWS}", tenant_id
     )
 
 
-async def is_there(connection: Connection, tenant_id: str, name: str) -> bool:
+async def exists(connection: Connection, tenant_id: str, name: str) -> bool:
+    """Whether the tenant has a view with this name."""
     there: bool = await connection.fetchval(
         "SELECT EXISTS (SELECT FROM saved_view WHERE tenant_id = $1 AND name = $2)", tenant_id, name
     )
@@ -30,7 +31,7 @@ async def is_there(connection: Connection, tenant_id: str, name: str) -> bool:
 
 
 async def save(connection: Connection, tenant_id: str, name: str, job_filter: str, by: str) -> Row:
-    """Write the view, or the new filter of the view with this name."""
+    """Save the view. If the tenant has a view with this name, it gets the new filter. `by`: who saves it."""
     row = await connection.fetchrow(
         "INSERT INTO saved_view (id, tenant_id, name, filter, saved_by) VALUES ($1, $2, $3, $4, $5)"
         " ON CONFLICT (tenant_id, name) DO UPDATE"

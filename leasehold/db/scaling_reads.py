@@ -1,5 +1,6 @@
-"""What a pool of workers has to do, and what it has to do it with. Each statement reads a bounded number of rows,
-however many tasks wait or are kept.
+"""Reads the load and the workers of a worker pool, for scaling: due tasks, running attempts, living workers.
+
+Each statement reads a bounded number of rows, however many tasks there are.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from collections.abc import Sequence
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 
-#: Due tasks that are counted of a queue, and leases that are read of all queues of the pool.
+#: The most due tasks that are counted in a queue, and the most leases that are read in all queues of a pool.
 MAX_COUNTED = 10_000
-#: Lines (a priority and a tenant) that are read of a queue.
+#: A `line` is the tasks of one tenant with one priority in a queue. At most this many lines of a queue are read.
 MAX_LINES = 2000
 
-# Jumps through the index task_runnable from line to line, as the exporter does: what waits for its time is not read.
+# The due tasks of each queue. The recursion jumps through the index task_runnable from line to line, as the exporter
+# does, so tasks that are not due yet are not read. The lines of a queue share its $2 evenly (`share.most`).
 # $1 the queues, $2 the most due tasks of a queue, $3 the most lines of a queue.
 _DUE = """
 -- scaling_due
@@ -48,7 +50,8 @@ WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = line.queue)
 GROUP BY line.queue
 """
 
-# An attempt that is met at some moment is half through, on average: its whole length is about twice its age.
+# The running attempts of each queue. At any moment, attempts are half done on average. So an attempt takes about twice
+# the average age.
 # $1 the queues, $2 the most leases.
 _RUNNING = """
 -- scaling_running
@@ -82,5 +85,7 @@ async def running(connection: Connection, queues: Sequence[str]) -> Sequence[Row
 
 
 async def workers(connection: Connection, pool: str, silent: float) -> Sequence[Row]:
-    """The living workers of the pool, the newest first. `slots`: for each of `queues`, of the same index."""
+    """The living workers of the pool, the newest first. `slots[n]`: the slots of the worker for `queues[n]`. `silent`:
+    seconds after which a worker without a heartbeat is left out.
+    """
     return await connection.fetch(_WORKERS, pool, silent)

@@ -1,4 +1,4 @@
-"""Reads at which Alembic revision a database is, and whether the revision is old, for `/readyz` and the self-check.
+"""Reads the Alembic revision of a database, and whether it is behind this release, for `/readyz` and the self-check.
 
 A database holds the platform's schema, and one schema for each kind of work with tables of its own. Each schema has its
 own revisions, and its own table that stores the current revision. The revisions are parsed from their files, because
@@ -20,7 +20,9 @@ from leasehold.domain.errors import DeclarationError
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """`versions`: the folder of the Alembic revisions. `table`: the table that stores the current revision."""
+    """The migrations of one schema. `versions`: the folder of the Alembic revisions. `table`: the table that stores the
+    current revision.
+    """
 
     name: str
     versions: Path
@@ -40,7 +42,9 @@ class Revisions:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`revision`: the database's revision; None before the first. `behind`: `leasehold migrate` must run."""
+    """The state of a schema in a database. `revision`: its revision; None before the first. `head`: the newest revision
+    of this release. `behind`: `leasehold migrate` must run.
+    """
 
     revision: str | None
     behind: bool
@@ -75,7 +79,7 @@ def known_revisions(folder: Path) -> Revisions:
 
 
 def _constants(path: Path) -> dict[str, object]:
-    """The lines `name = constant` and `name: type = constant`, by name. The module is parsed, but not run."""
+    """The constants that the module assigns at its top (`name = constant`). The module is parsed, but not run."""
     constants: dict[str, object] = {}
     for line in ast.parse(path.read_text()).body:
         if not isinstance(line, ast.Assign | ast.AnnAssign) or not isinstance(line.value, ast.Constant):

@@ -1,8 +1,8 @@
-"""Chooses the server of a connection: the first host of the URL that takes writes. A host that is silent, or that only
-reads, is passed over. For a replica it is the other way round: a host that takes writes is passed over.
+"""Chooses the server of a connection: the first host of the URL that answers and takes writes. For a replica: the first
+host that answers and only reads.
 
-After a failover an address may lead to a server that only reads: a standby that is not promoted yet, or the primary
-that was. Its connections live on, so a pool would keep them for ever: `Leaving` makes the pool open new ones.
+After a failover an address may lead to a server that only reads: a standby that is not promoted yet, or the former
+primary. Connections to it do not break, so a pool would keep them for ever: `Leaving` makes the pool open new ones.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from leasehold.urls import DatabaseUrl
 _Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 _Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 
-#: While it is on the wrong server, a pool opens new connections this often, in seconds. Reads go on meanwhile.
+#: Seconds between two attempts of a pool on the wrong server to open new connections. Reads go on meanwhile.
 _LEAVE_SECONDS = 1.0
-#: PostgreSQL 14 and later report both settings, at the start of a session and at each change.
+#: PostgreSQL 14 and later report these settings to the client, at the start of a session and at each change.
 _REPORTED = ("in_hot_standby", "default_transaction_read_only")
-#: For each URL the host that was chosen last, of those that take writes (False) and that only read (True). The next
-#: connection tries that host first: otherwise it would wait for a silent host each time.
+#: (URL, whether for a replica) -> the host that was chosen last. The next connection tries it first: otherwise it would
+#: wait for a silent host each time.
 _last_chosen: dict[tuple[DatabaseUrl, bool], tuple[str, int]] = {}
 _NEXT_HOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
@@ -73,8 +73,8 @@ async def open_connection(
 async def _connect(
     url: DatabaseUrl, host: str | None, port: int | None, timeout: float, options: dict[str, Any]
 ) -> _Connection:
-    """Connect to one host. A pooler that refuses settings at the start of a session gets none but the name: poolers.py
-    checks that the role has them.
+    """Connect to one host. If a pooler there refuses settings at the start of a session, connect again with the
+    application's name alone. poolers.py then checks that the database role has these settings.
     """
     try:
         connection: _Connection = await asyncpg.connect(url.dsn, host=host, port=port, timeout=timeout, **options)
@@ -88,11 +88,12 @@ async def _connect(
 
 
 def _in_order(url: DatabaseUrl, *, replica: bool) -> list[tuple[str, int]]:
+    """The hosts in the order in which they are tried: the one that was chosen last comes first."""
     return sorted(url.hosts, key=lambda host: host != _last_chosen.get((url, replica)))
 
 
 async def _takes_writes(connection: _Connection, timeout: float) -> bool:
-    """Whether the host takes writes. A pooler may report nothing: then its server is queried, for `timeout` seconds."""
+    """Whether the host takes writes. A pooler may report nothing: then query it, for at most `timeout` seconds."""
     if hasattr(connection.get_settings(), _REPORTED[0]):
         return not only_reads(connection)
     query = "SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on'"
@@ -112,8 +113,8 @@ def _is_primary(connection: PoolConnectionProxy[asyncpg.Record]) -> bool:
 
 
 class Leaving:
-    """Makes a pool leave a server that only reads; the pool of a replica, a server that takes writes. Call it with each
-    connection that the pool lends.
+    """Makes a pool open new connections when its server is of the wrong sort: it only reads, or, for the pool of a
+    replica, it takes writes. Call it with each connection that the pool lends.
     """
 
     def __init__(self, *, replica: bool = False) -> None:

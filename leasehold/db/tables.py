@@ -107,7 +107,7 @@ job = Table(
     Index("job_tenant_newest", "tenant_id", "pipeline", text("id DESC")),  # lists, newest first (UUIDv7)
     # Lists by state. The predicates name no column that changes while a job makes progress.
     Index("job_live", "tenant_id", text("id DESC"), postgresql_where=text("finished_at IS NULL")),
-    # Only jobs with external steps: others, which are the most, cost nothing here.
+    # Only jobs with external steps. Most jobs have none, and cost nothing here.
     Index("job_external", "tenant_id", "id", postgresql_where=text("finished_at IS NULL AND external > 0")),
     Index("job_failed", "tenant_id", text("id DESC"), postgresql_where=text("error IS NOT NULL")),
     Index("job_cancelled", "tenant_id", text("id DESC"), postgresql_where=text("cancel IS NOT NULL")),
@@ -135,12 +135,13 @@ job = Table(
         unique=True,
         postgresql_where=text("dedupe_key IS NOT NULL AND finished_at IS NULL"),
     ),
-    # A claim updates all jobs of a batch, which mostly stand together: each row has room for its new version beside it.
+    # Half of each page stays free. A claim updates all jobs of a batch, which mostly share a page, and each new version
+    # of a row then fits into the same page.
     postgresql_with={"fillfactor": "50"},
 )
 
-#: A client's own tags of a job. They have a table of their own: so a job without tags costs nothing, and a list by tag
-#: reads one range of an index, newest first.
+#: The tags that a client gave a job. They are in a separate table, so that a job without tags costs nothing, and a list
+#: by tag reads one range of an index, newest first.
 job_tag = Table(
     "job_tag",
     metadata,
@@ -212,8 +213,9 @@ task = Table(
     Column("errors", SmallInteger, nullable=False, server_default="0"),  # attempts that failed or timed out
     Column("crashes", SmallInteger, nullable=False, server_default="0"),  # attempts whose child process died
     Column("losses", SmallInteger, nullable=False, server_default="0"),  # attempts lost with their worker
-    # Used by a workflow's own task. `news` counts the ends of its steps and the signals to it. `wake_at` is no time: it
-    # is the value of `news` that ends the workflow's wait. NULL: no value does.
+    # Used by the task of a workflow. `news` counts the finished steps of the workflow and the signals to it. The wait
+    # of the workflow ends when `news` reaches `wake_at`, which is therefore a count and no time. NULL: no count ends
+    # it.
     Column("news", Integer, nullable=False, server_default="0"),
     Column("wake_at", Integer),
     # A workflow started the step. If the step gives up, the job goes on: the workflow decides what follows.
@@ -374,8 +376,20 @@ worker = Table(
     Column("slots", ARRAY(Integer)),  # of each of `queues`; NULL: a worker of an older release
     Column("pool", Text, nullable=False, server_default="default"),
     Column("draining", Boolean, nullable=False, server_default="false"),
+    # queue -> attempts that started in the minute before `seen_at`; a worker of an older release leaves it empty
+    Column("starts_per_minute", JSONB, nullable=False, server_default="{}"),
     Column("started_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("seen_at", _INSTANT, nullable=False, server_default=_NOW),
+    # `pipeline.step` of each handler that the worker has; NULL: too many, or a worker of an older release
+    Column("handlers", ARRAY(Text)),
+)
+
+#: The handlers of workers that have ended. A worker's row names the handlers of a living worker.
+known_handler = Table(
+    "known_handler",
+    metadata,
+    Column("name", Text, primary_key=True),  # `pipeline.step`
+    Column("seen_at", _INSTANT, nullable=False),  # when the last worker with this handler was last seen
 )
 
 quarantine = Table(

@@ -10,12 +10,12 @@ from uuid import UUID
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 
-#: Jobs of a tenant that a page searches: failed jobs of each code, or live jobs.
+#: The most jobs of a tenant that a page searches: failed jobs of each code, or unfinished jobs.
 MAX_SEARCHED = 10_000
 
-# The index of failed jobs by code finds the jobs, $7 of each code. Of a code that has more, the search stops at an id:
-# an older job is for a later page, whatever its code. A person settles jobs of pipeline $3[n] that failed at step $4[n]
-# with code $5[n].
+# Failed jobs that a person must settle: those of pipeline $3[n] that failed at step $4[n] with code $5[n]. The index of
+# failed jobs by code finds at most $7 jobs of each code (`searched`). If a code has more, `stopped` is the job at which
+# its search ended. Older jobs, of any code, are then for a later page.
 _ORDERS = """
 -- unsettled_orders
 WITH searched AS MATERIALIZED (
@@ -48,8 +48,9 @@ SILENT = """starts_with(t.queue, 'ext:')
            WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at END
       < statement_timestamp() - make_interval(secs => {seconds})"""
 
-# Due steps that no external worker has claimed for $3 seconds, and steps whose worker has sent no heartbeat for $3
-# seconds since its lease passed. $2: the last task of the page before; once its job is deleted, nothing follows it.
+# Silent external steps: due steps that no external worker has claimed for $3 seconds, and steps whose lease ended $3
+# seconds ago without a heartbeat. $2: the last task of the page before. If the job of that task was deleted meanwhile,
+# the page is empty.
 SILENT_STEPS = f"""
 -- unsettled_external
 WITH page_before AS (SELECT job_id, position, id FROM task WHERE id = $2 AND tenant_id = $1)
@@ -66,7 +67,7 @@ WHERE {SILENT.format(seconds="$3")}
 ORDER BY t.job_id DESC, t.position, t.id LIMIT $4
 """
 
-# $2: the run that the page ends before.
+# Runs whose workflow waits for a signal. $2: the last run of the page before.
 _WAITING = f"""
 -- unsettled_approvals
 SELECT live.id AS job_id, $1::text AS tenant_id, live.pipeline, w.signals, w.since, w.until
@@ -78,6 +79,7 @@ CROSS JOIN LATERAL (
 ORDER BY live.id DESC LIMIT $3
 """
 
+# The job at which a search of MAX_SEARCHED unfinished jobs ends; no row: there are fewer.
 _SEARCHED_TO = f"""
 -- unsettled_searched
 SELECT j.id FROM job j WHERE j.tenant_id = $1 AND j.finished_at IS NULL AND ($2::uuid IS NULL OR j.id < $2)
@@ -107,8 +109,9 @@ async def orders(
     limit: int,
     searched: int = MAX_SEARCHED,
 ) -> tuple[Sequence[Row], UUID | None]:
-    """Failed jobs whose order has an unknown outcome, newest first. `settled_by_people`: pipeline, step and code. A
-    page searches `searched` failed jobs of each code. The second value: the job before which the next page begins.
+    """Failed jobs whose order has an unknown outcome, newest first. `settled_by_people`: the pipeline, step and code of
+    the failures that only a person can settle. A page searches `searched` failed jobs of each code. The second value:
+    the job before which the next page begins; None: this is the last page.
     """
     pipelines, steps, codes = zip(*settled_by_people, strict=True)
     rows = await connection.fetch(

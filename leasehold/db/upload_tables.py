@@ -14,10 +14,12 @@ upload = Table(
     metadata,
     Column("key", Text, primary_key=True),  # the object's key; with a `/` at its end, the prefix of several objects
     Column("tenant_id", Text, nullable=False),
-    Column("open", Boolean, nullable=False),  # unfinished: counts against the tenant's bytes
+    Column("open", Boolean, nullable=False),  # unfinished: `bytes` counts against the tenant's quota
     Column("exact", Boolean, nullable=False),  # the store accepts exactly `bytes`, no other size
     Column("bytes", BigInteger, nullable=False),  # counted against the tenant: declared, largest possible, or stored
-    Column("most", BigInteger, nullable=False),  # the sweeper deletes a larger object; -1: any object
+    Column(
+        "most", BigInteger, nullable=False
+    ),  # the largest allowed object: the sweeper deletes a larger one; -1: every one
     Column("writable_until", TIMESTAMP(timezone=True), nullable=False),  # no client may begin to send after this
     Column("look_at", TIMESTAMP(timezone=True), nullable=False),  # when the sweeper checks the stored object next
     Column("forget_at", TIMESTAMP(timezone=True), nullable=False),  # a transfer that began in time has ended by then
@@ -34,7 +36,7 @@ download = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Text, nullable=False),
-    Column("key_prefix", Text, nullable=False),  # of the first key in the chain of rotations, by which limits count
+    Column("key_prefix", Text, nullable=False),  # of the API key before all its rotations: limits count by it
     # the artifact's size while it is sent; afterwards the bytes that were sent
     Column("bytes", BigInteger, nullable=False),
     Column("started_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),

@@ -1,4 +1,4 @@
-"""Declares the table of saved views: filters of jobs that people of a tenant gave a name."""
+"""Declares the table of saved views: filters of jobs that people of a tenant have saved under a name."""
 
 from __future__ import annotations
 

@@ -80,9 +80,10 @@ class Attempt(AttemptIdentity, Protocol):
     async def remember(self, note: Mapping[str, Any], connection: Any = None) -> None:
         """Commit the note now. Every later attempt of the step sees it, even if this attempt dies at once.
 
-        `connection`: lent by `connection()`, with a transaction open. The note is part of it, and both commit only
-        while this attempt has its lease: what the transaction changes then happens once. Call it last, for it locks the
-        task. Raises LeaseLost when the task has meanwhile gone to another claim: let the transaction roll back.
+        `connection`: lent by `connection()`, with a transaction open. The note commits with that transaction, and only
+        while this attempt has its lease: so what the transaction changes happens once. Call `remember` last in the
+        transaction, because it locks the task. Raises LeaseLost when another claim has the task by now: let the
+        transaction roll back.
         """
 
     async def item(self) -> Any:

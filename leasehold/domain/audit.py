@@ -35,8 +35,8 @@ HASHED = (
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """The actor of an act. `name`: the client of a key, a person, or `user@host` of a command. `tenant_id`: the
-    actor's.
+    """Who did an act. `name`: the client of a key, a person, or `user@host` of a command. `tenant_id`: the tenant that
+    the actor belongs to; the act may concern another tenant.
     """
 
     kind: ActorKind
@@ -48,8 +48,8 @@ class Actor:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
-    """The first row of a chain that is not as it was written, and why."""
+class BrokenRow:
+    """What a check found wrong: the first row of a chain that is missing or differs from what was written, and why."""
 
     tenant_id: str
     seq: int
@@ -58,8 +58,8 @@ class Broken:
 
 @dataclass(slots=True)
 class Chain:
-    """Checks the rows of one chain in order. `seq` and `hash` are those of the last row that was checked; at first,
-    those of the row before the chain's first.
+    """Checks the rows of one chain in order. `seq` and `hash` are those of the last row that was checked. Before the
+    first check they are those of the last row that retention deleted, or 0 and "".
     """
 
     tenant_id: str
@@ -67,27 +67,27 @@ class Chain:
     hash: str = ""
 
     @classmethod
-    def after(cls, head: Mapping[str, Any]) -> Chain:
-        """The chain of this head, before its first row."""
+    def from_head(cls, head: Mapping[str, Any]) -> Chain:
+        """A check that begins at the oldest stored row. `head`: the chain's row of `audit_chain`."""
         return cls(head["tenant_id"], head["first_seq"] - 1, head["first_previous"])
 
-    def end(self, head: Mapping[str, Any]) -> Broken | None:
+    def check_end(self, head: Mapping[str, Any]) -> BrokenRow | None:
         """Compare the end of the chain with its head, once all rows are checked. None: they agree."""
         if self.seq < head["seq"]:
-            return Broken(self.tenant_id, self.seq + 1, "the row is missing, and all after it")
+            return BrokenRow(self.tenant_id, self.seq + 1, "the row is missing, and all after it")
         if self.hash != head["hash"]:
-            return Broken(self.tenant_id, self.seq, "it is not the row that the chain ends with")
+            return BrokenRow(self.tenant_id, self.seq, "it is not the row that the chain ends with")
         return None
 
-    def check(self, row: Mapping[str, Any]) -> Broken | None:
+    def check(self, row: Mapping[str, Any]) -> BrokenRow | None:
         """Check the next row: its fields as in the API's answer, but `details` as text. None: the row is good."""
         seq = int(row["seq"])
         if seq != self.seq + 1:
-            return Broken(self.tenant_id, self.seq + 1, f"the row is missing: row {seq} comes next")
+            return BrokenRow(self.tenant_id, self.seq + 1, f"the row is missing: row {seq} comes next")
         if row["previous"] != self.hash:
-            return Broken(self.tenant_id, seq, "it does not follow the row before it")
+            return BrokenRow(self.tenant_id, seq, "it does not follow the row before it")
         if hash_of(row) != row["hash"]:
-            return Broken(self.tenant_id, seq, "its content is not what was written")
+            return BrokenRow(self.tenant_id, seq, "its content is not what was written")
         self.seq, self.hash = seq, row["hash"]
         return None
 

@@ -16,7 +16,7 @@ DEFAULT_LADDER = (
     timedelta(minutes=30),
     timedelta(hours=2),
 )
-#: A longer delay counts as this one: PostgreSQL's timestamps have an end.
+#: The longest delay: PostgreSQL's timestamps have an end.
 LONGEST = timedelta(days=36_500)
 
 
@@ -28,8 +28,8 @@ def capped(seconds: float) -> float:
 def delay_after(failures: int, ladder: Sequence[timedelta], rng: random.Random | None = None) -> timedelta:
     """The delay after the `failures`-th failure of a task (1 is the first), before its next attempt.
 
-    The delay is random, between half of the ladder's delay and all of it. After the last delay of the ladder, the last
-    one repeats.
+    The delay is random, between half of the ladder's delay and all of it. After the end of the ladder, its last delay
+    repeats.
     """
     longest = ladder[min(max(failures, 1), len(ladder)) - 1]
     # A pseudo-random number is enough: nobody gains anything by predicting it.

@@ -62,7 +62,8 @@ def _load(name: str) -> ZoneInfo:
 
 
 def ticks(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
-    """The firing instants later than `after`, in UTC, in order. They end before a gap of fifty years.
+    """The firing instants later than `after`, in UTC, in order. The iterator ends when the next instant is more than
+    fifty years away.
 
     Raises Invalid: `invalid_cron`, or `range_too_long` when the zone cannot show `after`.
     """

@@ -9,6 +9,7 @@ LeaseholdError
 │   ├── Gone                    410  existed, and has expired
 │   ├── BodyTooSlow             408  the body did not arrive in time
 │   ├── BodyTooLarge            413  the body has more bytes than the endpoint accepts
+│   ├── WrongCell               421  the tenant, or its key, belongs to another cell
 │   ├── Unsupported             415  a media type or kind that this installation does not accept
 │   ├── Invalid                 422  well-formed, but not acceptable
 │   │   └── InvalidArguments    422  the arguments of a task do not fit its parameters
@@ -21,7 +22,7 @@ LeaseholdError
 ├── DeclarationError            a pipeline is declared wrongly: the process refuses to start
 ├── SchemaLocked                a migration did not get a lock on a table in time: run it again
 ├── TaskFailed                  a run that was waited for has failed, expired or was cancelled
-├── NotWhileUndoing             a workflow that has met its cancel called what its run cannot do any more
+├── NotWhileUndoing             a workflow whose run is being cancelled made a call that such a run cannot make
 ├── TransactionRefused          `submit_in` could not write in the caller's transaction: nothing was written
 ├── ResultUnreadable            a stored result does not fit the type that the code declares for it
 ├── LeaseLost                   a write carried a lease that the task no longer has
@@ -30,7 +31,7 @@ LeaseholdError
 │   │   └── Unforeseen          an isolated handler raised an error of another kind: worth one more attempt, soon
 │   ├── Permanent               cannot succeed: fails the job at once
 │   ├── StepTimeout             the attempt ran past its time limit
-│   └── ChildCrashed            the child process died by a signal or its memory limit: the second time is the last
+│   └── ChildCrashed            the child process died by a signal or its memory limit: a second crash fails the task
 ├── StoreError                  the object store failed
 │   ├── StoreAbsent             the installation has none: LEASEHOLD_OBJECT_STORE=none
 │   ├── ObjectMissing           no object has this key
@@ -57,7 +58,9 @@ class LeaseholdError(Exception):
     """The root: catch it to catch everything the platform raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without `__init__`, which gets other arguments than `args`: a process pool returns its errors so."""
+        """Pickle without a call of `__init__`, because its parameters differ from `args`. A process pool pickles the
+        errors that it returns.
+        """
         return _restored, (type(self), self.args, vars(self))
 
 
@@ -111,6 +114,18 @@ class Gone(RequestError):
     pass
 
 
+class WrongCell(RequestError):
+    """Another installation serves the caller's tenant. `address`: the URL of its API."""
+
+    #: The header of the HTTP answer with the address.
+    HEADER = "Leasehold-Cell-Address"
+
+    def __init__(self, cell: str, address: str) -> None:
+        super().__init__("wrong_cell", f"Send this to cell {cell}, at {address}.", headers={self.HEADER: address})
+        self.cell = cell
+        self.address = address
+
+
 class BodyTooLarge(RequestError):
     pass
 
@@ -128,7 +143,9 @@ class Invalid(RequestError):
 
 
 class InvalidArguments(Invalid):
-    """The arguments of a task do not fit its parameters. `path`: the JSON pointer of what does not; empty: the call."""
+    """The arguments of a task do not fit its parameters. `path`: the JSON pointer to the argument that does not fit.
+    Empty: the call as a whole.
+    """
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__("invalid_arguments", f"{path}: {reason}" if path else reason)
@@ -136,7 +153,8 @@ class InvalidArguments(Invalid):
 
 
 class TooMany(RequestError):
-    """A limit is reached. `policy`: the limit's name. `at_most`: how many it allows; of a rate: in `window` seconds.
+    """A limit is reached. `policy`: the limit's name. `at_most`: how many it allows; if the limit is a rate, how many
+    within `window` seconds.
 
     The HTTP answer carries them in the RateLimit header fields.
     """
@@ -161,8 +179,8 @@ class Unavailable(RequestError):
 
 
 class Unanswered(Unavailable):
-    """No answer to a submission. `ids`: of its runs, which may or may not have been written. Submit again with `id=`:
-    a run that was written is not written again.
+    """No answer to a submission. `ids`: the ids of the submitted runs. Each run may or may not have been written.
+    Submit again with `id=`: a run that exists is not written again.
     """
 
     def __init__(self, ids: Sequence[UUID], seconds: float) -> None:
@@ -206,8 +224,8 @@ class TaskFailed(LeaseholdError):
 
 
 class NotWhileUndoing(LeaseholdError):
-    """A workflow that has met its cancel awaited a call that its run cannot make any more. `call`: its kind and name.
-    No worker claims a step of a run that is being cancelled, and the grace would end a wait.
+    """A workflow whose run is being cancelled awaited a call that such a run cannot make: no worker would claim its
+    step, and the end of the grace would interrupt its wait. `call`: the call's kind and name.
     """
 
     def __init__(self, call: str) -> None:

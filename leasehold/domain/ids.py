@@ -17,6 +17,8 @@ def id_at(instant: datetime) -> UUID:
     return uuid7(nanoseconds=int(instant.timestamp() * 1_000_000_000))
 
 
-def instant_of(made: UUID) -> datetime:
-    """The time at which the id was made, in milliseconds. Raises ValueError or OverflowError for another sort of id."""
-    return datetime.fromtimestamp((made.int >> 80) / 1000, UTC)
+def instant_of(row_id: UUID) -> datetime:
+    """The time at which a UUIDv7 was made, in whole milliseconds. Raises ValueError or OverflowError for most other
+    ids.
+    """
+    return datetime.fromtimestamp((row_id.int >> 80) / 1000, UTC)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the evaluator's child process needs no pydantic
     from pydantic import ValidationError
@@ -21,6 +21,19 @@ def pointer_to(path: Iterable[object]) -> str:
 def path_of(pointer: str) -> list[str]:
     """The keys and positions that the pointer names, from the root down. A position is text, too."""
     return [key.replace("~1", "/").replace("~0", "~") for key in pointer.split("/")[1:]]
+
+
+def value_at(document: Any, pointer: str) -> Any:
+    """The value at the pointer. None: the document has no value there, or has null."""
+    value = document
+    for key in path_of(pointer):
+        if isinstance(value, dict):
+            value = value.get(key)
+        elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            return None
+    return value
 
 
 def first_mismatch_of(error: ValidationError) -> tuple[str, str]:

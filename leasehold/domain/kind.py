@@ -42,6 +42,22 @@ class Objects:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedObjects:
+    """As Objects, for objects whose whole key stands in a row. Their age is the store's time of the last change.
+
+    `pattern`: a regular expression of the keys that the kind makes below `prefix`; other keys are somebody else's.
+    `owners`: an SQL query that returns as `id` those keys of the text array `$1` that a row names. `keys`: an SQL query
+    that returns as `id` and as `key` the keys of objects that must exist: at most `$2` rows, in order, from the first
+    key above `$1`.
+    """
+
+    prefix: str
+    pattern: str
+    owners: str
+    keys: str
+
+
+@dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of work. Each hook is a `module:attribute`; None: the kind has no such hook.
 
@@ -76,7 +92,7 @@ class Kind:
     opens: str | None = None
     migrations: str | None = None
     stored: str | None = None
-    objects: Objects | None = None
+    objects: Objects | NamedObjects | None = None
     housekeeping: str | None = None
     questions: str | None = None
     scopes: Scopes | None = None

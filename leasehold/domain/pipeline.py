@@ -23,11 +23,11 @@ from leasehold.domain.json_pointer import path_of
 
 #: Takes the worker's leasehold.settings.Settings. Opens the object that the pipeline's inline handlers share.
 Opener: TypeAlias = Callable[[Any], AbstractAsyncContextManager[Any]]
-#: Takes the attempt of an inline step.
+#: Wraps one attempt of an inline step: `Pipeline.around` takes the attempt.
 Around: TypeAlias = Callable[[Any], AbstractAsyncContextManager[None]]
-#: Takes the attempt of an inline step. Yields whether there is room for it.
+#: Wraps one attempt of an inline step: `Pipeline.room` takes the attempt, and yields whether there is room for it.
 Room: TypeAlias = Callable[[Any], AbstractAsyncContextManager[bool]]
-#: As Opener, for an opener that also takes the worker's registry of pipelines.
+#: An Opener that also takes the worker's registry of pipelines.
 RegistryOpener: TypeAlias = Callable[[Any, Any], AbstractAsyncContextManager[Any]]
 #: Takes the worker's settings and the files of an isolated step by output name, before the worker stores them.
 Finisher: TypeAlias = Callable[[Any, Mapping[str, Path]], None]
@@ -168,8 +168,8 @@ class RunTerms:
 @dataclass(frozen=True, slots=True)
 class PipelineLimit:
     """A concurrency limit of one pipeline's runs, for each tenant by itself: `at_most` admitted and unfinished at once,
-    `per_minute` admitted within a minute. `pointer`: the runs of each value at this JSON pointer into the parameters
-    have such a limit by themselves.
+    `per_minute` admitted within a minute. `pointer`: a JSON pointer into the parameters. Each value found there has a
+    limit of its own, which counts only the runs with that value.
     """
 
     at_most: int | None = None
@@ -198,8 +198,8 @@ class Pipeline:
         Use it for steps that wait for servers of strangers: a slow server must not hold the slots of other pipelines.
         The queues of these steps must serve this pipeline alone.
 
-        `preload`: modules that isolated handlers import when they run, because they take long to load. The worker
-        loads them when it serves already, so that no run loads them.
+        `preload`: modules that isolated handlers import when they run, because they take long to load. The worker loads
+        them after it has begun to serve, so that no run waits for them to load.
         """
         if not PIPELINE_NAME.fullmatch(name):
             raise DeclarationError(f"pipeline name {name!r} must match {PIPELINE_NAME.pattern}")
@@ -209,7 +209,7 @@ class Pipeline:
         self.inputs = inputs
         self.module = module
         self.terms = terms if terms is not None else RunTerms()
-        self.steps: tuple[Step, ...] = self._ordered(steps)
+        self.steps: tuple[Step, ...] = self._checked_in_order(steps)
         self.by_name: dict[str, Step] = {step.name: step for step in self.steps}
         self.handlers: dict[str, Callable[..., Any]] = {}
         self.slots = slots
@@ -219,25 +219,21 @@ class Pipeline:
         self.on_failure: Pipeline | None = None
         #: Limits that hold this pipeline's runs, beside those that an operator declares.
         self.limits: tuple[PipelineLimit, ...] = ()
-        #: Entered around each inline attempt: it may see what the handler raises, and may not swallow it.
+        #: Entered around each inline attempt. It may see the error that the handler raises, but must not swallow it.
         self.around: Around | None = None
         #: Entered before `around`. It yields whether there is room for the attempt. Without room the attempt snoozes.
         self.room: Room | None = None
         self.registry_opener: RegistryOpener | None = None
         self.finishers: dict[str, Finisher] = {}
 
-    def _ordered(self, steps: list[Step]) -> tuple[Step, ...]:
-        names = [step.name for step in steps]
+    def _checked_in_order(self, steps: list[Step]) -> tuple[Step, ...]:
+        """The steps, each after those that it needs. Raises DeclarationError."""
         if all(step.part for step in steps):
             raise DeclarationError(f"pipeline {self.name} has no steps")
-        if len(set(names)) != len(names):
-            raise DeclarationError(f"pipeline {self.name} declares a step twice")
         by_name = {step.name: step for step in steps}
-        for step in steps:
-            if unknown := [need for need in step.needs if need not in by_name or by_name[need].part]:
-                raise DeclarationError(f"{self.name}.{step.name} needs unknown steps {unknown}")
-            if step.part and step.needs:
-                raise DeclarationError(f"{self.name}.{step.name} is a part: it needs no steps, a fan-out starts it")
+        if len(by_name) != len(steps):
+            raise DeclarationError(f"pipeline {self.name} declares a step twice")
+        self._check_needs(steps, by_name)
         try:
             order = list(graphlib.TopologicalSorter({s.name: s.needs for s in steps}).static_order())
         except graphlib.CycleError as cycle:
@@ -246,8 +242,16 @@ class Pipeline:
             self._check_reads(step, by_name)
         return tuple(by_name[name] for name in order)
 
+    def _check_needs(self, steps: list[Step], by_name: dict[str, Step]) -> None:
+        for step in steps:
+            if unknown := [need for need in step.needs if need not in by_name or by_name[need].part]:
+                raise DeclarationError(f"{self.name}.{step.name} needs unknown steps {unknown}")
+            if step.part and step.needs:
+                raise DeclarationError(f"{self.name}.{step.name} is a part: it needs no steps, a fan-out starts it")
+
     def _check_reads(self, step: Step, by_name: dict[str, Step]) -> None:
-        # A part reads what the other steps have committed when it runs, also what the step that fans out has written.
+        # A part may read the outputs of every step that is no part, also of the step that fans out: it reads the
+        # outputs that are committed when it runs.
         ancestors = {other.name for other in by_name.values() if not other.part} if step.part else set()
         queue = list(step.needs)
         while queue:
@@ -270,6 +274,12 @@ class Pipeline:
             return handler
 
         return register
+
+    def has_code_of(self, step: Step) -> bool:
+        """Whether this process can run the step: in a child process, which loads the handler, or by a handler that is
+        loaded here.
+        """
+        return step.isolated or step.name in self.handlers
 
     def opens(self, opener: Opener) -> Opener:
         """A decorator that registers the pipeline's opener, of a client or a pool for example.

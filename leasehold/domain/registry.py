@@ -86,6 +86,11 @@ class Pipelines:
     def __iter__(self) -> Iterator[Pipeline]:
         return iter(self._by_name.values())
 
+    def loaded_handlers(self) -> list[str]:
+        """The `pipeline.step` of each step that this process can run, by the handlers that are loaded now."""
+        return [f"{pipeline.name}.{step.name}" for pipeline in self for step in pipeline.steps
+                if pipeline.has_code_of(step)]  # fmt: skip
+
     def load_handlers(self, pipeline: str) -> Pipeline:
         """Import the module with the pipeline's handlers. Every step must have one, except external steps.
 
@@ -115,15 +120,7 @@ class Pipelines:
 
         Raises DeclarationError when there is none, and what the callable raises.
         """
-        module, _, name = source.partition(":")
-        if "/" in module or not all(module.split(".")):
-            raise DeclarationError(f"{source!r} names no module: write MODULE:NAME, as in shop.tasks:app")
-        import_from_current_folder()
-        try:
-            named = getattr(importlib.import_module(module), name or "app")
-        except (ImportError, AttributeError) as error:
-            hint = f"; {Path.cwd()} is searched, too" if isinstance(error, ModuleNotFoundError) else ""
-            raise DeclarationError(f"cannot load pipelines from {source!r}: {error}{hint}") from error
+        named = _object_at(source)
         is_app = not isinstance(named, type) and callable(getattr(named, "pipelines", None))
         make = named.pipelines if is_app else named
         if isinstance(make, cls) or not callable(make):
@@ -144,6 +141,19 @@ class Pipelines:
                 type_name = type(offered).__name__
                 raise DeclarationError(f"entry point {entry.name} is a {type_name}, neither a Pipeline nor a Kind")
             self.add(offered)
+
+
+def _object_at(source: str) -> Any:
+    """The object that `source` ("module:name") names. Raises DeclarationError."""
+    module, _, name = source.partition(":")
+    if "/" in module or not all(module.split(".")):
+        raise DeclarationError(f"{source!r} names no module: write MODULE:NAME, as in shop.tasks:app")
+    import_from_current_folder()
+    try:
+        return getattr(importlib.import_module(module), name or "app")
+    except (ImportError, AttributeError) as error:
+        hint = f"; {Path.cwd()} is searched, too" if isinstance(error, ModuleNotFoundError) else ""
+        raise DeclarationError(f"cannot load pipelines from {source!r}: {error}{hint}") from error
 
 
 def _needs_arguments(make: Callable[..., Any]) -> bool:

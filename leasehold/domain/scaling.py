@@ -8,16 +8,16 @@ from math import ceil
 
 from leasehold.domain.pipeline import pinned_queue
 
-#: A pool shrinks only to a size at which at most this share of its slots would be needed. Between that size and the
-#: least that suffices it stays as it is: a load that swings by less moves nobody.
+#: A pool shrinks only to a size at which at most this share of its slots would be busy. Between that size and the
+#: smallest that suffices, the pool stays as it is: so small swings of the load start and stop no worker.
 FULL = 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLoad:
     """`due`: tasks that could start now. `running`: attempts under way. `oldest`: seconds that the oldest due task has
-    waited. `attempt_seconds`: how long the attempts that run now last, about; None: none runs. `slots`: of this queue
-    in one worker; None: no worker of the pool has said.
+    waited. `attempt_seconds`: how long the attempts that run now last, about; None: none runs. `slots`: how many slots
+    one worker has for this queue; 0: it does not serve the queue; None: no worker of the pool has reported.
     """
 
     due: int
@@ -33,8 +33,8 @@ def served_queues(named: frozenset[str], labels: tuple[str, ...]) -> frozenset[s
 
 
 def slots_needed(load: QueueLoad, target_wait: float) -> float:
-    """The slots that let every due task start within about `target_wait` seconds: those that are busy, and enough for
-    the due ones to go through in that time; but never more than there are tasks.
+    """The slots that let every due task start within about `target_wait` seconds: the busy slots, and as many as the
+    due tasks need to start in that time, but at most one for each due task.
     """
     seconds = target_wait if load.attempt_seconds is None else load.attempt_seconds
     return load.running + min(load.due, load.due * seconds / target_wait)
@@ -44,11 +44,12 @@ def wanted_workers(loads: Mapping[str, QueueLoad], *, target_wait: float, presen
     """The workers that the pool should have, from `least` to `most`. `present`: those that it has, without draining
     ones.
 
-    Work whose slots nobody has reported keeps the pool as it is, or makes its first worker start: that one shows how
-    much a worker can do. Workers that do not serve a queue would not serve it in greater number.
+    Tasks in a queue whose slots nobody has reported keep the pool from shrinking. If the pool is empty, its first
+    worker starts and reports them. A queue with 0 slots counts for nothing: more workers would not serve it either.
     """
     is_unknown = any(load.slots is None and load.due + load.running for load in loads.values())
     least = max(least, max(present, 1) if is_unknown else 0)
     workers = sum(slots_needed(load, target_wait) / load.slots for load in loads.values() if load.slots)
-    enough, calm = ceil(workers), ceil(workers / FULL)
-    return min(max(min(max(present, enough), calm), least), most)
+    smallest_to_keep, largest_to_keep = ceil(workers), ceil(workers / FULL)
+    wanted = min(max(present, smallest_to_keep), largest_to_keep)
+    return min(max(wanted, least), most)

@@ -23,7 +23,7 @@ class JobState(StrEnum):
     QUEUED = "queued"  # a worker may claim a step
     RUNNING = "running"  # a step was claimed
     WAITING_WORKER = "waiting_worker"  # the next step belongs to an external worker
-    # A cancel was requested; a running step has not stopped yet, or a workflow that waited has yet to see it.
+    # A cancel was requested. A running step has not stopped yet, or a workflow has not seen the cancel yet.
     CANCEL_REQUESTED = "cancel_requested"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -36,7 +36,7 @@ class TaskState(StrEnum):
     PENDING = "pending"  # runnable
     RUNNING = "running"  # leased
     RETRY = "retry"  # an attempt failed; runnable again at available_at
-    WAITING = "waiting"  # runnable at available_at: it snoozes, a workflow waits, or its start time has not come
+    WAITING = "waiting"  # runnable at available_at: a snooze, a waiting workflow, or a start time in the future
     SUCCEEDED = "succeeded"
     FAILED = "failed"  # a dead letter: an operator can replay it
     SKIPPED = "skipped"  # not needed, or its job ended without it
@@ -87,7 +87,7 @@ JOB_MOVES: dict[str, tuple[frozenset[JobState], frozenset[JobState]]] = {
         frozenset({JobState.PENDING, JobState.QUEUED, JobState.RUNNING, JobState.WAITING_WORKER}),
         frozenset({JobState.RUNNING, JobState.WAITING_WORKER}),
     ),
-    # A workflow that has called something is claimed to see the cancel of its job.
+    # A workflow that has made a call is claimed once more, so that its code sees the cancel of the job.
     "claim_to_see_cancel": (frozenset({JobState.CANCEL_REQUESTED}), frozenset({JobState.CANCEL_REQUESTED})),
     "complete": (
         frozenset({JobState.RUNNING, JobState.WAITING_WORKER, JobState.CANCEL_REQUESTED}),

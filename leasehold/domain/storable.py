@@ -58,6 +58,7 @@ def storable_text(text: str) -> str:
 
 
 def _unstorable(path: tuple[object, ...], value: Any) -> Iterator[NotStorable]:
+    """An error for each value within `value` that cannot be stored. `path`: the keys and positions down to `value`."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _unstorable((*path, name), name)

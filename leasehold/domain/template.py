@@ -107,7 +107,7 @@ class Template(_Declared):
         return schema
 
     @model_validator(mode="after")
-    def _holds_together(self) -> Template:
+    def _makes_a_pipeline(self) -> Template:
         try:
             self.pipeline()
         except DeclarationError as error:

@@ -21,8 +21,8 @@ _INSTALLS = re.compile(r"^Inst (\S+)", re.MULTILINE)
 
 
 async def unpack_packages(names: Sequence[str], target: Path, *, with_missing: bool = False) -> None:
-    """Download the packages `names` and unpack them into `target`. Nothing in the system changes. `with_missing`: also
-    those that they depend on and that the system lacks.
+    """Download the packages `names` and unpack them into `target`. The system itself does not change. `with_missing`:
+    also download the packages that they depend on and that the system lacks.
 
     Raises:
         EmbeddedError: the system is neither Debian nor Ubuntu, or a download failed.
@@ -44,7 +44,7 @@ async def _download(names: Sequence[str], work: Path, *, with_missing: bool) -> 
         await _download_by(names, work, None, with_missing=with_missing)
     except EmbeddedError:
         for package in (work / "archives").glob("*.deb"):
-            package.unlink()  # it may be older than those that come now
+            package.unlink()  # it may be older than the package of the fresh lists
         await _apt(["update"], work, lists=work / "state")
         await _download_by(names, work, work / "state", with_missing=with_missing)
 

@@ -1,7 +1,7 @@
 """Makes the directories of private servers: one for the data of each run, and a cache for programs.
 
-The directory of a run is under /var/tmp, where the servers' user can reach it. Its owner locks it, so that a later run
-recognises and removes the directory of a run that was killed. The cache keeps programs between runs.
+The directory of a run is under /var/tmp, where the servers' user can reach it. The process of the run locks it. So a
+later run recognises the directory of a run that was killed, and removes it. The cache keeps programs between runs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ class RunDirectory:
 
 
 def _lock(directory: Path) -> int:
-    # Lock the file before it gets its name. So a lock file that nobody has locked always means a dead owner.
+    """Lock the directory's lock file and return its descriptor. Raises BlockingIOError: another process has the lock.
+
+    A new file is locked before it gets its final name. So an unlocked lock file always means that its owner is dead.
+    """
     final = directory / LOCK
     if final.exists():
         lock = os.open(final, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -74,7 +77,7 @@ def _lock(directory: Path) -> int:
 
 
 def remove_abandoned(root: Path) -> list[Path]:
-    """Remove the directories in `root` of this user's earlier runs whose owner is dead. Returns the removed ones."""
+    """Remove the directories that this user's dead runs have left in `root`. Returns the removed directories."""
     removed = []
     for directory in root.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # another process may remove it at this moment

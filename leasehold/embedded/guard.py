@@ -1,12 +1,14 @@
 """The guard of one server: a small program that lets no process of the server outlive the server's owner.
 
 `leasehold.embedded.process` starts it as `python guard.py OWNER_PID UID GID LAST_SIGNAL PROGRAM ARGUMENT...`. It uses
-the standard library only. It kills the server and all processes that the server started, daemons included, when the
-owner ends in any way (its pipe closes, or its pidfd reports it), when the guard gets a signal, or when the server ends.
+the standard library only. The guard kills the server and all processes that the server started, daemons included:
+- when the owner ends in any way: the pipe to the guard closes, or the owner's pidfd reports it;
+- when the guard gets SIGTERM, SIGINT or SIGHUP;
+- when the server ends.
 `PR_SET_PDEATHSIG` alone is not enough: it follows the thread that forked, and a grandchild such as epmd does not
 inherit it.
 
-Each byte of its standard input is the number of a signal for the server. At the end of the input it kills everything.
+Each byte of the guard's standard input is the number of a signal, which the guard sends to the server.
 """
 
 from __future__ import annotations
@@ -91,7 +93,10 @@ class Guard:
         self.stopped = self.stopped or number in STOPPING
 
     def watch(self, owner: int) -> int | None:
-        # The pipe alone is not enough: a child that the owner forked may hold it open after the owner's death.
+        """Add the owner's pidfd to the poll. None: the system has no pidfds.
+
+        The pipe alone is not enough: a process that the owner forked may keep it open after the owner's death.
+        """
         try:
             owner_fd = os.pidfd_open(owner)
         except (AttributeError, OSError):
@@ -124,6 +129,7 @@ class Guard:
         return 137 if self.status is None else os.waitstatus_to_exitcode(self.status) % 256
 
     def owner_lives(self) -> bool:
+        """Wait for the next event, and forward signals to the server. False: the owner has ended, or the guard must."""
         ready = {fd for fd, _ in self.poll.poll()}
         if self.stopped or (self.owner_fd is not None and self.owner_fd in ready):
             return False
@@ -136,6 +142,7 @@ class Guard:
         return True
 
     def reap(self) -> None:
+        """Collect the processes that have ended. If the server is among them, keep its status."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.wakeup, 512)
         with contextlib.suppress(ChildProcessError):

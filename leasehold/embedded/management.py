@@ -1,5 +1,5 @@
-"""A client of RabbitMQ's management API. The tests use it to make virtual hosts: so each test has a broker of its own
-within milliseconds.
+"""A client of RabbitMQ's management API. The tests make virtual hosts with it: each test gets a broker of its own in
+milliseconds.
 """
 
 from __future__ import annotations

@@ -17,18 +17,20 @@ from leasehold.embedded.process import EmbeddedError
 BLOCK = 32
 _KERNEL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST, _END = 20_000, 65_536
-#: The ports to choose from if the kernel's range leaves none: an outgoing connection may then take a port.
+#: Used if the kernel's range leaves no ports. An outgoing connection may take one of these before the server does.
 _LAST_RESORT = range(20_000, 32_000)
 
 
 class Ports:
-    """The ports of one process. No call of `take` returns a port twice, in this process or in any other living one.
+    """The ports of one process. No two calls of `take` return the same port, not even in two processes that live at the
+    same time.
 
     A block is reserved by a Unix socket with an abstract name. The kernel keeps such names per network namespace, as it
     does ports, and frees them when the process dies, however it dies.
     """
 
     def __init__(self, candidates: range) -> None:
+        # Only whole blocks: a shorter rest at the end of the candidates is left out.
         self._blocks = [range(first, first + BLOCK) for first in candidates[: -BLOCK + 1 : BLOCK]]
         random.SystemRandom().shuffle(self._blocks)  # not `random` itself: a test may have set its seed
         self._reservations: list[int] = []
@@ -80,7 +82,7 @@ def ports_outside(first_outgoing: int, last_outgoing: int) -> range:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 on which nothing listens now, and which no other call returns, in any process that lives.
+    """A port of 127.0.0.1 on which nothing listens now. No other call returns it, in this or another living process.
 
     Raises:
         EmbeddedError: no port is left.

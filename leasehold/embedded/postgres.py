@@ -85,7 +85,7 @@ class Postgres:
         if self.running:
             return
         self._run_as.make_directory(self.directory)
-        self._bin = self._programs or await self._find()
+        self._bin = self._programs or await self._find_programs()
         await self._make_cluster()
         settings = self._options | {
             "listen_addresses": "127.0.0.1",
@@ -106,7 +106,7 @@ class Postgres:
         )
         await self._server.wait_until_ready(self._until_ready(self._server), seconds=START_SECONDS)
 
-    async def _find(self) -> Path:
+    async def _find_programs(self) -> Path:
         return await find_postgres(self._run_as) if self._tls is None else await find_postgres_with_tls()
 
     def _tls_settings(self, tls: Tls) -> dict[str, str]:

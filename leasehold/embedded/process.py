@@ -36,6 +36,7 @@ class RunAs:
 
     @property
     def drops(self) -> bool:
+        """Whether the server runs as another user than this process."""
         return self.uid >= 0
 
     @property
@@ -59,7 +60,7 @@ class RunAs:
         return self.give(path)
 
     def write_file(self, path: Path, text: str) -> Path:
-        """Write a file that only this user can read. It gets its name with its text: a kill leaves no empty file."""
+        """Write a file that only this user can read. If the process dies meanwhile, the old file stays, or none."""
         new = path.with_name(f"{path.name}.new")
         new.unlink(missing_ok=True)
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -156,7 +157,7 @@ class Server:
             pipe.close()
 
     def failure(self, event: str) -> EmbeddedError:
-        """The error for `event`, such as "did not start", with the end of the server's log."""
+        """An error that names the `event`, such as "did not start", and quotes the end of the server's log."""
         lines = self.log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
         return EmbeddedError("\n  ".join([f"{self.name} {event}; the end of its log:", *lines]))
 

@@ -37,7 +37,7 @@ async def can_run(program: Path, run_as: RunAs) -> bool:
 
 
 async def runnable_copy_of(program: Path, tree: Sequence[Path], run_as: RunAs) -> Path:
-    """The path of `program`, or of a copy in the cache if `run_as` cannot start the program where it is.
+    """The path of `program`. If `run_as` cannot start it where it is, the path of a copy in the cache.
 
     Args:
         program: an executable below one of `tree`

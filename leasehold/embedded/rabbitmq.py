@@ -17,12 +17,12 @@ from leasehold.embedded.tls import Tls
 USER = "leasehold"
 START_SECONDS = 90.0  # it takes 8 s on a quiet machine
 STOP_SECONDS = 30.0
-FLUSH_BYTES = 16 * 1024
+FLUSH_BYTES = 16 * 1024  # the write cache of the node's definitions (see flush_definitions)
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 METHOD_FRAME = b"\x01"
 DISK, MEMORY = "50MB", "512MB"
 
-# Two schedulers, which do not wait by spinning: on a small machine spinning takes a whole core.
+# Two schedulers, and none of them spins while it waits: on a small machine spinning takes a whole core.
 ERLANG_FLAGS = "+S 2:2 +SDcpu 1:1 +SDio 4 +sbwt none +sbwtdcpu none +sbwtdio none"
 
 # The node's own name must resolve even without /etc/hosts, for example in a bare chroot.
@@ -59,7 +59,8 @@ class RabbitMQ:
     """One node with its data in `directory`. A restart uses the same data and ports.
 
     `settings`: further lines of rabbitmq.conf. `tls`: if given, the node accepts only encrypted AMQP connections.
-    `epmd_port`: of the epmd that the nodes of a cluster share; None: the node has its own. `erlang`: further flags.
+    `epmd_port`: the port of the epmd (Erlang's port mapper) that the nodes of a cluster share; None: the node starts
+    its own. `erlang`: further flags of the Erlang VM.
     """
 
     def __init__(
@@ -237,7 +238,7 @@ class RabbitMQ:
             "PATH": self._program.search_path,
             "LANG": "C.UTF-8",
             "HOME": str(home / "home"),  # for the Erlang cookie
-            "RUNNING_UNDER_SYSTEMD": "true",  # then no shell stands before the node, so SIGTERM reaches it
+            "RUNNING_UNDER_SYSTEMD": "true",  # then the node runs without a shell around it, so SIGTERM reaches it
             "RABBITMQ_NODENAME": self.name,
             "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_DIST_PORT": str(self._distribution_port),

@@ -17,7 +17,7 @@ from leasehold.embedded.debian import unpack_packages
 from leasehold.embedded.directories import cache_directory
 from leasehold.embedded.process import EmbeddedError
 
-# RabbitMQ's dependencies without what every system has. Debian's own list has 150 packages.
+# The parts of Erlang that RabbitMQ needs. apt would install 150 packages with it.
 ERLANG = (
     "asn1 base crypto eldap ftp inets mnesia os-mon parsetools public-key "
     "runtime-tools snmp ssl syntax-tools tftp tools xmerl"
@@ -65,15 +65,15 @@ class RabbitServer:
 
 
 def find_rabbitmq() -> RabbitServer | None:
-    """The server at $LEASEHOLD_RABBIT, the system's, or the one that `install_rabbitmq` unpacked: the
-    first that exists.
+    """The server at $LEASEHOLD_RABBIT. If the variable is not set: the system's server, or else the one that
+    `install_rabbitmq` unpacked. None: there is none. Raises EmbeddedError: $LEASEHOLD_RABBIT has no server.
     """
     if configured := os.environ.get("LEASEHOLD_RABBIT"):
         server = RabbitServer.at(Path(configured))
         if server is None:
             raise EmbeddedError(f"LEASEHOLD_RABBIT: there is no rabbitmq-server below {configured}")
         return server
-    # Not /usr/sbin/rabbitmq-server: that wrapper changes to a system user and refuses all others.
+    # The wrapper /usr/sbin/rabbitmq-server is of no use: it changes to a system user and refuses all others.
     if Path("/usr/lib/rabbitmq/bin/rabbitmq-server").exists() and shutil.which("erl"):
         return RabbitServer.at(Path("/"))
     return RabbitServer.at(_unpacked())
@@ -104,6 +104,7 @@ async def install_rabbitmq() -> RabbitServer:
 
 
 def _unpacked() -> Path:
+    """The folder of the cache into which `install_rabbitmq` unpacks: one for each release of the system."""
     try:
         release = platform.freedesktop_os_release()
     except OSError:  # not Linux

@@ -31,7 +31,8 @@ ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "PYTHONPATH", "PYTHONHOME",
 
 #: The most compiled schemas that the child keeps.
 _MAX_VALIDATORS = 64
-#: `expanded_size` follows chains of references by recursion: pure Python, which needs no C stack.
+#: `expanded_size` follows chains of references by recursion. So deep a recursion is safe, because pure Python code uses
+#: no C stack.
 _RECURSION_LIMIT = 100_000
 #: The most characters of a message.
 _MAX_MESSAGE = 300
@@ -53,7 +54,7 @@ def main(memory_bytes: int) -> None:
 
 
 def _confine(memory_bytes: int) -> None:
-    os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # an event loop may pass on more than the pipes
+    os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # the parent may leave more open than the pipes
     for kind, bound in (
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_CORE, 0),

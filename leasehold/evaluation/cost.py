@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urldefrag
 
-from leasehold.domain.json_pointer import path_of
+from leasehold.domain.json_pointer import value_at
 
 #: Keywords that apply subschemas to the same value: a single subschema, a list, a mapping by name.
 _SAME_ONE = ("not", "if", "then", "else")
@@ -30,7 +30,7 @@ _UNEVALUATED = ("unevaluatedItems", "unevaluatedProperties")
 #: The cost of a reference that leads out of the document, for example to a metaschema. Its target is not counted.
 _ELSEWHERE = 1000
 _REPEATED = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
-#: The highest count: without it sums of sums could become numbers of a million digits.
+#: Counts stop here: sums of sums could become numbers of a million digits.
 _MAX = 10**9
 
 
@@ -40,8 +40,9 @@ class InPlaceCycle(Exception):
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """A subschema. `own`: its keywords' cost. `doubled`: `same` counts twice. `same`, `parts`: the subschemas for the
-    same value, and for its parts. `group`: its strongly connected component; -1 before it is known.
+    """A subschema. `own`: the cost of its keywords. `same`, `parts`: the subschemas that apply to the same value, and
+    to parts of it. `doubled`: whether `same` counts twice. `group`: its strongly connected component; -1 before it is
+    known.
     """
 
     own: int
@@ -59,7 +60,7 @@ def expanded_size(schema: Any) -> int:
     """
     root = _Document(schema).node(schema)
     _number_groups(root)
-    return _total(root, set())
+    return _cost_of(root, set())
 
 
 class _Document:
@@ -96,10 +97,10 @@ class _Document:
         if node is not None:
             return node
         node = self._nodes[id(schema)] = _Node(
-            1 + _own(schema), doubled=any(keyword in schema for keyword in _UNEVALUATED)
+            1 + _keywords_cost(schema), doubled=any(keyword in schema for keyword in _UNEVALUATED)
         )
-        node.same += [self.node(subschema) for subschema in _under(schema, _SAME_ONE, _SAME_LIST, _SAME_MAP)]
-        node.parts += [self.node(subschema) for subschema in _under(schema, _PART_ONE, _PART_LIST, _PART_MAP)]
+        node.same += [self.node(subschema) for subschema in _subschemas(schema, _SAME_ONE, _SAME_LIST, _SAME_MAP)]
+        node.parts += [self.node(subschema) for subschema in _subschemas(schema, _PART_ONE, _PART_LIST, _PART_MAP)]
         for keyword in _REFS:
             if isinstance(reference := schema.get(keyword), str):
                 for target in self._targets(schema, reference, dynamic=keyword == "$dynamicRef"):
@@ -115,21 +116,10 @@ class _Document:
         base = uri or self._base_of.get(id(schema), "")
         if fragment and not fragment.startswith("/"):
             return [self._anchors.get((base, fragment))]
-        return [_at(self._by_uri.get(base), fragment)]
+        return [value_at(self._by_uri.get(base), fragment)]
 
 
-def _at(value: Any, pointer: str) -> Any:
-    for name in path_of(pointer):
-        if isinstance(value, dict):
-            value = value.get(name)
-        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
-            value = value[int(name)]
-        else:
-            return None
-    return value
-
-
-def _under(
+def _subschemas(
     schema: Mapping[str, Any], single: tuple[str, ...], lists: tuple[str, ...], maps: tuple[str, ...]
 ) -> Iterator[Any]:
     for keyword in single:
@@ -143,11 +133,13 @@ def _under(
             yield from by_name.values()
 
 
-def _own(schema: Mapping[str, Any]) -> int:
+def _keywords_cost(schema: Mapping[str, Any]) -> int:
     """The cost of a subschema's own keywords."""
-    size = len(schema) + sum(_values(schema[keyword]) for keyword in ("enum", "const", "required") if keyword in schema)
+    size = len(schema) + sum(
+        value_count(schema[keyword]) for keyword in ("enum", "const", "required") if keyword in schema
+    )
     if isinstance(needed := schema.get("dependentRequired"), dict):
-        size += _values(needed)
+        size += value_count(needed)
     if isinstance(pattern := schema.get("pattern"), str):
         size += _pattern_cost(pattern)
     if isinstance(patterns := schema.get("patternProperties"), dict):
@@ -155,10 +147,11 @@ def _own(schema: Mapping[str, Any]) -> int:
     return size
 
 
-def _values(value: Any) -> int:
+def value_count(value: Any) -> int:
+    """How many values a JSON value has, itself included."""
     if isinstance(value, dict):
-        return 1 + sum(map(_values, value.values()))
-    return 1 + sum(map(_values, value)) if isinstance(value, list) else 1
+        return 1 + sum(map(value_count, value.values()))
+    return 1 + sum(map(value_count, value)) if isinstance(value, list) else 1
 
 
 def _pattern_cost(pattern: str) -> int:
@@ -191,17 +184,17 @@ def _number_groups(root: _Node) -> None:
     visit(root)
 
 
-def _total(node: _Node, visiting: set[_Node]) -> int:
+def _cost_of(node: _Node, visiting: set[_Node]) -> int:
     if node.total is not None:
         return node.total
     if node in visiting:
         raise InPlaceCycle
     visiting.add(node)
-    same = sum(_total(other, visiting) for other in node.same)
+    same = sum(_cost_of(other, visiting) for other in node.same)
     if node.doubled:
         same *= 2
-    # recursion through a part ends with the payload, so the part counts once
-    parts = sum(1 if other.group == node.group else _total(other, visiting) for other in node.parts)
+    # A part of the same group is a recursion, which ends with the payload: so it counts once.
+    parts = sum(1 if other.group == node.group else _cost_of(other, visiting) for other in node.parts)
     visiting.discard(node)
     node.total = min(_MAX, node.own + same + parts)
     return node.total

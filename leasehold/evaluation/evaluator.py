@@ -79,7 +79,7 @@ class Evaluator:
         and what `_ask` raises.
         """
         encoded = orjson.dumps(schema)
-        question = _Question(_name(encoded), encoded, [], self._limits.schema_max_size)
+        question = _Question(_digest_of(encoded), encoded, [], self._limits.schema_max_size)
         too_complex = Invalid(
             "schema_too_complex", "To check this schema takes too long: use fewer patterns, or shorter ones."
         )
@@ -107,16 +107,18 @@ class Evaluator:
         if validator is not None:
             for place, payload in enumerate(payloads):
                 if (problem := first_mismatch(validator, orjson.loads(payload))) is not None:
-                    raise PayloadMismatch(place, "invalid_payload", sentence(*problem))
+                    raise PayloadMismatch(place, "invalid_payload", mismatch_sentence(*problem))
             return
-        question = _Question(_name(encoded), encoded, payloads)
+        question = _Question(_digest_of(encoded), encoded, payloads)
         too_complex = Invalid(
             "payload_too_complex", "To check this payload against its template's schema takes too long."
         )
         answer = await self._ask(tenant_id, question, too_complex)
         if "place" in answer:
-            raise PayloadMismatch(answer["place"], "invalid_payload", sentence(answer["path"], answer["message"]))
-        if answer:  # the schema cannot be used: it was stored by a release that allowed more
+            raise PayloadMismatch(
+                answer["place"], "invalid_payload", mismatch_sentence(answer["path"], answer["message"])
+            )
+        if answer:  # the schema cannot be used: an earlier release, which allowed more, stored it
             raise too_complex
 
     async def _ask(self, tenant_id: str, question: _Question, too_complex: Invalid) -> dict[str, Any]:
@@ -134,7 +136,7 @@ class Evaluator:
             async with asyncio.timeout(self._limits.wall_seconds) as timeout:
                 await tenant.turn.acquire()
                 timeout.reschedule(None)
-                # A task of its own: a client that disconnects must not kill a child. The task keeps the tenant's turn.
+                # A separate task: a client that disconnects must not kill a child. `_in_turn` releases the turn.
                 task = asyncio.create_task(self._in_turn(tenant_id, tenant, question))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -185,17 +187,19 @@ class PayloadMismatch(Invalid):
         self.place = place
 
 
-def sentence(path: str, why: str) -> str:
+def mismatch_sentence(path: str, why: str) -> str:
     return f"The payload does not fit at {path or 'its root'}: {why}"
 
 
-def _name(schema: bytes) -> str:
+def _digest_of(schema: bytes) -> str:
     return hashlib.sha256(schema).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A question to a child. `at_most`: the child counts the schema first, and refuses a greater cost."""
+    """A question to a child. `name`: the digest of the schema, by which the child finds the compiled schema. `at_most`:
+    the child first computes the schema's cost, and refuses a higher one; None: the child does not compute it.
+    """
 
     name: str
     schema: bytes
@@ -227,17 +231,16 @@ class _Child:
         self._process: Process | None = None
 
     async def ask(self, question: _Question) -> dict[str, Any]:
-        """The child's answer. Raises Died and Late. A child that has answered other questions may die for another
-        reason than CPU time, for example because they have filled its memory: then a new child gets the question once
-        more.
+        """The child's answer. Raises Died and Late. A child that has answered other questions may die of these, for
+        example because they have filled its memory: then a new child gets the question once more.
         """
         async with self._turn:
             process = await self._living_process()
-            fresh = process.answered == 0
+            is_fresh = process.answered == 0
             try:
                 return await self._exchange(process, question)
             except Died as death:
-                if death.spent or fresh:
+                if death.spent or is_fresh:
                     raise
             return await self._exchange(await self._living_process(), question)
 

@@ -1,4 +1,5 @@
-"""Compiles flat schemas. The parent evaluates them without a child process, because their size bounds their cost.
+"""Compiles flat schemas: so simple that their size bounds the cost of an evaluation. The parent evaluates them without
+a child process.
 
 A flat schema is small and visits every value of the payload exactly once: it has no reference, combination or pattern.
 An evaluation compares each value of the payload with at most `weight` values of the schema, so payload bytes times
@@ -12,6 +13,8 @@ from typing import Any, Final
 
 import orjson
 from jsonschema_rs import Draft202012Validator, ReferencingError, RegexOptions, ValidationError
+
+from leasehold.evaluation.cost import value_count
 
 #: The most bytes of a schema, and the most payload bytes times weight: within them an evaluation takes the event loop
 #: about a millisecond.
@@ -40,7 +43,7 @@ def weight(schema: Any) -> int | None:
     if not isinstance(properties, dict):
         return None
     own = len(schema) + len(properties)
-    own += sum(_values(schema[keyword]) for keyword in ("enum", "const", "required") if keyword in schema)
+    own += sum(value_count(schema[keyword]) for keyword in ("enum", "const", "required") if keyword in schema)
     subschemas = [weight(subschema) for subschema in properties.values()]
     subschemas += [weight(schema[keyword]) for keyword in ("additionalProperties", "items") if keyword in schema]
     heaviest = own
@@ -49,12 +52,6 @@ def weight(schema: Any) -> int | None:
             return None
         heaviest = max(heaviest, subschema_weight)
     return heaviest
-
-
-def _values(value: Any) -> int:
-    if isinstance(value, dict):
-        return 1 + sum(map(_values, value.values()))
-    return 1 + sum(map(_values, value)) if isinstance(value, list) else 1
 
 
 class FlatSchemas:

@@ -22,7 +22,7 @@ from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.registry import Pipelines
 from leasehold.domain.template import Template, encoded_payload, template_of_pipeline
 from leasehold.evaluation.child import first_mismatch
-from leasehold.evaluation.evaluator import EvaluationLimits, Evaluator, PayloadMismatch, sentence
+from leasehold.evaluation.evaluator import EvaluationLimits, Evaluator, PayloadMismatch, mismatch_sentence
 from leasehold.evaluation.flat import compiled
 from leasehold.runtime.pacing import paced
 from leasehold.settings import Settings
@@ -41,7 +41,7 @@ class TemplateVersion:
 
     @cached_property
     def _validator(self) -> Draft202012Validator:
-        return compiled(self.template.payload_schema)  # kept: compiling costs as much as a run's commit
+        return compiled(self.template.payload_schema)  # cached: compiling costs as much as a run's commit
 
     @property
     def independent(self) -> bool:
@@ -51,11 +51,11 @@ class TemplateVersion:
     def params_by_code(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters of a run of a template in code, whose schema is trusted. Raises Invalid with the path."""
         if (problem := first_mismatch(self._validator, dict(payload))) is not None:
-            raise Invalid("invalid_payload", sentence(*problem))
+            raise Invalid("invalid_payload", mismatch_sentence(*problem))
         try:
             return self.pipeline.params.model_validate(payload).model_dump(mode="json", by_alias=True)
         except ValidationError as error:
-            raise Invalid("invalid_payload", sentence(*first_mismatch_of(error))) from None
+            raise Invalid("invalid_payload", mismatch_sentence(*first_mismatch_of(error))) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,8 @@ class TemplatePage:
 
 
 class Templates:
-    """Looks templates up, and checks payloads against them. `pipelines`: those that this installation's code declares.
-    `evaluator`: the process's own; its opener closes it. `reserved`: names that no tenant's template may take, beside
-    those of `pipelines`.
+    """Looks templates up, and checks payloads against them. `pipelines`: the pipelines that this installation's code
+    declares. `evaluator`: the caller opens and closes it. `reserved`: further names that no tenant's template may take.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Templates:
         self.pipelines = pipelines
         self._reserved = reserved
         self._evaluator = evaluator if evaluator is not None else Evaluator(EvaluationLimits.of(Settings()))
-        self._by_code: dict[str, TemplateVersion] = {}  # kept: declaring costs as much as a run's commit
+        self._by_code: dict[str, TemplateVersion] = {}  # a cache: making one costs as much as a run's commit
 
     def all_declared_in_code(self) -> list[TemplateVersion]:
         return [
@@ -121,7 +120,7 @@ class Templates:
         template = _read(row["declaration"])
         return TemplateVersion(template, template.pipeline(), enabled=row["enabled"], in_code=False)
 
-    async def of_run(self, connection: Connection, tenant_id: str, kind: str, version: int) -> TemplateVersion:
+    async def find_for_run(self, connection: Connection, tenant_id: str, kind: str, version: int) -> TemplateVersion:
         """The template of an existing run. For a template in code it is the current version, whatever the run's
         version. Raises NotFound.
         """
@@ -186,8 +185,8 @@ class Templates:
     async def write(self, connection: Connection, tenant_id: str, template: Template) -> None:
         """Write a template that `check` accepted. Call it in a transaction, after `limits.bounds.make_room` for it.
 
-        Raises Conflict `template_exists`, and `template_version_used` for a version that was deleted or is older than
-        one that was: its runs name the version, and a rerun must not find other content under it.
+        Raises Conflict `template_exists`. Raises Conflict `template_version_used` for a version that was deleted, or
+        that is older than a deleted one: runs name the version, and a rerun must not find other content under it.
         """
         used = await connection.fetchval(
             "SELECT version FROM template_deletion WHERE tenant_id = $1 AND type = $2", tenant_id, template.type
@@ -231,8 +230,9 @@ class Templates:
             raise NotFound("template_not_found", "There is no such template.")
 
     async def delete(self, connection: Connection, tenant_id: str, kind: str, version: int) -> None:
-        """Delete a version that nothing uses. Call it in a transaction, after `limits.bounds.exclude` for templates and
-        schedules. A run that is submitted meanwhile may still begin, as one that was submitted before.
+        """Delete a version that nothing uses. Call it in a transaction, after `limits.bounds.lock_additions` for
+        templates and for schedules. A run that is submitted at the same moment may still begin, like a run that was
+        submitted before.
 
         Raises NotFound, and Conflict `template_in_use` or, for a template in code, `template_reserved`.
         """
@@ -289,7 +289,8 @@ SELECT EXISTS (SELECT FROM schedule s WHERE s.tenant_id = $1 AND s.template = $2
 FROM template t WHERE t.tenant_id = $1 AND t.type = $2 AND t.version = $3
 """
 
-#: A row a type remembers its newest deleted version: that version and all before it are never written again.
+#: `template_deletion` has a row for each type, with its newest deleted version: that version and all earlier ones are
+#: never written again.
 _DELETE = """
 -- template_delete
 WITH deleted AS (
@@ -299,7 +300,8 @@ INSERT INTO template_deletion AS d (tenant_id, type, version) SELECT tenant_id, 
 ON CONFLICT (tenant_id, type) DO UPDATE SET version = greatest(d.version, excluded.version)
 """
 
-#: Types compare by their bytes, as in Python, and in no language's order. $3, $4: the type and version before the page.
+#: Types are compared by their bytes (COLLATE "C"), as Python compares them. $3, $4: the type and version before the
+#: page.
 _PAGE = """
 -- template_page
 SELECT type, version, declaration, enabled FROM template

@@ -25,7 +25,7 @@ from leasehold.db.database import Connection, Pool
 from leasehold.db.replica import EXPORTER, READS, STANDBY_FAILED, Replica
 from leasehold.domain.errors import DeclarationError
 from leasehold.exporter import queries
-from leasehold.exporter.broker_parts import BrokerParts
+from leasehold.exporter.broker_metrics import BrokerMetrics
 from leasehold.kinds.metrics import CAP, Question
 from leasehold.kinds.metrics import gauge as _gauge
 from leasehold.kinds.metrics import labelled_gauge as _labelled
@@ -54,6 +54,7 @@ _STATEMENT_SECONDS = 3.0
 LEADS = gauge("exporter_leads", "1 in the process that exports the metrics of the database")
 QUERY_SECONDS = histogram("exporter_look_duration_seconds", "Seconds of one round of all statements")
 
+#: The name of a question -> the rows of its answer.
 Rows = Mapping[str, Sequence[Any]]
 
 
@@ -85,8 +86,8 @@ async def query_all(
     `wanted`: whether the question of a name is asked.
 
     A question that the database refuses, or whose values do not fit its statement, is counted and left out. So is the
-    first that takes too long. The second timeout ends the round, because then the database is slow as a whole. Raises
-    one of TRY_AGAIN.
+    first question that takes too long. A second timeout ends the round, because the database is then slow as a whole.
+    Raises one of TRY_AGAIN.
     """
     rows: dict[str, Sequence[Any]] = {}
     timeouts = 0
@@ -98,7 +99,7 @@ async def query_all(
             rows[name] = await connection.fetch(statement, *values, timeout=_STATEMENT_SECONDS)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
             timeouts += isinstance(error, TimeoutError)
-            # On an open connection an InterfaceError is the question's own: its values are too many or too few.
+            # On an open connection, an InterfaceError means that the question has too many or too few values.
             is_own = isinstance(error, asyncpg.InterfaceError) and not connection.is_closed()
             if timeouts > 1 or (not is_own and is_away(connection, error)):
                 raise
@@ -163,21 +164,21 @@ class Exporter(Collector):
         self._fresh_until = monotonic() + 3 * pause
 
     async def _rows(self, primary: Connection) -> Rows:
-        """The rows of one round: those that count work from the standby, if there is one and it keeps up."""
+        """The rows of one round. The questions that count work go to the standby, if there is one and it keeps up."""
         if self._replica is None:
             return await query_all(primary, self._silent, self._of_kinds)
         of_server = await query_all(primary, self._silent, wanted=OF_SERVER.__contains__)
         try:
             async with self._replica.caught_up(primary) as standby:
-                of_work = await self._of_work(standby)
+                of_work = await self._query_work(standby)
         except STANDBY_FAILED:
             READS.labels(EXPORTER, "primary").inc()
-            of_work = await self._of_work(primary)
+            of_work = await self._query_work(primary)
         else:
             READS.labels(EXPORTER, "standby").inc()
         return {**of_work, **of_server}
 
-    async def _of_work(self, connection: Connection) -> Rows:
+    async def _query_work(self, connection: Connection) -> Rows:
         return await query_all(connection, self._silent, self._of_kinds, lambda name: name not in OF_SERVER)
 
     def describe(self) -> list[Metric]:
@@ -185,7 +186,7 @@ class Exporter(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The latest answers, if this process leads and they are fresh: an old number is worse than none."""
+        """The latest answers, if this process leads and they are fresh. Old numbers would mislead, and are left out."""
         latest = self._latest
         if latest is not None and monotonic() < self._fresh_until:
             yield from families(latest, self._of_kinds)
@@ -194,16 +195,16 @@ class Exporter(Collector):
 def families(rows: Rows, of_kinds: Sequence[Question] = ()) -> Iterator[Metric]:
     """The metrics of one round."""
     if "queues" in rows and "leases" in rows:
-        yield from _of_queues(rows["queues"], rows["leases"])
+        yield from _queues_metrics(rows["queues"], rows["leases"])
     for name, to_metrics in _FAMILIES.items():
         if name in rows:
             yield from to_metrics(rows[name])
     for question in of_kinds:
         if question.name in rows:
-            yield from _of_kind(question, rows[question.name])
+            yield from _metrics_of_kind(question, rows[question.name])
 
 
-def _of_kind(question: Question, rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
+def _metrics_of_kind(question: Question, rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
     """The metrics of a kind's question; none if its code fails, because the other metrics must reach the scrape."""
     try:
         return list(question.to_metrics(rows))
@@ -213,7 +214,7 @@ def _of_kind(question: Question, rows: Sequence[Mapping[str, Any]]) -> list[Metr
         return []
 
 
-def _of_backlog(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+def _backlog_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     (backlog,) = rows
     capped = f"; counted up to {CAP}"
     yield _gauge("outbox_rows", f"Hints written and not yet confirmed by the broker{capped}", backlog["outbox"])
@@ -225,26 +226,26 @@ def _of_backlog(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     yield _gauge("jobs_unfinished", f"Jobs that have not ended{capped}", backlog["unfinished"])
 
 
-def _of_workers(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+def _workers_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     (fleet,) = rows
     yield _labelled("workers", "Registered workers", ["state"], [((state,), fleet[state]) for state in fleet.keys()])  # noqa: SIM118 - a Record's iteration gives values
 
 
-def _of_quarantine(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+def _quarantine_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     meaning = "Units of a duty that are set aside because they failed by themselves"
     yield _labelled("quarantined_units", meaning, ["duty"], [((row["duty"],), row["n"]) for row in rows])
 
 
-def _of_database(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+def _database_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     (database,) = rows
     yield _gauge("database_bytes", "Size of the database", database["bytes"])
     yield _gauge("database_sessions_max", "Sessions that the server allows", database["max_sessions"])
 
 
-def _of_queues(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+def _queues_metrics(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     leased = {row["queue"]: row for row in leases}
-    # First the queues that workers serve, then those that have waited longest: tenants name queues, so there may be
-    # many.
+    # Tenants name queues, so there may be many. First come the queues that workers serve, then those whose oldest
+    # task has waited longest.
     first = sorted(queues, key=lambda row: (row["workers"] == 0, -row["oldest"]))[:MAX_QUEUES]
     by_queue = {row["queue"]: row for row in first}
     names = sorted({*by_queue, *sorted(leased)[:MAX_QUEUES]})
@@ -266,14 +267,14 @@ def _of_queues(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str
     )
 
 
-def _of_tables(tables: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+def _tables_metrics(tables: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     rows = [((row["name"], kind), row[kind]) for row in tables for kind in ("live", "dead")]
     yield _labelled("table_rows", "PostgreSQL's own estimate", ["table", "kind"], rows)
     sizes = [((row["name"],), row["bytes"]) for row in tables]
     yield _labelled("table_bytes", "Size of a table with its indexes", ["table"], sizes)
 
 
-def _of_sessions(sessions: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+def _sessions_metrics(sessions: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     def greatest(column: str) -> float:
         return max((float(row[column]) for row in sessions), default=0.0)
 
@@ -286,20 +287,20 @@ def _of_sessions(sessions: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     yield _gauge("database_statement_oldest_seconds", "Longest statement under way", greatest("statement_oldest"))
 
 
-def _of_slow(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+def _slow_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     by_name = {"other": 0} | {row["statement"]: row["n"] for row in rows}
     meaning = "Statements that have been under way for over a second, by the name in their first line"
     yield _labelled("database_slow_statements", meaning, ["statement"], [((name,), n) for name, n in by_name.items()])
 
 
 _FAMILIES: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], Iterator[Metric]]] = {
-    "backlog": _of_backlog,
-    "workers": _of_workers,
-    "quarantine": _of_quarantine,
-    "tables": _of_tables,
-    "sessions": _of_sessions,
-    "slow": _of_slow,
-    "database": _of_database,
+    "backlog": _backlog_metrics,
+    "workers": _workers_metrics,
+    "quarantine": _quarantine_metrics,
+    "tables": _tables_metrics,
+    "sessions": _sessions_metrics,
+    "slow": _slow_metrics,
+    "database": _database_metrics,
 }
 
 
@@ -325,7 +326,7 @@ def exporting(
     work, if it keeps up.
     """
     exporter = Exporter(settings, owner, pool, of_kinds, replica)
-    parts: tuple[Collector, ...] = (exporter, BrokerParts(broker)) if settings.metrics else ()
+    parts: tuple[Collector, ...] = (exporter, BrokerMetrics(broker)) if settings.metrics else ()
     for part in parts:
         REGISTRY.register(part)
     try:

@@ -7,25 +7,18 @@ The count reads the index in order, because a bitmap would read all entries. The
 
 from __future__ import annotations
 
-#: The most lines (a queue, a band and a tenant) that one round reads.
+from leasehold.db.task_lines import lines_of_all_queues
+
+#: The most lines (see QUEUES) that one round reads.
 MAX_LINES = 2000
 
-# A line is the waiting tasks of one queue, band and tenant. The statement finds the lines by jumping through the index;
-# the lines of a queue share its cap. It also returns queues without tasks that workers serve.
+# A line is the waiting tasks of one queue, priority (band) and tenant. The statement finds the lines by a loose index
+# scan. The lines of a queue share the cap. It also returns queues without tasks that workers serve.
 # $1 the cap, $2 seconds without a heartbeat after which a worker is silent, $3 the most lines.
-QUEUES = """
+QUEUES = f"""
 -- exporter_queues
 WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
-    (SELECT queue, priority, tenant_id, 1 FROM task WHERE status IN ('pending', 'retry', 'waiting')
-     ORDER BY queue, priority, tenant_id LIMIT 1)
-    UNION ALL
-    SELECT next.queue, next.priority, next.tenant_id, line.nth + 1
-    FROM line CROSS JOIN LATERAL (
-        SELECT t.queue, t.priority, t.tenant_id FROM task t
-        WHERE t.status IN ('pending', 'retry', 'waiting')
-          AND (t.queue, t.priority, t.tenant_id) > (line.queue, line.priority, line.tenant_id)
-        ORDER BY t.queue, t.priority, t.tenant_id LIMIT 1) AS next
-    WHERE line.nth < $3
+{lines_of_all_queues("$3")}
 ), share AS (
     SELECT queue, greatest($1 / count(*), 10) AS most FROM line GROUP BY queue
 ), waiting AS (
@@ -109,7 +102,7 @@ SELECT regexp_replace(relname, '^event_.*', 'event') AS name, sum(n_live_tup)::f
 FROM pg_stat_user_tables WHERE schemaname = current_schema() GROUP BY 1
 """
 
-# PostgreSQL shows the ages of other roles' sessions only to members of pg_monitor, and those of this role always.
+# PostgreSQL shows the ages of other roles' sessions only to members of pg_monitor. A role always sees its own sessions.
 SESSIONS = """
 -- exporter_sessions
 SELECT coalesce(state, 'other') AS state, count(*)::int AS n,

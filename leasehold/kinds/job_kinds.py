@@ -1,5 +1,5 @@
-"""The kinds of jobs for `/v1/jobs`: the scopes that may read and change their jobs, and the hook `Kind.operations`:
-what a kind does besides when its jobs are cancelled, retried or settled by people.
+"""The kinds of jobs for `/v1/jobs`: the scopes that may read and change their jobs. Also the hook `Kind.operations`:
+what a kind adds when its jobs are cancelled or retried, or settled by people.
 """
 
 from __future__ import annotations
@@ -153,11 +153,11 @@ class JobKinds:
         kind = self._by_pipeline.get(name)
         return self._registry.find(name) if kind is None else kind.pipelines[name]
 
-    def sight(
+    def nameable_jobs(
         self, tenant_id: str | None, scopes: frozenset[str], *, write: bool, kind: str | None = None
     ) -> NameableJobs:
-        """The jobs that a key with `scopes` may read; with `write`, change. `kind`: only jobs of it; None: of every
-        kind.
+        """The jobs that a key with `scopes` may read or, with `write`, change. `kind`: only jobs of this kind; None:
+        jobs of every kind.
         """
         allowed_kinds = [
             job_kind

@@ -22,9 +22,9 @@ class Question:
     """A statement, its parameters (`values`), and the function that makes metrics of its rows (`to_metrics`).
 
     The exporter runs the statement every 10 to 60 s and stops it after 3 s. So the statement must read a small index,
-    never a table, and stop counting at CAP. If the database refuses it, or `to_metrics` raises, the exporter leaves out
-    its metrics only, unless another question was too slow in the same round. `name`: no other question may have it, of
-    any kind or of the platform.
+    never a table, and stop counting at CAP. If the database refuses the statement, or `to_metrics` raises, the exporter
+    leaves out the metrics of this question only, unless another question was too slow in the same round. `name`: no
+    other question may have it, of any kind or of the platform.
     """
 
     name: str

@@ -5,8 +5,8 @@
             ... write the jobs ...
 
 A submission is charged in the transaction that writes its jobs. So a refused or failed submission costs nothing, and a
-repetition that is answered from its idempotency key is not charged again. Locks have one order: first the rows of the
-rates, before any write; last the locks of the queues' depths.
+repetition that is answered from its idempotency key is not charged again. All submissions take locks in one order:
+first the rows of the rates, before any write; last the locks of the queues' depths.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class Admission:
     ) -> None:
         """Check that one submission would pass now, and charge nothing. Use it before a long request body arrives.
 
-        Raises as `submitting`. A tenant with exactly as many unfinished jobs as it may have passes: with `dedupe` the
-        submission may find a job that exists.
+        Raises as `submitting`. A tenant that has exactly reached its bound on unfinished jobs passes this check: its
+        submission may have a dedupe key, and find a job that exists.
         """
         for key, per_minute in self._rates(payer, charged_as):
             quota = await rates.peek(connection, key, per_minute)
@@ -146,12 +146,12 @@ class Admission:
             quotas.append(quota)
         return _fields(min(quotas, key=lambda quota: quota.remaining), charged_as) if quotas else {}
 
-    async def uploading(self, connection: Connection, payer: Payer) -> dict[str, str]:
+    async def charge_upload(self, connection: Connection, payer: Payer) -> dict[str, str]:
         """As `charge`, for one upload that begins. Also raises TooMany `storage_full`."""
         await self._usage.reserve(connection, payer.tenant_id, 0)
         return await self.charge(connection, payer, 1, "uploads")
 
-    async def keeping(self, connection: Connection, tenant_id: str, size: int) -> None:
+    async def check_stored_bytes(self, connection: Connection, tenant_id: str, size: int) -> None:
         """Check that `size` more bytes may be stored for the tenant. Raises TooMany `storage_full`."""
         await self._usage.reserve(connection, tenant_id, 0, size)
 

@@ -22,7 +22,7 @@ _COUNTS = {
     "saved_view": "true",
     "api_key": "revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp())",
 }
-_WORDS = {
+_PLURALS = {
     "template": "versions of templates",
     "schedule": "schedules",
     "webhook": "webhooks",
@@ -32,7 +32,7 @@ _WORDS = {
     "saved_view": "views",
 }
 
-#: What makes room for another.
+#: Table -> how a person makes room for one more row.
 _REMEDIES = {
     "template": "delete one first that nothing uses",
     "schedule": "delete one first",
@@ -44,8 +44,8 @@ _REMEDIES = {
 }
 
 
-async def exclude(connection: Connection, thing: Thing, tenant_id: str) -> None:
-    """Until the end of this transaction, no other one adds such a row for the tenant."""
+async def lock_additions(connection: Connection, thing: Thing, tenant_id: str) -> None:
+    """Until this transaction ends, no other transaction adds such a row for the tenant."""
     await lock_name(connection, f"{thing} of {tenant_id}")
 
 
@@ -55,10 +55,10 @@ async def make_room(connection: Connection, thing: Thing, tenant_id: str, at_mos
     Another transaction that adds a row for this tenant waits until this one ends. Raises Conflict `too_many_templates`,
     `too_many_schedules`, `too_many_webhooks`, `too_many_limits`, `too_many_keys`, `too_many_people`, `too_many_views`.
     """
-    await exclude(connection, thing, tenant_id)
+    await lock_additions(connection, thing, tenant_id)
     counted = await connection.fetchval(
         f"SELECT count(*) FROM {thing} WHERE tenant_id = $1 AND {_COUNTS[thing]}", tenant_id
     )
     if counted >= at_most:
-        code = "templates" if thing == "template" else _WORDS[thing]
-        raise Conflict(f"too_many_{code}", f"A tenant has at most {at_most} {_WORDS[thing]}: {_REMEDIES[thing]}.")
+        code = "templates" if thing == "template" else _PLURALS[thing]
+        raise Conflict(f"too_many_{code}", f"A tenant has at most {at_most} {_PLURALS[thing]}: {_REMEDIES[thing]}.")

@@ -1,7 +1,7 @@
 """Limits on the downloads of an API key, over all API processes: how many at once, how often, how many bytes.
 
-A row stands for each download. It is charged with the object's full size at the start, and with the bytes that were
-sent at the end.
+Each download has a row. At the start it is charged with the object's full size; at the end, with the bytes that were
+sent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RATES = ((5, 10), (20, 60))
 QUOTAS = ((1 * GB, 3600), (6 * GB, 86_400))
 
 # A row for each window: the requests and bytes in it, and the seconds until the oldest download leaves it.
-_SEEN = """
+_BY_WINDOW = """
 -- downloads_seen
 SELECT w.seconds, count(d.id) AS requests, coalesce(sum(d.bytes), 0)::bigint AS bytes,
        coalesce(w.seconds - extract(epoch FROM clock_timestamp() - min(d.started_at)), 0)::float8 AS wait
@@ -60,7 +60,7 @@ async def begin(connection: Connection, tenant_id: str, key_prefix: str, size: i
     lengths = sorted({seconds for _, seconds in (*RATES, *QUOTAS)})
     async with connection.transaction():
         await lock_name(connection, f"download {key_prefix}")
-        rows = await connection.fetch(_SEEN, tenant_id, key_prefix, lengths)
+        rows = await connection.fetch(_BY_WINDOW, tenant_id, key_prefix, lengths)
         _check({row["seconds"]: _Window(row["requests"], row["bytes"], row["wait"]) for row in rows}, size)
         if await connection.fetchval(_AT_ONCE, tenant_id, key_prefix) >= MAX_AT_ONCE:
             sentence = f"At most {MAX_AT_ONCE} downloads at once."
@@ -82,7 +82,7 @@ def _check(windows: dict[int, _Window], size: int) -> None:
                 retry_after=windows[seconds].wait,
             )
     for quota, seconds in QUOTAS:
-        # A download that is larger than the quota by itself needs an empty window: else it could never begin.
+        # A download that alone is larger than the quota may begin in an empty window: else it never could.
         if windows[seconds].bytes and windows[seconds].bytes + size > quota:
             raise TooMany(
                 "download_quota_exceeded",

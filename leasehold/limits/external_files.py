@@ -1,8 +1,8 @@
 """Files that external workers upload for an attempt: announcing them, verifying them, completing the attempt with them.
 
-The key of a file contains the attempt's epoch. So a worker that lost its lease can write only to keys that nobody
-reads. The upload row of a file names the task and the epoch. So housekeeping deletes the files of an attempt that ended
-without naming them.
+The key of a file contains the attempt's epoch: so a worker that lost its lease can write only to keys that nobody
+reads. The upload row of a file has the task and the epoch: so housekeeping finds and deletes the files that an attempt
+uploaded but did not complete with.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Files:
         if not files:
             return []
         async with self._pool.acquire() as connection:
-            # Read the sizes before the lease is checked: a lease that is valid then was valid when they were read.
+            # Read the sizes first: if the lease is valid afterwards, it was valid when they were read.
             sizes = await _announced(connection, tenant_id, lease)
             prefix = await _prefix_of(connection, tenant_id, lease)
             if prefix is None:
@@ -203,6 +203,6 @@ async def complete(connection: Connection, tenant_id: str, done: Completion) -> 
 
 async def give_up(connection: Connection, limit: int = 1000) -> None:
     """Abandon at most `limit` uploads of attempts that ended without naming them. Housekeeping then deletes their
-    objects, also those that arrive later.
+    objects, also objects that arrive later.
     """
     await connection.execute(_GIVE_UP, limit)

@@ -1,5 +1,5 @@
-"""Keeps the lines and chunks of external workers within the bounds of an attempt. The attempt's rows say what it has
-used: an API process remembers nothing of it.
+"""Stores the log lines and stream chunks of external workers, within the bounds of an attempt. What the attempt has
+used is counted in its rows: an API process remembers nothing of it.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class _Used:
     known_items: int
 
 
-def _used(table: Literal["job_log", "job_stream"], column: Literal["lines", "chunks"], mark: str) -> str:
-    """Reads what the attempt of a valid lease has used: a row, or none without the lease. `mark`: the item, as JSON,
-    that says that the attempt is cut. It does not count as kept.
+def _usage_sql(table: Literal["job_log", "job_stream"], column: Literal["lines", "chunks"], mark: str) -> str:
+    """SQL that reads what an attempt has used: one row, or no row if the lease is lost. `mark`: the item, as JSON, that
+    is stored where the attempt's output is cut. It does not count as kept.
     """
     return f"""
 -- external_{column}
@@ -67,8 +67,8 @@ GROUP BY t.attempt
 """
 
 
-_LINES = _used("job_log", "lines", '{"logger": "leasehold", "fields": {"cut": true}}')
-_CHUNKS = _used("job_stream", "chunks", '{"cut": true}')
+_LINES = _usage_sql("job_log", "lines", '{"logger": "leasehold", "fields": {"cut": true}}')
+_CHUNKS = _usage_sql("job_stream", "chunks", '{"cut": true}')
 
 
 async def log(

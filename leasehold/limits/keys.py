@@ -35,15 +35,16 @@ async def make(
     client_id: str,
     scopes: Sequence[str],
     expires_at: datetime | None = None,
+    cell: str = "",
 ) -> NewKey:
-    """Create a key. Its text is stored nowhere. `at_most`: the most valid keys of a tenant.
+    """Create a key. Its text is stored nowhere. `at_most`: the most valid keys of a tenant. `cell`: as of `create_key`.
 
     Raises Invalid as `create_key`, and Conflict `too_many_keys`.
     """
     async with connection.transaction():
         await make_room(connection, "api_key", tenant_id, at_most)
         key = await credentials.create_key(
-            connection, tenant_id=tenant_id, client_id=client_id, scopes=scopes, expires_at=expires_at
+            connection, tenant_id=tenant_id, client_id=client_id, scopes=scopes, expires_at=expires_at, cell=cell
         )
         target = Target("key", key.prefix, tenant_id)
         await audit.record(
@@ -67,15 +68,23 @@ async def find(connection: Connection, prefix: str, tenant_id: str | None) -> Ro
 
 
 async def rotate(
-    connection: Connection, actor: Actor, prefix: str, overlap: timedelta, at_most: int, tenant_id: str | None = None
+    connection: Connection,
+    actor: Actor,
+    prefix: str,
+    overlap: timedelta,
+    at_most: int,
+    tenant_id: str | None = None,
+    *,
+    cell: str = "",
 ) -> NewKey:
-    """As `credentials.rotate_key`. `at_most`: the most valid keys of a tenant. During overlaps a tenant may have twice
-    as many, so that it can rotate all its keys at once. Raises Conflict `too_many_keys`.
+    """Create a successor of the key, which ends after `overlap` (see `credentials.rotate_key`). `at_most`: the most
+    valid keys of a tenant. During overlaps a tenant may have twice as many, so that it can rotate all its keys at once.
+    Raises NotFound, and Conflict `too_many_keys`.
     """
     async with connection.transaction():
         row = await find(connection, prefix, tenant_id)
         await make_room(connection, "api_key", row["tenant_id"], 2 * at_most)
-        key = await credentials.rotate_key(connection, prefix, overlap=overlap)
+        key = await credentials.rotate_key(connection, prefix, overlap=overlap, cell=cell)
         target = Target("key", prefix, row["tenant_id"])
         seconds = overlap.total_seconds()
         await audit.record(connection, actor, "key.rotated", target, new_prefix=key.prefix, overlap_seconds=seconds)
@@ -83,18 +92,18 @@ async def rotate(
 
 
 async def expire(
-    connection: Connection, actor: Actor, prefix: str, lives: timedelta, tenant_id: str | None = None
+    connection: Connection, actor: Actor, prefix: str, lifetime: timedelta, tenant_id: str | None = None
 ) -> datetime:
-    """As `credentials.expire_key`."""
+    """End the key after `lifetime`, unless it ends earlier. Returns its end. Raises NotFound."""
     async with connection.transaction():
         row = await find(connection, prefix, tenant_id)
-        ends_at = await credentials.expire_key(connection, prefix, lives)
+        ends_at = await credentials.expire_key(connection, prefix, lifetime)
         await audit.record(connection, actor, "key.expired", Target("key", prefix, row["tenant_id"]), ends_at=ends_at)
     return ends_at
 
 
 async def revoke(connection: Connection, actor: Actor, prefix: str, tenant_id: str | None = None) -> None:
-    """As `credentials.revoke_key`."""
+    """Revoke the key for good. Safe to repeat. Raises NotFound."""
     async with connection.transaction():
         row = await find(connection, prefix, tenant_id)
         await credentials.revoke_key(connection, prefix)

@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 Role: TypeAlias = Literal["viewer", "operator", "admin"]
 #: The scopes of the person in row `p`. A role that an admin set replaces the scopes of the groups.
 _SCOPES = f"CASE WHEN p.set_role IS NULL OR p.scopes = '{{}}' THEN p.scopes ELSE ARRAY['{PREFIX}' || p.set_role] END"
-# `generation`: of the sessions; a session of a lower generation has ended.
+# `generation`: sessions of a lower generation have ended.
 _COLUMNS = f"""p.id, p.tenant_id, p.issuer, p.subject, p.login, p.name, {_SCOPES} AS scopes,
        p.set_role, p.generation, p.created_at, p.seen_at, p.disabled_at"""
 
@@ -112,12 +112,12 @@ class Change:
     disabled: bool | None = None
 
 
-async def of_session(connection: Connection, person_id: UUID) -> Row | None:
+async def find_for_session(connection: Connection, person_id: UUID) -> Row | None:
     """The person's row, or None. `scopes`: the scopes that count now."""
     return await connection.fetchrow(_OF_SESSION, person_id)
 
 
-async def of_subject(connection: Connection, issuer: str, subject: str) -> list[Row]:
+async def rows_of_subject(connection: Connection, issuer: str, subject: str) -> list[Row]:
     """The rows of a person, one for each tenant."""
     return await connection.fetch(_OF_SUBJECT, issuer, subject)
 

@@ -22,6 +22,7 @@ from leasehold.limits.upload_room import LEAST_COUNTED, UploadRoom, count
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry.store import REMOVED
+from leasehold.transitions.moves import stays
 from leasehold.transitions.quarantine import not_in
 
 log = structlog.get_logger(__name__)
@@ -62,7 +63,8 @@ _DUE = f"""
 -- uploads_due
 SELECT key, tenant_id, open, most AS at_most, writable_until + $1::interval < clock_timestamp() AS dead,
        forget_at < clock_timestamp() AS over
-FROM upload WHERE look_at < statement_timestamp() AND {not_in(UPLOADS, "key", "text")} ORDER BY look_at LIMIT $2
+FROM upload WHERE look_at < statement_timestamp() AND {not_in(UPLOADS, "key", "text")}
+  AND {stays("upload.tenant_id")} ORDER BY look_at LIMIT $2
 """
 # While the client may send, an upload counts with the larger of its declared and its stored bytes. After that it counts
 # with its stored bytes.
@@ -77,8 +79,8 @@ WHERE key = $1 AND look_at < clock_timestamp()
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """An upload that is due for an inspection. `dead`: the URL has expired, so no client can begin to send. `over`: a
-    transfer that began in time can no longer arrive either.
+    """An upload that is due for an inspection. `dead`: the URL has expired, so no client can begin to send. `over`:
+    even a transfer that began before that can no longer arrive.
     """
 
     key: str
@@ -162,7 +164,7 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
 
     No connection is held while the store is called.
     """
-    if upload.key.endswith("/"):  # a prefix: the process that received the upload is dead, else it had deleted the row
+    if upload.key.endswith("/"):  # a prefix: the process that received the upload died and left the row
         await remove_below(store, upload.key)
         REMOVED.labels("unfinished").inc()
         async with connections() as connection:
@@ -185,7 +187,7 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
             await connection.execute(_INSPECTED, upload.key, upload.dead, size, INSPECTION_SECONDS)
 
 
-async def give_up_parts(store: ObjectStore, prefixes: Iterable[str] = ()) -> None:
+async def abort_dead_uploads(store: ObjectStore, prefixes: Iterable[str] = ()) -> None:
     """Abort the multipart uploads of dead writers, for the outputs of jobs and below `prefixes`."""
     for prefix in (*prefixes, _JOBS):
         if aborted := await store.abort_uploads(prefix, older_than=_LONGEST_WRITE):

@@ -40,7 +40,7 @@ _STORAGE_WAIT, _UNFINISHED_WAIT = 3600.0, 5.0
 _JOBS = "SELECT count(*) FROM (SELECT 1 FROM job WHERE tenant_id = $1 AND finished_at IS NULL LIMIT $2) AS counted"
 
 _MAX_COUNTED = 1_000_000
-_THINGS = """
+_TENANT_COUNTS = """
 -- tenant_things
 SELECT (SELECT count(*) FROM template WHERE tenant_id = $1) AS templates,
        (SELECT count(*) FROM schedule WHERE tenant_id = $1) AS schedules,
@@ -57,25 +57,25 @@ SELECT ((SELECT coalesce(sum(size), 0) FROM output WHERE tenant_id = $1){of_kind
 
 
 @dataclass(slots=True)
-class _Lately:
-    """The sum of what was admitted in the last _COMMIT_SECONDS to twice as long."""
+class _RecentAdmissions:
+    """Sums what was admitted recently: at least in the last _COMMIT_SECONDS, at most in twice that time."""
 
-    before: int = 0
-    now: int = 0
+    earlier: int = 0
+    current: int = 0
     since: float = 0.0  # by the monotonic clock, as all times here
 
     def add(self, count: int, at: float) -> None:
-        self._turn(at)
-        self.now += count
+        self._rotate(at)
+        self.current += count
 
     def sum(self, at: float) -> int:
-        self._turn(at)
-        return self.before + self.now
+        self._rotate(at)
+        return self.earlier + self.current
 
-    def _turn(self, at: float) -> None:
+    def _rotate(self, at: float) -> None:
         if at - self.since >= _COMMIT_SECONDS:
-            self.before = self.now if at - self.since < 2 * _COMMIT_SECONDS else 0
-            self.now, self.since = 0, at
+            self.earlier = self.current if at - self.since < 2 * _COMMIT_SECONDS else 0
+            self.current, self.since = 0, at
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class _Usage:
     fresh_until: float | None = None  # None: never counted
     is_counting: bool = False
     admitted: int = 0
-    lately: _Lately = field(default_factory=_Lately)
+    recent: _RecentAdmissions = field(default_factory=_RecentAdmissions)
 
 
 class Usage:
@@ -115,7 +115,7 @@ class Usage:
         if not (self._max_jobs or self._max_bytes):
             return True
         usage = self._usage_of(tenant_id)
-        # While one submission counts anew, the others use the counts before: they only grow meanwhile.
+        # While one submission counts anew, the others use the old counts, which only grow meanwhile.
         if usage.fresh_until is None or (usage.fresh_until <= monotonic() and not usage.is_counting):
             await self._recount(database, tenant_id, usage)
         self._check_bytes(usage, size)
@@ -159,7 +159,7 @@ class Usage:
         may_remember = self._max_jobs > _ALWAYS_EXACT_JOBS
         if may_remember and usage.jobs + count <= _EXACT_FROM_SHARE * self._max_jobs:
             usage.jobs += count
-            usage.lately.add(count, monotonic())
+            usage.recent.add(count, monotonic())
             return True
         if await self._jobs(database, tenant_id) + count > self._max_jobs:
             raise _too_many(self._max_jobs)
@@ -176,7 +176,7 @@ class Usage:
     async def measure(self, connection: Connection, tenant_id: str) -> dict[str, int]:
         """The tenant's counts and bounds (a bound of 0: none). Unfinished jobs are counted up to their bound."""
         jobs = int(await connection.fetchval(_JOBS, tenant_id, self._max_jobs or _MAX_COUNTED))
-        row = await connection.fetchrow(_THINGS, tenant_id)
+        row = await connection.fetchrow(_TENANT_COUNTS, tenant_id)
         assert row is not None
         return {
             "unfinished_jobs": jobs,
@@ -196,7 +196,7 @@ class Usage:
                 now = monotonic()
         finally:
             usage.is_counting = False
-        usage.jobs = jobs + usage.lately.sum(now)
+        usage.jobs = jobs + usage.recent.sum(now)
         usage.stored = stored + usage.admitted - admitted_before
         pause = pause_after(now - started, share=_SHARE, at_least=_LEAST_SECONDS, at_most=_MAX_SECONDS)
         usage.fresh_until = now + pause

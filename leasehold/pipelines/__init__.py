@@ -20,8 +20,8 @@ from leasehold.pipelines.webhooks.pipeline import WEBHOOK
 SHIPPED = (MEDIA, CONVERSION, GENERATION)
 
 
-#: The names of the shipped kinds and of all shipped pipelines. No tenant's template may take one, whichever of them the
-#: process has: another process may have it.
+#: The names of the shipped kinds and of all shipped pipelines. No tenant's template may take one, even if this process
+#: does not have that pipeline: another process may have it.
 RESERVED_NAMES = frozenset(
     name
     for kind in (*SHIPPED, WEBHOOK, OPERATION)
@@ -56,12 +56,12 @@ def with_demonstrations() -> Pipelines:
 
 
 def with_deliveries(*declared: Pipeline | Kind) -> Pipelines:
-    """These, and the platform's deliveries of webhooks: for an installation that runs none of the shipped kinds."""
+    """The `declared` work and the pipeline that delivers webhooks: for an installation without the shipped kinds."""
     return Pipelines(*declared, WEBHOOK)
 
 
 def kinds_of(pipelines: Pipelines) -> tuple[Kind, ...]:
-    """The kinds of a process with these pipelines: the shipped ones, then those that `pipelines` brings.
+    """The kinds of a process with these pipelines: the shipped kinds, then the other kinds in `pipelines`.
 
     Raises DeclarationError for another kind with the name of a shipped one.
     """

@@ -1,1 +1,1 @@
-"""Parts of every process: loops, retries, failpoints, the garbage collector. They know nothing of jobs."""
+"""Helpers that every process uses: loops, retries, failpoints, the garbage collector. They know nothing of jobs."""

@@ -1,7 +1,7 @@
 """The duty cycle of slow statements: the longer a statement took, the longer the pause before it runs again.
 
-Some statements read all rows that were deleted since the last vacuum. Their cost grows with the load, so they get a
-share of time, not a fixed interval.
+Some statements read all rows that were deleted since the last vacuum. Their cost grows with the load, so each may use a
+fixed share of the time instead of running at a fixed interval.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from leasehold.domain.errors import DeclarationError, LeaseholdError
 
 #: Point -> the part of the platform that reaches it, and what has happened by then.
 POINTS = {
-    "after_hint": "worker: a hint arrived, nothing was claimed",
+    "after_hint": "worker: a hint arrived, nothing was claimed for it yet",
     "after_claim": "worker: the claim is committed",
     "after_intent": "worker: the intent to buy a generation is committed, nothing is ordered",
     "after_purchase": "worker: the provider took the order, nothing is committed",

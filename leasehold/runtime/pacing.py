@@ -1,4 +1,4 @@
-"""Iterates over a client's thousands of items without blocking the event loop for other requests."""
+"""Iterates over thousands of items of one request without blocking the event loop for other requests."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 Poll n read every row that was due by its start, so poll n+1 starts there. Without a window each poll reads from the
 beginning of time. That includes every row version since the last vacuum, which an old snapshot delays for hours.
 
-Two kinds of rows fall before the window: a slow transaction makes its row visible late, and an unpaused queue returns
-with old rows. So a whole poll, which reads everything, runs now and then.
+A window misses two kinds of rows: those of a slow transaction, which become visible late, and the old rows of a queue
+whose pause has ended. So now and then a whole poll runs, which reads all due rows.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ class PollWindow:
         return self._clock() - self._read_from
 
     def polled(self, started_at: float, *, whole: bool, oldest: float | None, overdue: float) -> None:
-        """Record a poll that ran from `started_at` until now. It left rows that were due for less than `overdue`
-        seconds to their hints. `oldest`: for how many seconds the oldest row was due; None: it read no row.
+        """Record a poll that ran from `started_at` until now. It skipped rows that had been due for less than `overdue`
+        seconds, because their hints may still come. `oldest`: for how many seconds the oldest row that it read had been
+        due; None: it read no row.
         """
         if whole:
             self._whole.done(started_at)

@@ -1,5 +1,5 @@
-"""Writes the schedules that an app's code declares. A worker that starts calls `reconcile`, which also pauses those
-that the code no longer declares.
+"""Writes the schedules that an app's code declares. A worker that starts calls `reconcile`, which also pauses the
+schedules that the code no longer declares.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Submits the runs of schedules. The schedulers of workers call `fire_due`; the API calls `start` to backfill, and to
-run a schedule now.
+"""Submits the runs of schedules. The schedulers of workers call `fire_due`. The API calls `submit_now` to backfill, and
+to run a schedule now.
 
 Several schedulers may fire at once, and each may die at any time. A schedule's row is locked while it fires, its runs
 and its next tick commit together, and (schedule, tick) is unique among runs.
@@ -26,7 +26,7 @@ from leasehold.telemetry.duties import SCHEDULES_PAUSED
 from leasehold.transitions import jobs, runs
 from leasehold.transitions.concurrency import ConcurrencyLimitName, limits_of
 from leasehold.transitions.endings import JobEnded
-from leasehold.transitions.quarantine import STUCK_AFTER, described, not_in, run_unit
+from leasehold.transitions.quarantine import STUCK_AFTER, error_record, not_in, run_unit
 from leasehold.transitions.runs import CreatedRun, NewRun
 
 log = structlog.get_logger(__name__)
@@ -43,7 +43,7 @@ Prepared: TypeAlias = tuple[TemplateVersion, dict[str, Any]] | RequestError
 DUTY = "schedules"
 
 #: SQL: this process has the code of the schedule's template, or a client wrote the schedule. $2: the pipelines of this
-#: process. A worker that has the code fires the others.
+#: process. Other schedules are fired by a worker that has their code.
 _KNOWN = "(declared_by IS NULL OR template = ANY($2::text[]))"
 
 _DUE = f"""
@@ -109,7 +109,7 @@ async def fire_due(
             return []
         await connection.execute("UPDATE schedule SET buffered_at = NULL WHERE id = $1", row["id"])
         prepared = await prepare(connection, templates, row)
-        return await _start(connection, prepared, row, row["buffered_at"], keep_seconds, admission)
+        return await _submit_by_overlap(connection, prepared, row, row["buffered_at"], keep_seconds, admission)
 
     created: list[CreatedRun] = []
     known = [pipeline.name for pipeline in templates.pipelines]
@@ -126,7 +126,7 @@ async def _record_failure(
 ) -> None:
     """Record why the schedule could not be fired. Pause it after `pause_after` failures, if it is itself at fault."""
     at_fault = not isinstance(error, (TooMany, Unavailable))
-    await connection.execute(_RECORD_REFUSAL, schedule_id, described(error), at_fault)
+    await connection.execute(_RECORD_REFUSAL, schedule_id, error_record(error), at_fault)
     if at_fault and failures >= pause_after:
         await _pause(connection, schedule_id, f"it could not be fired {failures} times in a row", "broken")
 
@@ -158,7 +158,7 @@ async def _fire(
         for tick in ticks[-1:] if isinstance(prepared, RequestError) else ticks:
             try:
                 async with connection.transaction():  # a savepoint: a refused tick undoes no other
-                    created += await _start(connection, prepared, row, tick, keep_seconds, admission)
+                    created += await _submit_by_overlap(connection, prepared, row, tick, keep_seconds, admission)
             except TooMany:
                 if not created:
                     raise
@@ -209,7 +209,7 @@ def _ticks_to_run(row: Any, due: Sequence[datetime], *, has_more: bool = False) 
     return on_time
 
 
-async def _start(
+async def _submit_by_overlap(
     connection: Connection,
     prepared: Prepared,
     row: Any,
@@ -320,7 +320,7 @@ async def without_run(connection: Connection, schedule_id: UUID, ticks: Sequence
     return [tick for tick in ticks if tick not in with_run]
 
 
-async def start(
+async def submit_now(
     connection: Connection, prepared: Prepared, row: Any, tick: datetime | None, keep_seconds: int
 ) -> CreatedRun | None:
     """Submit a run of the schedule now, for `tick`. None: the tick has its run already, or the run was refused; then

@@ -1,3 +1,3 @@
-"""API keys, sealed secrets, signatures, and requests to URLs that clients name.
+"""API keys, roles, sign-in, sealed secrets, signatures, and requests to URLs that clients name.
 May import `domain` and `db`.
 """

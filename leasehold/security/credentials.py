@@ -1,8 +1,8 @@
 """API keys: creating, finding, rotating, expiring and revoking them. The API and `leasehold keys` call this.
 
-A key is `lh_<prefix>_<secret>`. The prefix is public and finds the row. The database stores only a hash of the secret.
-SHA-256 is enough: the secret is 256 random bits, and a slow hash only protects secrets that can be guessed. Only
-`create_key` and `rotate_key` show the whole key, once.
+A key is `lh_<prefix>_<secret>`, or `lh_<cell>_<prefix>_<secret>` if a cell has made it. The prefix is public and finds
+the row. The database stores only a hash of the secret, so only `create_key` and `rotate_key` return the whole key.
+SHA-256 is enough: the secret has 256 random bits, and a slow hash only protects secrets that can be guessed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import Invalid, NotFound
 from leasehold.domain.ids import new_id
 
-_KEY = re.compile(r"lh_([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
+_KEY = re.compile(r"lh_(?:([a-z0-9]{1,11})_)?([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
 _SCOPE = re.compile(r"[a-z][a-z0-9-]*:[a-z][a-z0-9-]*")
 _PREFIX_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 #: The hash to compare with when no row has the prefix: a refusal then takes the same time in both cases.
@@ -39,17 +39,20 @@ class NewKey:
 
 @dataclass(frozen=True, slots=True)
 class PresentedKey:
-    """The key that a caller sent, split into prefix and secret."""
+    """The key that a caller sent, split into its parts. `cell`: the cell that made the key; None: an installation
+    without cells made it.
+    """
 
     prefix: str
     secret: str = field(repr=False)
+    cell: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A key's row. `usable`: neither revoked nor expired when the row was read. `used_lately`: within a minute.
+    """A key's row. `usable`: neither revoked nor expired when the row was read. `used_lately`: within the last minute.
 
-    `quota_key`: rates and quotas count the key's use under it. A key and the keys rotated from it share one.
+    `quota_key`: the name under which rates and quotas count. A key and the keys rotated from it have the same.
     """
 
     id: UUID
@@ -64,9 +67,9 @@ class StoredKey:
 
 
 def parse_key(text: str) -> PresentedKey | None:
-    """The prefix and the secret of a key. None: `text` does not have the form of a key."""
+    """The parts of a key. None: `text` does not have the form of a key."""
     match = _KEY.fullmatch(text)
-    return PresentedKey(match[1], match[2]) if match else None
+    return PresentedKey(match[2], match[3], match[1]) if match else None
 
 
 def _hash(secret: str) -> bytes:
@@ -80,7 +83,7 @@ def matches(presented: PresentedKey, stored: StoredKey | None) -> bool:
     return is_equal and stored is not None
 
 
-def _generate() -> tuple[str, str]:
+def _new_prefix_and_secret() -> tuple[str, str]:
     """A new prefix, which is public, and a new secret."""
     prefix = "".join(secrets.choice(_PREFIX_ALPHABET) for _ in range(12))
     return prefix, secrets.token_urlsafe(32)
@@ -98,7 +101,7 @@ SELECT id, prefix, coalesce(quota_key, prefix) AS quota_key, tenant_id, client_i
 FROM api_key WHERE prefix = $1
 """
 
-# The guard lets all processes together write the row once a minute.
+# The condition on `last_used_at`: all processes together write the row at most once a minute.
 MARK_USED = """
 UPDATE api_key SET last_used_at = clock_timestamp()
 WHERE id = $1 AND (last_used_at IS NULL OR last_used_at <= clock_timestamp() - interval '1 minute')
@@ -118,13 +121,15 @@ FROM old WHERE k.id = old.id
 RETURNING k.tenant_id, k.client_id, k.scopes, old.expires_at AS ends_at, coalesce(k.quota_key, k.prefix) AS quota_key
 """
 
+# The key ends after $2, or at its present end if that is sooner.
 EXPIRE = """
 UPDATE api_key SET expires_at = least(coalesce(expires_at, 'infinity'), clock_timestamp() + $2::interval)
 WHERE prefix = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp())
 RETURNING expires_at
 """
 
-# $4: the last key of the page before. No key is ever deleted.
+# $1: the tenant, or NULL for all. $2: whether to list ended keys. $3: the page's size. $4: the id of the last key of
+# the page before. Its row still exists: no key is ever deleted.
 LIST = """
 SELECT * FROM (
     SELECT id, prefix, tenant_id, client_id, scopes, created_at, expires_at, revoked_at, last_used_at,
@@ -150,8 +155,10 @@ async def create_key(
     scopes: Sequence[str],
     expires_at: datetime | None = None,
     quota_key: str | None = None,
+    cell: str = "",
 ) -> NewKey:
-    """Create a key. `quota_key`: rates and quotas count its use under this key; None: under its own prefix.
+    """Create a key. `quota_key`: the name under which rates and quotas count its use; None: its prefix. `cell`: the
+    name of the cell that makes the key; empty: there are no cells.
 
     Raises Invalid: `scope_malformed` for a scope that is not `area:right`, `key_owner_missing` without tenant or
     client.
@@ -160,8 +167,9 @@ async def create_key(
         raise Invalid("key_owner_missing", "A key needs a tenant and a client.")
     if malformed := [scope for scope in scopes if not _SCOPE.fullmatch(scope)]:
         raise Invalid("scope_malformed", f"Not scopes: {', '.join(malformed)}.")
-    prefix, secret = _generate()
-    key = NewKey(new_id(), prefix, f"lh_{prefix}_{secret}")
+    prefix, secret = _new_prefix_and_secret()
+    named = f"{cell}_{prefix}" if cell else prefix
+    key = NewKey(new_id(), prefix, f"lh_{named}_{secret}")
     await connection.execute(
         INSERT, key.id, prefix, _hash(secret), tenant_id, client_id, sorted(set(scopes)), expires_at, quota_key
     )
@@ -191,11 +199,12 @@ async def mark_used(connection: Connection, key_id: UUID) -> None:
     await connection.execute(MARK_USED, key_id)
 
 
-async def rotate_key(connection: Connection, prefix: str, *, overlap: timedelta) -> NewKey:
-    """Create a key with the old key's owner, scopes, quotas and end. The old key stops working after `overlap`.
+async def rotate_key(connection: Connection, prefix: str, *, overlap: timedelta, cell: str = "") -> NewKey:
+    """Create a key with the old key's owner, scopes, quotas and end. The old key stops working after `overlap`. `cell`:
+    as of `create_key`.
 
-    A key that was rotated before ends with its first overlap, and so does every key rotated from it after that.
-    Raises NotFound when no usable key has the prefix.
+    If the old key was rotated before, it already has an end: that of the first overlap. A second rotation does not
+    postpone this end, and the second new key gets the same end. Raises NotFound when no usable key has the prefix.
     """
     async with connection.transaction():
         old = await connection.fetchrow(RETIRE, prefix, overlap)
@@ -208,12 +217,13 @@ async def rotate_key(connection: Connection, prefix: str, *, overlap: timedelta)
             scopes=old["scopes"],
             expires_at=old["ends_at"],
             quota_key=old["quota_key"],
+            cell=cell,
         )
 
 
-async def expire_key(connection: Connection, prefix: str, lives: timedelta) -> datetime:
-    """Let the key end after `lives`, or at its own end if that is sooner. Return the end. Raises NotFound."""
-    ends_at: datetime | None = await connection.fetchval(EXPIRE, prefix, lives)
+async def expire_key(connection: Connection, prefix: str, lifetime: timedelta) -> datetime:
+    """Let the key end after `lifetime`, or at its own end if that is sooner. Return the end. Raises NotFound."""
+    ends_at: datetime | None = await connection.fetchval(EXPIRE, prefix, lifetime)
     if ends_at is None:
         raise NotFound("key_not_found", "No usable key has this prefix.")
     return ends_at

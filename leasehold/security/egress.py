@@ -1,9 +1,9 @@
-"""HTTP requests to URLs that clients or providers name. Egress never connects to a private address.
+"""Sends HTTP requests to URLs that clients or providers name, and never connects to a private address.
 
 Egress resolves the host once. Every address of the host must be public, and the connection goes to one of these
-addresses: a name that resolves differently a moment later (DNS rebinding) gains nothing. Redirects are followed only if
-the caller allows them, and each is checked like the first URL. No proxy of the environment is used. The setting
-`egress_allow` allows networks that are not public.
+addresses: a name that resolves differently a moment later (DNS rebinding) gains nothing. Egress follows redirects only
+if the caller allows them, and checks each like the first URL. It uses no proxy of the environment. The setting
+`egress_allow` names networks that are not public and are allowed all the same.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from leasehold.settings import Settings
 
 __all__ = ["Answer", "AnswerTooLarge", "Downloaded", "Egress", "EgressFailed", "EgressRefused", "Target", "is_public"]
 
-#: The ports that may be used at addresses that `egress_allow` does not name.
+#: The allowed ports. Addresses that `egress_allow` names may be used at any port.
 PORTS = frozenset({80, 443})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CONNECT_SECONDS = 5.0
@@ -78,8 +78,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Downloaded:
-    """A download's answer. `size`: the bytes of the file. `head`: its first bytes. 0 and empty if the status is not
-    200.
+    """A download's answer. `size`: the file's size in bytes. `head`: its first 512 bytes. If the status is not 200,
+    no file was written: `size` is 0 and `head` is empty.
     """
 
     status: int
@@ -127,7 +127,11 @@ class Egress:
             await client.aclose()
 
     def check_form(self, url: str) -> None:
-        """Check `url` as far as that needs no name server. Raises EgressRefused."""
+        """Check what needs no name server: the URL's form, an IP address in it, and the port. Raises EgressRefused.
+
+        With `egress_allow` the port of a host name is left to `check`: the name may resolve to a network in which every
+        port is allowed.
+        """
         parsed, port = _parsed(url)
         try:
             addresses = [ipaddress.ip_address(_host_of(parsed))]
@@ -166,7 +170,7 @@ class Egress:
 
         Raises EgressRefused; EgressFailed; AnswerTooLarge.
         """
-        async with self._answered(method, url, headers or {}, content, timeout, redirects) as answer:
+        async with self._open_answer(method, url, headers or {}, content, timeout, redirects) as answer:
             body = bytearray()
             async for piece in _pieces(answer, max_bytes):
                 body += piece
@@ -186,7 +190,7 @@ class Egress:
 
         The file is written only when the status is 200. Raises EgressRefused; EgressFailed; AnswerTooLarge.
         """
-        async with self._answered("GET", url, headers or {}, b"", timeout, redirects) as answer:
+        async with self._open_answer("GET", url, headers or {}, b"", timeout, redirects) as answer:
             if answer.status_code != _OK:
                 return Downloaded(answer.status_code, answer.headers, 0, b"")
             size, head = 0, b""
@@ -201,7 +205,7 @@ class Egress:
             return Downloaded(answer.status_code, answer.headers, size, head)
 
     @asynccontextmanager
-    async def _answered(
+    async def _open_answer(
         self,
         method: str,
         url: str,
@@ -210,9 +214,11 @@ class Egress:
         timeout: float,
         redirects: int,
     ) -> AsyncIterator[httpx2.Response]:
-        """The answer after at most `redirects` redirects. The caller reads the body in its block, within `timeout`."""
+        """Send the request and follow at most `redirects` redirects. The caller reads the body of the answer inside the
+        block. All of it must end within `timeout` seconds.
+        """
         check_nothing_held("an address")
-        has_arrived = False  # a server got the whole request: it answered, maybe with a redirect
+        has_arrived = False  # whether a server got the whole request: it answered, maybe with a redirect
         try:
             async with asyncio.timeout(timeout):
                 for _ in range(redirects + 1):
@@ -223,7 +229,7 @@ class Egress:
                         if answer.status_code not in _REDIRECTS or redirects == 0:
                             yield answer
                             return
-                        next_url = _joined(target.url, answer.headers.get("location", ""))
+                        next_url = _redirect_target(target.url, answer.headers.get("location", ""))
                     finally:
                         await answer.aclose()
                     if (next_url.scheme, next_url.netloc) != (target.url.scheme, target.url.netloc):
@@ -253,7 +259,7 @@ class Egress:
         return await http.send(request, stream=True)
 
     async def _client(self, host: str) -> httpx2.AsyncClient:
-        """The HTTP client for the host. The first request makes it, because many processes never send one."""
+        """The HTTP client for the host. The first request makes it: many processes never send a request."""
         keeps = self._keepalive and (host in self._clients or len(self._clients) < _KEPT_HOSTS)
         name = host if keeps else ""
         if name in self._clients:
@@ -294,7 +300,7 @@ def _host_of(url: httpx2.URL) -> str:
     return url.raw_host.decode("ascii")
 
 
-def _joined(url: httpx2.URL, location: str) -> httpx2.URL:
+def _redirect_target(url: httpx2.URL, location: str) -> httpx2.URL:
     """The address of a redirect. Raises EgressRefused."""
     try:
         return url.join(location)
@@ -309,7 +315,10 @@ def _authorities() -> ssl.SSLContext:
 
 
 async def _pieces(answer: httpx2.Response, max_bytes: int) -> AsyncIterator[bytes]:
-    """The body as it was sent. Nothing is decompressed: a few kilobytes could become gigabytes of memory."""
+    """The body's bytes as they were sent. They are not decompressed: a few kilobytes could become gigabytes.
+
+    Raises AnswerTooLarge.
+    """
     size = 0
     async for piece in answer.aiter_raw(_PIECE_BYTES):
         size += len(piece)

@@ -1,5 +1,6 @@
-"""Checks an ID token with joserfc: the signature with the provider's keys, the issuer, the audience, the nonce, the
-times.
+"""Checks the ID token of an OpenID sign-in with joserfc: signature, issuer, audience, nonce and times.
+
+`openid` calls it.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def claims_of(token: object, keys: Sequence[object], *, issuer: str, client_id: 
         raise TokenRefused("its ID token is not valid") from None
     claims: dict[str, Any] = decoded.claims
     audience = claims["aud"]
+    # A token with several audiences must name its client in `azp`; in any other token `azp` may be missing.
     is_shared = isinstance(audience, list) and len(audience) > 1
     if claims.get("azp", None if is_shared else client_id) != client_id:
         raise TokenRefused("its ID token is for another client")
@@ -55,6 +57,7 @@ def claims_of(token: object, keys: Sequence[object], *, issuer: str, client_id: 
 
 
 def _key_set(listed: Sequence[object]) -> KeySet:
+    """The listed keys that can check a signature. Others are left out: a provider may list keys for other uses."""
     keys = []
     for key in listed:
         if not isinstance(key, dict) or key.get("kty") not in _KEY_TYPES or key.get("use", "sig") != "sig":

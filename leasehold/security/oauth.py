@@ -50,23 +50,23 @@ class Client:
 
 
 class Tokens:
-    """The access token of one client. `token` fetches it at first, and again shortly before it expires."""
+    """The access token of one client. `token` fetches it on the first call, and again shortly before it expires."""
 
     def __init__(self, egress: Egress, client: Client) -> None:
         self._egress = egress
         self._client = client
         self._token = ""
-        self._until = 0.0
+        self._renew_at = 0.0
 
     async def token(self) -> str:
         """A valid token. Raises BadGateway `token_refused` or `token_endpoint_unavailable`."""
-        if monotonic() >= self._until:
+        if monotonic() >= self._renew_at:
             await self._fetch()
         return self._token
 
     def forget(self) -> None:
-        """Drop the token, after the service refused it. The next call of `token` fetches another."""
-        self._until = 0.0
+        """Drop the token, because the service refused it. The next call of `token` fetches another."""
+        self._renew_at = 0.0
 
     async def _fetch(self) -> None:
         requested_at = monotonic()
@@ -86,13 +86,13 @@ class Tokens:
             raise BadGateway("token_endpoint_unavailable", "The token endpoint does not answer.") from error
         fields = _json_object(answer.body) if answer.status == HTTPStatus.OK else {}
         token, kind = fields.get("access_token"), str(fields.get("token_type", "bearer")).lower()
-        # A header holds only ASCII (RFC 6750, 2.1).
+        # The token will stand in a header, which holds only ASCII (RFC 6750, 2.1).
         if not isinstance(token, str) or not token or not (token.isascii() and token.isprintable()) or kind != "bearer":
             log.warning("the token endpoint gave no token", status=answer.status)
             raise BadGateway("token_refused", "The token endpoint gave no token.")
         expires_in = fields.get("expires_in")
         seconds = float(expires_in) if isinstance(expires_in, (int, float)) else _DEFAULT_SECONDS
-        self._token, self._until = token, requested_at + max(seconds - _EARLY_SECONDS, 1.0)
+        self._token, self._renew_at = token, requested_at + max(seconds - _EARLY_SECONDS, 1.0)
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

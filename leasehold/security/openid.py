@@ -1,8 +1,8 @@
-"""People sign in at an OpenID provider: the authorization code flow with PKCE (RFC 6749, 7636, 9207).
+"""Signs people in at the installation's OpenID provider: the authorization code flow with PKCE (RFC 6749, 7636, 9207).
 
-`id_tokens` checks signatures and claims. All requests to the provider go through egress. The issuer is a setting of the
-installation, so it may be in a private network: `console_oidc_networks` names such networks. Only these requests, and
-no webhook, may connect to them.
+The console's sign-in calls it; `id_tokens` checks signatures and claims. All requests to the provider go through an
+egress of their own. It may also connect to the private networks that `console_oidc_networks` names, because the
+operator chose the provider. The egress of webhooks may not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 _TIMEOUT_SECONDS = 10.0
 _MAX_BYTES = 256 * 1024
-#: Seconds for which the provider's configuration is kept.
+#: Seconds for which the provider's configuration is used before it is read again.
 _CONFIGURATION_SECONDS = 300.0
 _MAX_TEXT = 200
 
@@ -74,7 +74,7 @@ class OpenId:
         self._settings = settings
         self._egress = egress
         self._configuration: dict[str, Any] = {}
-        self._until = 0.0
+        self._configuration_ends = 0.0
 
     @staticmethod
     def egress(settings: Settings) -> Egress:
@@ -82,9 +82,9 @@ class OpenId:
         networks = [text.strip() for text in settings.console_oidc_networks.split(",") if text.strip()]
         return Egress(tuple(ipaddress.ip_network(text) for text in networks))
 
-    async def address(self, flow: Flow, redirect_uri: str) -> str:
+    async def sign_in_url(self, flow: Flow, redirect_uri: str) -> str:
         """The URL at which the browser signs in. Raises BadGateway `openid_unavailable`."""
-        endpoint = self._endpoint(await self._configured(), "authorization_endpoint")
+        endpoint = self._endpoint(await self._read_configuration(), "authorization_endpoint")
         query = {
             "response_type": "code",
             "client_id": self._settings.console_oidc_client_id,
@@ -104,9 +104,10 @@ class OpenId:
         """
         if not hmac.compare_digest(answer.get("state", "").encode(), flow.state.encode()):
             raise _refused("it belongs to another sign-in")
-        configuration = await self._configured()
-        needs_issuer = configuration.get("authorization_response_iss_parameter_supported") is True
-        if answer.get("iss", self.issuer if not needs_issuer else "") != self.issuer:
+        configuration = await self._read_configuration()
+        # RFC 9207: only an answer of a provider that does not promise to send `iss` may lack it.
+        must_name_issuer = configuration.get("authorization_response_iss_parameter_supported") is True
+        if answer.get("iss", "" if must_name_issuer else self.issuer) != self.issuer:
             raise _refused("it comes from another issuer")
         if "error" in answer or not answer.get("code"):
             log.info("the OpenID provider refused a sign-in", error=answer.get("error", "")[:60])
@@ -170,14 +171,14 @@ class OpenId:
             raise _refused("its userinfo is of somebody else")
         return claims
 
-    async def _configured(self) -> dict[str, Any]:
-        if monotonic() >= self._until:
+    async def _read_configuration(self) -> dict[str, Any]:
+        if monotonic() >= self._configuration_ends:
             url = f"{self.issuer.rstrip('/')}/.well-known/openid-configuration"
             answer = await self._request("GET", url, {"Accept": "application/json"})
             configuration = _json_object(answer) if answer.status == HTTPStatus.OK else {}
             if configuration.get("issuer") != self.issuer:
                 raise _unavailable("its configuration names another issuer")
-            self._configuration, self._until = configuration, monotonic() + _CONFIGURATION_SECONDS
+            self._configuration, self._configuration_ends = configuration, monotonic() + _CONFIGURATION_SECONDS
         return self._configuration
 
     def _endpoint(self, configuration: Mapping[str, Any], name: str) -> str:
@@ -198,7 +199,7 @@ class OpenId:
 
 
 def memberships(settings: Settings, groups: frozenset[str]) -> dict[str, list[str]]:
-    """Tenant -> the scopes that a person with these groups has in it. A role is the scope `role:NAME`."""
+    """{tenant: scopes} of a person with these groups. A role stands among the scopes as `role:NAME`."""
     by_tenant: dict[str, list[str]] = {}
     for group, membership in settings.console_oidc_roles.items():
         if group == "*" or group in groups:
@@ -212,17 +213,17 @@ def _scopes(membership: Membership) -> list[str]:
 
 def _identity(issuer: str, claims: Mapping[str, Any], groups_claim: str) -> Identity:
     subject = claims["sub"]
-    if not isinstance(subject, str) or not _text(subject) or len(subject) > 255:  # noqa: PLR2004 - OpenID Connect Core, 2
+    if not isinstance(subject, str) or not _printable(subject) or len(subject) > 255:  # noqa: PLR2004 - OpenID Connect Core, 2
         raise _refused("its ID token names nobody")
     email = claims.get("email") if claims.get("email_verified", True) in (True, "true") else None
-    login = _text(email) or _text(claims.get("preferred_username")) or _text(subject)
+    login = _printable(email) or _printable(claims.get("preferred_username")) or _printable(subject)
     claimed = claims.get(groups_claim)  # some providers send a single group as a string
     groups = [claimed] if isinstance(claimed, str) else claimed if isinstance(claimed, list) else []
     names = frozenset(group for group in groups if isinstance(group, str))
-    return Identity(issuer, subject, login, _text(claims.get("name")) or login, names)
+    return Identity(issuer, subject, login, _printable(claims.get("name")) or login, names)
 
 
-def _text(value: object) -> str:
+def _printable(value: object) -> str:
     """The printable characters of the text, at most `_MAX_TEXT`. Empty if `value` is no text."""
     if not isinstance(value, str):
         return ""

@@ -1,8 +1,8 @@
 """Roles: named sets of scopes for keys and people, each within a tenant.
 
-A key has a role by the scope `role:NAME`. The API expands the role when it identifies the caller: so keys with the role
-also get the scopes that a later release adds to it. `fleet:operate` (acts on all tenants) and `external:work` (for
-external workers) belong to no role: give them in addition to a role.
+A key has a role if it has the scope `role:NAME`. The API replaces the role by its scopes each time it identifies the
+caller: so existing keys also get the scopes that a later release adds to the role. `fleet:operate` (acts on all
+tenants) and `external:work` (for external workers) belong to no role: give them in addition to a role.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _ADMIN = _OPERATOR | {"jobs:delete", "templates:write", "keys:write", "people:wr
 def roles_of(kinds: Iterable[Kind]) -> Mapping[str, frozenset[str]]:
     """The scopes of each role: a viewer reads jobs of every kind, an operator and an admin also change them."""
     of_kinds = [kind.scopes for kind in kinds if kind.scopes is not None]
-    reads = frozenset(scopes.read for scopes in of_kinds if scopes.read != scopes.write)  # a viewer changes nothing
+    reads = frozenset(
+        scopes.read for scopes in of_kinds if scopes.read != scopes.write
+    )  # where one scope does both, a viewer does not get it
     writes = frozenset(scopes.write for scopes in of_kinds)
     return {"viewer": _VIEWER | reads, "operator": _OPERATOR | reads | writes, "admin": _ADMIN | reads | writes}
 

@@ -1,7 +1,7 @@
-"""Encryption of clients' secrets in the database, and signatures of URLs, with the installation's sealing keys.
+"""Encrypts clients' secrets for the database, and signs URLs, with the installation's sealing keys.
 
-The first key of `sealing_keys` seals and signs; every key opens and verifies. To rotate, put a new key first, and
-remove an old key once no row is sealed with it.
+The first key of the setting `sealing_keys` encrypts and signs; every key decrypts and verifies. To rotate, put a new
+key first, and remove an old key once no row is sealed with it.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ class Sealing:
 
     def __init__(self, settings: Settings) -> None:
         self._setting = settings.sealing_keys
-        self._read = ""
+        self._parsed_text = ""
         self._fernet: MultiFernet | None = None
         self._signing: list[bytes] = []
-        self._keys_now()
+        self._current_keys()
 
     @property
     def possible(self) -> bool:
         """Whether the installation has a key."""
-        return self._keys_now() is not None
+        return self._current_keys() is not None
 
     def sign(self, purpose: str, text: bytes) -> str:
         """A signature of `text` that is valid for `purpose` only. It is deterministic and fits into a URL.
 
         Raises Unavailable when the installation has no key.
         """
-        self._keys()
+        self._required_keys()
         return _signature(self._signing[0], purpose, text)
 
     def verifies(self, purpose: str, text: bytes, signature: str) -> bool:
         """Whether one of the keys made the signature. Raises Unavailable when the installation has no key."""
-        self._keys()
+        self._required_keys()
         signature_bytes = signature.encode()  # bytes: compare_digest refuses text that is not ASCII
         return any(
             hmac.compare_digest(_signature(key, purpose, text).encode(), signature_bytes) for key in self._signing
@@ -55,28 +55,28 @@ class Sealing:
 
     def require(self) -> None:
         """Raises Unavailable when the installation has no key."""
-        self._keys()
+        self._required_keys()
 
     def seal(self, secret: bytes) -> bytes:
         """Encrypt the secret. Raises Unavailable when the installation has no key."""
-        return self._keys().encrypt(secret)
+        return self._required_keys().encrypt(secret)
 
     def open(self, sealed: bytes) -> bytes:
         """Decrypt the secret. Raises Unsealable, or Unavailable when the installation has no key."""
         try:
-            return self._keys().decrypt(sealed)
+            return self._required_keys().decrypt(sealed)
         except InvalidToken:
             raise Unsealable("no key of this installation opens this secret") from None
 
-    def _keys(self) -> MultiFernet:
-        if (fernet := self._keys_now()) is None:
+    def _required_keys(self) -> MultiFernet:
+        if (fernet := self._current_keys()) is None:
             raise Unavailable("sealing_not_configured", "This installation has no LEASEHOLD_SEALING_KEYS.")
         return fernet
 
-    def _keys_now(self) -> MultiFernet | None:
-        """The keys of the setting, which may lie in a file that has changed."""
+    def _current_keys(self) -> MultiFernet | None:
+        """The keys of the setting, which may come from a file: they are parsed again when its text has changed."""
         text = self._setting.get_secret_value()
-        if text == self._read:
+        if text == self._parsed_text:
             return self._fernet
         keys = [key.strip() for key in text.split(",") if key.strip()]
         try:
@@ -88,7 +88,7 @@ class Sealing:
         else:
             self._fernet = fernet
             self._signing = [key.encode() for key in keys]
-        self._read = text
+        self._parsed_text = text
         return self._fernet
 
 

@@ -1,4 +1,4 @@
-"""The secrets and signatures of webhooks, by the specification Standard Webhooks (`v1`: HMAC-SHA256).
+"""Makes the secrets and signatures of webhooks, as the specification Standard Webhooks says (`v1`: HMAC-SHA256).
 
 github.com/standard-webhooks/standard-webhooks
 """
@@ -16,16 +16,16 @@ _SECRET_BYTES = 32
 
 
 def new_secret() -> bytes:
-    """A random secret, for the database. Its owner gets it as `shown` writes it."""
+    """A random secret, as the database stores it (sealed). Its owner gets the text that `secret_text` returns."""
     return secrets.token_bytes(_SECRET_BYTES)
 
 
-def shown(secret: bytes) -> str:
-    """The secret as text, in the form that its owner stores."""
+def secret_text(secret: bytes) -> str:
+    """The secret as the text that its owner gets and stores."""
     return PREFIX + base64.b64encode(secret).decode()
 
 
 def signature(keys: Sequence[bytes], message_id: str, timestamp: int, body: bytes) -> str:
-    """One signature for each key, separated by spaces. During a rotation the receiver accepts either secret."""
+    """One signature for each key, separated by spaces. During a rotation there are two: the receiver accepts either."""
     signed = f"{message_id}.{timestamp}.".encode() + body
     return " ".join("v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode() for key in keys)

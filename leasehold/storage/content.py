@@ -1,4 +1,4 @@
-"""Digests and parts of local files. The functions block: the store calls them in a thread."""
+"""Computes digests of local files and reads parts of them. The functions block, so the store calls them in a thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def digest_of_bytes(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def part_of(path: Path, offset: int, size: int) -> bytes:
+def read_part(path: Path, offset: int, size: int) -> bytes:
     with path.open("rb") as file:
         file.seek(offset)
         return file.read(size)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from leasehold.runtime.gather import gather_or_cancel
-from leasehold.storage.content import part_of
+from leasehold.storage.content import read_part
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PART_BYTES = 16 * 1024 * 1024
-_AT_ONCE = 2
+_PARTS_AT_ONCE = 2
 
 
 async def put_in_parts(
@@ -35,16 +35,19 @@ async def put_in_parts(
     metadata: Mapping[str, str],
     **precondition: Any,
 ) -> str | None:
-    """Upload a file and return the ETag. Any error, and cancellation, aborts the upload."""
+    """Upload a file and return the ETag. Any error, and cancellation, aborts the upload.
+
+    `precondition`: `IfMatch` or `IfNoneMatch`; the store checks it when all parts are there.
+    """
     created = await client.create_multipart_upload(
         Bucket=bucket, Key=key, ContentType=content_type, Metadata=dict(metadata)
     )
     upload = {"Bucket": bucket, "Key": key, "UploadId": created["UploadId"]}
-    semaphore = asyncio.Semaphore(_AT_ONCE)
+    semaphore = asyncio.Semaphore(_PARTS_AT_ONCE)
 
     async def send_part(number: int, offset: int) -> CompletedPartTypeDef:
         async with semaphore:
-            data = await asyncio.to_thread(part_of, path, offset, PART_BYTES)
+            data = await asyncio.to_thread(read_part, path, offset, PART_BYTES)
             answer = await client.upload_part(**upload, PartNumber=number, Body=data)  # type: ignore[arg-type]  # the three keys above
             return {"PartNumber": number, "ETag": answer["ETag"]}
 

@@ -29,8 +29,8 @@ from leasehold.telemetry.store import REQUESTS
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
 
-_MISSING = {"NoSuchKey", "404", "NotFound"}
-_REFUSED = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
+_MISSING_CODES = {"NoSuchKey", "404", "NotFound"}
+_REFUSED_CODES = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
 
 
 class PutRefused(StoreError):
@@ -56,7 +56,7 @@ def _config(settings: Settings) -> AioConfig:
 
 
 class _Credentials(AioCredentials):
-    """The keys of the settings, read for each signature: their files may hold other keys by now."""
+    """The keys of the settings. They are read anew for each signature, because the files that hold them may change."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -69,8 +69,8 @@ class _Credentials(AioCredentials):
         )
 
 
-class _Provider:
-    """What a session asks for credentials."""
+class _CredentialProvider:
+    """The credential provider of a session: it always answers with the keys of the settings."""
 
     def __init__(self, settings: Settings) -> None:
         self._credentials = _Credentials(settings)
@@ -80,21 +80,22 @@ class _Provider:
 
 
 @cache
-def _descriptions() -> Any:
+def _shared_loader() -> Any:
     """The loader that all sessions of the process share: botocore's descriptions of S3 take 0.1 s to read."""
     return get_session().get_component("data_loader")
 
 
 def _session(settings: Settings) -> aioboto3.Session:
     session = get_session()
-    session.register_component("data_loader", _descriptions())
-    session.register_component("credential_provider", _Provider(settings))
+    session.register_component("data_loader", _shared_loader())
+    session.register_component("credential_provider", _CredentialProvider(settings))
     return aioboto3.Session(botocore_session=session)
 
 
-def _verified_by(settings: Settings, endpoint: str | None) -> str | bool | None:
-    """The file of the authorities; None: botocore's own. False without TLS: a client would read all authorities, which
-    takes 30 ms, and use none.
+def _verify_option(settings: Settings, endpoint: str | None) -> str | bool | None:
+    """The option `verify` of a client: the file of the certificate authorities, or None for botocore's own.
+
+    False without TLS: the client would need 30 ms to read authorities that it does not use.
     """
     plain = endpoint is not None and endpoint.startswith("http://")
     return False if plain else settings.s3_ca_file
@@ -106,7 +107,7 @@ async def open_client(settings: Settings, endpoint: str | None) -> AsyncIterator
         "s3",
         endpoint_url=endpoint,
         region_name=settings.s3_region,
-        verify=_verified_by(settings, endpoint),
+        verify=_verify_option(settings, endpoint),
         config=_config(settings),
     ) as client:
         yield client
@@ -114,15 +115,15 @@ async def open_client(settings: Settings, endpoint: str | None) -> AsyncIterator
 
 @contextmanager
 def request(operation: str, key: str) -> Iterator[None]:
-    """Enter this around one request to the store. It measures the request, and raises the errors of botocore and of the
-    network as StoreError. Messages contain the key and the store's code, and never a signed URL.
+    """The block around one request to the store. It measures the request, and raises errors of botocore and of the
+    network as StoreErrors. Their messages contain the key and the store's code, and never a signed URL.
     """
     check_nothing_held("the object store")
     started, outcome = perf_counter(), "ok"
     try:
         yield
     except ClientError as error:
-        translated = _translated(error, key)
+        translated = _store_error_of(error, key)
         outcome = _OUTCOMES.get(type(translated), "refused")
         if outcome == "unavailable":
             STORE.record_error(translated, operation)
@@ -145,7 +146,7 @@ def request(operation: str, key: str) -> Iterator[None]:
 
 
 @contextmanager
-def empty_if_no_range() -> Iterator[None]:
+def suppress_refused_range() -> Iterator[None]:
     """Suppress the answer 416, with which the store refuses to send the first bytes of an empty object."""
     try:
         yield
@@ -154,20 +155,20 @@ def empty_if_no_range() -> Iterator[None]:
             raise
 
 
-def lowered(metadata: Mapping[str, str]) -> dict[str, str]:
+def with_lower_names(metadata: Mapping[str, str]) -> dict[str, str]:
     """The metadata of an object, with names in lower case: some stores answer with upper case."""
     return {name.lower(): value for name, value in metadata.items()}
 
 
-def _translated(error: ClientError, key: str) -> StoreError:
+def _store_error_of(error: ClientError, key: str) -> StoreError:
     answer: Any = error.response
     code = str(answer.get("Error", {}).get("Code", ""))
     status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    if code == "NoSuchBucket":  # the installation's fault: no job may fail for good because of it
+    if code == "NoSuchBucket":  # the installation's fault: it may be mended, so no job may fail for good because of it
         return StoreUnavailable(f"{key}: the object store has no such bucket")
-    if code in _MISSING or status == 404:  # noqa: PLR2004 - HTTP's own numbers, here and below
+    if code in _MISSING_CODES or status == 404:  # noqa: PLR2004 - HTTP's own numbers, here and below
         return ObjectMissing(key)
-    if code in _REFUSED or status in (409, 412):
+    if code in _REFUSED_CODES or status in (409, 412):
         return PutRefused(key)
     if status in (401, 403):
         return StoreError(f"{key}: the object store refused the platform's credentials ({code})")

@@ -1,9 +1,11 @@
-"""ObjectStore: the object store, which is any S3 service. Puts only create, reads are verified, memory stays flat.
+"""ObjectStore: reads and writes objects in any S3 service. It never holds a large object in memory as a whole.
 
-A put to a key that exists does not overwrite it. Equal bytes are success: another attempt stored them. Other bytes are
-the leftover of a dead attempt, and the put replaces them only if the caller's `may_replace` agrees. `probe` finds out
-whether the store honours `If-None-Match`. If not, a HEAD comes before each put; a race of two attempts is then harmless
-only because a step's bytes are reproducible.
+A put does not simply overwrite an existing object. If the object has the same bytes, another attempt stored them, and
+the put succeeds. If it has other bytes, a dead attempt left them, and the put replaces them only if the caller's
+`may_replace` agrees.
+
+`probe` finds out whether the store honours `If-None-Match`. If it does not, each put first reads the object's head. Two
+attempts may then overwrite each other. That is harmless only because a step that runs again makes the same bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from leasehold.domain.ids import id_at, new_id
 from leasehold.settings import Settings
 from leasehold.storage.content import CHUNK, digest_of, digest_of_bytes
 from leasehold.storage.multipart import put_in_parts
-from leasehold.storage.s3 import PutRefused, empty_if_no_range, lowered, open_client, request
+from leasehold.storage.s3 import PutRefused, open_client, request, suppress_refused_range, with_lower_names
 from leasehold.storage.streaming import Upload
 
 if TYPE_CHECKING:
@@ -41,15 +43,17 @@ if TYPE_CHECKING:
 
 #: Larger files are uploaded in parts.
 SINGLE_PUT_BYTES = 64 * 1024 * 1024
-#: The slowest link that is supported. It sets the additional time limit of large transfers.
+#: The slowest supported network. A transfer of n bytes gets n divided by this as additional seconds.
 _SLOWEST_BYTES_PER_SECOND = 1024 * 1024
 _UNKNOWN_TYPE = "application/octet-stream"
-_PROBES = "probe/"
+_PROBE_PREFIX = "probe/"
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An object in the store. `sha256`: from the object's metadata; "" if the store did not keep it."""
+    """An object in the store. `sha256`: from the object's metadata, or "" if the store did not keep it. `modified_at`:
+    by the store's clock; None except in the results of `list`.
+    """
 
     key: str
     size: int
@@ -57,13 +61,14 @@ class Stored:
     content_type: str
     etag: str | None
     metadata: Mapping[str, str]
+    modified_at: datetime | None = None
 
 
-def _never(_stored: Stored) -> bool:
+def _never_replace(_stored: Stored) -> bool:
     return False
 
 
-def _ignored(_answer: GetObjectOutputTypeDef) -> None:
+def _ignore_answer(_answer: GetObjectOutputTypeDef) -> None:
     return
 
 
@@ -71,9 +76,9 @@ ABSENT = "This installation has no object store: LEASEHOLD_OBJECT_STORE is none.
 
 
 class ObjectStore:
-    """The store's client, opened once in each process.
+    """The store's client, opened once in each process. `conditional`: whether puts send `If-None-Match` and `If-Match`.
 
-    Raises StoreUnavailable for errors that may pass, and other StoreErrors, but never an error of botocore.
+    Its methods raise StoreUnavailable for errors that may pass, and other StoreErrors, but never an error of botocore.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -118,7 +123,7 @@ class ObjectStore:
         if self.is_absent:
             return
         with request("bucket", self._bucket):
-            async with self._limit(0):
+            async with self._timeout_for(0):
                 try:
                     await self._client.head_bucket(Bucket=self._bucket)
                 except self._client.exceptions.ClientError:
@@ -128,10 +133,10 @@ class ObjectStore:
                         await self._client.create_bucket(Bucket=self._bucket)
 
     async def probe(self) -> bool:
-        """Find out whether the store honours `If-None-Match: *`, and set `conditional`."""
+        """Find out whether the store honours `If-None-Match: *`. Sets `conditional` to the answer, and returns it."""
         if self.is_absent or self._settings.s3_conditional_puts != "probe":
             return self.conditional
-        key = f"{_PROBES}{new_id()}"
+        key = f"{_PROBE_PREFIX}{new_id()}"
         try:
             await self._put_once(key, b"1", "text/plain", {}, IfNoneMatch="*")
             await self._put_once(key, b"2", "text/plain", {}, IfNoneMatch="*")
@@ -144,15 +149,15 @@ class ObjectStore:
         self._conditional_puts_known = True
         return self.conditional
 
-    async def can_refuse(self) -> bool:
+    async def probe_once(self) -> bool:
         """As `probe`, but only the first call sends requests. Use it in processes that do not probe at their start."""
         async with self._probing:
             return self.conditional if self._conditional_puts_known else await self.probe()
 
-    async def forget_probes(self, older_than: timedelta) -> None:
-        """Delete the objects of processes that died while they probed."""
-        newest = f"{_PROBES}{id_at(datetime.now(UTC) - older_than)}"
-        await self.delete(*[stored.key async for stored in self.list(_PROBES) if stored.key < newest])
+    async def delete_old_probes(self, older_than: timedelta) -> None:
+        """Delete the objects that `probe` left behind in processes that died."""
+        newest = f"{_PROBE_PREFIX}{id_at(datetime.now(UTC) - older_than)}"
+        await self.delete(*[stored.key async for stored in self.list(_PROBE_PREFIX) if stored.key < newest])
 
     # --- writing
 
@@ -163,20 +168,19 @@ class ObjectStore:
         *,
         content_type: str,
         metadata: Mapping[str, str],
-        may_replace: Callable[[Stored], bool] = _never,
+        may_replace: Callable[[Stored], bool] = _never_replace,
     ) -> Stored:
         """Store bytes, or a file.
 
-        `may_replace`: decides whether existing other bytes are replaced.
-        Raises ObjectExists when the key has other bytes and `may_replace` returns False.
+        `may_replace`: called with the existing object if it has other bytes; True: replace it.
+        Raises ObjectExists when `may_replace` returns False.
         """
         if isinstance(source, Path):
-            source, sha256, size = await asyncio.to_thread(_digested, source)
+            source, sha256, size = await asyncio.to_thread(_with_digest, source)
         else:
             sha256, size = await asyncio.to_thread(digest_of_bytes, source), len(source)
         all_metadata = {**metadata, "sha256": sha256}
         put = self._put_in_parts if isinstance(source, Path) else self._put_once
-        precondition: dict[str, Any] = {"IfNoneMatch": "*"} if self.conditional else {}
         existing = None if self.conditional else await self.head(key)
         for _ in range(4):  # each further try means that another writer was faster
             if existing is not None:
@@ -184,15 +188,22 @@ class ObjectStore:
                     return existing
                 if not may_replace(existing):
                     raise ObjectExists(key)
-                precondition = {"IfMatch": existing.etag} if self.conditional and existing.etag else {}
+            precondition = self._unchanged_since(existing)
             try:
                 etag = await put(key, source, content_type, all_metadata, **precondition)  # type: ignore[arg-type]  # bytes or Path, as chosen above
             except (PutRefused, ObjectMissing):
                 existing = await self.head(key)
-                precondition = {"IfNoneMatch": "*"} if self.conditional else {}
                 continue
             return Stored(key, size, sha256, content_type, etag, all_metadata)
         raise StoreUnavailable(f"{key}: other writers keep changing this object")
+
+    def _unchanged_since(self, existing: Stored | None) -> dict[str, Any]:
+        """The precondition of a put: nobody has written the object since `existing` was read (None: it was missing)."""
+        if not self.conditional:
+            return {}
+        if existing is None:
+            return {"IfNoneMatch": "*"}
+        return {"IfMatch": existing.etag} if existing.etag else {}
 
     def upload(
         self,
@@ -207,13 +218,13 @@ class ObjectStore:
         `only_new`: if the store honours `If-None-Match`, `finish` raises PutRefused when the key exists.
         """
         attributes = {"ContentType": content_type, "Metadata": dict(metadata or {})}
-        return Upload(self._client, self._bucket, key, attributes, self._limit, only_new=only_new)
+        return Upload(self._client, self._bucket, key, attributes, self._timeout_for, only_new=only_new)
 
     async def _put_once(
         self, key: str, data: bytes, content_type: str, metadata: Mapping[str, str], **precondition: Any
     ) -> str | None:
         with request("put", key):
-            async with self._limit(len(data)):
+            async with self._timeout_for(len(data)):
                 answer = await self._client.put_object(
                     Bucket=self._bucket,
                     Key=key,
@@ -229,7 +240,7 @@ class ObjectStore:
     ) -> str | None:
         size = (await asyncio.to_thread(path.stat)).st_size
         with request("put", key):
-            async with self._limit(size):
+            async with self._timeout_for(size):
                 return await put_in_parts(
                     self._client, self._bucket, key, path, size, content_type, metadata, **precondition
                 )
@@ -252,11 +263,11 @@ class ObjectStore:
         """The object's size and metadata. None: no such object."""
         try:
             with request("head", key):
-                async with self._limit(0):
+                async with self._timeout_for(0):
                     answer = await self._client.head_object(Bucket=self._bucket, Key=key)
         except ObjectMissing:
             return None
-        metadata = lowered(answer.get("Metadata", {}))
+        metadata = with_lower_names(answer.get("Metadata", {}))
         return Stored(
             key,
             answer["ContentLength"],
@@ -279,7 +290,7 @@ class ObjectStore:
                 head += piece
                 if len(head) >= count:  # a store without ranges sends the whole object
                     break
-        size = _size_of(answers[0]) if answers else 0  # the store refuses a range of an empty object
+        size = _whole_size_of(answers[0]) if answers else 0  # no answer: the store refuses a range of an empty object
         return size, bytes(head[:count])
 
     async def fetch_file(
@@ -290,7 +301,7 @@ class ObjectStore:
         Raises ObjectMissing; ObjectCorrupt when the bytes do not have the digest `sha256`; ObjectTooLarge for more than
         `max_bytes`. After an error no partial file remains.
         """
-        for is_last in (False, False, True):  # a transfer that was cut begins again
+        for is_last in (False, False, True):  # try again after a transfer that was cut, three tries in all
             try:
                 downloaded = await self._download(key, path, max_bytes)
                 break
@@ -312,7 +323,7 @@ class ObjectStore:
                     size += len(piece)
                     if max_bytes is not None and max(size, answers[0]["ContentLength"]) > max_bytes:
                         raise ObjectTooLarge(f"{key}: it has more than the {max_bytes} bytes allowed")
-                    await asyncio.to_thread(_write, file, digest, piece)
+                    await asyncio.to_thread(_write_and_digest, file, digest, piece)
             is_whole = True
         finally:
             file.close()
@@ -349,21 +360,21 @@ class ObjectStore:
         return self._pieces(key)
 
     async def _pieces(
-        self, key: str, on_answer: Callable[[GetObjectOutputTypeDef], None] = _ignored, *, first: int = 0
+        self, key: str, on_answer: Callable[[GetObjectOutputTypeDef], None] = _ignore_answer, *, first: int = 0
     ) -> AsyncGenerator[bytes, None]:
         """The object in pieces of a megabyte. `first`: only that many bytes; 0: all. `on_answer` gets the headers."""
         part: dict[str, Any] = {"Range": f"bytes=0-{first - 1}"} if first else {}
-        with request("get", key), empty_if_no_range():
-            async with self._limit(0):
+        with request("get", key), suppress_refused_range():
+            async with self._timeout_for(0):
                 answer = await self._client.get_object(Bucket=self._bucket, Key=key, **part)
             on_answer(answer)
             expected, received = answer["ContentLength"], 0
             clock = asyncio.get_running_loop().time
-            deadline = clock() + self._seconds(expected)
-            chunk = bytearray()  # network reads are small, and callers start a thread for each chunk
+            deadline = clock() + self._seconds_for(expected)
+            chunk = bytearray()  # collects small reads from the network: callers start a thread for each chunk
             async with answer["Body"] as body:
                 while True:
-                    # No timeout may span a `yield`: it would cancel the caller, who gets a bare CancelledError then.
+                    # No timeout may span the `yield`: it would cancel the caller's own code with a bare CancelledError.
                     async with asyncio.timeout_at(deadline):
                         piece = await body.content.read(CHUNK)
                     if not piece:
@@ -386,7 +397,7 @@ class ObjectStore:
             return
         for key in keys:
             with request("delete", key), contextlib.suppress(ObjectMissing):
-                async with self._limit(0):
+                async with self._timeout_for(0):
                     await self._client.delete_object(Bucket=self._bucket, Key=key)
 
     async def abort_uploads(self, prefix: str, *, older_than: timedelta = timedelta(0)) -> int:
@@ -415,7 +426,7 @@ class ObjectStore:
             pages = self._client.get_paginator("list_objects_v2")
             async for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
                 for entry in page.get("Contents", []):
-                    yield Stored(entry["Key"], entry["Size"], "", "", entry.get("ETag"), {})
+                    yield Stored(entry["Key"], entry["Size"], "", "", entry.get("ETag"), {}, entry.get("LastModified"))
 
     # --- signed URLs
 
@@ -442,10 +453,10 @@ class ObjectStore:
             parameters["IfNoneMatch"] = "*"
         return await self._signer.generate_presigned_url("put_object", Params=parameters, ExpiresIn=seconds)
 
-    def _limit(self, size: int) -> asyncio.Timeout:
-        return asyncio.timeout(self._seconds(size))
+    def _timeout_for(self, size: int) -> asyncio.Timeout:
+        return asyncio.timeout(self._seconds_for(size))
 
-    def _seconds(self, size: int) -> float:
+    def _seconds_for(self, size: int) -> float:
         return self._settings.s3_operation_timeout + size / _SLOWEST_BYTES_PER_SECOND
 
 
@@ -462,19 +473,19 @@ async def _remove(path: Path) -> None:
 
 def _stored(key: str, size: int, sha256: str, answer: GetObjectOutputTypeDef) -> Stored:
     content_type = answer.get("ContentType", _UNKNOWN_TYPE)
-    return Stored(key, size, sha256, content_type, answer.get("ETag"), lowered(answer.get("Metadata", {})))
+    return Stored(key, size, sha256, content_type, answer.get("ETag"), with_lower_names(answer.get("Metadata", {})))
 
 
-def _size_of(answer: GetObjectOutputTypeDef) -> int:
+def _whole_size_of(answer: GetObjectOutputTypeDef) -> int:
     """The size of the whole object, also when the answer has only a range of it."""
     _, _, total = answer.get("ContentRange", "").rpartition("/")
     return int(total) if total.isdecimal() else answer["ContentLength"]
 
 
-def _digested(path: Path) -> tuple[bytes | Path, str, int]:
-    """The bytes to put (for a large file its path), their sha256 and their size.
+def _with_digest(path: Path) -> tuple[bytes | Path, str, int]:
+    """What to put (the bytes of a small file, the path of a large one), its sha256 and its size.
 
-    The bytes of a small file are read once: a later change of the file cannot separate them from their digest.
+    A small file is read only once. So its bytes and its digest agree even if the file changes later.
     """
     if path.stat().st_size > SINGLE_PUT_BYTES:
         return (path, *digest_of(path))
@@ -482,6 +493,6 @@ def _digested(path: Path) -> tuple[bytes | Path, str, int]:
     return data, digest_of_bytes(data), len(data)
 
 
-def _write(file: Any, digest: Any, piece: bytes) -> None:
+def _write_and_digest(file: Any, digest: Any, piece: bytes) -> None:
     file.write(piece)
     digest.update(piece)

@@ -1,7 +1,7 @@
-"""The upload of an object whose bytes come piece by piece, when its size is not known before.
+"""Uploads an object whose bytes come piece by piece and whose size is not known in advance.
 
-The API uses it to pass a request's body to the store. At most two parts are in memory: the upload sends
-one while the next one fills.
+The API uses it to pass the body of a request on to the store. At most two parts are in memory: one is being sent while
+the next one is filled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import structlog
 from leasehold.domain.errors import ObjectMissing, StoreError
 from leasehold.domain.ids import new_id
 from leasehold.runtime.gather import cancel_and_wait
-from leasehold.storage.s3 import PutRefused, lowered, request
+from leasehold.storage.s3 import PutRefused, request, with_lower_names
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: The smallest part that S3 allows, because parts are held in memory. 10,000 parts, the most, are 52 GB.
+#: The smallest part that S3 allows, because parts are held in memory. With at most 10,000 parts an object has 52 GB.
 PART_BYTES = 5 * 1024 * 1024
-#: The metadata field of an object that names the upload that wrote it.
-_UPLOAD = "upload"
+#: The metadata field with the id of the Upload that wrote the object.
+_WRITER_FIELD = "upload"
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
+    """What an upload has stored."""
+
     size: int
     sha256: str
 
@@ -50,17 +52,17 @@ class Upload:
         bucket: str,
         key: str,
         attributes: dict[str, Any],
-        limit: Callable[[int], asyncio.Timeout],
+        timeout_for: Callable[[int], asyncio.Timeout],
         *,
         only_new: bool = False,
     ) -> None:
         self._client = client
         self._target: dict[str, Any] = {"Bucket": bucket, "Key": key}
-        self._id = str(new_id())
-        metadata = attributes["Metadata"] | {_UPLOAD: self._id}
-        self._attributes = attributes | {"Metadata": metadata}  # and the content type
+        self._writer_id = str(new_id())
+        metadata = attributes["Metadata"] | {_WRITER_FIELD: self._writer_id}
+        self._attributes = attributes | {"Metadata": metadata}  # the content type and the metadata
         self._condition: dict[str, Any] = {"IfNoneMatch": "*"} if only_new else {}
-        self._limit = limit
+        self._timeout_for = timeout_for
         self._upload_id: str | None = None
         self._part = bytearray()
         self._parts: list[CompletedPartTypeDef] = []
@@ -99,8 +101,8 @@ class Upload:
         try:
             await storing
         except (PutRefused, ObjectMissing):
-            # The client of the store repeats a request whose answer was an error or was lost. If the first request
-            # has stored the object, the store refuses the second: there is an object, or the multipart upload is over.
+            # botocore repeats a request whose answer was an error or was lost. If the first request has stored the
+            # object, the store refuses the second: the object exists by then, or the multipart upload is over.
             if not await self._is_stored():
                 raise
         self._finished = True
@@ -115,7 +117,7 @@ class Upload:
         await self._wait_for_part()
         if self._upload_id is None:
             with request("put", self.key):
-                async with self._limit(0):
+                async with self._timeout_for(0):
                     created = await self._client.create_multipart_upload(**self._target, **self._attributes)
             self._upload_id = created["UploadId"]
         self._sending = asyncio.create_task(self._send_part(len(self._parts) + 1, self._take_part()))
@@ -128,31 +130,31 @@ class Upload:
     async def _send_part(self, number: int, body: bytes) -> None:
         await asyncio.to_thread(self._digest.update, body)
         with request("put", self.key):
-            async with self._limit(len(body)):
-                answer = await self._client.upload_part(**self._upload(), PartNumber=number, Body=body)
+            async with self._timeout_for(len(body)):
+                answer = await self._client.upload_part(**self._upload_target(), PartNumber=number, Body=body)
         self._parts.append({"PartNumber": number, "ETag": answer["ETag"]})
 
     async def _put(self, body: bytes) -> None:
         with request("put", self.key):
-            async with self._limit(len(body)):
+            async with self._timeout_for(len(body)):
                 await self._client.put_object(**self._target, Body=body, **self._attributes, **self._condition)
 
     async def _complete(self) -> None:
         with request("put", self.key):
-            async with self._limit(self.size):
+            async with self._timeout_for(self.size):
                 await self._client.complete_multipart_upload(
-                    **self._upload(), MultipartUpload={"Parts": self._parts}, **self._condition
+                    **self._upload_target(), MultipartUpload={"Parts": self._parts}, **self._condition
                 )
 
     async def _is_stored(self) -> bool:
-        """Whether the object at the key is the object of this upload. A store that keeps no metadata cannot tell."""
+        """Whether this upload wrote the object at the key. False, too, if the store keeps no metadata."""
         try:
             with request("head", self.key):
-                async with self._limit(0):
+                async with self._timeout_for(0):
                     answer = await self._client.head_object(**self._target)
         except ObjectMissing:
             return False
-        return lowered(answer.get("Metadata", {})).get(_UPLOAD) == self._id
+        return with_lower_names(answer.get("Metadata", {})).get(_WRITER_FIELD) == self._writer_id
 
     async def _abort(self) -> None:
         if self._sending is not None:
@@ -161,12 +163,12 @@ class Upload:
             return
         try:
             with request("put", self.key):
-                async with self._limit(0):
-                    await self._client.abort_multipart_upload(**self._upload())
-        except ObjectMissing:  # the first of two requests has aborted it, or completed it
+                async with self._timeout_for(0):
+                    await self._client.abort_multipart_upload(**self._upload_target())
+        except ObjectMissing:  # an earlier request has aborted the upload, or completed it
             return
-        except StoreError as error:  # log it only: the caller must get the error that made it leave the block
+        except StoreError as error:  # only log it: the caller must get the error that ended its block
             log.warning("parts of an upload are left in the store", key=self.key, error=type(error).__name__)
 
-    def _upload(self) -> dict[str, Any]:
+    def _upload_target(self) -> dict[str, Any]:
         return self._target | {"UploadId": self._upload_id}

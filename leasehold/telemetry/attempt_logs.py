@@ -32,8 +32,8 @@ MAX_FIELDS, MAX_VALUE = 32, 2000
 #: The logger of lines that the platform itself adds.
 PLATFORM = "leasehold"
 
-#: asyncio reports a forgotten task, or a client that nobody closed, when the garbage collector finds it: in whichever
-#: attempt the collector runs, and the task may be another tenant's. Such a line is in the worker's log only.
+#: asyncio logs a forgotten task, or a client that nobody closed, when the garbage collector finds it. The collector may
+#: run in any attempt, and the task may be another tenant's. So these lines are in the worker's log only.
 _OF_ANYBODY = frozenset({"asyncio"})
 
 #: Names of an event that do not become fields: the job's answer has them already, or the line shows them elsewhere.
@@ -45,7 +45,7 @@ _OF_EVERY_RECORD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))
 
 
 def text_of(value: object, limit: int, *, keep_end: bool = False) -> str:
-    """`value` as text that PostgreSQL can store: redacted, without NUL and half characters, and not too long."""
+    """`value` as text that PostgreSQL can store: redacted, without NUL and lone surrogates, and not too long."""
     text = redact(str(value)).replace("\x00", "").encode("utf-8", "replace").decode()
     if len(text) <= limit:
         return text
@@ -137,7 +137,7 @@ class Recorder:
         self._append(line)
 
     def add_final(self, level: str, message: str, *, trace: str = "") -> None:
-        """Keep a line of the platform about the attempt's end, however much the attempt has logged."""
+        """Keep a line of the platform about the attempt's end, even if the attempt's log is cut."""
         if not self._closed and self._max_lines:
             self._append(_encoded(level, PLATFORM, message, {}, trace, None))
 
@@ -159,7 +159,7 @@ class Recorder:
         return first, lines
 
     def for_later(self) -> Recorder:
-        """A recorder with the same bounds, for work that this attempt begins and a later one may take over."""
+        """A recorder with the same bounds, for work that this attempt begins and that a later attempt may take over."""
         stream = None if self.stream is None else self.stream.for_later()
         return Recorder(self._max_lines, self._max_bytes, self._lock, stream=stream)
 
@@ -206,7 +206,7 @@ def _field(value: object) -> object:
 
 
 class Source(Protocol):
-    """Has a recorder, or makes it at the first access."""
+    """An object that has a recorder, or makes it at the first access."""
 
     @property
     def recorder(self) -> Recorder: ...
@@ -243,7 +243,7 @@ class Handler(logging.Handler):
             self.handleError(record)
         root, last = logging.getLogger(), logging.lastResort
         if root.handlers == [self] and last is not None and record.levelno >= last.level:
-            last.handle(record)  # a process without configured logs still sees its warnings, as without this handler
+            last.handle(record)  # a process without configured logs shows its warnings, as without this handler
 
 
 def _record(recorder: Recorder, record: logging.LogRecord) -> None:

@@ -1,4 +1,4 @@
-"""Logs the lines of a child process again in its worker: so they are in the worker's log, and kept with the job."""
+"""Logs the lines of a child process again in its worker, so that they are in the worker's log and in the job's log."""
 
 from __future__ import annotations
 

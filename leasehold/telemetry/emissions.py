@@ -72,7 +72,7 @@ class Emissions:
         return first, chunks
 
     def for_later(self) -> Emissions:
-        """Emissions with the same bounds, for work that this attempt begins and a later one may take over."""
+        """Emissions with the same bounds, for work that this attempt begins and that a later attempt may take over."""
         return Emissions(self._max_chunks, self._max_bytes, self._lock)
 
     def hand_over(self, other: Emissions) -> None:

@@ -16,8 +16,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import make_wsgi_app
 
-#: A main loop that has not turned for this many seconds counts as dead. This can be long: leases do not depend on the
-#: main loop, so a handler that blocks it harms only the other attempts of its worker.
+#: A worker counts as dead when its main loop has been blocked for this many seconds. The time can be long, because
+#: leases do not depend on the main loop: a handler that blocks it harms only the other attempts of its worker.
 DEAD_SECONDS = 120.0
 
 
@@ -29,7 +29,7 @@ _BACKLOG = 2048
 def _address_of(host: str) -> tuple[socket.AddressFamily, str]:
     """The family and the address to listen on. Where the kernel has no IPv6, ALL means all addresses of IPv4."""
     if host == ALL and not socket.has_dualstack_ipv6():
-        return socket.AF_INET, "0.0.0.0"  # noqa: S104 - whoever sets ALL wants all addresses
+        return socket.AF_INET, "0.0.0.0"  # noqa: S104 - ALL means all addresses
     return socket.AF_INET6 if ":" in host else socket.AF_INET, host
 
 

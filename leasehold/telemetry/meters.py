@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 QUICK = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 SLOW = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 86_400)
 #: The most values of a label whose values handlers choose. Further values become `other`.
-MAX_WORDS = 100
+MAX_LABEL_VALUES = 100
 
 _metrics: list[MetricWrapperBase | Tallies | Spreads] = []
 
@@ -88,7 +88,7 @@ def spreads(name: str, meaning: str, labels: Sequence[str], bounds: Sequence[flo
 class Bounded:
     """Returns each of the first `at_most` different words unchanged, and `other` for any later one."""
 
-    def __init__(self, at_most: int = MAX_WORDS) -> None:
+    def __init__(self, at_most: int = MAX_LABEL_VALUES) -> None:
         self._at_most = at_most
         self._words: set[str] = set()
 

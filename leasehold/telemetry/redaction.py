@@ -25,12 +25,12 @@ _MARKS = ("X-Amz-", "://", "lh_", "earer ", "asic ")
 _FORMS = (
     r"(?P<signed>X-Amz-(?:Signature|Credential|Security-Token)=)[^&\s\"'\\<>]+",
     r"(?P<user>://[^/\s:@\"']*:)[^@/\s\"']+(?=@)",
-    r"(?P<key>\blh_[0-9A-Za-z]{12}_)[0-9A-Za-z_-]{20,}",
+    r"(?P<key>\blh_(?:[0-9a-z]{1,11}_)?[0-9A-Za-z]{12}_)[0-9A-Za-z_-]{20,}",
     r"(?P<scheme>\b(?:Bearer|Basic|bearer|basic) )[0-9A-Za-z._~+/=-]{8,}",
 )
 _by_form = re.compile("|".join(_FORMS))
 _secrets: tuple[str, ...] = ()
-#: Words of secrets that were replaced. A process that lives through more rotations forgets the shortest.
+#: The most earlier secrets that `redact` still knows after rotations. If there are more, the shortest are forgotten.
 _MAX_EARLIER = 200
 _NEXT_URL = re.compile(r",\s*(?=[a-z]+://)")
 
@@ -44,7 +44,7 @@ def learn(settings: Settings) -> None:
 
 
 def _learn(settings: Settings, earlier: Sequence[str] = ()) -> None:
-    """`earlier`: words that stay known, because what they opened may be open, or be valid, for a while."""
+    """`earlier`: replaced secrets that stay known, because they may still be in use or valid for a while."""
     defaults = _secrets_of(Settings.model_construct())
     words = {form for secret in _secrets_of(settings) - defaults for form in _forms_of(secret)}
     kept = [word for word in earlier if word not in words][:_MAX_EARLIER]

@@ -1,9 +1,9 @@
 """Counters and histograms for the hot path. Each child is used by one thread; a scrape adds the counts up.
 
 The client library locks every value and walks a histogram's buckets. Here a count is an addition, and an observation a
-search and two additions, without a lock. So two threads must not count into one child: the event loop's thread uses all
-of them but `renew`, which the heartbeat's thread observes. The scrape runs in another thread: its numbers may be from
-slightly different moments.
+search and two additions, without a lock. So two threads must not count into one child. The event loop's thread uses all
+children except `renew`, into which the heartbeat's thread counts. The scrape runs in another thread: its numbers may be
+from slightly different moments.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Traces: one for each job, from the HTTP request through the outbox and the broker to every step.
 
 The W3C `traceparent` carries a trace: in the job's `trace`, and in the headers of outbox rows and messages. It is
-always there, for logs; spans are recorded only with `LEASEHOLD_TRACES`. Without it nothing is imported, and `span`
-returns a constant. OpenTelemetry's own variables (`OTEL_*`) define where spans go, and how many.
+always written, because logs show it. Spans are recorded only with `LEASEHOLD_TRACES`: without it OpenTelemetry is not
+imported, and `span` returns a constant. OpenTelemetry's own variables (`OTEL_*`) define where spans go, and how many.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Span:
 
     traceparent: str | None = None
 
-    def named(self, name: str) -> None:
+    def rename(self, name: str) -> None:
         """Change the name, where the right one is not known at the start."""
 
     def set_attributes(self, **attributes: str | float) -> None:
         """Add attributes: names and codes, never text of a client or a handler."""
 
-    def failed(self, code: str) -> None:
+    def mark_failed(self, code: str) -> None:
         """Mark the span as failed."""
 
 
@@ -47,13 +47,13 @@ class _RecordedSpan(Span):
         context = recorded.get_span_context()
         self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
-    def named(self, name: str) -> None:
+    def rename(self, name: str) -> None:
         self._recorded.update_name(name)
 
     def set_attributes(self, **attributes: str | float) -> None:
         self._recorded.set_attributes(_dotted(attributes))
 
-    def failed(self, code: str) -> None:
+    def mark_failed(self, code: str) -> None:
         from opentelemetry.trace import StatusCode  # noqa: PLC0415 - the extra is installed: a tracer exists
 
         self._recorded.set_status(StatusCode.ERROR, code)
@@ -115,12 +115,12 @@ def _record(
         try:
             yield span
         except BaseException as error:
-            span.failed(type(error).__name__)
+            span.mark_failed(type(error).__name__)
             raise
 
 
 @contextmanager
-def announced(headers: Sequence[Headers]) -> Iterator[list[Headers]]:
+def publishing_spans(headers: Sequence[Headers]) -> Iterator[list[Headers]]:
     """Measure the publishing of messages with these headers. Yields the headers to send, with the publishing as
     parent.
     """

@@ -17,7 +17,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from pydantic import BaseModel, SecretStr
 
 from leasehold.app.app import App
-from leasehold.app.handling import refused
+from leasehold.app.handling import permanent_error_of
 from leasehold.app.run import Run
 from leasehold.app.task import Task
 from leasehold.app.terms import STEP
@@ -91,7 +91,7 @@ class TestApp:
         app.use(self.settings)
 
     def close(self) -> None:
-        """Give the app back as it was, and drop the database."""
+        """Restore the app's handlers and settings, and drop the database."""
         for task, handler in self._handlers.values():
             task.pipeline.handlers[STEP] = handler
         self.app.connections.use(self._settings_before)
@@ -114,7 +114,7 @@ class TestApp:
         deadline = monotonic() + timeout
         if self._death is not None:
             death, self._death = self._death, None
-            await self._die(death, deadline)
+            await self._run_until_killed(death, deadline)
         with tempfile.TemporaryDirectory(prefix="leasehold-test-") as folder:
             settings = self.settings.model_copy(update={"work_dir": folder} | self._source_of_children())
             async with self.app.serving(settings), connected(self.settings, "testing") as connection:
@@ -132,8 +132,8 @@ class TestApp:
             return {"pipelines": source_of(self.app)}
         return {}
 
-    async def _die(self, point: str, deadline: float) -> None:
-        """Run a worker process that is killed at the point."""
+    async def _run_until_killed(self, point: str, deadline: float) -> None:
+        """Run a worker process until it is killed at the failpoint `point`. `deadline`: by monotonic()."""
         with tempfile.TemporaryDirectory(prefix="leasehold-test-") as folder:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", _WORKER, *modules_of(self.app), env=self._environment(point, folder),
@@ -258,7 +258,7 @@ def _raise_next(errors: list[BaseException], never: _Never) -> None:
         return
     error = errors.pop(0)
     if isinstance(error, never):
-        raise refused(error) from error
+        raise permanent_error_of(error) from error
     raise error
 
 

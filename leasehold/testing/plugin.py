@@ -1,4 +1,4 @@
-"""The pytest plugin. Its fixture `leasehold_app` gives the app that the ini option of this name names: `shop:app`."""
+"""The pytest plugin. The fixture `leasehold_app` gives the app that the ini option `leasehold_app` names."""
 
 from __future__ import annotations
 

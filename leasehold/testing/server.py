@@ -19,7 +19,7 @@ from leasehold.settings import Settings
 
 #: The variable of a PostgreSQL that runs already; its user may create databases.
 VARIABLE = "LEASEHOLD_TEST_DATABASE_URL"
-#: In memory a database is copied in 12 ms, on a disk in 70.
+#: PostgreSQL copies a database in 12 ms in memory, and in 70 ms on a disk.
 _MEMORY = Path("/dev/shm")  # noqa: S108 - RunDirectory makes a name that is free, for its user alone
 
 
@@ -61,11 +61,11 @@ class TestServer:
         return self._create(self._template)
 
     def drop(self, url: str) -> None:
-        self._execute(f'DROP DATABASE IF EXISTS "{_name(url)}" WITH (FORCE)')
+        self._execute(f'DROP DATABASE IF EXISTS "{_database_of(url)}" WITH (FORCE)')
 
     def _create(self, template: str | None) -> str:
         name = f"test_{secrets.token_hex(6)}"
-        source = f' TEMPLATE "{_name(template)}" STRATEGY FILE_COPY' if template else ""
+        source = f' TEMPLATE "{_database_of(template)}" STRATEGY FILE_COPY' if template else ""
         self._execute(f'CREATE DATABASE "{name}"{source}')
         return urlsplit(self._url)._replace(path=f"/{name}").geturl()
 
@@ -77,5 +77,5 @@ class TestServer:
         self.portal.call(execute())
 
 
-def _name(url: str) -> str:
+def _database_of(url: str) -> str:
     return urlsplit(url).path.removeprefix("/")

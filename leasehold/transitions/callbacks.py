@@ -1,4 +1,6 @@
-"""Reads and rotates the secrets that sign a tenant's callbacks. The rows have them sealed, the newest first."""
+"""Reads and rotates the secrets that sign a tenant's callbacks. A row has the secrets encrypted (`sealed`), the newest
+first.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Any
 
 from leasehold.db.database import Connection
 
-#: The new secret and, until the next rotation, the one before.
+#: How many secrets a tenant has: the newest and, until the next rotation, the previous secret.
 _SECRETS = 2
 
 _ROTATE = f"""
@@ -19,15 +21,15 @@ RETURNING secrets, created_at
 """
 
 
-async def secrets(connection: Connection, tenant_id: str, sealed: Callable[[], bytes]) -> Sequence[bytes]:
-    """The tenant's sealed secrets. If the tenant has none, `sealed` makes the first."""
+async def secrets(connection: Connection, tenant_id: str, make_sealed: Callable[[], bytes]) -> Sequence[bytes]:
+    """The tenant's sealed secrets. If the tenant has none, `make_sealed` makes the first."""
     row = await find(connection, tenant_id)
     if row is None:
         await connection.execute(
             "INSERT INTO callback_secret (tenant_id, secrets) VALUES ($1, ARRAY[$2::bytea])"
             " ON CONFLICT (tenant_id) DO NOTHING",
             tenant_id,
-            sealed(),
+            make_sealed(),
         )
         row = await find(connection, tenant_id)
     assert row is not None

@@ -23,8 +23,9 @@ SELECT pg_advisory_xact_lock(asked.key) FROM (
 ) AS asked
 """
 
-# $1 the tenant, $2 the submissions. `waiting` locks the jobs in the order of all statements. A worker that has claimed
-# the task meanwhile has raised its epoch: `postponed` judges the newest row, because it updates the row.
+# $1 the tenant, $2 the submissions. `waiting` locks the jobs by ascending id, as all statements do. If a worker has
+# claimed the task meanwhile, its epoch is above 0, and `postponed` leaves it alone: an UPDATE judges the newest version
+# of the row.
 POSTPONE = f"""
 -- debounce
 WITH asked AS MATERIALIZED (
@@ -72,8 +73,9 @@ class Debounced:
 
 
 async def postpone(connection: Connection, tenant_id: str, submissions: Sequence[Debounced]) -> list[UUID | None]:
-    """waiting -> waiting, due later and with other arguments. Call this in a transaction, and write a run in it for
-    each submission that gets None: no other transaction can write a run with its key meanwhile.
+    """waiting -> waiting, due later and with other arguments. Call this in a transaction, and in the same transaction
+    write a run for each submission that gets None. Until the transaction ends, no other one can write a run with the
+    same key.
 
     Returns for each submission the run that took its arguments, or None. No two submissions may have the same key.
     """

@@ -17,9 +17,9 @@ from leasehold.db.database import unindexed
 # Its columns: id, job_id, step, position, epoch, status, available_at, contained and unblocks of the task; cause, code,
 # message and retryable of the failure; `ends`: whether the task's job fails now.
 #
-# The status says what follows for the task: `failed` (it gave up), `retry` or `pending` (it runs again). Each task gets
+# `status` is the task's next state: `failed` (no attempt follows), `retry` or `pending` (it runs again). Each task gets
 # an event. A job with `ends` fails: its other open steps are skipped, and its running steps lose their leases. In a job
-# that goes on, a step of a workflow (`contained`) that gave up wakes the workflow.
+# that goes on, a failed step that a workflow started (`contained`) wakes the workflow.
 #
 # The statement may read `advanced`, a row for each of these jobs: id, tenant_id, status, trace, pipeline, seq (the
 # job's last event before these), outcome and seconds of a job that failed; and `woken_hints`, the hints of woken

@@ -1,5 +1,5 @@
-"""Steps of external workers: their time limit, and what the steps before them produced. PostgreSQL's clock keeps the
-limit, whatever the lease says and whether or not the worker sends heartbeats.
+"""Steps of external workers: their time limit, and what the steps before them produced. The limit runs by PostgreSQL's
+clock: neither a heartbeat nor a renewed lease extends it.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ async def end_overdue(connection: Connection, templates: Templates, limit: int =
     return ended
 
 
-async def needed(connection: Connection, task_ids: Sequence[UUID]) -> dict[UUID, list[Any]]:
-    """For each task: the steps that it needs, each with the `value` and the `files` that the step produced."""
+async def needed_steps(connection: Connection, task_ids: Sequence[UUID]) -> dict[UUID, list[Any]]:
+    """For each task a row for each succeeded step that it needs, with the `value` and the `files` of that step."""
     needed_by_task: dict[UUID, list[Any]] = {task_id: [] for task_id in task_ids}
     for row in await connection.fetch(_NEEDED, list(task_ids)) if task_ids else ():
         needed_by_task[row["task_id"]].append(row)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 
-# While a queue is paused, workers acknowledge its hints without a claim. So the oldest 1000 tasks get new hints; polls
-# find the others.
+# While a queue is paused, workers acknowledge its hints without a claim. So the first 1000 tasks, by priority and then
+# by age, get new hints; polls find the others.
 _HINT_AGAIN = """
 -- tell_again
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)

@@ -17,7 +17,7 @@ from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.errors import Invalid
-from leasehold.domain.json_pointer import path_of
+from leasehold.domain.json_pointer import value_at
 from leasehold.domain.pipeline import Pipeline, PipelineLimit
 from leasehold.transitions import jobs
 from leasehold.transitions.concurrency import ConcurrencyLimitName
@@ -61,8 +61,8 @@ async def tenant_rules(connection: Connection, tenants: Collection[str]) -> dict
 
 
 async def submit(connection: Connection, job: NewJob) -> Submitted:
-    """- -> pending, for a job that is no run. It waits at its own limits, and at the declared limits that apply to it.
-    Call this in a transaction.
+    """(new) -> pending, for a job that is no run. It waits at its own limits, and at the declared ones that apply. Call
+    this in a transaction.
     """
     rules = (await tenant_rules(connection, {job.tenant_id}))[job.tenant_id]
     limits = [*job.limits, *applicable_limits(rules.limits, job.tenant_id, job.pipeline, job.params)]
@@ -87,17 +87,17 @@ def applicable_limits(
     A declared limit has the key `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer`. The last counts the jobs of
     each value at the pointer by themselves.
     """
-    own = [_of_pipeline(tenant_id, pipeline.name, limit, params) for limit in pipeline.limits]
+    own = [_pipeline_limit(tenant_id, pipeline.name, limit, params) for limit in pipeline.limits]
     if not rows or pipeline.terms.unlimited:
         return own
     direct = {"tenant", f"template:{pipeline.name}", *(f"queue:{step.queue}" for step in pipeline.steps)}
     by_value = f"payload:{pipeline.name}:"
     by_name: dict[ConcurrencyLimitName, ConcurrencyLimit] = {}
-    # of the key `tenant`, a tenant's own row counts
+    # everybody's rows first: of the key `tenant`, the tenant's own row then replaces everybody's
     for row in sorted(rows, key=lambda row: row["tenant_id"] != EVERYBODY):
         key, owner = row["key"], row["tenant_id"]
         if key.startswith(by_value):
-            key = f"{key}={_digest(_at(params, key.removeprefix(by_value)))}"
+            key = f"{key}={_digest(value_at(params, key.removeprefix(by_value)))}"
         elif key not in direct:
             continue
         if key == "tenant":
@@ -108,19 +108,13 @@ def applicable_limits(
     return [*own, *by_name.values()]
 
 
-def _of_pipeline(tenant_id: str, pipeline: str, limit: PipelineLimit, params: Mapping[str, Any]) -> ConcurrencyLimit:
-    value = "" if limit.pointer is None else f":{limit.pointer}:={_digest(_at(params, limit.pointer))}"
+def _pipeline_limit(tenant_id: str, pipeline: str, limit: PipelineLimit, params: Mapping[str, Any]) -> ConcurrencyLimit:
+    value = "" if limit.pointer is None else f":{limit.pointer}:={_digest(value_at(params, limit.pointer))}"
     return ConcurrencyLimit(tenant_id, f"code:{pipeline}{value}", limit.at_most, limit.per_minute)
 
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()[: _VALUE - 1]
-
-
-def _at(payload: Any, pointer: str) -> Any:
-    for name in path_of(pointer):
-        payload = payload.get(name) if isinstance(payload, dict) else None
-    return payload
 
 
 async def is_declared(connection: Connection, tenant_id: str, key: str) -> bool:
@@ -151,8 +145,9 @@ async def declare(connection: Connection, pipelines: Iterable[Pipeline], limit: 
         await _follow(connection, limit)
 
 
-# Two kinds of declared limits act through limits that follow them: `tenant` of everybody, and `payload:...`.
-# The key of a payload's value is the declared key, and `=DIGEST`: a pointer may have a `=` of its own.
+# No job waits at a declared limit `tenant` of everybody, nor at `payload:...`: it waits at a follower of the limit,
+# which has the same bounds and counts one tenant, or one value of the payload. The follower's key for a value is the
+# declared key and `=DIGEST`. The declared key may contain `=`, too: so the statement cuts off a fixed length.
 _FOLLOW = f"""
 -- limits_follow
 UPDATE gate SET at_most = $3, per_minute = $4
@@ -171,6 +166,7 @@ async def _follow(connection: Connection, limit: ConcurrencyLimit) -> list[Concu
 
 
 async def _check_effect(connection: Connection, pipelines: Iterable[Pipeline], limit: ConcurrencyLimit) -> None:
+    """Raises Invalid `limit_without_effect` if no pipeline in code and no template can have jobs with this key."""
     kind, _, name = limit.key.partition(":")
     name = name.partition(":")[0]
     if kind == "tenant":

@@ -27,9 +27,10 @@ class LogChunk:
     lines: Sequence[bytes]
 
 
-# The commit need not wait for the disk: the attempt's settlement commits next, and flushes this one. Without one, after
-# a lost lease, a crash of the server may lose the last lines. PostgreSQL evaluates `set_config` only because a later
-# part reads `setting`. `insert_numbered` ends the statement: it numbers the lines of each job and inserts the chunks.
+# This commit need not wait for the disk: the attempt's settlement commits next, and flushes this commit, too. An
+# attempt that has lost its lease has no settlement: a crash of the server may then lose its last lines. PostgreSQL
+# evaluates `set_config` only because a later part reads `setting`. `insert_numbered` ends the statement: it numbers the
+# lines of each job and inserts the chunks.
 APPEND_LOG = f"""
 -- append_log
 WITH without_disk AS MATERIALIZED (

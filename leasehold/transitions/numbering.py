@@ -8,9 +8,9 @@ from __future__ import annotations
 
 
 def insert_numbered(table: str, sequence: str, columns: str) -> str:
-    """The end of a statement whose `chunk` holds what `table` gets, with the sum of a job's items so far in `running`.
-
-    `sequence` is the column of `tail` that numbers the items. `columns` are those of `chunk` that only `table` has.
+    """SQL: the end of a statement whose CTE `chunk` has a row for each row that `table` gets. `chunk.running` is the
+    number of the job's items up to and with that row. `sequence`: the column of `tail` that numbers the items.
+    `columns`: the columns of `chunk` that only this `table` has.
     The statement may be repeated: `first` makes a chunk's second copy a conflict. The copy's numbers then stay unused.
     """
     return f"""numbered AS (

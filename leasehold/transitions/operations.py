@@ -1,4 +1,4 @@
-"""SQL of bulk operations: locks the jobs of a batch, counts how tried jobs ended, and records refused jobs."""
+"""SQL of bulk operations: locks the jobs of a batch, counts how the canary jobs ended, and records refused jobs."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ ORDER BY j.id FOR UPDATE OF j SKIP LOCKED
 # not wait for more.
 RETRIED, CANCELLED, DELETED = _lock("retry"), _lock("cancel"), _lock("delete")  # `leasehold sql` lists them by name
 LOCK = {"retry": RETRIED, "cancel": CANCELLED, "delete": DELETED}
+# By action: the targets among the jobs $1, also those that another transaction has locked.
 _BUSY = {
     action: f"SELECT j.id FROM job j WHERE j.id = ANY($1::uuid[]) AND {is_target}"
     for action, is_target in _IS_TARGET.items()

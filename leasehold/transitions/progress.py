@@ -8,6 +8,7 @@ from uuid import UUID
 
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain.lease import Lease
+from leasehold.domain.storable import storable_text
 from leasehold.domain.work import percent_of
 
 MAX_SUMMARY = 500
@@ -36,18 +37,15 @@ RETURNING task_id
 
 
 async def report(connection: Connection, reports: Sequence[Progress]) -> set[UUID]:
-    """Write the latest report of each step. Returns the tasks written; for any other task the lease is lost."""
+    """Write the latest report of each step. Returns the tasks whose report was written. Any other task has lost its
+    lease.
+    """
     rows = await connection.fetch(
         PROGRESS,
         [item.lease.owner for item in reports],
         [item.lease.task_id for item in reports],
         [item.lease.epoch for item in reports],
         [percent_of(item.percent) for item in reports],
-        [_storable(item.summary[:MAX_SUMMARY]) for item in reports],
+        [storable_text(item.summary[:MAX_SUMMARY]) for item in reports],
     )
     return {row["task_id"] for row in rows}
-
-
-def _storable(summary: str) -> str:
-    """The summary in a form that PostgreSQL stores: without NUL and without lone surrogates."""
-    return summary.replace("\x00", "").encode(errors="replace").decode()

@@ -59,8 +59,8 @@ def not_in(duty: str, unit: str, kind: str = "uuid") -> str:
 
 
 def is_away(connection: Connection, error: BaseException) -> bool:
-    """Whether the error means that the database is away, and is not the unit's own. A statement that took too long
-    counts as the unit's: if the database hangs, recording the failure fails, too.
+    """Whether the error means that the database cannot be reached. Any other error is the unit's own fault. So is a
+    statement that took too long: if the database hangs, recording the failure fails, too.
     """
     if connection.is_closed():
         return True
@@ -68,7 +68,7 @@ def is_away(connection: Connection, error: BaseException) -> bool:
     return may_try_again(error) and not too_long
 
 
-def described(error: BaseException) -> dict[str, str]:
+def error_record(error: BaseException) -> dict[str, str]:
     """The error for readers of the unit: `code` and `message`. An unforeseen error shows only its type."""
     if isinstance(error, (RequestError, StepError)):
         return {"code": error.code, "message": error.message}
@@ -80,7 +80,7 @@ def described(error: BaseException) -> dict[str, str]:
 
 async def set_aside(connection: Connection, duty: str, unit: object, error: Exception) -> int:
     """Record a failure. Returns the unit's failures in a row. Raises one of runtime.transient.TRY_AGAIN."""
-    failures: int = await connection.fetchval(_RECORD, duty, str(unit), described(error), list(BACKOFF), _IN_A_ROW)
+    failures: int = await connection.fetchval(_RECORD, duty, str(unit), error_record(error), list(BACKOFF), _IN_A_ROW)
     FAILURES.labels(duty).inc()
     facts = {"duty": duty, "unit": str(unit), "error": type(error).__name__, "failures": failures}
     if failures == 1:
@@ -179,7 +179,7 @@ async def forget(connection: Connection, limit: int = 1000) -> None:
     )
 
 
-async def listed(connection: Connection, limit: int = 100) -> Sequence[Any]:
+async def list_units(connection: Connection, limit: int = 100) -> Sequence[Any]:
     """The units that are set aside now, the latest failures first."""
     return await connection.fetch(
         "SELECT duty, unit, failures, error, failed_at, retry_at FROM quarantine"

@@ -84,7 +84,7 @@ class CreatedRun:
 
 
 async def create_together(connection: Connection, new: Sequence[NewRun]) -> CreatedRuns:
-    """- -> pending, for runs that do not exclude each other; all of them or none. Call this in a transaction if the
+    """(new) -> pending, for runs that do not exclude each other; all of them or none. Call this in a transaction if the
     tenants have declared limits, because two more statements then follow those of `jobs.submit`.
 
     Raises Duplicate when another client has just started a run with one of the dedupe keys.
@@ -146,7 +146,7 @@ def _job(new: NewRun, own_limits: Sequence[ConcurrencyLimit], *, notify: bool, e
 
 
 async def create(connection: Connection, new: NewRun) -> CreatedRun:
-    """- -> pending. Call this in a transaction.
+    """(new) -> pending. Call this in a transaction.
 
     Raises Conflict `same_scope_running` (reject_same_scope) with the other run's id in its message, and Duplicate. A
     tick that has its run already raises asyncpg.UniqueViolationError.
@@ -216,7 +216,7 @@ class _Admission:
 async def _admission_of(connection: Connection, new: NewRun, rules: TenantRules) -> _Admission:
     """The admission of a run by its template's concurrency policy. `replace_same_scope` cancels older runs."""
     rule = new.template_version.pipeline.terms.concurrency
-    scope_digest = _same_scope(new)
+    scope_digest = _scope_digest(new)
     declared = _declared_limits(rules, new)
     if rule == "reject_same_scope":
         return _Admission(AdmissionTerms(declared, scope_digest))
@@ -224,11 +224,10 @@ async def _admission_of(connection: Connection, new: NewRun, rules: TenantRules)
         return _Admission(AdmissionTerms(declared))
     scope = ConcurrencyLimit(new.tenant_id, f"scope:{new.template_version.template.type}:{scope_digest}", at_most=1)
     terms = AdmissionTerms([*declared, scope])
-    return (
-        _Admission(terms, *await _replace(connection, new, scope))
-        if rule == "replace_same_scope"
-        else _Admission(terms)
-    )
+    if rule == "replace_same_scope":
+        older, ended = await _replace(connection, new, scope)
+        return _Admission(terms, older, ended)
+    return _Admission(terms)
 
 
 #: The unique indexes of the unfinished runs of a template: one by exclusive key, one by dedupe key.
@@ -252,11 +251,12 @@ async def unfinished_by_key(
 
 async def _refuse_duplicate(connection: Connection, new: NewRun) -> None:
     """Raises Duplicate if an unfinished run has the dedupe key."""
-    if new.dedupe_key is not None:
-        for other in (
-            await unfinished_by_key(connection, new.tenant_id, new.template_version.pipeline.name, [new.dedupe_key])
-        ).values():
-            raise Duplicate(other["id"])
+    if new.dedupe_key is None:
+        return
+    template = new.template_version.pipeline.name
+    unfinished = await unfinished_by_key(connection, new.tenant_id, template, [new.dedupe_key])
+    if new.dedupe_key in unfinished:
+        raise Duplicate(unfinished[new.dedupe_key]["id"])
 
 
 @asynccontextmanager
@@ -285,7 +285,7 @@ async def _translate_conflicts(connection: Connection, new: NewRun, terms: Admis
         raise Conflict("same_scope_running", f"A run of the same scope is unfinished: {other}.") from None
 
 
-def _same_scope(new: NewRun) -> str:
+def _scope_digest(new: NewRun) -> str:
     """A digest that is equal for runs of one scope. Its length is fixed: no payload makes a key too long for an
     index.
     """

@@ -28,7 +28,7 @@ class StreamChunk:
     restarts: bool
 
 
-# As append_log, but under the lease: a zombie writes nothing.
+# As APPEND_LOG in logs.py, but a chunk is written only while its attempt has the lease.
 APPEND_STREAM = f"""
 -- append_stream
 WITH without_disk AS MATERIALIZED (

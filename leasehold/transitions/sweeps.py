@@ -19,6 +19,7 @@ from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, unindexed
 from leasehold.transitions import jobs
 from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, ended_jobs
+from leasehold.transitions.moves import stays
 from leasehold.transitions.quarantine import not_in, run_units
 from leasehold.transitions.workers import LEASE_HAS_PASSED, owner_is_dead
 
@@ -84,9 +85,10 @@ WITH held AS MATERIALIZED (
 )
 SELECT f.id AS task_id, f.status, h.id AS outbox_id, h.queue, h.priority, h.headers,
        e.id AS ended_job, e.pipeline, e.outcome, e.seconds
-FROM attempt_ended f LEFT JOIN hinted h ON h.task_id = f.id LEFT JOIN advanced e ON e.id = f.job_id AND e.status =
-'failed' UNION ALL SELECT h.task_id, NULL, h.id, h.queue, h.priority, h.headers, NULL, NULL, NULL, NULL FROM woken_hints
-h
+FROM attempt_ended f LEFT JOIN hinted h ON h.task_id = f.id
+LEFT JOIN advanced e ON e.id = f.job_id AND e.status = 'failed'
+UNION ALL
+SELECT h.task_id, NULL, h.id, h.queue, h.priority, h.headers, NULL, NULL, NULL, NULL FROM woken_hints h
 """
 )
 
@@ -113,10 +115,10 @@ async def expire_leases(
 async def _lock_in_order(
     connection: Connection, statement: str, limit: int, only: object | None, *parameters: object
 ) -> list[UUID]:
-    """Lock jobs by a `statement` that has an order, and return their ids. PostgreSQL reads the index with that order.
-
-    Otherwise the planner could choose the index of all unfinished jobs, because its statistics show few of them. But
-    that index still has every job that has ended since the last vacuum.
+    """Lock jobs by a `statement` with an ORDER BY, and return their ids. `enable_sort = off` makes PostgreSQL read the
+    index that has this order. Otherwise the planner could choose the index of all unfinished jobs, because its
+    statistics show few of them. But that index still has every job that has ended since the last vacuum. `only`: the id
+    of the one job to lock; None: all jobs that are due.
     """
     await connection.execute("SET LOCAL enable_sort = off")
     return [row["id"] for row in await connection.fetch(statement, limit, only, *parameters)]
@@ -160,9 +162,8 @@ WITH ended AS (
               extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
-    SELECT e.job_id, a.seq + e.nth, a.tenant_id, e.status, CASE WHEN e.nth = e.event_count THEN 'expired' ELSE a.was
-    END,
-           e.id, e.step, e.status, e.epoch
+    SELECT e.job_id, a.seq + e.nth, a.tenant_id, e.status,
+           CASE WHEN e.nth = e.event_count THEN 'expired' ELSE a.was END, e.id, e.step, e.status, e.epoch
     FROM task_events e JOIN advanced a ON a.id = e.job_id
 )
 SELECT id AS ended_job, pipeline, 'expired' AS outcome, seconds FROM advanced
@@ -196,8 +197,8 @@ ORDER BY j.cancel_by LIMIT $1
 FOR UPDATE OF j SKIP LOCKED
 """
 
-# $1 dead owners, $2 the locked jobs, $3 the number of losses at which a task is not run again. A workflow whose worker
-# is lost is due again within the grace: its code has yet to see the cancel, or was about to undo what it did.
+# $1 dead owners, $2 the locked jobs, $3 the number of losses at which a task is not run again. Within the grace, a
+# workflow whose worker is lost is due again: its code must still see the cancel, or was undoing its work.
 RETURN_WORKFLOWS = f"""
 -- return_workflows
 WITH returned AS (
@@ -225,8 +226,9 @@ SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp()
 FROM returned r JOIN advanced a ON a.id = r.job_id
 """
 
-# $1 dead owners, $2 the locked jobs. The statement ends the steps whose worker is lost, and those that did not stop
-# within the grace: also a workflow that no worker has claimed.
+# $1 dead owners, $2 the locked jobs. The statement ends the steps whose worker is lost and, once the grace has passed,
+# all steps that have not stopped, also a workflow that no worker has claimed. A running step that is not cancelable
+# goes on.
 END_CANCELS = (
     f"""
 -- end_cancels
@@ -251,7 +253,7 @@ SELECT id AS ended_job, pipeline, status AS outcome, seconds FROM advanced WHERE
 
 
 async def end_cancels(
-    connection: Connection, dead_owners: Sequence[UUID], limit: int = 100, *, max_losses: int = 5
+    connection: Connection, dead_owners: Sequence[UUID], max_losses: int, limit: int = 100
 ) -> list[JobEnded]:
     """cancel_requested -> cancelled where no worker acknowledges: past the grace, or with a lost worker.
 
@@ -287,7 +289,7 @@ async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forg
         " AND NOT EXISTS (SELECT 1 FROM journal e JOIN job parent ON parent.id = e.job_id"
         "   WHERE e.child_id = job.id AND e.kind = 'result' AND e.state = 'open'"
         f"     AND {unindexed('parent.finished_at IS NULL')})"
-        f" AND {not_in(RETENTION, 'id')} ORDER BY expires_at LIMIT $1",
+        f" AND {not_in(RETENTION, 'id')} AND {stays('job.tenant_id')} ORDER BY expires_at LIMIT $1",
         limit,
     )
     return [Forgettable(row["id"], row["tenant_id"], row["output_prefix"]) for row in rows]

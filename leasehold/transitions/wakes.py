@@ -26,7 +26,7 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 
 async def wake(connection: Connection, job_id: UUID, tenant_id: str, step: str) -> Sequence[Announcement]:
-    """Make the snoozing step of the tenant's job due now. If the step does not
-    snooze, nothing changes and no hint is returned.
+    """Make the snoozing step of the tenant's job due now. If the step does not snooze, nothing changes and no hint is
+    returned.
     """
     return [Announcement.from_row(row) for row in await connection.fetch(WAKE, job_id, tenant_id, step)]

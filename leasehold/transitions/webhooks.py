@@ -32,9 +32,9 @@ class Subjects:
     own: frozenset[str] = frozenset({"webhook"})
 
 
-# Jobs that have ended and still owe deliveries. $2 one job alone, or NULL. $3 the pipelines of this process, or NULL:
-# the end of a task of another app's code is left to a worker that has the code, because a run may have to follow it.
-# $4 the pipelines whose failures another run follows.
+# Ended jobs whose deliveries are not written yet. $2 only this job; NULL: all. $3 the pipelines of this process; NULL:
+# any. A failed task (`APP.TASK`) of another app is left to a worker that has that app's code, because an `on_failure`
+# run may have to follow. $4 the pipelines with an `on_failure` pipeline.
 _ENDED = f"""
 -- webhooks_due
 SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, j.pipeline, r.template, r.version, r.scope, r.scope_id,
@@ -55,7 +55,7 @@ _WATCHING = "SELECT id, tenant_id, events FROM webhook WHERE enabled AND tenant_
 
 _CLEAR_NOTIFY = "UPDATE job SET notify = false WHERE id = ANY($1::uuid[])"
 
-# The job $1 of a callback is sent by the job $2.
+# Record for each job ($1) the delivery job ($2) that calls its callback URL.
 _CALLED_BACK = """
 -- webhooks_called_back
 UPDATE job_callback c SET delivery_id = n.delivery_id
@@ -99,12 +99,13 @@ async def dispatch(
     job_id: UUID | None = None,
     pipelines: Iterable[Pipeline] | None = None,
 ) -> list[Announcement]:
-    """Write the deliveries of each ended job, or of `job_id` alone, and the runs that follow failed ones. Returns hints
-    to be published. A job whose deliveries cannot be written holds back no other job.
+    """Write the deliveries of each ended job, or of `job_id` alone, and the `on_failure` runs of failed jobs. Returns
+    hints to be published. A job whose deliveries cannot be written delays no other job.
 
-    `pipelines`: those of this process; None: no run follows. The end of a task of another app's code is left to a
-    process that has the code, except with `job_id`: that job's row is about to change. So it is called in the
-    transaction that changes the row, and waits for others that hold it.
+    `pipelines`: the pipelines of this process; None: no `on_failure` run follows. A failed task of another app is left
+    to a process that has that app's code. `job_id`: the caller is about to change this job's row, in the same
+    transaction: so its deliveries are written now, whichever app it belongs to. The call waits until other transactions
+    have released the row.
     """
     if job_id is not None:
         await connection.execute(_LOCK, job_id)
@@ -117,14 +118,12 @@ async def dispatch(
 
     async def write_deliveries(ended: Sequence[asyncpg.Record]) -> list[Announcement]:
         watching = await connection.fetch(_WATCHING, sorted({row["tenant_id"] for row in ended}))
-        deliveries = [
+        new_jobs = [
             NewJob(pipeline, row["tenant_id"], params=params, keep_seconds=keep_seconds)
             for row in ended
-            for hook in watching
-            if hook["tenant_id"] == row["tenant_id"]
-            for params in _deliveries(hook, row, subjects)
+            for params in _deliveries(row, watching, subjects)
         ]
-        deliveries += [
+        new_jobs += [
             _follower(following[row["pipeline"]], row, keep_seconds) for row in ended if row["params"] is not None
         ]
         callbacks = {
@@ -132,8 +131,8 @@ async def dispatch(
             for row in ended
             if row["callback_url"] is not None
         }
-        deliveries += callbacks.values()
-        hints = await submit(connection, deliveries) if deliveries else []
+        new_jobs += callbacks.values()
+        hints = await submit(connection, new_jobs) if new_jobs else []
         if callbacks:
             sent_by = [delivery.id for delivery in callbacks.values()]
             await connection.execute(_CALLED_BACK, list(callbacks), sent_by)
@@ -154,14 +153,16 @@ def _follower(pipeline: Pipeline, row: Any, keep_seconds: int) -> NewJob:
     return NewJob(pipeline, row["tenant_id"], params=params, keep_seconds=keep_seconds, run=run)
 
 
-def _deliveries(hook: Any, row: Any, subjects: Subjects) -> list[dict[str, Any]]:
-    """The parameters of the deliveries about one job to one webhook: of `run.*` for runs, and of `job.*`."""
+def _deliveries(row: Any, webhooks: Sequence[Any], subjects: Subjects) -> list[dict[str, Any]]:
+    """The parameters of the deliveries about one job: one for each event that a webhook of its tenant subscribes to."""
     if row["template"] is None and row["pipeline"] in subjects.own:
         return []
     return [
-        {"webhook_id": str(hook["id"]), "event": event}
+        {"webhook_id": str(webhook["id"]), "event": event}
+        for webhook in webhooks
+        if webhook["tenant_id"] == row["tenant_id"]
         for event in _events(row, subjects)
-        if event["type"] in hook["events"]
+        if event["type"] in webhook["events"]
     ]
 
 
@@ -178,7 +179,9 @@ def _events(row: Any, subjects: Subjects) -> list[dict[str, Any]]:
     run = {name: row[name] for name in ("template", "version", "scope", "scope_id")} if is_run else {}
     kind = "run" if is_run else subjects.kinds.get(row["pipeline"], "run")
     of_job = {"kind": kind, "template": row["template"] or row["pipeline"], "tags": row["tags"] or {}}
-    contents = {f"job.{row['status']}": run | of_job | data} | ({f"run.{row['status']}": run | data} if is_run else {})
+    contents = {f"job.{row['status']}": run | of_job | data}
+    if is_run:
+        contents[f"run.{row['status']}"] = run | data
     return [message(name, row["finished_at"], content) for name, content in contents.items()]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from uuid import UUID
 
@@ -10,11 +10,16 @@ from leasehold.db.database import Connection
 
 #: The first key of the advisory lock that a living worker holds; the second key is its `presence_key`.
 PRESENCE = 7_305
+#: A worker's row names its handlers if it has at most this many.
+MAX_HANDLERS = 1000
+#: The handlers of workers that have ended are remembered for this time, and at most this many.
+_REMEMBERED_DAYS, _MAX_REMEMBERED = 90, 10_000
 
 
-# SQL: the incarnation of the server: the time of its last start. A crash of one session ends all sessions and resets
-# the statistics: then it is the time of that reset. Sessions, and so presence locks, belong to one incarnation. After
-# a failover the incarnation is another: the standby started at another time than the primary.
+# SQL: the incarnation of the PostgreSQL server, as a time: the server's last start, or its last recovery from a crash
+# of one session. Such a crash ends all sessions, and resets the statistics: `stats_reset` shows the time. Sessions and
+# their presence locks end with the incarnation. After a failover the incarnation differs, because the standby started
+# at another time than the primary.
 _INCARNATION = "greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter))"
 
 
@@ -28,14 +33,17 @@ async def register(
     queues: Sequence[str],
     slots: Sequence[int] | None = None,
     pool: str = "default",
+    handlers: Sequence[str] | None = None,
 ) -> int:
-    """Register a worker, if it is not registered. Returns its presence key. `slots`: of each of the queues.
+    """Register a worker, if it is not registered. Returns its presence key. `slots`: the number of slots for each of
+    `queues`, in the same order. `handlers`: the `pipeline.step` of each step that the worker has code for; more than
+    MAX_HANDLERS are not recorded.
 
     A worker with a new row does not count as present before `appear`.
     """
     key: int = await connection.fetchval(
-        "INSERT INTO worker (id, present, host, pid, version, queues, slots, pool)"
-        " VALUES ($1, false, $2, $3, $4, $5, $6, $7)"
+        "INSERT INTO worker (id, present, host, pid, version, queues, slots, pool, handlers)"
+        " VALUES ($1, false, $2, $3, $4, $5, $6, $7, $8)"
         " ON CONFLICT (id) DO UPDATE SET seen_at = clock_timestamp()"
         " RETURNING presence_key",
         worker,
@@ -45,6 +53,7 @@ async def register(
         list(queues),
         slots,
         pool,
+        None if handlers is None or len(handlers) > MAX_HANDLERS else list(handlers),
     )
     return key
 
@@ -71,13 +80,15 @@ async def appear(connection: Connection, worker: UUID, presence_key: int) -> boo
     return True
 
 
-async def seen(connection: Connection, worker: UUID) -> bool | None:
-    """Record that the worker lives, and on which incarnation of the server. True: an operator asked it to drain. None:
-    the worker is not registered (any more).
+async def record_alive(connection: Connection, worker: UUID, starts_per_minute: Mapping[str, int]) -> bool | None:
+    """Record that the worker lives, on which incarnation of the server, and how many attempts it started within the
+    last minute, by queue. True: an operator asked it to drain. None: the worker is not registered (any more).
     """
     draining: bool | None = await connection.fetchval(
-        f"UPDATE worker SET seen_at = clock_timestamp(), incarnation = {_INCARNATION} WHERE id = $1 RETURNING draining",
+        f"UPDATE worker SET seen_at = clock_timestamp(), incarnation = {_INCARNATION}, starts_per_minute = $2"
+        " WHERE id = $1 RETURNING draining",
         worker,
+        dict(starts_per_minute),
     )
     return draining
 
@@ -87,8 +98,23 @@ async def ask_to_drain(connection: Connection, worker: UUID) -> bool:
     return bool(await connection.fetchval("UPDATE worker SET draining = true WHERE id = $1 RETURNING true", worker))
 
 
+# SQL: remember the handlers of the deleted workers in the CTE `ended`, with `handlers` and `seen_at`. The rows are
+# written in the order of their names, so that two workers that end at once do not wait for each other.
+_REMEMBER_HANDLERS = """INSERT INTO known_handler (name, seen_at)
+SELECT h.name, max(ended.seen_at) FROM ended CROSS JOIN unnest(ended.handlers) AS h(name)
+GROUP BY h.name ORDER BY h.name
+ON CONFLICT (name) DO UPDATE SET seen_at = greatest(known_handler.seen_at, excluded.seen_at)"""
+
+_UNREGISTER = f"""
+-- unregister
+WITH ended AS (DELETE FROM worker WHERE id = $1 RETURNING handlers, clock_timestamp() AS seen_at)
+{_REMEMBER_HANDLERS}
+"""
+
+
 async def unregister(connection: Connection, worker: UUID) -> None:
-    await connection.execute("DELETE FROM worker WHERE id = $1", worker)
+    """Delete the worker's row, and remember its handlers."""
+    await connection.execute(_UNREGISTER, worker)
 
 
 # SQL: the worker in the row `w` of the table worker holds its presence lock.
@@ -135,13 +161,34 @@ async def dead(connection: Connection) -> list[UUID]:
     return [row["id"] for row in await connection.fetch(DEAD)]
 
 
+_FORGET_WORKERS = f"""
+-- forget_workers
+WITH ended AS (
+    DELETE FROM worker w
+    WHERE w.seen_at < clock_timestamp() - $1::interval
+      AND NOT EXISTS (SELECT 1 FROM task t WHERE t.status = 'running' AND t.lease_owner = w.id)
+    RETURNING w.handlers, w.seen_at
+)
+{_REMEMBER_HANDLERS}
+"""
+
+
 async def forget_workers(connection: Connection, silent: float) -> None:
-    """Delete workers unseen for `silent` seconds that hold no lease."""
-    await connection.execute(
-        "DELETE FROM worker w WHERE w.seen_at < clock_timestamp() - $1::interval"
-        " AND NOT EXISTS (SELECT 1 FROM task t WHERE t.status = 'running' AND t.lease_owner = w.id)",
-        timedelta(seconds=silent),
-    )
+    """Delete workers unseen for `silent` seconds that hold no lease, and remember their handlers."""
+    await connection.execute(_FORGET_WORKERS, timedelta(seconds=silent))
+
+
+_FORGET_HANDLERS = """
+-- forget_handlers
+DELETE FROM known_handler k
+WHERE k.seen_at < clock_timestamp() - $1::interval
+   OR k.name IN (SELECT o.name FROM known_handler o ORDER BY o.seen_at DESC, o.name OFFSET $2)
+"""
+
+
+async def forget_handlers(connection: Connection) -> None:
+    """Delete the handlers of workers that ended long ago, and those beyond the newest _MAX_REMEMBERED."""
+    await connection.execute(_FORGET_HANDLERS, timedelta(days=_REMEMBERED_DAYS), _MAX_REMEMBERED)
 
 
 # $1 the role, $2 the candidate, $3 for how long it leads. While another process leads, the statement inserts nothing

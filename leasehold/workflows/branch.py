@@ -1,4 +1,7 @@
-"""A branch: one coroutine of a workflow, with its own places in the journal. The function itself is the branch ''."""
+"""A branch is one coroutine of a workflow: the workflow's function (branch ''), or a coroutine in a `gather`.
+
+Each branch numbers its calls, and the branch and the number are the place of a call in the journal.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,11 @@ from leasehold.workflows.pending import Pending
 
 
 class Branch(Pending[Any]):
-    """`number`: the number of its last call. `now`: the time of its newest result. `waits_for`: the Pending that
-    its coroutine awaits. `cancelled`: the coroutine has met Cancelled. The branch is itself a Pending, with what the
-    coroutine returns or raises.
+    """A coroutine, and how far it has come. A branch is also a Pending: its result is what the coroutine returns or
+    raises.
+
+    `number`: the number of the last call. `now`: the time of the newest result. `waits_for`: the Pending that the
+    coroutine awaits. `cancelled`: Cancelled was raised in the coroutine.
     """
 
     __slots__ = (
@@ -47,7 +52,7 @@ class Branch(Pending[Any]):
         self.waits_for: Pending[Any] | None = None
 
     def uuid(self, run_id: UUID) -> UUID:
-        """A UUID of this place: each replay gives the same, and no other place does."""
+        """A new UUID at each call. A replay gives the same UUIDs in the same order."""
         self.uuids += 1
         digest = hashlib.sha256(f"{run_id}/{self.path}/uuid/{self.uuids}".encode()).digest()
         return UUID(bytes=digest[:16], version=4)

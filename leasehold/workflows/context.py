@@ -1,4 +1,4 @@
-"""`Context`: what a workflow calls. Each call is durable: it has a place in the run's journal."""
+"""`Context`: the methods that a workflow calls. Each call is durable: it has a place in the run's journal."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Child(Generic[R]):
 
 
 class Context:
-    """The first parameter of a workflow. A workflow awaits only what its methods return, also in coroutines of its own
-    (`gather`).
+    """The first parameter of a workflow. A workflow, and the coroutines that it gives to `gather`, may await only what
+    the methods of the context return.
     """
 
     def __init__(self, driver: Driver, name: str | None = None, *, detach: bool = False) -> None:
@@ -89,12 +89,12 @@ class Context:
         return RunCall(task.runnable, task.runnable.encode(args, kwargs), self._name)
 
     def named(self, name: str) -> Context:
-        """A context whose `run` names the step `name`, not by its task: `ctx.named("deposit").run(...)`."""
+        """A context whose `run` gives its step this name instead of the task's: `ctx.named("deposit").run(...)`."""
         return Context(self._driver, _checked(name), detach=self._detach)
 
     def start(self, task: TaskOf[P, R], *args: P.args, **kwargs: P.kwargs) -> Pending[Child[R]]:
-        """Start a run of its own, of a workflow or a task. It is cancelled when this run is cancelled, fails or
-        expires: `ctx.detached.start` starts one that goes on. Gives its handle.
+        """Start a separate run of a workflow or a task. Gives its handle. The new run is cancelled when this run is
+        cancelled, fails or expires. A run that `ctx.detached.start` starts goes on.
         """
         runnable = task.runnable
         return StartCall(
@@ -107,7 +107,7 @@ class Context:
         return Context(self._driver, self._name, detach=True)
 
     def sleep(self, duration: timedelta | float) -> Pending[None]:
-        """Wait for a duration, or for a number of seconds. Meanwhile the run holds a row, and no slot."""
+        """Wait for a duration, or for a number of seconds. Meanwhile the run uses no slot of a worker."""
         return SleepCall(_seconds(duration))
 
     @overload
@@ -130,9 +130,9 @@ class Context:
     @overload
     def gather(self, *calls: Awaitable[Any], return_exceptions: bool = False) -> Pending[list[Any]]: ...
     def gather(self, *calls: Any, return_exceptions: bool = False) -> Pending[list[Any]]:
-        """Wait for all of them: calls of this context, and coroutines of your own that use it. Gives their results in
-        order. Raises the first failure in their order, once all have ended; with `return_exceptions` failures are
-        results.
+        """Wait for all arguments: calls of this context, and coroutines of yours that use it. Gives their results in
+        order. If some fail, raises the error of the first of them in the order of the arguments, once all have ended.
+        With `return_exceptions` the errors are among the results instead.
         """
         return Gather(calls, return_exceptions=return_exceptions)
 
@@ -141,8 +141,9 @@ class Context:
     @overload
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Pending[T]: ...
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Pending[Any]:
-        """Call a function here and now, and record what it returns: for a small effect, or a value that may differ the
-        next time. A worker that dies before the record calls it again. Raises TaskFailed for what it raises.
+        """Call a function in this worker at once, and record its result in the journal: for a small effect, or a value
+        that may differ the next time. If the worker dies before the result is recorded, the function is called again.
+        Raises TaskFailed if the function raises.
         """
         adapter: TypeAdapter[Any] = TypeAdapter(_returned(function))
         return LocalCall(
@@ -153,14 +154,14 @@ class Context:
         )
 
     def patched(self, name: str) -> bool:
-        """Whether this run takes the new code: True for a run that reaches this point now, False for one that had
-        passed it before the code changed.
+        """Whether this run takes the new code: False for a run that passed this point before the code changed, else
+        True.
         """
         return self._driver.patched(_checked(name))
 
     def now(self) -> datetime:
-        """The time when the newest result of a step, a run, a sleep or a signal came to this branch; before the first
-        one, the start of the run. The same at each replay.
+        """The time of the newest result in this branch: of a step, a run, a sleep or a signal. Before the first result
+        it is the start of the run. A replay gives the same time.
         """
         return self._driver.active.now
 

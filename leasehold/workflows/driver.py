@@ -1,8 +1,8 @@
-"""`Driver`: runs a workflow's coroutine by hand, from one wait to the next.
+"""`Driver`: runs the coroutines of a workflow step by step, from one wait to the next.
 
-The coroutine yields what it awaits. The driver gives it the result at once if the journal has it; else the branch
-waits. When every branch waits, the driver is done: the worker commits `calls` and suspends the workflow. The driver
-stays as it is, and `advance` goes on with what has come meanwhile.
+A coroutine yields the call that it awaits. If the journal has the result, the driver sends it to the coroutine at once;
+else the branch waits. When every branch waits, `advance` returns: the worker commits `calls` and suspends the workflow.
+The worker may keep the driver: the next `advance` goes on with the results that have come meanwhile.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _MAX_MESSAGE = 1000
 
 
 class JournalLost(Exception):
-    """The journal lacks calls that this driver knows as committed: an asynchronous failover has undone them. The
-    workflow goes on from its top, with a new driver.
+    """The journal lacks calls that this driver has committed: a failover to an asynchronous standby has undone them. A
+    new driver must replay the workflow from its beginning.
     """
 
 
 class Driver:
-    """`start` makes the coroutine; it may call the context only while the driver runs it. `calls`: the rows of the
-    journal that are not committed. `news`: the workflow's count of news as the driver has read it.
+    """Runs one workflow. `start` makes its coroutine, which may use the context only while the driver runs it. `calls`:
+    rows of the journal that are not committed yet. `news`: the column task.news when the driver last read it.
     """
 
     def __init__(self, run_id: UUID, start: Callable[[Driver], Coroutine[Any, Any, Any]], max_calls: int) -> None:
@@ -100,22 +100,22 @@ class Driver:
             for task in self._locals:
                 task.cancel()
         outcome = self._ended(main)
-        # What is left: a signal that was consumed, and nothing was awaited after it. A cancel that comes now comes
-        # after the code has ended: the run ends as the code did.
+        # `calls` may still have a signal that was consumed last. A cancel that is requested now came after the end of
+        # the code, and must not change how the run ends.
         if not await self._commit(port):
             self._cancelling = True
             await self._commit(port)
         return outcome
 
     def close(self) -> None:
-        """Drop the coroutines. Their `finally` blocks run, and may call nothing."""
+        """Close the coroutines. Their `finally` blocks run, but must not call the context."""
         for branch in self._branches.values():
             if not branch.is_done:
                 with suppress(BaseException):  # it awaits in a `finally`, or raises there: the run goes on elsewhere
                     branch.coroutine.close()
 
     async def _go_on(self, port: Port, main: Branch) -> bool:
-        """Run what can run. Returns whether the workflow waits then."""
+        """Run every branch that is ready. Returns whether the workflow then waits; False: it has ended."""
         if not self._cancelling and (self._cancelled_at is not None or port.cancelled()):
             self._cancel()
         await self._run_ready(port)
@@ -127,7 +127,7 @@ class Driver:
 
     async def _commit(self, port: Port) -> bool:
         """Write `calls` to the journal now. False: the run is being cancelled, and the workflow has not seen it."""
-        calls, self.calls = self.calls, []  # what is called meanwhile is written the next time
+        calls, self.calls = self.calls, []  # the next commit writes the calls that are made meanwhile
         if not calls or await port.record(calls, cancelling=self._cancelling):
             return True
         self.calls = [*calls, *self.calls]
@@ -143,14 +143,14 @@ class Driver:
         return self._active
 
     def patched(self, name: str) -> bool:
-        """Whether the code below is new for this run: see Context.patched."""
+        """Implements Context.patched."""
         branch = self.active
         if name in branch.patches:
             return branch.patches[name]
         call = Patch(name)
         call.branch, call.number = branch.path, branch.number + 1
         entry = self._replay.at((call.branch, call.number))
-        # At a place with another call the run has passed this point with the old code.
+        # If the journal has another call at this place, the run passed this point with the old code.
         is_new = entry is None or (entry.kind, entry.name) == ("patch", name)
         if is_new:
             branch.number += 1
@@ -191,7 +191,7 @@ class Driver:
         self._cancelled_at = journal.cancelled_at
 
     async def _receive(self, port: Port, call: Journaled[Any], entry: Entry) -> None:
-        """Give the call what the journal has for it. Otherwise the call waits."""
+        """Give the call its result from the journal's entry. If the entry has none yet, the call waits."""
         if entry.state == "cancelled":
             self._refuse(call)
         elif self._ended_by_cancel(call, entry):
@@ -240,7 +240,9 @@ class Driver:
         return call.task.decode_result(None if entry.value is None else entry.value.get("value"))
 
     def _match(self, call: SignalCall[Any], entry: Entry | None) -> None:
-        """Give the wait its signal: the one that was recorded for it, or the oldest that nobody has consumed."""
+        """Give the call the signal that the journal recorded for it, else the oldest unconsumed signal of its name.
+        Without either, time out or wait.
+        """
         branch = self._branch_of(call)
         if entry is not None and entry.state == "timed_out":
             self._reject(call, TimeoutError(f"no signal {call.name} came in time"))
@@ -292,7 +294,9 @@ class Driver:
                     self._settle_gather(waiter)
 
     def _settle_gather(self, gather: Gather) -> None:
-        """All parts are done. The first error in their order is raised: so it is the same at each replay."""
+        """End a gather whose parts are all done. Its error is the first in the order of the parts, which is the same at
+        each replay.
+        """
         errors = [part.error for part in gather.parts if part.error is not None]
         gather.owner.now = max([gather.owner.now, *(part.now for part in gather.parts if isinstance(part, Branch))])
         if errors and not gather.return_exceptions:
@@ -313,7 +317,7 @@ class Driver:
                 port.check()
 
     async def _step(self, port: Port, branch: Branch) -> None:
-        """Run the branch up to what it awaits next. What the journal has for it, it gets at once."""
+        """Run the branch until it awaits a call or ends. Then issue the call, or wake those who wait for the branch."""
         if self._cancelling and branch.waits_for is not None and isinstance(branch.waits_for.error, Cancelled):
             branch.cancelled = True
         self._active = branch
@@ -338,7 +342,7 @@ class Driver:
         self._wake(branch)
 
     async def _issue(self, port: Port, pending: Pending[Any], branch: Branch) -> None:
-        """Begin what the branch awaits: give it the result of the journal, or make the call."""
+        """Begin the call that the branch awaits: take its result from the journal, or make the call."""
         if pending.is_done:
             self._wake(pending)
         elif isinstance(pending, Gather):
@@ -375,7 +379,7 @@ class Driver:
                 gather.parts.append(self._branches[path])
             else:
                 raise _refused(element)
-        gather.left = 1  # this call itself: nothing settles the gather before all of its parts have begun
+        gather.left = 1  # counts this function, so that the gather cannot settle before all of its parts have begun
         for part in gather.parts:
             if part.is_done:
                 continue
@@ -390,7 +394,7 @@ class Driver:
             self._settle_gather(gather)
 
     def _begin(self, port: Port, call: Journaled[Any]) -> None:
-        """A call that the journal does not have."""
+        """Make a call that the journal does not have yet."""
         match call:
             case RunCall():
                 step = f"{call.branch}{call.name}#{self._counts[call.branch, call.name]}"
@@ -417,17 +421,19 @@ class Driver:
                 self._locals[asyncio.ensure_future(self._called(port, call))] = call
 
     async def _called(self, port: Port, call: LocalCall[Any]) -> Any:
-        if self._cancelling:  # where the code met the cancel: a replay takes the same way to this call
+        if self._cancelling:  # record first where Cancelled was raised, so that a replay reaches this call, too
             await self._commit(port)
         return await port.call(call.function)
 
     async def _started(self, port: Port, call: StartCall[Any], record: Call) -> UUID | None:
-        if not await self._commit(port):  # what the code called before it
+        if not await self._commit(port):  # the earlier calls of the code come first
             return None
         return record.child if await port.start(call, record) else None
 
     async def _finish_locals(self, port: Port) -> None:
-        """Wait for what runs here. Commit what a function returned before the workflow sees it."""
+        """Wait until a function of `ctx.call` or a `ctx.start` has ended. Commit a function's result before the
+        workflow gets it.
+        """
         done, _ = await asyncio.wait(self._locals, return_when=asyncio.FIRST_COMPLETED)
         ended: list[tuple[LocalCall[Any], Call]] = []
         for task in done:
@@ -468,15 +474,15 @@ class Driver:
     # --- ending
 
     def _cancel(self) -> None:
-        """Raise Cancelled where each branch waits. What may undo the work then: see `_undoes`."""
+        """Raise Cancelled in every branch that waits. `_undoes` says which calls a branch may still make after that."""
         self._cancelling = True
         self.calls = [call for call in self.calls if call.state != "open"]
         for call in list(self._waiting.values()):
             self._stop(call)
 
     def _stop(self, call: Journaled[Any]) -> None:
-        """The call ends by the cancel. The journal has that before the code's next effect: so the call ends in the same
-        way at a replay, whatever has come for it meanwhile.
+        """End the call with Cancelled, and record that. The record is committed before the next effect of the code. So
+        a replay ends the call in the same way, even if its result has come meanwhile.
         """
         self.calls.append(Call(call.branch, call.number, call.kind, call.name, "cancelled"))
         self._refuse(call)
@@ -503,14 +509,16 @@ class Driver:
 
 
 def _undoes(call: Journaled[Any], branch: Branch) -> bool:
-    """Whether the call may begin while the run is being cancelled: a function here, or a run that outlives this one, in
-    a branch that has met Cancelled.
+    """Whether the call may begin while the run is being cancelled, to undo work: only `ctx.call` and
+    `ctx.detached.start` may, and only in a branch in which Cancelled was raised.
     """
     return branch.cancelled and (isinstance(call, LocalCall) or (isinstance(call, StartCall) and call.detach))
 
 
 def _final(error: BaseException) -> BaseException:
-    """What the workflow raised, as the end of its run. The same code would raise it again: no attempt follows."""
+    """The error that ends the run, made of what the workflow raised. It is Permanent, because the same code would raise
+    it again. Exceptions: a StepError, LeaseLost and Cancelled keep their meaning.
+    """
     if isinstance(error, (StepError, LeaseLost, Cancelled)):
         return error
     if isinstance(error, TaskFailed):

@@ -1,4 +1,4 @@
-"""How many steps must end before a workflow can go on."""
+"""Computes how many steps must end before a workflow can go on. The driver suspends the workflow for so long."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from leasehold.workflows.pending import Gather, Pending, RunCall
 
 
 def needed_ends(pending: Pending[Any] | None) -> int | None:
-    """How many more steps must end before the coroutine that awaits `pending` can go on; None: no step's end lets it.
+    """How many more steps must end before the coroutine that awaits `pending` can go on. None: it waits for no step.
 
-    It is never too many: a workflow that is woken too early suspends again.
+    The number may be too small: a workflow that is woken too early suspends again. It is never too large.
     """
     if pending is None or pending.is_done:
         return None

@@ -1,4 +1,4 @@
-"""The journal as a driver reads it: each call takes the row at its place, and must be the call of that row."""
+"""Replays a journal: each call of the code takes the entry at its place, and must be the call that the entry names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Place = tuple[str, int]
 
 
 class Replay:
-    """The entries that no call has taken yet, and the last call that agreed with its entry."""
+    """The entries that no call has taken yet, and the last call that matched its entry."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._left: dict[Place, Entry] = {(entry.branch, entry.number): entry for entry in entries}

@@ -60,7 +60,7 @@ class Runnable(Protocol):
         """Queue, max_attempts, timeout_seconds and cancelable of the task's row."""
 
     def decode_result(self, value: Any) -> Any:
-        """The result that the JSON `value` stands for. Raises ResultUnreadable."""
+        """The result, decoded from JSON. Raises ResultUnreadable."""
 
 
 class Journaled(Pending[T]):
@@ -127,7 +127,7 @@ class LocalCall(Journaled[T]):
 
 
 class StartCall(Journaled[T]):
-    """`ctx.start`. `make`: the handle of the run, of its id."""
+    """`ctx.start`. `make`: makes the handle of the run from its id."""
 
     __slots__ = ("argument", "detach", "make", "task")
 
@@ -151,7 +151,7 @@ class ResultCall(Journaled[T]):
 
 
 class Patch(Journaled[bool]):
-    """`ctx.patched`: it waits for nothing."""
+    """`ctx.patched`. The workflow never awaits it."""
 
     __slots__ = ()
 
@@ -175,9 +175,9 @@ class Gather(Pending[list[Any]]):
 
 @dataclass(slots=True)
 class Outcome:
-    """How the driver left the coroutine. `result`: what the workflow returned, if it `ended`; else it waits: due after
-    `ends` more steps have ended (None: no step makes it due), and after `delay` seconds in any case (None: never).
-    `suspension`: the settlement for it, which the worker makes.
+    """Whether the workflow `ended`, and with which `result`. Otherwise it waits. It is due again when `ends` more steps
+    have ended (None: no step makes it due), and at the latest after `delay` seconds (None: never by time). The worker
+    sets `suspension`, the settlement that suspends it.
     """
 
     ended: bool

@@ -1,4 +1,4 @@
-"""`Port`: what a driver needs of the worker that runs it."""
+"""`Port`: the methods that a driver needs from the worker that runs it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Port(Protocol):
         """The journal, or only the rows at these places."""
 
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
-        """Commit the calls now. `cancelling`: the workflow has seen that its run is being cancelled. False: the run is
-        being cancelled, and nothing was written, because the workflow had not seen it.
+        """Commit the calls now. `cancelling`: the workflow has seen the cancel of its run. Returns False, and writes
+        nothing, if a cancel was requested that the workflow has not seen.
         """
 
     async def start(self, call: StartCall[Any], record: Call) -> bool:
@@ -31,7 +31,7 @@ class Port(Protocol):
         """An output of a step that has succeeded."""
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Call a function of the workflow's author: in the loop if it gives a coroutine, else in a thread."""
+        """Call a function of the user's: in the event loop if it returns a coroutine, else in a thread."""
 
     def cancelled(self) -> bool:
         """Whether a cancel of the run was requested."""

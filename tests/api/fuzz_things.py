@@ -240,6 +240,7 @@ _PATHS: dict[str, Making] = {
     "announceExternalFiles": lambda things: things.of_task(things.leased()),
     "logExternal": lambda things: things.of_task(things.leased()),
     "emitExternal": lambda things: things.of_task(things.leased()),
+    "releaseExternal": lambda things: things.of_task(things.leased()),
     "acknowledgeCancelExternal": lambda things: things.of_task(things.stopping()),
     "replayDeadLetter": _path("task_id", lambda things: str(things.failed()["task_id"]), from_step="only"),
     "rotateKey": _path("prefix", Things.key, overlap_seconds=0),
@@ -261,6 +262,8 @@ _PATHS: dict[str, Making] = {
 _QUERIES: dict[str, Making] = {
     "listJobs": lambda _: Subject(query={"q": "status:failed created:<1h"}),
     "listDeadLetters": lambda _: Subject(query={"kind": "run"}),
+    "findInCells": lambda things: Subject(query={"job": things.run(), "tenant": None}),
+    "findInOwnCell": lambda _: Subject(query={"job": None, "tenant": "acme"}),
     "queryImages": lambda things: Subject(query={"task_id": things.generation("images")}),
     "queryVideo": lambda things: Subject(query={"task_id": things.generation("video")}),
     "streamImagesEvents": lambda things: Subject(query={"task_id": things.generation("images", ended=True)}),

@@ -39,8 +39,10 @@ SCOPES = tuple(value for name, value in vars(security).items() if name.isupper()
 
 
 @pytest.fixture
-async def everything(settings: Settings) -> AsyncIterator[Running]:
-    """An API with every endpoint open."""
+async def everything(settings: Settings, tmp_path: Path) -> AsyncIterator[Running]:
+    """An API with every endpoint open. It is a cell, alone in its map."""
+    cells = tmp_path / "cells.json"
+    await asyncio.to_thread(cells.write_text, '{"cells": {"a": "http://127.0.0.1:9"}}')
     configured = settings.model_copy(
         update={
             "sealing_keys": SecretStr(Fernet.generate_key().decode()),
@@ -48,6 +50,8 @@ async def everything(settings: Settings) -> AsyncIterator[Running]:
             "generation_provider": "jimeng",
             "egress_allow": "127.0.0.0/8",
             "log_level": "error",
+            "cell": "a",
+            "cells_file": str(cells),
             "conversion_posts_per_key": 6000,
             "webhooks_per_tenant": 10_000,
             "operations_per_tenant": 10_000,

@@ -26,13 +26,13 @@ async def pool(settings: Settings) -> AsyncIterator[Pool]:
 async def test_a_statement_and_the_rollback_after_it_end_at_the_deadline(pool: Pool) -> None:
     deadline.begin(0.3)
     with pytest.raises(TRY_AGAIN):
-        async with deadline.lent_in_time(pool.acquire()) as connection, connection.transaction():
+        async with deadline.acquired_in_time(pool.acquire()) as connection, connection.transaction():
             await connection.execute("SELECT pg_sleep(15)")
     with pytest.raises(TimeoutError):  # nothing is left for a second try
-        async with deadline.lent_in_time(pool.acquire()):
+        async with deadline.acquired_in_time(pool.acquire()):
             raise AssertionError("lent after the deadline")
     deadline.begin(5.0)
-    async with deadline.lent_in_time(pool.acquire()) as connection:  # the pool has dropped the broken connection
+    async with deadline.acquired_in_time(pool.acquire()) as connection:  # the pool has dropped the broken connection
         assert await connection.fetchval("SELECT 1") == 1
 
 
@@ -50,21 +50,21 @@ async def test_a_connection_that_the_deadline_breaks_inside_the_driver_is_an_abs
 
     monkeypatch.setattr(asyncpg.Connection, "_get_statement", prepare_and_break)
     with pytest.raises(TRY_AGAIN):
-        async with deadline.lent_in_time(pool.acquire()) as connection:
+        async with deadline.acquired_in_time(pool.acquire()) as connection:
             await connection.fetchval("SELECT 1")
     monkeypatch.undo()
     deadline.begin(60.0)
     with pytest.raises(AttributeError):  # of code that is wrong, in time
-        async with deadline.lent_in_time(pool.acquire()) as connection:
+        async with deadline.acquired_in_time(pool.acquire()) as connection:
             connection.no_such_method()  # type: ignore[attr-defined]  # as it says
 
 
 async def test_each_wait_takes_from_what_is_left(pool: Pool) -> None:
     deadline.begin(0.5)
-    async with deadline.lent_in_time(pool.acquire()) as connection:
+    async with deadline.acquired_in_time(pool.acquire()) as connection:
         await connection.execute("SELECT pg_sleep(0.3)")
     with pytest.raises(TRY_AGAIN):
-        async with deadline.lent_in_time(pool.acquire()) as connection:
+        async with deadline.acquired_in_time(pool.acquire()) as connection:
             await connection.execute("SELECT pg_sleep(0.3)")
 
 
@@ -73,16 +73,16 @@ async def test_waiting_for_a_connection_counts_and_other_waits_do_not(pool: Pool
     await asyncio.sleep(0.4)  # a body, a long poll, the store
     async with pool.acquire():
         with pytest.raises(TimeoutError):
-            async with deadline.lent_in_time(pool.acquire()):
+            async with deadline.acquired_in_time(pool.acquire()):
                 raise AssertionError("the only connection is lent")
     limit.lift()
-    async with deadline.lent_in_time(pool.acquire()) as connection:
+    async with deadline.acquired_in_time(pool.acquire()) as connection:
         await connection.execute("SELECT pg_sleep(0.4)")
 
 
 async def test_a_lifted_deadline_breaks_no_connection_that_is_in_use(pool: Pool) -> None:
     limit = deadline.begin(0.3)
-    async with deadline.lent_in_time(pool.acquire()) as connection:
+    async with deadline.acquired_in_time(pool.acquire()) as connection:
         limit.lift()
         assert await connection.fetchval("SELECT 1 FROM pg_sleep(0.5)") == 1
 

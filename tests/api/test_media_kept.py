@@ -52,7 +52,7 @@ async def test_a_deleted_picture_is_gone_with_all_that_was_made_of_it_in_any_sta
     if state == "running":
         assert await rows.fetchval("SELECT status FROM job") == "cancel_requested"
         await rows.execute("UPDATE job SET cancel_by = clock_timestamp() - interval '1 s'")
-        await sweeps.end_cancels(rows, [])
+        await sweeps.end_cancels(rows, [], 5)
         assert claimed.lease.epoch == 1
     await keep_house(api)
     assert await s3.keys() == []

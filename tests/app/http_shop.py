@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from pydantic import BaseModel
 
-from leasehold import App, Context, Permanent, Unique
+from leasehold import App, Context, Permanent, Unique, current
 
 app = App("web")
 
@@ -35,6 +35,12 @@ def once(number: int) -> int:
 @app.task(debounce=timedelta(seconds=1))
 def later(number: int) -> int:
     return number
+
+
+@app.task
+def speaks(words: int) -> None:
+    for word in range(words):
+        current().emit(word)
 
 
 @app.workflow

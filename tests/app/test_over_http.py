@@ -87,6 +87,8 @@ async def test_typed_tasks_are_submitted_followed_and_cancelled_by_requests(serv
         assert ended.value.code == "run_ended"
         with pytest.raises(NotFound):
             await shop.double.find(new_id()).astatus()
+        said = await shop.speaks.asubmit(600)
+        assert [one.chunk async for one in said.astream()] == list(range(600))
 
 
 @pytest.mark.usefixtures("_over_http")

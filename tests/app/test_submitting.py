@@ -117,6 +117,28 @@ def _use(using: Using) -> Iterator[None]:
     return
 
 
+@app.task(retry=Retry(times=1, delay=timedelta(0)))
+def speak(words: int) -> None:
+    for n in range(words):
+        current().emit(f"word {n}")
+    if current().number == 1:
+        raise OSError
+    current().emit({"end": True})
+
+
+async def test_what_a_run_emits_is_iterated_until_it_ends(serve: Serve, connection: Connection) -> None:
+    with pytest.raises(NotFound):
+        [one async for one in speak.find(new_id()).astream()]
+    async with serve(app), asyncio.timeout(SECONDS):
+        run = await speak.asubmit(700)  # more than one read has
+        found = [(one.event, one.chunk) async for one in run.astream()]
+        again = await asyncio.to_thread(lambda: [(one.event, one.chunk) for one in run.stream()])
+    words = [("chunk", f"word {n}") for n in range(700)]
+    assert found == again == [*words, ("restart", None), *words, ("chunk", {"end": True})]
+    with pytest.raises(RuntimeError, match="astream"):
+        next(run.stream())
+
+
 async def test_a_run_is_submitted_waited_for_and_read(serve: Serve) -> None:
     async with serve(app), asyncio.timeout(SECONDS):
         run = await send_receipt.asubmit(Order(id=1, email="me@home"))

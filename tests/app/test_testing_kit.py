@@ -9,12 +9,9 @@ import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
-import pytest
-
 from tests.support.databases import Databases
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.timeout(120)
 
 
 async def test_the_samples_pass_in_a_session_of_their_own(postgres: Databases, tmp_path: Path) -> None:

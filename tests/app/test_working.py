@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -13,10 +14,12 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel
 
-from leasehold import App, Retry, current
+from leasehold import App, Context, Retry, current
+from leasehold.app import processes
 from leasehold.db.database import Connection
 from leasehold.settings import Settings
 from leasehold.transitions.jobs import NewJob, submit
+from leasehold.worker.attempts import inline
 from leasehold.worker.worker import Worker
 
 SECONDS = 30.0
@@ -52,6 +55,28 @@ async def loop_of(order: Order) -> list[str]:
 
 @app.task
 def nothing() -> None: ...
+
+
+#: The numbers of the functions that block now, and what lets them go on.
+blocked: set[int] = set()
+go_on = threading.Event()
+
+
+@app.task
+def block(number: int, gate: str = "") -> None:
+    blocked.add(number)
+    assert go_on.wait(SECONDS)
+
+
+@app.workflow
+async def call_block(ctx: Context, number: int, gate: str) -> None:
+    await ctx.call(go_on.wait, SECONDS)
+
+
+@app.task(process=True)
+def block_in_process(number: int, gate: str) -> None:
+    with Path(gate).open("rb", buffering=0) as opened:
+        assert opened.read(1) == b"x"
 
 
 @app.task
@@ -111,6 +136,71 @@ async def test_a_plain_function_runs_in_a_thread_and_an_async_one_in_the_loop(
     assert value == {"value": [str(job_id), "True"]}
     _, row, value = await run(connection, nothing)
     assert (row["status"], value) == ("succeeded", {"value": None})
+
+
+@pytest.mark.parametrize("threads", [200, 16], ids=["each has a thread", "most wait for a thread"])
+async def test_two_hundred_functions_that_block_at_once_do_not_keep_an_async_one(
+    settings: Settings, connection: Connection, tmp_path: Path, threads: int
+) -> None:
+    """It ends while all of them block. Nothing but the test lets them go on. The worker has a slot for each."""
+    blocked.clear()
+    go_on.clear()
+    blocking = [NewJob(block.pipeline, tenant_id="me", params=block.arguments.encoded((n,), {})) for n in range(200)]
+    changes: dict[str, Any] = {"work_dir": str(tmp_path), "poll_seconds": 0.05}
+    changes |= {"worker_threads": threads, "worker_concurrency": 256}
+    ended = "SELECT count(*) FROM job WHERE finished_at IS NOT NULL AND id = ANY($1::uuid[])"
+    ids = [job.id for job in blocking]
+    async with Worker(settings.model_copy(update=changes), app.pipelines()):
+        try:
+            await submit(connection, blocking)
+            async with asyncio.timeout(SECONDS):
+                while len(blocked) < threads:
+                    await asyncio.sleep(0.02)
+            _, row, _ = await run(connection, loop_of, Order(id=4))
+            assert row["status"] == "succeeded"
+            assert (await connection.fetchval(ended, ids), len(blocked)) == (0, threads)
+        finally:
+            go_on.set()
+        async with asyncio.timeout(SECONDS):
+            while await connection.fetchval(ended, ids) < len(ids):
+                await asyncio.sleep(0.02)
+    assert blocked == set(range(200))
+
+
+@pytest.mark.parametrize("way", [block, call_block, block_in_process], ids=["handler", "ctx.call", "process"])
+async def test_at_default_sizes_functions_that_wait_for_a_thread_do_not_keep_the_slots_from_an_async_one(
+    settings: Settings, connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Any
+) -> None:
+    """No function gives up waiting, and none ends: only a slot that is lent lets the async one run."""
+    monkeypatch.setattr(inline, "_THREAD_SECONDS", 3600.0)
+    monkeypatch.setattr(processes, "WAIT_SECONDS", 3600.0)
+    blocked.clear()
+    go_on.clear()
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    jobs = [NewJob(way.pipeline, tenant_id="me", params=way.arguments.encoded((n, str(gate)), {})) for n in range(200)]
+    ids = [job.id for job in jobs]
+    claimed = "SELECT count(*) FROM task WHERE status = 'running' AND job_id = ANY($1::uuid[])"
+    ended = "SELECT count(*) FROM job WHERE finished_at IS NOT NULL AND id = ANY($1::uuid[])"
+    async with Worker(settings.model_copy(update={"work_dir": str(tmp_path / "work")}), app.pipelines()):
+        try:
+            await submit(connection, jobs)
+            async with asyncio.timeout(SECONDS):
+                while await connection.fetchval(claimed, ids) <= settings.worker_concurrency:
+                    await asyncio.sleep(0.02)
+            _, row, _ = await run(connection, loop_of, Order(id=4))
+            assert row["status"] == "succeeded"
+            assert await connection.fetchval(ended, ids) == 0
+        finally:
+            go_on.set()
+            opened = os.open(gate, os.O_RDWR)  # those that wait to read it read an end once it is closed
+        os.write(opened, b"x" * 400)
+        async with asyncio.timeout(SECONDS):
+            while await connection.fetchval(ended, ids) < len(ids):
+                await asyncio.sleep(0.02)
+        os.close(opened)
+    assert await connection.fetchval("SELECT count(*) FROM job WHERE status <> 'succeeded'") == 0
+    assert await connection.fetchval("SELECT max(attempt) FROM task") == 1
 
 
 async def test_the_lifespan_is_entered_once_for_all_tasks_and_left_at_the_end(

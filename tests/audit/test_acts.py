@@ -143,6 +143,7 @@ SPARED = {
     "completeExternal": _PROTOCOL,
     "failExternal": _PROTOCOL,
     "acknowledgeCancelExternal": _PROTOCOL,
+    "releaseExternal": _PROTOCOL,
     "announceExternalFiles": _PROTOCOL,
     "logExternal": _PROTOCOL,
     "emitExternal": _PROTOCOL,

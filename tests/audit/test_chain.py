@@ -13,7 +13,7 @@ import pytest
 from leasehold.db import audit
 from leasehold.db.audit import AuditFilter, Target
 from leasehold.db.database import Connection, connect
-from leasehold.domain.audit import Actor, Broken, hash_of
+from leasehold.domain.audit import Actor, BrokenRow, hash_of
 from leasehold.settings import Settings
 
 ANNA = Actor("key", "anna", "acme", "abcdefghijkl", "192.0.2.7", "request-1")
@@ -25,14 +25,14 @@ async def act(rows: Connection, n: int = 1, tenant: str = "acme", **details: Any
         await audit.record(rows, ANNA, "job.cancelled", Target("job", f"j{number}", tenant), **details)
 
 
-async def verified(rows: Connection, tenant: str = "acme") -> Broken | None:
+async def verified(rows: Connection, tenant: str = "acme") -> BrokenRow | None:
     (head,) = await audit.heads(rows, tenant)
     return await audit.verify(rows, head)
 
 
 async def whole(rows: Connection, tenant: str = "acme") -> list[dict[str, Any]]:
     (head,) = await audit.heads(rows, tenant)
-    return await audit.piece(rows, head, head["first_seq"] - 1)
+    return await audit.read_part(rows, head, head["first_seq"] - 1)
 
 
 async def test_each_row_has_the_hash_of_the_row_before(rows: Connection) -> None:
@@ -51,7 +51,7 @@ async def test_postgresql_and_python_compute_the_same_hash(rows: Connection, tex
     await audit.record(rows, odd, text, Target(text, text, text), given=text, number=1.5, nothing=None, many=[{"a": 1}])
     (row,) = await whole(rows, text)
     assert hash_of(row) == row["hash"]
-    assert audit.text_of(audit.shown(row)["details"]) == row["details"]
+    assert audit.details_text(audit.as_answer(row)["details"]) == row["details"]
 
 
 @pytest.mark.parametrize("moved", [("ab", "c"), ("a", "bc")])

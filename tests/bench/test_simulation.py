@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench import simulate as tables
+from bench import simulation_tables as tables
 from bench.simulation import BATCH, Costs, Plan, simulate
 
 FREE = Costs(**dict.fromkeys(Costs.__slots__, 0.0))
@@ -87,8 +87,12 @@ def test_what_breaks_first_is_what_is_nearest_to_its_limit() -> None:
     assert heavy.share("cores") == pytest.approx(1.0, rel=0.05)
     written = tables.cell(replace(FREE, log_bytes=1e6), 10, seed=1)
     assert written.breaks_first == "log"
+
+
+def test_listen_which_only_installations_without_a_broker_use_never_breaks_first() -> None:
     heard = tables.cell(replace(FREE, database_notification=0.01), 10, seed=1)
-    assert heard.breaks_first == "LISTEN"
+    assert heard.share("LISTEN") > heard.share("sessions")
+    assert heard.breaks_first == "sessions"
 
 
 def test_a_cell_of_many_is_as_large_as_an_installation_of_so_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from chaos.amqp_tap import Heard, What
+from chaos.amqp_tap import HintEvent, HintRecord
 from chaos.audit import Change
-from chaos.history import Bound, History, Operation, Order, Request, StoredObject, Terms
+from chaos.evidence import Bound, Operation, Order, Request, StoredObject, Terms
+from chaos.history import History
 from chaos.pipelines import PUT_BACK, TAKES_BACK
 from chaos.postgres_tap import Session
 from chaos.receiver import Delivery
@@ -119,7 +120,7 @@ def sound() -> History:
         subscribers=frozenset({"red"}),
         deliveries=[Delivery("msg_0", "red", "run.succeeded", "job", T0 + 5, genuine=True, taken=True)],
         journal=_journal(),
-        heard=_heard(),
+        hint_records=_hint_records(),
         sessions=[Session(ME, "leasehold heartbeat", T0 - 5, T0 + 50, present=True)],
         objects={"jobs/job/output/first.txt": StoredObject(3, SHA)},
         expected_bytes={("short", "first.txt", "to"): SHA},
@@ -276,8 +277,8 @@ def _journal() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _heard() -> list[Heard]:
-    heard = []
+def _hint_records() -> list[HintRecord]:
+    records = []
     for task, start in (
         ("task-first", 0.0),
         ("task-second", 2.0),
@@ -287,13 +288,13 @@ def _heard() -> list[Heard]:
         ("task-undone", 0.0),
         ("task-undone", 2.0),
     ):
-        heard += [
-            Heard("api-0.0", What.PUBLISHED, task, T0 + start + 0.05),
-            Heard("api-0.0", What.CONFIRMED, task, T0 + start + 0.1, T0 + start + 0.05),
-            Heard(ME, What.DELIVERED, task, T0 + start + 0.9),
-            Heard(ME, What.ACKED, task, T0 + start + 2.1, T0 + start + 0.9),
+        records += [
+            HintRecord("api-0.0", HintEvent.PUBLISHED, task, T0 + start + 0.05),
+            HintRecord("api-0.0", HintEvent.CONFIRMED, task, T0 + start + 0.1, T0 + start + 0.05),
+            HintRecord(ME, HintEvent.DELIVERED, task, T0 + start + 0.9),
+            HintRecord(ME, HintEvent.ACKED, task, T0 + start + 2.1, T0 + start + 0.9),
         ]
-    return heard
+    return records
 
 
 def recast(history: History, index: int, **after: Any) -> None:

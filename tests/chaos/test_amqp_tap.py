@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from chaos.amqp_tap import AmqpTap, Heard, What
+from chaos.amqp_tap import AmqpTap, HintEvent, HintRecord
 from leasehold.broker.base import Hint
 from leasehold.broker.envelope import encode
 
@@ -41,19 +41,19 @@ def ack(tag: int, *, multiple: bool = False, nack: bool = False) -> bytes:
 
 
 @pytest.fixture
-def heard() -> list[Heard]:
+def records() -> list[HintRecord]:
     return []
 
 
 @pytest.fixture
-def tap(heard: list[Heard]) -> AmqpTap:
-    tap = AmqpTap("worker-0.0", heard.append)
+def tap(records: list[HintRecord]) -> AmqpTap:
+    tap = AmqpTap("worker-0.0", records.append)
     tap.request(b"AMQP\0\0\x09\1" + method(20, 10, b"\0") + method(85, 10, b"\0"))
     return tap
 
 
-def said(heard: list[Heard]) -> list[tuple[What, str]]:
-    return [(one.what, one.task) for one in heard]
+def events_of(records: list[HintRecord]) -> list[tuple[HintEvent, str]]:
+    return [(record.event, record.task) for record in records]
 
 
 def in_bytes(pass_on: Callable[[bytes], None], data: bytes) -> None:
@@ -61,39 +61,39 @@ def in_bytes(pass_on: Callable[[bytes], None], data: bytes) -> None:
         pass_on(data[index : index + 1])
 
 
-def test_a_publish_and_its_confirm_are_heard_however_the_bytes_are_cut(tap: AmqpTap, heard: list[Heard]) -> None:
+def test_a_publish_and_its_confirm_are_heard_however_the_bytes_are_cut(tap: AmqpTap, records: list[HintRecord]) -> None:
     in_bytes(tap.request, PUBLISH)
     in_bytes(tap.reply, ack(1))
-    assert said(heard) == [(What.PUBLISHED, TASK), (What.CONFIRMED, TASK)]
-    assert heard[1].since == heard[0].at
+    assert events_of(records) == [(HintEvent.PUBLISHED, TASK), (HintEvent.CONFIRMED, TASK)]
+    assert records[1].since == records[0].at
 
 
-def test_one_ack_can_confirm_many(tap: AmqpTap, heard: list[Heard]) -> None:
+def test_one_ack_can_confirm_many(tap: AmqpTap, records: list[HintRecord]) -> None:
     tap.request(PUBLISH * 3)
     tap.reply(ack(2, multiple=True))
-    assert said(heard)[3:] == [(What.CONFIRMED, TASK)] * 2
+    assert events_of(records)[3:] == [(HintEvent.CONFIRMED, TASK)] * 2
 
 
-def test_a_returned_message_is_not_confirmed_by_the_ack_that_follows(tap: AmqpTap, heard: list[Heard]) -> None:
+def test_a_returned_message_is_not_confirmed_by_the_ack_that_follows(tap: AmqpTap, records: list[HintRecord]) -> None:
     tap.request(PUBLISH)
     tap.reply(RETURN + ack(1))
-    assert said(heard) == [(What.PUBLISHED, TASK), (What.RETURNED, TASK)]
+    assert events_of(records) == [(HintEvent.PUBLISHED, TASK), (HintEvent.RETURNED, TASK)]
 
 
-def test_a_nack_confirms_nothing(tap: AmqpTap, heard: list[Heard]) -> None:
+def test_a_nack_confirms_nothing(tap: AmqpTap, records: list[HintRecord]) -> None:
     tap.request(PUBLISH)
     tap.reply(ack(1, nack=True))
-    assert said(heard) == [(What.PUBLISHED, TASK)]
+    assert events_of(records) == [(HintEvent.PUBLISHED, TASK)]
 
 
-def test_the_ack_of_a_delivery_tells_when_it_was_delivered(tap: AmqpTap, heard: list[Heard]) -> None:
+def test_the_ack_of_a_delivery_tells_when_it_was_delivered(tap: AmqpTap, records: list[HintRecord]) -> None:
     tap.reply(deliver(1) + deliver(2))
     tap.request(ack(2))
-    assert said(heard) == [(What.DELIVERED, TASK)] * 2 + [(What.ACKED, TASK)]
-    assert heard[2].since == heard[1].at
+    assert events_of(records) == [(HintEvent.DELIVERED, TASK)] * 2 + [(HintEvent.ACKED, TASK)]
+    assert records[2].since == records[1].at
 
 
-def test_what_is_no_hint_of_this_version_has_no_task(tap: AmqpTap, heard: list[Heard]) -> None:
+def test_what_is_no_hint_of_this_version_has_no_task(tap: AmqpTap, records: list[HintRecord]) -> None:
     for body in (BODY.replace(b'"v":', b'"v":9'), b"\xff", b"[]", b"{}"):
         tap.request(method(60, 40, b"\0\0\0\5queue\1") + content(body, pieces=1))
-    assert said(heard) == [(What.PUBLISHED, "")] * 4
+    assert events_of(records) == [(HintEvent.PUBLISHED, "")] * 4

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from chaos.amqp_tap import Heard, What
+from chaos.amqp_tap import HintEvent, HintRecord
 from chaos.audit import Change, seconds
 from chaos.checker import INVARIANTS, Verdict
 from chaos.checker import judge as judge_by
 from chaos.checks.floors import floors_of
-from chaos.history import History, Request, StoredObject
+from chaos.evidence import Request, StoredObject
+from chaos.history import History
 from chaos.pipelines import PUT_BACK
 from chaos.plan import make_plan
 from chaos.receiver import Delivery
@@ -369,8 +370,8 @@ def a_run_without_a_claim(history: History) -> None:
 
 
 def an_ack_before_the_claim(history: History) -> None:
-    index = next(i for i, heard in enumerate(history.heard) if heard.what is What.ACKED)
-    history.heard[index] = replace(history.heard[index], at=T0 + 0.95)
+    index = next(i for i, record in enumerate(history.hint_records) if record.event is HintEvent.ACKED)
+    history.hint_records[index] = replace(history.hint_records[index], at=T0 + 0.95)
 
 
 def a_hint_in_another_transaction(history: History) -> None:
@@ -380,13 +381,15 @@ def a_hint_in_another_transaction(history: History) -> None:
 
 
 def a_hint_dropped_without_a_confirm(history: History) -> None:
-    history.heard = [heard for heard in history.heard if heard.what is not What.CONFIRMED]
+    history.hint_records = [record for record in history.hint_records if record.event is not HintEvent.CONFIRMED]
 
 
 def a_hint_that_only_came_back(history: History) -> None:
-    history.heard = [
-        Heard(heard.process, What.RETURNED, heard.task, heard.at) if heard.what is What.CONFIRMED else heard
-        for heard in history.heard
+    history.hint_records = [
+        HintRecord(record.process, HintEvent.RETURNED, record.task, record.at)
+        if record.event is HintEvent.CONFIRMED
+        else record
+        for record in history.hint_records
     ]
 
 
@@ -710,7 +713,7 @@ def test_the_hint_of_a_task_that_has_lost_its_last_worker_may_be_acknowledged() 
     for losses, excused in ((20, True), (19, False)):
         history = sound()
         row(history, CLAIMED_FIRST, lease_until=at(1.2), losses=losses)
-        history.heard.append(Heard(ME, What.ACKED, "task-first", T0 + 1.8, T0 + 1.5))
+        history.hint_records.append(HintRecord(ME, HintEvent.ACKED, "task-first", T0 + 1.8, T0 + 1.5))
         assert ("I9" not in found(history)) is excused
 
 
@@ -834,8 +837,8 @@ def test_a_worker_that_is_only_connected_is_not_present_yet() -> None:
 
 def test_a_needless_hint_may_be_acknowledged_at_once() -> None:
     history = sound()
-    history.heard.append(Heard(ME, What.ACKED, "task-first", T0 + 1.51, T0 + 1.5))  # it is running
-    history.heard.append(Heard(ME, What.ACKED, "task-second", T0 + 0.51, T0 + 0.5))  # it is blocked
+    history.hint_records.append(HintRecord(ME, HintEvent.ACKED, "task-first", T0 + 1.51, T0 + 1.5))  # it is running
+    history.hint_records.append(HintRecord(ME, HintEvent.ACKED, "task-second", T0 + 0.51, T0 + 0.5))  # it is blocked
     assert found(history) == {}
 
 

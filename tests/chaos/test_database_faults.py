@@ -33,7 +33,7 @@ async def test_sessions_are_terminated_and_counted(database_url: str) -> None:
     sessions = [await asyncpg.connect(database_url) for _ in range(2)]
     installation: Any = Installation(database_url)
     faults = DatabaseFaults(installation, asyncio.Lock())
-    assert await faults.deals["F21"](Fault("F21 terminate sessions", 0.0)) == 2
+    assert await faults.makers["F21"](Fault("F21 terminate sessions", 0.0)) == 2
     for session in sessions:
         with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
             await session.fetchval("SELECT 1")

@@ -78,9 +78,12 @@ async def test_what_was_acknowledged_is_there_after_a_failover_and_the_old_prima
     async with asyncio.timeout(10):  # a connection of a pool, which the fault ends
         kept = await asyncpg.connect(f"{installation.database_url.partition('@')[0]}@127.0.0.1:{old_link.port}/{NAME}")
     await asyncio.sleep(0.3)
-    effect = await faults.deals[name.partition(" ")[0]](Fault(name, seconds=1.0))
+    effect = await faults.makers[name.partition(" ")[0]](Fault(name, seconds=1.0))
     before = next(numbers)
-    await asyncio.sleep(0.3)
+    async with asyncio.timeout(30), installation.connection() as connection:  # until the new primary has taken one
+        while not await connection.fetchval("SELECT EXISTS (SELECT FROM acknowledged WHERE n > $1)", before):
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.3)
     kept.terminate()
     for task in writing:
         task.cancel()

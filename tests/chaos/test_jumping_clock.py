@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.amqp_tap import What
+from chaos.amqp_tap import HintEvent
 from chaos.history import History
 from tests.chaos.histories import ME, T0, at, sound
 from tests.chaos.test_checker import DONE_FIRST, a_lease_taken_from_the_living, an_ack_before_the_claim, found
@@ -22,9 +22,9 @@ def test_a_lease_has_passed_by_the_clock_that_it_was_given_by(ahead: float, viol
 
 def acked_while_it_ran(history: History) -> None:
     """The first hint comes, and is acknowledged, in the middle of the run that it would have begun."""
-    for index, heard in enumerate(history.heard):
-        if heard.task == "task-first" and heard.what in (What.DELIVERED, What.ACKED):
-            history.heard[index] = replace(heard, since=T0 + 1.2, at=T0 + 1.4)
+    for index, record in enumerate(history.hint_records):
+        if record.task == "task-first" and record.event in (HintEvent.DELIVERED, HintEvent.ACKED):
+            history.hint_records[index] = replace(record, since=T0 + 1.2, at=T0 + 1.4)
 
 
 def test_who_holds_a_lease_cannot_know_that_a_jump_has_ended_it() -> None:
@@ -57,8 +57,9 @@ def test_a_confirm_is_compared_with_the_true_time_of_the_row(ahead: float) -> No
                 replace(change, after=row, ahead=ahead) if change.after else replace(change, before=row)
             )
     assert "I10" not in found(history)
-    history.heard = [
-        replace(heard, since=heard.since - 30) if heard.what is What.CONFIRMED else heard for heard in history.heard
+    history.hint_records = [
+        replace(record, since=record.since - 30) if record.event is HintEvent.CONFIRMED else record
+        for record in history.hint_records
     ]
     assert "I10" in found(history)
 

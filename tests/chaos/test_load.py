@@ -12,7 +12,7 @@ import pytest
 
 from chaos.load import PAUSES, Load, client, direct
 from chaos.load.client import Client
-from chaos.load.diary import Ask, Diary
+from chaos.load.diary import Diary, Sender
 from chaos.load.orders import model
 from chaos.load.runs import start, starter
 from chaos.pipelines import KINDS, LARGE_BYTES, declared, gated, paced, short, wrong
@@ -60,7 +60,7 @@ async def http() -> AsyncIterator[httpx2.AsyncClient]:
 async def test_a_request_is_repeated_with_its_key_until_it_is_answered(http: httpx2.AsyncClient) -> None:
     api = Api(HangUp, Reply(503, {}), IN_FLIGHT, Reply(429, {"code": "rate_limited"}), DONE)
     async with HttpServer(api.answer) as server:
-        outcome = await Client(http, [server.url], "secret").ask("POST", "/v1/runs", {"template": "short"}, key="k")
+        outcome = await Client(http, [server.url], "secret").request("POST", "/v1/runs", {"template": "short"}, key="k")
     assert (outcome.status, outcome.answer, outcome.tries) == (202, "accepted", 5)
     assert api.keys == ["k"] * 5
     assert {request.body for request in api.requests} == {api.requests[0].body}
@@ -71,21 +71,21 @@ async def test_each_try_goes_to_the_other_api(http: httpx2.AsyncClient) -> None:
     one, other = Api(HangUp), Api(DONE)
     async with HttpServer(one.answer) as first, HttpServer(other.answer) as second:
         sender = Client(http, [second.url, first.url], "secret")
-        assert (await sender.ask("POST", "/v1/runs", {}, key="k")).good
+        assert (await sender.request("POST", "/v1/runs", {}, key="k")).good
     assert (one.keys, other.keys) == (["k"], ["k"])
 
 
 async def test_a_refusal_is_final(http: httpx2.AsyncClient) -> None:
     api = Api(Reply(409, {"code": "resource_invalid_state"}))
     async with HttpServer(api.answer) as server:
-        outcome = await Client(http, [server.url], "secret").ask("POST", "/v1/runs/x/cancel")
+        outcome = await Client(http, [server.url], "secret").request("POST", "/v1/runs/x/cancel")
     assert (outcome.answer, outcome.code, outcome.tries) == ("refused", "resource_invalid_state", 1)
 
 
 async def test_what_is_never_answered_is_unknown(http: httpx2.AsyncClient) -> None:
     api = Api(HangUp)
     async with HttpServer(api.answer) as server:
-        outcome = await Client(http, [server.url], "secret").ask("POST", "/v1/runs", {}, patience=0.0)
+        outcome = await Client(http, [server.url], "secret").request("POST", "/v1/runs", {}, patience=0.0)
     assert (outcome.answer, outcome.status, outcome.answered) == ("unknown", 0, ())
 
 
@@ -93,9 +93,9 @@ async def test_a_request_that_is_sent_once_more_keeps_both_answers(http: httpx2.
     api = Api(DONE, HangUp, Reply(202, {"id": "run-2"}))
     async with HttpServer(api.answer) as server:
         sender = Client(http, [server.url], "secret")
-        outcome = await sender.ask("POST", "/v1/runs", {}, key="k", again=True)
+        outcome = await sender.request("POST", "/v1/runs", {}, key="k", again=True)
         assert [said["id"] for said in outcome.answered] == ["run-1"]  # the second was not answered: the first counts
-        outcome = await Client(http, [server.url], "secret").ask("POST", "/v1/runs", {}, key="l", again=True)
+        outcome = await Client(http, [server.url], "secret").request("POST", "/v1/runs", {}, key="l", again=True)
     assert [said["id"] for said in outcome.answered] == ["run-2", "run-2"]
 
 
@@ -109,7 +109,7 @@ async def test_a_run_is_written_down_with_its_key_which_is_its_scope(http: httpx
     api = Api(HangUp, DONE)
     async with HttpServer(api.answer) as server:
         diary = Diary(_installation(server.url), 1)
-        diary.deal("test")
+        diary.seed_random("test")
         job = await start(diary, diary.client("red"), "red", "mendable", {"text": "to"}, kind="broken")
         await diary.close()
     (request,) = diary.requests
@@ -128,7 +128,7 @@ async def test_a_job_is_followed_until_it_has_ended_also_beyond_the_load() -> No
 
     async with HttpServer(answer) as server:
         diary = Diary(_installation(server.url), 1)
-        diary.deal("test")
+        diary.seed_random("test")
         diary.follow(diary.client("red"), "job", "/v1/runs/job/events")
         assert diary.streams == {"job": []}  # who sees nothing is judged, too
         await resumed.wait()
@@ -150,10 +150,10 @@ async def test_a_run_that_ends_twice_is_not_followed(pipeline: Pipeline, is_foll
 
     async with HttpServer(answer) as server:
         diary = Diary(_installation(server.url), 1)
-        ask = starter(diary, pipeline)
+        send = starter(diary, pipeline)
         for nth in range(30):
-            diary.deal(f"test {nth}")
-            await ask("red")
+            diary.seed_random(f"test {nth}")
+            await send("red")
         await diary.followed(60.0)
         await diary.close()
     assert ("GET" in asked) is is_followed
@@ -161,7 +161,7 @@ async def test_a_run_that_ends_twice_is_not_followed(pipeline: Pipeline, is_foll
 
 def test_every_kind_of_work_is_asked_for() -> None:
     load = Load(_installation(), 1)
-    assert load.asks.keys() == PAUSES.keys()
+    assert load.senders.keys() == PAUSES.keys()
     retried = {"mendable"}  # asked for as `mend`
     assert {kind.name for kind in KINDS} - retried <= PAUSES.keys()
     assert {pipeline.name for pipeline in declared()} >= {kind.name for kind in KINDS}
@@ -171,14 +171,14 @@ async def test_what_a_request_is_depends_on_the_seed_and_its_number_alone() -> N
     async def first(seed: int, *nths: int) -> dict[int, tuple[str, float]]:
         load, drawn = Load(_installation(), seed), {}
 
-        def noting(nth: int) -> Ask:
-            async def ask(tenant: str) -> None:
+        def noting(nth: int) -> Sender:
+            async def send(tenant: str) -> None:
                 await asyncio.sleep(0)  # others draw meanwhile
                 drawn[nth] = (tenant, load.diary.rng.random())
 
-            return ask
+            return send
 
-        await asyncio.gather(*(load.ask_once("short", noting(nth), nth) for nth in nths))
+        await asyncio.gather(*(load.send_once("short", noting(nth), nth) for nth in nths))
         return drawn
 
     assert await first(1, 0, 1, 2) == await first(1, 2, 1, 0)
@@ -198,7 +198,7 @@ async def test_a_job_of_which_its_client_never_heard_is_recorded_as_unknown(monk
     monkeypatch.setattr(direct, "_try_submit", unknown)
     monkeypatch.setattr(direct, "PATIENCE_SECONDS", -1.0)
     diary = Diary(cast("Installation", SimpleNamespace()), 1)
-    diary.deal("test")
+    diary.seed_random("test")
     await direct.canceller(diary)("red")
     (request,) = diary.requests
     assert (request.answer, request.job) == ("unknown", "")

@@ -113,9 +113,9 @@ def test_every_blow_has_somebody_who_deals_it() -> None:
 
     faults = Faults(Nobody())  # type: ignore[arg-type]  # only its table is looked at
     for kind in (*BLOWS, *ALONE):
-        assert callable(faults.deal_of(kind.name))
+        assert callable(faults.maker_of(kind.name))
     with pytest.raises(ValueError, match="empty"):
-        faults.deal_of("F0 nothing")
+        faults.maker_of("F0 nothing")
 
 
 def test_every_mutation_has_a_plan_and_an_invariant_that_must_notice_it() -> None:

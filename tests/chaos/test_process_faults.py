@@ -1,4 +1,4 @@
-"""The faults of processes, dealt to real ones that do nothing else."""
+"""The faults of processes, made on real ones that do nothing else."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def faults_of(slot: IdleSlot) -> ProcessFaults:
 
 @only_where(memory.is_possible(), "control groups take privileges")
 async def test_a_process_that_runs_out_of_memory_is_ended_by_the_kernel(slot: IdleSlot) -> None:
-    assert await faults_of(slot).deals["F41"](Fault("F41 worker out of memory", target="worker-0")) == 1
+    assert await faults_of(slot).makers["F41"](Fault("F41 worker out of memory", target="worker-0")) == 1
     assert slot.process.wait() == -signal.SIGKILL
     assert journal.read(slot.journal) == []  # it did not get all that it wanted
 
@@ -82,5 +82,5 @@ def test_a_group_is_gone_afterwards_and_knows_of_no_kill_before() -> None:
 
 async def test_the_fault_of_a_clock_counts_what_the_process_itself_wrote_down(slot: IdleSlot) -> None:
     fault = Fault("F33 a clock ahead", target="worker-0", seconds=0.5)
-    assert await faults_of(slot).deals["F33"](fault) >= 1
+    assert await faults_of(slot).makers["F33"](fault) >= 1
     assert next(line["hours"] for line in journal.read(slot.journal)) == 1

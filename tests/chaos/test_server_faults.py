@@ -1,4 +1,4 @@
-"""The faults of servers, dealt to real ones: each acts, says how much it did, and is undone."""
+"""The faults of servers, made on real ones: each acts, says how much it did, and is undone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Scene:
     name: str
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
     plan: Plan = field(default_factory=lambda: Plan(0, 1.0))
-    heard: list[object] = field(default_factory=list)
+    hint_records: list[object] = field(default_factory=list)
     slots: dict[str, object] = field(default_factory=dict)
     amqp_url: str = ""
 
@@ -57,11 +57,11 @@ class Scene:
         finally:
             await connection.close()
 
-    async def deal(self, name: str, seconds: float) -> int:
+    async def make(self, name: str, seconds: float) -> int:
         faults = Faults(self)  # type: ignore[arg-type]  # what servers' faults use of an installation
         fault = Fault(name, seconds=seconds)
         assert fault.kind is BY_NAME[name]
-        return await faults.deal_of(name)(fault)
+        return await faults.maker_of(name)(fault)
 
 
 @pytest.fixture
@@ -95,12 +95,12 @@ async def beats(scene: Scene, until: asyncio.Event) -> list[tuple[float, str]]:
 
 
 async def while_beating(scene: Scene, name: str, seconds: float) -> tuple[int, list[str], str]:
-    """Deal a fault; returns its effect, how the beats ended during it, and how the last one ended after it."""
+    """Make a fault; returns its effect, how the beats ended during it, and how the last one ended after it."""
     over = asyncio.Event()
     beating = asyncio.create_task(beats(scene, over))
     await asyncio.sleep(0.5)
     began = time.monotonic()
-    effect = await scene.deal(name, seconds)
+    effect = await scene.make(name, seconds)
     ended = time.monotonic()
     await asyncio.sleep(1.5)
     over.set()
@@ -116,7 +116,7 @@ async def test_a_frozen_database_takes_bytes_and_answers_nothing_until_it_goes_o
 
 
 async def test_a_database_that_nobody_asked_anything_was_not_frozen_for_anybody(scene: Scene) -> None:
-    assert await scene.deal("F35 freeze the database", 0.2) == 0
+    assert await scene.make("F35 freeze the database", 0.2) == 0
     async with scene.connection() as connection:
         assert await connection.fetchval("SELECT 1") == 1
 
@@ -146,7 +146,7 @@ async def test_the_databases_clock_jumps_there_and_back_and_the_audit_keeps_the_
     if CLOCK not in scene.servers.able:
         not_here("there is no libfaketime")
     async with scene.connection() as connection:
-        dealing = asyncio.create_task(scene.deal(f"F38 database clock {way}", 0.6))
+        dealing = asyncio.create_task(scene.make(f"F38 database clock {way}", 0.6))
         await asyncio.sleep(0.3)
         await connection.execute(
             "INSERT INTO outbox (task_id, job_id, queue, priority, relay_at)"
@@ -207,7 +207,7 @@ async def test_tables_that_a_migration_alters_are_nobodys_meanwhile_and_everybod
                 await asyncio.sleep(0.01)
             return len(await connection.fetch("SELECT * FROM outbox"))
 
-        dealing = asyncio.create_task(scene.deal("F44 alter tables", 1.5))
+        dealing = asyncio.create_task(scene.make("F44 alter tables", 1.5))
         assert await read() == 0
         assert await dealing >= 1
         rows = await connection.fetch(
@@ -232,7 +232,7 @@ async def test_a_purge_takes_the_hints_that_a_worker_held_unacknowledged(scene: 
         its = await (await worker.channel()).get_queue(queue.name)
         await channel.default_exchange.publish(aio_pika.Message(b"hint"), queue.name)
         assert await its.get() is not None
-        assert await scene.deal("F18 purge the queues", 0) == 1
+        assert await scene.make("F18 purge the queues", 0) == 1
         left = await channel.declare_queue(queue.name, passive=True)
         assert left.declaration_result.message_count == 0
     async with await aio_pika.connect(through):  # the worker comes back

@@ -1,7 +1,7 @@
-"""The fields of the custom resources that the chart renders, as KEDA's and the Prometheus operator's own pages document
-them: https://keda.sh/docs/latest/reference/scaledobject-spec/, https://keda.sh/docs/latest/concepts/authentication/,
-https://prometheus-operator.dev/docs/api-reference/api/. A field that is not here is refused: extend these after reading
-there.
+"""The fields of the custom resources that the chart renders, as KEDA's, the Prometheus operator's and the Gateway API's
+own pages document them: https://keda.sh/docs/latest/reference/scaledobject-spec/,
+https://keda.sh/docs/latest/concepts/authentication/, https://prometheus-operator.dev/docs/api-reference/api/,
+https://gateway-api.sigs.k8s.io/reference/spec/. A field that is not here is refused: extend these after reading there.
 """
 
 from __future__ import annotations
@@ -57,7 +57,24 @@ def _resource(version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
     )
 
 
+_HEADER = _fields(("type", "name", "value"), type={"enum": ["Exact", "RegularExpression"]}, name=_TEXT, value=_TEXT)
+_MATCH = _fields(
+    (),
+    headers=_list(_HEADER),
+    path=_fields(("type", "value"), type={"enum": ["Exact", "PathPrefix", "RegularExpression"]}, value=_TEXT),
+)
+_BACKEND = _fields(("name", "port"), name=_TEXT, port={"type": "integer", "minimum": 1})
 SCHEMAS = {
+    "HTTPRoute": _resource(
+        "gateway.networking.k8s.io/v1",
+        "HTTPRoute",
+        _fields(
+            ("parentRefs", "rules"),
+            parentRefs=_list(_fields(("name",), name=_TEXT, namespace=_TEXT)),
+            hostnames=_list(_TEXT),
+            rules=_list(_fields(("matches", "backendRefs"), matches=_list(_MATCH), backendRefs=_list(_BACKEND))),
+        ),
+    ),
     "ScaledObject": _resource(
         "keda.sh/v1alpha1",
         "ScaledObject",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,6 +14,7 @@ from grafana.build import files
 from leasehold.pipelines import SHIPPED
 from leasehold.pipelines.operations.pipeline import OPERATION
 from leasehold.pipelines.webhooks.pipeline import WEBHOOK
+from leasehold.security.cells import parse
 from leasehold.settings import Settings
 from tests.chart.helm import CHART, environment, every_values, objects, pods, refused, rendered
 
@@ -48,6 +50,7 @@ def test_no_object_grants_rights_or_holds_a_secret(values: str) -> None:
     assert kinds <= {
         "Deployment", "Job", "Service", "PodDisruptionBudget", "NetworkPolicy", "Ingress", "ConfigMap",
         "HorizontalPodAutoscaler", "ScaledObject", "TriggerAuthentication", "ServiceMonitor", "PrometheusRule",
+        "HTTPRoute",
     }  # fmt: skip
 
 
@@ -58,7 +61,9 @@ def test_secrets_are_files_that_are_mounted_where_the_variables_say(values: str)
             volume["projected"]["sources"] for volume in pod["spec"]["volumes"] if volume["name"] == "secrets"
         ]
         mounted = {f"/run/leasehold/{item['path']}" for source in sources for item in source["secret"]["items"]}
-        named = {value for name, value in environment(pod).items() if name.endswith("_FILE")}
+        variables = {name: value for name, value in environment(pod).items() if name.endswith("_FILE")}
+        variables.pop("LEASEHOLD_CELLS_FILE", None)  # no secret: a ConfigMap has it
+        named = set(variables.values())
         assert mounted == named
         assert "/run/leasehold/database_url" in mounted
 
@@ -330,7 +335,8 @@ def test_alerts_and_boards_are_those_of_the_repository() -> None:
     written = files()
     (rules,) = [text for path, text in written.items() if path.parts[-2:] == ("rules", "leasehold.yaml")]
     assert rule["spec"] == yaml.safe_load(rules)
-    boards = {name: text for one in objects("fleet", "ConfigMap").values() for name, text in one["data"].items()}
+    maps = {name: one["data"] for name, one in objects("fleet", "ConfigMap").items() if not name.endswith("-cells")}
+    boards = {name: text for data in maps.values() for name, text in data.items()}
     assert boards == {path.name: text for path, text in written.items() if path.suffix == ".json"}
 
 
@@ -343,3 +349,57 @@ def test_prometheus_scrapes_every_process_under_the_name_that_the_alerts_know() 
     assert services[0]["metadata"]["labels"][monitor["spec"]["jobLabel"]].startswith("leasehold")  # LeaseholdTargetDown
     assert [port["name"] for port in services[0]["spec"]["ports"]] == [monitor["spec"]["endpoints"][0]["port"]]
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_each_process_of_a_cell_reads_the_map_and_the_migration_needs_none() -> None:
+    (content,) = objects("fleet", "ConfigMap", 'monitoring.dashboards={"enabled": false}').values()
+    cells = parse(content["data"]["cells.json"])
+    assert (cells.addresses["a"], cells.tenants) == ("https://a.jobs.example", {"acme": "b"})
+    for name, pod in pods("fleet").items():
+        variables = environment(pod)
+        mounted = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        (container,) = pod["spec"]["containers"]
+        if "migrate" in name:
+            assert not {"LEASEHOLD_CELL", "LEASEHOLD_CELLS_FILE"} & variables.keys()
+            assert "cells" not in mounted
+            continue
+        assert (variables["LEASEHOLD_CELL"], variables["LEASEHOLD_CELLS_FILE"]) == (
+            "a", "/run/leasehold-cells/cells.json"
+        )  # fmt: skip
+        (at,) = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "cells"]
+        assert at == "/run/leasehold-cells"
+        assert mounted["cells"]["projected"]["sources"] == [{"configMap": {"name": content["metadata"]["name"]}}]
+
+
+def test_the_gateway_sends_a_cell_the_keys_that_it_has_made() -> None:
+    (route,) = objects("fleet", "HTTPRoute").values()
+    (api,) = [name for name in objects("fleet", "Service") if name.endswith("-api")]
+    keyed, other = route["spec"]["rules"]
+    (header,) = keyed["matches"][0]["headers"]
+    assert header["name"] == "Authorization"
+    assert re.fullmatch(header["value"], "Bearer lh_a_0123456789ab_secret")
+    assert not re.fullmatch(header["value"], "Bearer lh_b_0123456789ab_secret")
+    assert {backend["name"] for rule in (keyed, other) for backend in rule["backendRefs"]} == {api}
+    assert other["matches"] == [{"path": {"type": "PathPrefix", "value": "/"}}]
+    (alone,) = objects("fleet", "HTTPRoute", "cells.gateway.default=false").values()
+    assert alone["spec"]["rules"] == [keyed]
+
+
+def test_an_installation_without_a_name_has_nothing_of_cells() -> None:
+    for pod in pods("least").values():
+        assert "LEASEHOLD_CELL" not in environment(pod)
+    assert not [name for name in objects("least", "ConfigMap") if name.endswith("-cells")]
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ('cells={"own": "c", "map": {"cells": {"a": "https://a.example"}}}', "has no cell"),
+        ('cells={"own": "a", "map": {"cells": {"a": "https://a.example"}, "tenants": {"acme": "b"}}}', "lives in"),
+        ('cells={"own": "a", "map": {"cells": {"a": "a.example"}}}', "pattern"),
+        ('cells={"own": "A"}', "pattern"),
+        ('cells={"own": "a", "map": {"cells": {"a": "https://a.example"}}, "gateway": {"enabled": true}}', "Gateway"),
+    ],
+)
+def test_a_map_that_makes_no_sense_is_refused_before_anything_is_installed(values: str, sentence: str) -> None:
+    assert sentence in refused(values)

@@ -18,7 +18,8 @@ from leasehold.cli.main import app
 from leasehold.cli.running import UNREACHABLE, WRONG_USE
 
 #: Programs that run until they are stopped, and commands that print one text of another kind.
-WITHOUT_JSON = {"api", "console", "worker", "dev", "demo", "mcp", "completion", "sql", "signing-key", "audit export"}
+WITHOUT_JSON = {"api", "console", "worker", "dev", "demo", "mcp", "completion", "sql", "signing-key", "audit export",
+                "cells nginx"}  # fmt: skip
 NOWHERE = {
     "LEASEHOLD_DATABASE_URL": "postgresql://x@127.0.0.1:1/x",
     "LEASEHOLD_AMQP_URL": "amqp://guest:guest@127.0.0.1:1/",

@@ -45,7 +45,7 @@ async def test_the_steps_of_a_job_share_what_is_read_of_their_queue(maker: Maker
     steps = await job_reads.why_waiting(rows, "acme", job_id, at_most=2, most_ahead=12)
     assert [(step["ahead"], step["most_ahead"]) for step in steps] == [(10, 10)] * 2
     whole = (await maker.client.get(f"/v1/jobs/{job_id}/explain")).json()
-    assert [reason["message"] for reason in whole["reasons"]] == ["No worker serves the queue crowded."] * 3
+    assert [reason["code"] for reason in whole["reasons"]] == ["no_worker"] * 3
     await rows.execute(
         "INSERT INTO worker (id, present, host, pid, version, queues) VALUES ($1, false, 'h', 1, '0', '{crowded}')",
         new_id(),

@@ -191,6 +191,18 @@ async def test_a_page_says_when_it_gets_no_answer_and_when_its_session_has_ended
     visit.forgive("401", "htmx:")
 
 
+async def test_an_open_page_says_when_its_job_was_deleted(visit: Visit, maker: Maker) -> None:
+    """It once said that it was not connected."""
+    job_id = await maker.make("run")
+    page = await visit("operator", f"/jobs/{job_id}")
+    await expect(page.locator(".head .state")).to_have_text("waiting worker")
+    await maker.client.delete(f"/v1/jobs/{job_id}")
+    await expect(page.locator("#lost")).to_contain_text("This was deleted. This page shows the state of")
+    await page.locator("#lost").get_by_role("link", name="Open it again").click()
+    await expect(page.get_by_role("heading", name="Gone")).to_be_visible()
+    visit.forgive("410", "htmx:")
+
+
 async def test_reading_and_acting_need_no_javascript(visit: Visit, maker: Maker) -> None:
     job_id = await maker.make("run")
     await maker.fail(job_id)
@@ -218,6 +230,9 @@ async def test_the_keyboard_goes_everywhere(visit: Visit, maker: Maker) -> None:
     await page.keyboard.press("k")
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("heading", name="Timeline")).to_be_visible()
+    await page.keyboard.press("/")
+    await expect(page.get_by_label("Filter", exact=True)).to_be_focused()
+    await page.keyboard.press("Escape")
     await page.get_by_role("button", name="Light or dark").click()
     assert await page.evaluate("document.documentElement.dataset.theme") == "dark"
 
@@ -242,6 +257,39 @@ async def test_every_menu_is_on_the_screen(visit: Visit, maker: Maker, rows: Con
             opened += 1
             await page.keyboard.press("Escape")
     assert opened > 10
+
+
+#: The cells of a row whose texts lie over each other.
+OVERLAPS = """() => [...document.querySelectorAll('tbody tr')].flatMap((row) => {
+    const texts = [...row.cells].flatMap((cell) => {
+        const found = [], walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+        while (walker.nextNode()) {
+            if (!walker.currentNode.parentElement.checkVisibility()) continue;  // in a menu that is closed
+            const range = document.createRange();
+            range.selectNodeContents(walker.currentNode);
+            found.push(...[...range.getClientRects()].filter((box) => box.width > 1).map((box) => [cell, box]));
+        }
+        return found;
+    });
+    return texts.flatMap(([cell, a], n) => texts.slice(n + 1).filter(([other, b]) => other !== cell
+        && Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2
+        && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2)
+        .map(([other]) => cell.innerText + ' | ' + other.innerText));
+})"""
+
+
+@pytest.mark.parametrize("width", [390, 1024, 1440])
+async def test_no_text_of_a_row_lies_over_another(visit: Visit, maker: Maker, rows: Connection, width: int) -> None:
+    """On a phone, when a schedule fires next once lay over its state."""
+    paths = await furnished(maker, rows)
+    body = {"template": "outside", "cron": "0 9 * * 1-5", "timezone": "Europe/Berlin"}
+    assert (await maker.client.post("/v1/schedules", json=body)).status_code == 201
+    page = await visit("admin", viewport={"width": width, "height": 844})
+    overlapping = {}
+    for path in ["/", *paths]:
+        await page.goto(f"{visit.running.url}/console{path}")
+        overlapping[path] = await page.evaluate(OVERLAPS)
+    assert {path: texts[:3] for path, texts in overlapping.items() if texts} == {}
 
 
 async def test_the_filter_completes_a_word(visit: Visit) -> None:

@@ -336,7 +336,7 @@ async def test_a_flood_of_sign_ins_waits_and_is_refused_then(
         await free.wait()
         return provider.issuer
 
-    monkeypatch.setattr(OpenId, "address", hold)
+    monkeypatch.setattr(OpenId, "sign_in_url", hold)
     async with serving(narrow) as running, browser_of(running) as browser:
         first = asyncio.create_task(browser.get("/console/oidc"))
         await held.wait()

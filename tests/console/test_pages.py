@@ -13,7 +13,7 @@ from leasehold.db import job_lists
 from leasehold.db.database import Connection
 from leasehold.domain.ids import new_id
 from leasehold.selfcheck import Finding as SelfCheck
-from leasehold.transitions import fleet
+from leasehold.transitions import fleet, workers
 from tests.api.conftest import Running
 from tests.console.conftest import ROLES, MakePerson
 from tests.jobs.conftest import Maker
@@ -28,7 +28,11 @@ async def test_a_filter_finds_and_an_error_points_at_its_character(person: MakeP
     assert _ROW.findall(await somebody.see("/jobs?q=kind:media")) == [str(picture)]
     assert "1 match" in await somebody.see("/jobs?q=kind:media&count=true")
     wrong = await somebody.see("/jobs?q=kind:media+staus:failed", 422)
-    assert "<pre>kind:media staus:failed\n           ^</pre>There is no term" in wrong
+    assert "<bdi>kind:media </bdi><mark>s</mark><bdi>taus:failed</bdi></pre>There is no term" in wrong
+    after_arabic = await somebody.see("/jobs?q=tag.owner:مها+nope:1", 422)
+    assert "<bdi>tag.owner:مها </bdi><mark>n</mark><bdi>ope:1</bdi>" in after_arabic
+    at_the_end = await somebody.see("/jobs?q=kind:", 422)
+    assert "<bdi>kind:</bdi><mark>^</mark>" in at_the_end or "<mark>k</mark>" in at_the_end
     assert "No job matches." in await somebody.see("/jobs?q=status:failed")
     assert "There is no kind" in await somebody.see("/jobs?q=kind:nothing", 422)
 
@@ -210,6 +214,17 @@ async def test_without_trouble_the_overview_is_calm(
     assert "All is well" in page
 
 
+async def test_a_queue_shows_how_many_attempts_started_within_the_minute(person: MakePerson, rows: Connection) -> None:
+    worker = new_id()
+    await workers.register(rows, worker, host="h", pid=1, version="v", queues=["default", "ext:acme:reports"])
+    await workers.record_alive(rows, worker, {"default": 1234})
+    somebody = await person()
+    page = await somebody.see("/queues")
+    shown = re.findall(r'data-label="started/min">(?:<span[^>]*>)?([^<]*)<', page)
+    assert shown == ["1,234", "–"]  # noqa: RUF001 - an en dash
+    assert '<td class="n t-spare">1,234</td>' in await somebody.see("/")
+
+
 async def test_pictures_come_from_the_consoles_own_origin(
     person: MakePerson, maker: Maker, rows: Connection, running: Running
 ) -> None:
@@ -274,6 +289,22 @@ async def test_every_view_can_be_read_beside_many_jobs_of_other_tenants(
         for view in views:
             if "created" not in view:
                 await somebody.see(view.replace("&amp;", "&"))
+
+
+async def test_a_search_that_found_nothing_yet_goes_on_further_back(
+    person: MakePerson, maker: Maker, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [await maker.make("run") for _ in range(3)]
+    await rows.execute("UPDATE task SET queue = 'rare' WHERE job_id = $1", made[0])
+    monkeypatch.setattr(job_lists, "MAX_READ_BY_QUEUE", 2 * 5)
+    somebody = await person()
+    page = await somebody.see("/jobs?q=queue:rare")
+    assert "No job of those searched matches." in page
+    assert "No job matches." not in page
+    further = re.search(r'<a href="/console(/jobs[^"]+)">Search further back<', page)
+    assert further is not None
+    assert str(made[0]) in await somebody.see(further[1].replace("&amp;", "&"))
+    assert "No job matches." in await somebody.see("/jobs?q=queue:nowhere+created:>1h")
 
 
 class Broken:

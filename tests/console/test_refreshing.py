@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from leasehold.api.console import overview, rendering
+from leasehold.api.console import overview, rates, rendering
+from leasehold.api.console.rates import rates_of
 from leasehold.api.console.shared import Shared
-from tests.console.conftest import MakePerson, Person
+from leasehold.db.database import Connection
+from leasehold.security.credentials import create_key
+from tests.api.conftest import Running
+from tests.console.conftest import ROLES, MakePerson, Person
 from tests.jobs.conftest import Maker
 
 
@@ -67,6 +72,28 @@ async def test_the_same_state_is_not_rendered_again_and_another_is_shown(
     assert (status, newer == mark) == (200, False)
     await asyncio.gather(*(refreshed(somebody, newer) for _ in range(3)))
     assert await refreshed(somebody, newer) == (204, newer)
+
+
+async def test_the_rates_of_a_minute_without_new_jobs_are_equal(
+    running: Running, maker: Maker, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=sorted(ROLES["viewer"]))
+    caller = await running.services.keyring.caller_of_session(key.prefix)
+    for _ in range(3):
+        await maker.make("run")
+    made_at = datetime.now(UTC)
+    minute = made_at.replace(second=0, microsecond=0) + timedelta(minutes=1)
+    await rows.execute("UPDATE job SET created_at = $1", minute + timedelta(seconds=20))
+    first, second, later = [
+        await rates_of(running.services, caller, minute + timedelta(seconds=seconds)) for seconds in (21, 59, 61)
+    ]
+    assert first == second
+    assert (first.n, first.parts[-1].n, later.n) == (3, 3, 3)
+    assert later != first
+    monkeypatch.setattr(rates, "SAMPLE", 2)
+    estimated = await rates_of(running.services, caller, minute + timedelta(seconds=40))
+    (last,) = [part for part in estimated.parts if part.n]
+    assert (last.exact, last.n) == (False, 28), "two in 20 s of 4 min 40 s"
 
 
 async def test_a_message_is_shown_although_the_state_is_the_same(person: MakePerson) -> None:

@@ -40,12 +40,13 @@ async def test_a_queue_is_paused_with_a_reason_and_goes_on(person: MakePerson, m
 async def test_a_worker_is_drained(person: MakePerson, rows: Connection) -> None:
     admin, worker_id = await person(), new_id()
     await rows.execute(
-        "INSERT INTO worker (id, present, host, pid, version, queues) VALUES ($1, false, 'box-7', 41, '0', '{a,b}')",
+        "INSERT INTO worker (id, present, host, pid, version, queues, pool)"
+        " VALUES ($1, false, 'box-7', 41, '0', '{a,a@gpu,b,b@gpu}', 'models')",
         worker_id,
     )
     page = await admin.see("/workers")
     assert "box-7:41" in page
-    assert "a, b" in page
+    assert re.search(r">models</td><td[^>]*>a, b <small[^>]*>gpu</small></td>", page)
     assert '<span class="state draining">' in await admin.do(f"/workers/{worker_id}/drain")
     assert (await admin.send(f"/workers/{new_id()}/drain")).status_code == 404
 
@@ -64,6 +65,16 @@ async def test_limits_show_who_fills_them(person: MakePerson, maker: Maker, rows
         assert answer.status_code == 422, wrong
     assert "is lifted." in await admin.do("/limits/lift", tenant="acme", key="tenant")
     assert await rows.fetchval("SELECT count(*) FROM gate_job WHERE admitted_at IS NULL") == 0
+
+
+async def test_a_queue_shows_its_limits_and_who_fills_them(person: MakePerson, maker: Maker) -> None:
+    admin = await person()
+    await admin.do("/limits/set", tenant="*", key="queue:media", at_most="2", per_minute="60")
+    for _ in range(3):
+        await maker.make("media")
+    page = re.sub(r"<[^>]+>", "", await admin.see("/queues"))
+    assert "limit: 2 at once, 60 a minute; 2 inside, 1 waiting" in page
+    assert page.count("inside,") == 1
 
 
 async def test_a_schedule_shows_its_firings_and_is_run_paused_and_changed(

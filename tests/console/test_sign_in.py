@@ -16,6 +16,7 @@ from leasehold.settings import Settings
 from tests.api.conftest import Running, serving
 from tests.api.media_api import problem
 from tests.console.conftest import HTML, MakePerson, Person
+from tests.console.test_roles import NOBODY
 from tests.jobs.conftest import Maker
 
 
@@ -135,6 +136,27 @@ async def test_signing_out_ends_the_browsers_session(person: MakePerson) -> None
     somebody = await person()
     await somebody.send("/sign-out")
     await somebody.see("/", 401)
+
+
+@pytest.mark.parametrize(
+    ("path", "page"),
+    [
+        (f"/jobs/{NOBODY}/retry", f"/jobs/{NOBODY}"),
+        ("/jobs/act", "/jobs"),
+        ("/jobs/views/save", "/jobs"),
+        ("/to-settle/settle", "/to-settle"),
+        ("/keys/abcdefghijkl/revoke", "/keys"),
+        (f"/dead-letters/letters/{NOBODY}/replay", "/dead-letters"),
+        ("/sign-out", "/"),
+    ],
+)
+async def test_who_acts_after_the_session_ended_hears_that_nothing_was_done_and_comes_back(
+    running: Running, path: str, page: str
+) -> None:
+    async with httpx2.AsyncClient(base_url=running.url, headers=HTML) as http:
+        answer = await http.post(f"/console{path}", data={"token": "x"})
+    assert (answer.status_code, "nothing was done" in answer.text) == (401, page != "/")
+    assert f'name="following" value="{page}"' in answer.text
 
 
 async def test_a_form_needs_the_token_of_its_own_session(person: MakePerson, maker: Maker, rows: Connection) -> None:

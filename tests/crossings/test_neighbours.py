@@ -133,8 +133,8 @@ async def test_cancels_that_may_not_end_yet_hold_up_no_others(two: Two) -> None:
         await two.first.execute("UPDATE job SET cancel_by = cancel_by - interval '1 day' WHERE id = $1", stubborn.run)
     case = Case()
     await put_into(two.first, case, "stopping")
-    assert await sweeps.end_cancels(two.first, [], limit=2) == []
-    assert len(await sweeps.end_cancels(two.first, [case.ours.owner], limit=2)) == 1
+    assert await sweeps.end_cancels(two.first, [], 5, limit=2) == []
+    assert len(await sweeps.end_cancels(two.first, [case.ours.owner], 5, limit=2)) == 1
     assert await case.state(two.first) == "cancelled"
 
 
@@ -150,7 +150,7 @@ async def fire(c: Connection, other: Case, overlap: str, *, of_schedule: bool) -
     if of_schedule:
         await c.execute("UPDATE run SET schedule_id = $2 WHERE job_id = $1", other.run, schedule)
     tick = await c.fetchval(
-        "UPDATE schedule SET next_run_at = date_trunc('minute', clock_timestamp()) WHERE id = $1 RETURNING next_run_at",
+        "UPDATE schedule SET next_run_at = date_trunc('second', clock_timestamp()) WHERE id = $1 RETURNING next_run_at",
         schedule,
     )
     for made in await schedules.fire_due(c, Templates(Pipelines(other.template.pipeline)), 60):

@@ -137,7 +137,7 @@ async def _swept(connection: Connection, picture: Picture, tenant_id: str) -> in
     """Sweep until nothing is left of the tenant's. Another case's sweep may have the job, uncommitted, at first."""
     left = 1
     for _ in range(50):
-        await sweeps.end_cancels(connection, [])
+        await sweeps.end_cancels(connection, [], 5)
         await _forget(connection, picture)
         left = await connection.fetchval("SELECT count(*) FROM job WHERE tenant_id = $1", tenant_id)
         if left == 0:

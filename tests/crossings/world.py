@@ -183,14 +183,14 @@ async def _lose(c: Connection, case: Case) -> bool:
     gone = [case.ours.owner, case.theirs.owner]
     await c.execute(f"UPDATE task SET lease_until = {_PAST} WHERE job_id = $1 AND lease_until IS NOT NULL", case.run)
     ended, _, _ = await sweeps.expire_leases(c, gone, 5)
-    stopped = await sweeps.end_cancels(c, gone)
+    stopped = await sweeps.end_cancels(c, gone, 5)
     return bool(ended or stopped)
 
 
 async def _grace(c: Connection, case: Case) -> bool:
     asked = "cancel_by IS NOT NULL AND finished_at IS NULL"
     await c.execute(f"UPDATE job SET cancel_by = {_PAST} WHERE id = $1 AND {asked}", case.run)
-    return bool(await sweeps.end_cancels(c, []))
+    return bool(await sweeps.end_cancels(c, [], 5))
 
 
 async def _expire(c: Connection, case: Case) -> bool:

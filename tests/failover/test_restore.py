@@ -22,6 +22,7 @@ from leasehold.db.database import Connection, migrate
 from leasehold.domain.ids import id_at, new_id
 from leasehold.embedded.postgres import USER, Postgres, find_postgres
 from leasehold.embedded.process import run, unprivileged
+from leasehold.pipelines.generation import rows as generations
 from leasehold.settings import Settings
 from leasehold.storage import ObjectStore
 from leasehold.transitions import jobs
@@ -233,6 +234,29 @@ async def test_pictures_and_uploads_under_way_are_kept_however_many_rows_a_round
         assert await store.head(key) is not None
     for key in orphaned:
         assert await store.head(key) is None
+
+
+async def test_source_images_are_as_old_as_the_store_says(
+    settings: Settings, store: ObjectStore, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their keys have no id: rows name them whole, and a young one may be an upload under way."""
+    monkeypatch.setattr(reconciling, "_BATCH", 2)
+    kept, left, expired, lost = [
+        [f"sources/{'0' * 16}/{letter * 64}.{ending}" for ending in ("jpg", "png", "webp")] for letter in "abcd"
+    ]
+    for key in (*kept, *expired, *lost):
+        await generations.keep_source(rows, "t", key, timedelta(hours=-1 if key in expired else 1))
+    not_ours = ["sources/site/a.png", f"sources/{'0' * 16}/{'A' * 64}.png", f"sources/{'0' * 16}/{'a' * 64}.gif"]
+    for key in (*kept, *left, *not_ours):
+        await store.put(key, b"image", content_type="image/png", metadata={})
+    found = await reconciling.reconcile(settings, apply=True)
+    assert (found.rows, found.objects, found.owned, found.young, found.deleted) == (6, 9, 3, 3, 0)
+    assert sorted(found.missing.examples) == lost  # an expired one may be gone already
+    monkeypatch.setattr(reconciling, "YOUNG", timedelta(minutes=-1))  # all are old
+    found = await reconciling.reconcile(settings, apply=True)
+    assert (found.owned, found.young, found.deleted) == (3, 0, 3)
+    assert sorted(found.orphaned.examples) == left
+    assert sorted([stored.key async for stored in store.list("sources/")]) == sorted([*kept, *not_ours])
 
 
 async def test_a_bucket_that_is_mostly_another_s_is_left_alone(

@@ -31,7 +31,7 @@ SCOPES = (GENERATION_READ, GENERATION_WRITE)
 SECONDS = 30.0
 #: Providers that take no token from us, and one that does.
 PLAIN, TOKEN = "jimeng", "gateway"
-CREDENTIALS = {"jimeng": VOLCENGINE, "ark": BEARER, "replicate": BEARER, "gateway": BEARER}
+CREDENTIALS = {"jimeng": VOLCENGINE, "ark": BEARER, "replicate": BEARER, "fal": BEARER, "gateway": BEARER}
 
 
 def buying(simulator: Simulator) -> dict[str, object]:

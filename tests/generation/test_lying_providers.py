@@ -25,7 +25,7 @@ ORDER = Order(kind="image", token="t-1", prompt="a cat", model="o/m")
 def settings(url: str) -> Settings:
     return Settings(
         _env_file=None, egress_allow="127.0.0.0/8", generation_jimeng_url=url, generation_ark_url=url,
-        generation_replicate_url=url, generation_http_providers=gateway_declaration(url),
+        generation_replicate_url=url, generation_fal_url=url, generation_http_providers=gateway_declaration(url),
     )  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def saying(reply: Reply) -> Callable[[Request], Awaitable[Reply]]:
     return answer
 
 
-@pytest.mark.parametrize("name", ["jimeng", "ark", "replicate", "gateway"])
+@pytest.mark.parametrize("name", ["jimeng", "ark", "replicate", "fal", "gateway"])
 async def test_a_credential_that_a_provider_quotes_goes_no_further(name: str) -> None:
     quoted = f"bad key {CREDENTIALS[name]} or {CREDENTIALS[name].split(':')[-1]}, see https://a.example/x?sign=s3cret"
     said = {"code": 50400, "message": quoted, "detail": quoted, "error": {"code": CREDENTIALS[name], "message": quoted}}
@@ -65,6 +65,30 @@ async def test_a_failed_task_of_ark_has_failed_in_whatever_form_it_says_why(erro
         with pytest.raises(Rejected) as caught:
             await providers["ark"].poll("cgt-1", ORDER, CREDENTIALS["ark"])
     assert (caught.value.code, caught.value.fail_code) == ("provider_failed", "failed")
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "code"),
+    [
+        (Reply(429, {"detail": "slow down"}), TryLater, "provider_busy"),
+        (Reply(500, {"detail": "oops"}), OutcomeUnknown, "provider_error"),
+        (Reply(401, {"detail": "no"}), Rejected, "provider_unauthorized"),
+        (Reply(422, {"detail": "no"}), Rejected, "provider_failed"),
+        (Reply(422, ["odd"]), Rejected, "provider_failed"),
+        (Reply(said=["odd"]), OutcomeUnknown, "provider_bad_answer"),
+        (Reply(said={"prompt": "https://a.example/prompt", "images": []}), Rejected, "provider_no_files"),
+    ],
+)
+async def test_a_result_of_fal_that_cannot_be_read_now_is_no_failure_of_its_model(
+    reply: Reply, error: type[ProviderError], code: str
+) -> None:
+    async def answer(request: Request) -> Reply:
+        return Reply(said={"status": "COMPLETED"}) if request.path.endswith("/status") else reply
+
+    async with HttpServer(answer) as server, open_providers(settings(server.url)) as providers:
+        with pytest.raises(error) as caught:
+            await providers["fal"].poll("r-1", ORDER, CREDENTIALS["fal"])
+    assert caught.value.code == code
 
 
 async def test_a_picture_that_ark_refused_is_no_file_beside_the_others() -> None:
@@ -115,7 +139,7 @@ def test_a_provider_may_lengthen_the_pause_and_not_shorten_it(after: float | Non
         (503, OutcomeUnknown, "provider_error"),
     ],
 )
-@pytest.mark.parametrize("name", ["jimeng", "ark", "replicate", "gateway"])
+@pytest.mark.parametrize("name", ["jimeng", "ark", "replicate", "fal", "gateway"])
 async def test_a_status_means_the_same_of_every_provider(
     name: str, status: int, error: type[ProviderError], code: str
 ) -> None:

@@ -33,10 +33,11 @@ from tests.generation.conftest import CREDENTIALS
 from tests.generation.simulator.server import Simulator
 
 ASYNCHRONOUS: list[tuple[str, Kind]] = [
-    ("jimeng", "image"), ("jimeng", "video"), ("ark", "video"), ("replicate", "image"), ("gateway", "image"),
+    ("jimeng", "image"), ("jimeng", "video"), ("ark", "video"), ("replicate", "image"), ("fal", "image"),
+    ("gateway", "image"),
 ]  # fmt: skip
 #: A model that the provider has for it, where it needs one.
-MODELS = {"ark": "doubao-seedance-1-0-pro", "replicate": "black-forest-labs/flux"}
+MODELS = {"ark": "doubao-seedance-1-0-pro", "replicate": "black-forest-labs/flux", "fal": "fal-ai/flux/dev"}
 
 
 @pytest.fixture
@@ -114,6 +115,9 @@ async def test_what_a_poll_may_meet(
         ("ark", "video", "#fail=OutputVideoSensitiveContentDetected", "provider_failed",
          "OutputVideoSensitiveContentDetected"),
         ("replicate", "image", "#fail=1", "provider_failed", "failed"),
+        ("fal", "image", "#fail=image_too_large", "provider_failed", "image_too_large"),
+        ("fal", "image", "#fail=content_policy_violation", "content_refused", "content_policy_violation"),
+        ("fal", "image", "#fail=runner_disconnected", "provider_failed", "runner_disconnected"),
         ("gateway", "image", "#fail=E7", "provider_failed", "E7"),
     ],
 )  # fmt: skip
@@ -169,7 +173,13 @@ async def test_a_generation_unknown_there_will_never_be_made(providers: Provider
 
 @pytest.mark.parametrize(
     ("name", "kind", "stopped"),
-    [("jimeng", "image", False), ("ark", "video", True), ("replicate", "image", True), ("gateway", "image", True)],
+    [
+        ("jimeng", "image", False),
+        ("ark", "video", True),
+        ("replicate", "image", True),
+        ("fal", "image", True),
+        ("gateway", "image", True),
+    ],
 )
 async def test_who_can_be_told_to_stop_is(
     providers: Providers, simulator: Simulator, name: str, kind: Kind, *, stopped: bool
@@ -189,7 +199,7 @@ async def test_ark_does_not_stop_what_runs(providers: Providers) -> None:
     assert not await provider.cancel(taken.ref, wanted, CREDENTIALS["ark"])
 
 
-@pytest.mark.parametrize(("name", "kind"), [("ark", "video"), ("replicate", "image")])
+@pytest.mark.parametrize(("name", "kind"), [("ark", "video"), ("replicate", "image"), ("fal", "image")])
 async def test_a_cancel_with_a_revoked_key_is_no_answer_about_the_order(
     providers: Providers, name: str, kind: Kind
 ) -> None:
@@ -222,7 +232,7 @@ def test_only_an_answer_about_the_order_says_whether_a_cancel_stopped_it(
             answer.stopped()
 
 
-@pytest.mark.parametrize("name", ["jimeng", "ark", "replicate"])
+@pytest.mark.parametrize("name", ["jimeng", "ark", "replicate", "fal"])
 async def test_a_provider_that_is_not_there_has_sold_nothing(name: str) -> None:
     nobody = {f"generation_{name}_url": "http://127.0.0.1:9", "egress_allow": "127.0.0.0/8"}
     async with open_providers(Settings(_env_file=None).model_copy(update=nobody)) as providers:
@@ -231,7 +241,7 @@ async def test_a_provider_that_is_not_there_has_sold_nothing(name: str) -> None:
     assert said.value.code == "provider_unreachable"
 
 
-@pytest.mark.parametrize("name", ["ark", "replicate"])
+@pytest.mark.parametrize("name", ["ark", "replicate", "fal"])
 async def test_who_chooses_no_model_asks_for_one(providers: Providers, name: str) -> None:
     with pytest.raises(Rejected) as said:
         await providers[name].submit(order(name, "image", "x", model=None), CREDENTIALS[name])
@@ -281,6 +291,11 @@ RECORDS: dict[tuple[str, Kind], tuple[str, str, dict[str, Any]]] = {
         },
         "webhook": "https://api.example/tell", "webhook_events_filter": ["completed"],
     }),
+    ("fal", "image"): ("POST", "/fal/o/m/edit", {
+        "prompt": "p", "negative_prompt": "blur", "image_size": {"width": 1024, "height": 768}, "strength": 0.6,
+        "image_urls": ["https://example.com/a.png", "https://example.com/b.png"], "aspect_ratio": "16:9",
+        "duration": "5", "seed": 7,
+    }),
     ("gateway", "image"): ("POST", "/gateway/tasks", {
         "prompt": "p", "kind": "image", "size": {"w": 1024, "h": 768}, "seed": 7, "tell": "https://api.example/tell",
     }),
@@ -291,13 +306,16 @@ RECORDS: dict[tuple[str, Kind], tuple[str, str, dict[str, Any]]] = {
 async def test_an_order_goes_out_in_the_words_of_the_documentation(
     providers: Providers, simulator: Simulator, name: str, kind: Kind
 ) -> None:
-    models = {"ark": "m", "replicate": "o/m"}
+    models = {"ark": "m", "replicate": "o/m", "fal": "o/m/edit"}
     await providers[name].submit(order(name, kind, "p", **WHOLE, model=models.get(name)), CREDENTIALS[name])
     (request,) = simulator.requests
     assert (request.method, request.path, request.json) == RECORDS[name, kind]
     assert request.headers["content-type"] == "application/json"
     if name == "replicate":
         assert request.headers["cancel-after"] == "600s"
+    if name == "fal":
+        assert request.headers["x-fal-request-timeout"] == "600"
+        assert request.query == {"fal_webhook": "https://api.example/tell"}
     if name == "gateway":
         assert request.headers["idempotency-key"] == "t-1"
 
@@ -306,6 +324,43 @@ async def test_replicate_is_not_asked_to_call_where_it_would_not(providers: Prov
     wanted = order("replicate", "image", "p", callback="http://api.example/tell")
     assert isinstance(await providers["replicate"].submit(wanted, CREDENTIALS["replicate"]), Accepted)
     assert "webhook" not in simulator.requests[0].json
+
+
+async def test_fal_is_not_asked_to_call_where_it_would_not_and_gets_one_picture_by_its_own_name(
+    providers: Providers, simulator: Simulator
+) -> None:
+    one = (SourceImage("https://example.com/a.png"),)
+    wanted = order("fal", "image", "p", callback="http://api.example/tell", images=one, width=512)
+    assert isinstance(await providers["fal"].submit(wanted, CREDENTIALS["fal"]), Accepted)
+    (request,) = simulator.requests
+    assert (request.query, request.json) == ({}, {"prompt": "p", "image_url": "https://example.com/a.png"})
+
+
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [("o/m", "/fal/o/m"), ("o/m/fast/edit", "/fal/o/m"), ("workflows/o/m/fast", "/fal/workflows/o/m")],
+)
+async def test_fal_is_asked_for_a_request_under_the_owner_and_the_app(
+    providers: Providers, simulator: Simulator, model: str, path: str
+) -> None:
+    wanted = order("fal", "image", "p", model=model)
+    with pytest.raises(Rejected):
+        await providers["fal"].poll("a/b", wanted, CREDENTIALS["fal"])
+    assert [request.path for request in simulator.requests] == [f"{path}/requests/a%2Fb/status"]
+
+
+@pytest.mark.parametrize("model", ["m", "o/", "/m", "o//m", "o/../m", "workflows/o"])
+async def test_a_model_that_is_none_of_fal_is_refused_before_anything_is_sent(
+    providers: Providers, simulator: Simulator, model: str
+) -> None:
+    for call in (
+        providers["fal"].submit(order("fal", "image", "p", model=model), CREDENTIALS["fal"]),
+        providers["fal"].poll("r", order("fal", "image", "p", model=model), CREDENTIALS["fal"]),
+    ):
+        with pytest.raises(Rejected) as refused:
+            await call
+        assert refused.value.code == "model_required"
+    assert simulator.requests == []
 
 
 async def test_a_version_of_replicate_is_named_in_the_body(providers: Providers, simulator: Simulator) -> None:

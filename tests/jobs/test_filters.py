@@ -136,6 +136,36 @@ async def test_a_search_says_how_far_it_came_and_goes_on(
     assert await search(client, "nothing") == ([], 3)
 
 
+async def test_a_search_by_queue_says_how_far_it_came_and_goes_on(
+    maker: Maker, client: httpx2.AsyncClient, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [str(await maker.make("run")) for _ in range(5)]
+    await rows.execute("UPDATE task SET queue = 'rare' WHERE job_id = ANY($1::uuid[])", [made[0], made[3]])
+    monkeypatch.setattr(job_lists, "MAX_READ_BY_QUEUE", 2 * 5)  # two jobs, each with the rows of its steps
+    assert await search(client, "queue:rare") == ([made[3], made[0]], 3)
+    assert await search(client, "queue:nowhere") == ([], 3)
+    assert await search(client, "queue:rare waited:<1d kind:run") == ([made[3], made[0]], 3)
+    counted = (await client.get("/v1/jobs", params={"q": "queue:rare", "count": True})).json()
+    assert counted["count"] == {"n": 2, "exact": True}
+
+
+async def test_a_page_by_queue_reads_few_rows_however_many_jobs_are_in_other_queues(rows: Connection) -> None:
+    await rows.execute(
+        "WITH made AS (INSERT INTO job (id, tenant_id, pipeline, pipeline_version, status, steps_left, event_seq,"
+        " params, inputs, output_prefix, finished_at) SELECT gen_random_uuid(), 'acme', 'noop', 1, 'succeeded', 0, 1,"
+        " '{}', '{}', 'x', now() FROM generate_series(1, 6000) RETURNING id)"
+        " INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, max_attempts, finished_at)"
+        " SELECT gen_random_uuid(), id, 'acme', 's' || n, n, 'q', 1, 'succeeded', 1, now()"
+        " FROM made CROSS JOIN generate_series(1, 4) AS n"
+    )
+    await rows.execute("ANALYZE job; ANALYZE task")
+    scope = Scope("acme", (), True, ("noop",), ())
+    for q in ("queue:nowhere", "queue:nowhere created:<1h", "queue:nowhere status:succeeded"):
+        listing = job_lists.listing_of_page(scope, parse(q, datetime.now(UTC)))
+        assert (await job_lists.page(rows, listing, 50)).ended_at is not None
+        assert 1000 < await rows_read(rows, listing) <= 5010
+
+
 async def test_a_text_finds_a_job_wherever_it_has_it(maker: Maker, client: httpx2.AsyncClient) -> None:
     for _ in range(3):
         await maker.make("run")
@@ -223,7 +253,7 @@ async def test_postgresql_takes_every_statement(rows: Connection) -> None:
     for scope in scopes:
         for wanted in filters():
             plain = Listing(scope, wanted, new_id())
-            named = [plain.with_names(["report", "media"])] if plain.searched is not None else []
+            named = [plain.with_names(["report", "media"])] if plain.searchable_text is not None else []
             for listing in (plain, *named):
                 for statement in (listing.page(50), listing.count(), listing.estimate()):
                     await rows.prepare(statement.text)

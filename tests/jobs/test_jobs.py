@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 from leasehold.api.auth import security
+from leasehold.api.jobs import ending
 from leasehold.api.jobs.schemas import EventPage, JobAnswer, JobList
 from leasehold.db.database import Connection
 from leasehold.transitions import settlements, sweeps
@@ -200,6 +201,20 @@ async def test_a_deleted_picture_is_no_picture_any_more(
     await finish_all(rows, ticket.media_id)
     assert (await client.delete(f"/v1/jobs/{job_id}")).status_code == 204
     problem(await media.look(ticket), 404, "media_not_found")
+
+
+async def test_a_delete_is_done_although_the_database_goes_away_after_its_commit(
+    maker: Maker, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tombstone is committed: an error would tell the client that the job is still there."""
+    job_id = await maker.make("media")
+
+    async def away(*_arguments: object) -> None:
+        raise ConnectionResetError
+
+    monkeypatch.setattr(ending.sweeps, "forget_jobs", away)
+    assert (await client.delete(f"/v1/jobs/{job_id}")).status_code == 204
+    problem(await client.get(f"/v1/jobs/{job_id}"), 410, "job_deleted")
 
 
 async def test_a_job_with_a_lease_is_deleted_when_its_worker_has_settled(

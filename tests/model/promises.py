@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from chaos.checks.story import JOB_EDGES, TASK_EDGES
+from chaos.checks.state_changes import JOB_EDGES, TASK_EDGES
 from leasehold.domain.states import JOB_TERMINAL, TASK_TERMINAL, TaskState
 from leasehold.transitions import settlements
 from tests.factories import Rows, assert_history

@@ -385,7 +385,7 @@ class Verbs(RuleBasedStateMachine):
     @rule(gone=st.lists(WORKERS, unique=True, max_size=2))
     def sweep(self, gone: list[int]) -> None:
         owners = [self.workers[worker].owner for worker in gone]
-        self.run(sweeps.end_cancels(self.connections[1], owners))
+        self.run(sweeps.end_cancels(self.connections[1], owners, MAX_LOSSES))
         self.run(sweeps.expire_leases(self.connections[1], owners, MAX_LOSSES))
 
     @rule(task=tasks)
@@ -399,7 +399,7 @@ class Verbs(RuleBasedStateMachine):
         self.the_lease_lapses(lease.task_id)
         before, job = self.row(lease.task_id), self.job_of[lease.task_id]
         is_within = self.run(self.rows.connection.fetchval(_IS_WITHIN_GRACE, job))
-        self.run(sweeps.end_cancels(self.connections[1], [], max_losses=MAX_LOSSES))
+        self.run(sweeps.end_cancels(self.connections[1], [], MAX_LOSSES))
         if before["status"] == "running" and is_within:
             goes_on = before["journaled"] and before["losses"] < MAX_LOSSES
             assert self.row(lease.task_id)["status"] == ("pending" if goes_on else "cancelled")
@@ -407,7 +407,7 @@ class Verbs(RuleBasedStateMachine):
     @rule(task=tasks)
     def the_grace_passes(self, task: UUID) -> None:
         self.execute(_GRACE_PASSES + " AND id = $1", self.job_of[task])
-        self.run(sweeps.end_cancels(self.connections[0], []))
+        self.run(sweeps.end_cancels(self.connections[0], [], MAX_LOSSES))
 
     @rule(task=tasks)
     def the_deadline_passes(self, task: UUID) -> None:
@@ -439,7 +439,7 @@ class Verbs(RuleBasedStateMachine):
             await connection.execute(_LAPSE)
             await sweeps.expire_leases(connection, [], MAX_LOSSES)
             await connection.execute(_GRACE_PASSES)
-            await sweeps.end_cancels(connection, [])
+            await sweeps.end_cancels(connection, [], MAX_LOSSES)
             await connection.execute(_DUE)
             found = await claims.claim_due(connection, worker, ["default"], 20)
             await settlements.complete(connection, [Completion(claimed.lease) for claimed in found])

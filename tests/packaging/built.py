@@ -19,7 +19,7 @@ import httpx2
 from leasehold.embedded.process import end
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 @cache

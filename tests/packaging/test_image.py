@@ -27,7 +27,6 @@ from leasehold.embedded.process import end
 from tests.packaging.built import PATIENCE, ROOT, Environment, run, uv
 from tests.support.databases import Databases
 
-pytestmark = pytest.mark.timeout(240)
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
 #: What the builder may see.
 CONTEXT = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}

@@ -15,7 +15,6 @@ import pytest
 
 from tests.packaging.built import ROOT, run
 
-pytestmark = pytest.mark.timeout(240)
 VERSION = "9.9.9"
 IDENTITY = {f"GIT_{who}_{what}": "release@example.com" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 
@@ -55,7 +54,7 @@ class Checkout:
 
     def release(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [self.home / "scripts/release", *arguments], check=False, capture_output=True, text=True, timeout=120
+            [self.home / "scripts/release", *arguments], check=False, capture_output=True, text=True, timeout=240
         )
 
 

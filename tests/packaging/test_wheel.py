@@ -17,8 +17,6 @@ from tests.packaging.built import ROOT, Environment, Programs, build, install
 from tests.support.bucket import Bucket
 from tests.support.databases import Databases
 
-pytestmark = pytest.mark.timeout(240)
-
 #: Files of the user's own whose names are ours, or a library's; importing one ends the program.
 HOSTILE = (
     "api/__init__.py", "worker.py", "cli.py", "pipelines.py", "embedded.py", "migrations/__init__.py", "tables.py",

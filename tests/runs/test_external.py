@@ -76,7 +76,8 @@ async def test_a_queue_keeps_its_name_in_a_tenant_with_colons(running: Running, 
 #: Each report of a worker about its task, with what it needs beside the lease.
 REPORTS: dict[str, dict[str, Any]] = {
     "heartbeat": {}, "progress": {"percent": 1}, "complete": {"result": {"late": True}}, "fail": {"message": "late"},
-    "acknowledge-cancel": {}, "files": {"files": [{"name": "late.txt", "content_type": "text/plain", "size": 4}]},
+    "acknowledge-cancel": {}, "release": {},
+    "files": {"files": [{"name": "late.txt", "content_type": "text/plain", "size": 4}]},
     "logs": {"first": 1, "lines": [{"message": "late"}]}, "stream": {"first": 1, "chunks": ["late"]},
 }  # fmt: skip
 
@@ -461,6 +462,59 @@ async def test_an_external_worker_settles_through_an_outage_and_a_refused_heartb
         assert front.failures == []
     assert (await client.look(run))["result"] == {"outside": {"done": True}}
     assert len(calls) == 1
+
+
+async def test_a_task_that_is_given_back_costs_no_attempt(client: Client, rows: Connection) -> None:
+    steps = [{"id": "outside", "queue": "reports", "retry": {"max_attempts": 1}}]
+    assert (await client.post("/v1/templates", type="once", steps=steps)).status_code == 201
+    run = await client.start("once")
+    for _ in range(3):
+        task = await claim(client, wait=5)
+        assert task["attempt"] == 1
+        for _ in range(2):  # the second answers what the first did
+            assert (await settle(client, task, "release")).json() == {"status": "pending"}
+    task = await claim(client, "w2", wait=5)
+    assert (await settle(client, task, "complete", result={"made": 1})).status_code == 200
+    assert (await client.look(run))["result"] == {"outside": {"made": 1}}
+    await assert_history(Rows(rows), UUID(run))
+
+
+async def test_a_task_that_is_given_back_in_a_cancelled_run_has_stopped(client: Client, template: str) -> None:
+    run = await client.start(template)
+    task = await claim(client)
+    await client.post(f"/v1/runs/{run}/cancel")
+    assert (await settle(client, task, "release")).json() == {"status": "cancelled"}
+    assert (await client.look(run))["status"] == "cancelled"
+
+
+async def test_giving_back_does_not_lengthen_the_steps_limit(client: Client, rows: Connection, template: str) -> None:
+    run = await client.start(template)
+    task = await claim(client)
+    await rows.execute("UPDATE task SET timeout_seconds = 1, started_at = started_at - interval '5 s'")
+    problem(await settle(client, task, "release"), 409, "lease_lost")
+    assert step_of(await client.look(run), "outside")["state"] != "running"
+
+
+async def test_a_worker_that_stops_gives_its_task_back(
+    client: Client, running: Running, rows: Connection, template: str
+) -> None:
+    key = await create_key(rows, tenant_id="acme", client_id="outside", scopes=(EXTERNAL_WORK,))
+    started = asyncio.Event()
+
+    async def handle(_task: Task) -> dict[str, Any]:
+        started.set()
+        await asyncio.Event().wait()
+        return {}
+
+    await client.start(template)
+    async with ExternalWorker(running.url, key.text, queues=["reports"], lease_seconds=3600.0) as outside:
+        working = asyncio.create_task(outside.serve(handle))
+        await started.wait()
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+    task = await claim(client, "w2", wait=5)
+    assert (task["attempt"], task["epoch"]) == (1, 2)
 
 
 async def test_of_many_who_wait_as_many_as_there_are_tasks_get_one(

@@ -179,11 +179,11 @@ async def test_a_store_that_can_refuse_to_overwrite_is_told_to(
     tested with one (tests/storage).
     """
 
-    async def can_refuse() -> bool:
+    async def probe_once() -> bool:
         running.services.store.conditional = True
         return True
 
-    monkeypatch.setattr(running.services.store, "can_refuse", can_refuse)
+    monkeypatch.setattr(running.services.store, "probe_once", probe_once)
     task = await claim(client)
     (ticket,) = (await announce(client, task)).json()["files"]
     assert ticket["headers"]["If-None-Match"] == "*"
@@ -266,7 +266,7 @@ async def test_what_is_sent_and_not_named_goes_and_counts_no_more(
     assert await rows.fetchval("SELECT count(*) FROM upload WHERE open") == 0
 
 
-@pytest.mark.parametrize("how", ["fail", "cancel", "limit", "forgotten"])
+@pytest.mark.parametrize("how", ["fail", "release", "cancel", "limit", "forgotten"])
 async def test_what_an_attempt_leaves_that_ends_otherwise_goes(
     client: Client, running: Running, rows: Connection, s3: Bucket, run: str, how: str
 ) -> None:
@@ -277,6 +277,8 @@ async def test_what_an_attempt_leaves_that_ends_otherwise_goes(
     match how:
         case "fail":
             await settle(client, task, "fail", code="no_luck")
+        case "release":
+            await settle(client, task, "release")
         case "cancel":
             await client.post(f"/v1/runs/{run}/cancel")
             await settle(client, task, "acknowledge-cancel")

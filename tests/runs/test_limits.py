@@ -170,6 +170,12 @@ async def test_a_limit_by_a_value_of_the_payload_counts_each_value_by_itself(cli
     assert [(await client.look(run))["held"] for run in runs] == [False, True, False]
 
 
+async def test_a_limit_by_a_value_in_a_list_counts_each_value_by_itself(client: Client) -> None:
+    await client.http.put("/v1/limits", json={"key": "payload:scripted:/numbers/1", "at_most": 1})
+    runs = [await client.start(payload={"numbers": numbers}) for numbers in ([7, 1], [8, 1], [7, 2])]
+    assert [(await client.look(run))["held"] for run in runs] == [False, True, False]
+
+
 async def test_a_paused_queue_starts_nothing_until_it_is_resumed(client: Client, worker: Worker) -> None:
     await client.post("/v1/queues/default/pause", reason="a look at the disk")
     run = await client.start()
@@ -178,6 +184,7 @@ async def test_a_paused_queue_starts_nothing_until_it_is_resumed(client: Client,
     assert (reason["code"], "a look at the disk" in reason["message"]) == ("queue_paused", True)
     (queue,) = [one for one in (await client.http.get("/v1/queues")).json()["queues"] if one["queue"] == "default"]
     assert (queue["runnable"], queue["workers"], queue["paused_because"]) == (1, 1, "a look at the disk")
+    assert (queue["starts_per_minute"], queue["has_more"]) == (0, False)
     await client.post("/v1/queues/default/resume")
     await client.until(run, "succeeded")
 

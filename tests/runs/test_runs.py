@@ -28,7 +28,7 @@ async def test_a_run_goes_through_its_steps_and_tells_their_results(client: Clie
     ]  # fmt: skip
     assert said["result"] == {"first": {"attempt": 1, "number": 7}}
     assert said["progress"]["percentage"] == 100
-    assert said["payload"] == {"do": "finish", "number": 7, "dry_run": False}
+    assert said["payload"] == {"do": "finish", "number": 7, "dry_run": False, "numbers": []}
 
 
 async def test_the_history_of_a_run_adds_up_to_its_rows(client: Client, worker: Worker, rows: Connection) -> None:

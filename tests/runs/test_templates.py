@@ -11,7 +11,7 @@ import pytest
 from leasehold.db.database import Connection
 from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.templates import Templates
-from leasehold.limits.bounds import exclude
+from leasehold.limits.bounds import lock_additions
 from leasehold.pipelines import RESERVED_NAMES
 from leasehold.worker.worker import Worker
 from tests.api.media_api import problem
@@ -266,7 +266,7 @@ async def test_a_version_that_is_written_while_it_is_deleted_waits_and_does_not_
     tenant = await rows.fetchval("SELECT tenant_id FROM template WHERE type = 'mine'")
     transaction = rows.transaction()
     await transaction.start()
-    await exclude(rows, "template", tenant)
+    await lock_additions(rows, "template", tenant)
     await Templates(Pipelines()).delete(rows, tenant, "mine", 1)
     writing = asyncio.create_task(client.post("/v1/templates", **body))
     await waits_for_lock(rows)
@@ -281,7 +281,7 @@ async def test_a_schedule_that_is_made_while_its_version_is_deleted_finds_none(
     tenant = await rows.fetchval("SELECT tenant_id FROM template WHERE type = 'mine'")
     transaction = rows.transaction()
     await transaction.start()
-    await exclude(rows, "schedule", tenant)
+    await lock_additions(rows, "schedule", tenant)
     await Templates(Pipelines()).delete(rows, tenant, "mine", 1)
     making = asyncio.create_task(client.post("/v1/schedules", template="mine", cron="0 0 1 1 *", version=1))
     await waits_for_lock(rows)
@@ -298,7 +298,7 @@ async def test_a_deletion_waits_for_what_is_written_beside_it(client: Client, ro
     await rows.execute("UPDATE schedule SET version = 2 WHERE id = $1", UUID(schedule))
     transaction = rows.transaction()
     await transaction.start()
-    await exclude(rows, thing, tenant)
+    await lock_additions(rows, thing, tenant)
     await rows.execute("UPDATE schedule SET version = 1 WHERE id = $1", UUID(schedule))
     deleting = asyncio.create_task(client.http.delete("/v1/templates/mine/1"))
     await waits_for_lock(rows)

@@ -25,6 +25,7 @@ class Does(BaseModel):
     do: str = "finish"
     number: int = 0
     dry_run: bool = False
+    numbers: list[int] = []
 
 
 _SOON = (timedelta(milliseconds=10),)

@@ -198,7 +198,7 @@ async def test_a_batch_of_several_statements_is_written_as_a_whole_or_not_at_all
 
 def turnstile(*, at_most: int = 2, each: int = 1, waiting: int = 100, patience: float = PATIENCE) -> Turnstile:
     return Turnstile(
-        at_most=at_most, each=each, waiting=waiting, patience=patience, refusal=lambda: Conflict("no", "No.")
+        at_most=at_most, per_tenant=each, waiting=waiting, patience=patience, refusal=lambda: Conflict("no", "No.")
     )
 
 

@@ -315,7 +315,7 @@ async def test_a_cancel_that_cannot_be_ended_keeps_back_no_other(verbs: Rows) ->
     await jobs.request_cancel(verbs.connection, asked, "t", reason="", by="test")
     await verbs.connection.execute("UPDATE job SET cancel_by = clock_timestamp() - interval '1 second'")
     await poison(verbs.connection, "job", f"{{row}}.id = '{bad.job_id}'")
-    ended = [one for _ in range(3) for one in await sweeps.end_cancels(verbs.connection, [])]
+    ended = [one for _ in range(3) for one in await sweeps.end_cancels(verbs.connection, [], 5)]
     assert len(ended) == 1
     assert (await verbs.job(good.job_id))["status"] == "cancelled"
     assert await set_aside(verbs.connection, sweeps.CANCELS) == {str(bad.job_id): 1}
@@ -580,10 +580,13 @@ async def test_beside_a_store_that_hangs_leases_are_taken_over_and_schedules_fir
             await until(partial(rows.fetchval, FREED, claimed.lease.task_id))
         good = await schedule(rows)
         await until(lambda: runs_of(rows, good))
-        idle = (
+        held = (  # a transaction between two statements is idle, too, but not for so long
             "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()"
+            " AND state_change < clock_timestamp() - interval '1 second'"
         )
-        assert await rows.fetchval(idle) == 0
+        for _ in range(10):
+            assert await rows.fetchval(held) == 0
+            await asyncio.sleep(0.2)
         assert not worker._failure.done()
         for writer in silent:
             writer.transport.abort()
@@ -596,7 +599,7 @@ async def test_what_was_set_aside_and_has_succeeded_since_is_forgotten(rows: Con
     await quarantine.set_aside(rows, "leases", "a", RuntimeError())
     await quarantine.set_aside(rows, "leases", "b", RuntimeError())
     await rows.execute("UPDATE quarantine SET retry_at = clock_timestamp() - interval '1 hour' WHERE unit = 'a'")
-    assert [row["unit"] for row in await quarantine.listed(rows)] == ["b"]
+    assert [row["unit"] for row in await quarantine.list_units(rows)] == ["b"]
     await quarantine.forget(rows)
     assert await set_aside(rows, "leases") == {"b": 1}
 

@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from leasehold.cli import doctor
-from leasehold.cli.installation import Installation, decided
+from leasehold.cli.installation import Installation, default_isolation
 from leasehold.db.database import Connection
 from leasehold.domain.errors import DeclarationError
 from leasehold.settings import Settings
@@ -113,7 +113,7 @@ async def test_best_effort_runs_isolated_steps_and_warns_at_each_start(
 
 
 async def test_with_all_fences_nothing_is_said(settings: Settings, tmp_path: Path) -> None:
-    if decided() == "best_effort":
+    if default_isolation() == "best_effort":
         not_here("a kernel with seccomp and Landlock")
     with logged() as logs:
         async with Worker(lesser(settings, tmp_path, "pipelines", "required"), partly.pipelines()) as worker:
@@ -162,8 +162,8 @@ def test_a_try_on_such_a_machine_decides_for_best_effort_and_says_so(
     monkeypatch: pytest.MonkeyPatch, fence: str
 ) -> None:
     _take_away(monkeypatch, fence)
-    assert decided() == "best_effort"
+    assert default_isolation() == "best_effort"
     installation = Installation()
-    installation.isolation = decided()
+    installation.isolation = default_isolation()
     assert fence in installation.fences
     assert "LEASEHOLD_ISOLATION=best_effort" in installation.fences

@@ -367,6 +367,7 @@ MAKES_NOTHING: dict[str, Way | None] = {
     "logExternal": of_taken("logs", first=1, lines=[{"message": "a"}]),
     "emitExternal": of_taken("stream", first=1, chunks=["a"]),
     "acknowledgeCancelExternal": None,
+    "releaseExternal": of_taken("release"),
     "createTemplate": templating,
     "enableTemplate": disabling,
     "deleteTemplate": deleting_template,
@@ -677,7 +678,7 @@ async def test_a_schedules_tick_over_a_bound_stays_due_and_says_why(
     async with world(known, rows) as acme:
         schedule = UUID(await acme.schedule(SELDOM))
         tick = await rows.fetchval(
-            "UPDATE schedule SET next_run_at = date_trunc('minute', clock_timestamp()), overlap = 'allow_all'"
+            "UPDATE schedule SET next_run_at = date_trunc('second', clock_timestamp()), overlap = 'allow_all'"
             " WHERE id = $1 RETURNING next_run_at",
             schedule,
         )

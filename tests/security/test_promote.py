@@ -467,16 +467,16 @@ async def test_whoever_undoes_a_call_waits_for_a_commit_that_is_under_way(stage:
         path = await acme.convert(b"new")
     begun = await ownership.begin(stage.rows, "acme", UUID(path.rpartition("/")[2]))
     assert begun is not None
-    turn, keys = begun[0], ["acme/m/out.nef"]
-    await ownership.claim(stage.rows, turn, keys, [])
+    call, keys = begun[0], ["acme/m/out.nef"]
+    await ownership.claim(stage.rows, call, keys, [])
     asking: asyncio.Task[Any]
     pid = stage.rows.get_server_pid()
     async with stage.running.services.pool.acquire() as connection, connection.transaction():
-        await ownership.finish(connection, turn, keys)
+        await ownership.finish(connection, call, keys)
         if question == "finished":
-            asking = asyncio.create_task(ownership.is_finished(stage.rows, turn, keys))
+            asking = asyncio.create_task(ownership.is_finished(stage.rows, call, keys))
         else:
-            asking = asyncio.create_task(ownership.changes_of(stage.rows, turn))
+            asking = asyncio.create_task(ownership.changes_of(stage.rows, call))
         async with asyncio.timeout(10):
             while not await connection.fetchval("SELECT cardinality(pg_blocking_pids($1)) > 0", pid):
                 assert not asking.done()

@@ -196,7 +196,7 @@ async def test_the_running_role_makes_days_of_events_ahead_and_drops_old_ones(
         "CREATE TABLE event_20200101 PARTITION OF event FOR VALUES FROM ('2020-01-01 00:00Z') TO ('2020-01-02 00:00Z')"
     )
     for _ in range(2):
-        await history.keep_event_days(app, ahead=3, behind=8)
+        await history.keep_event_days(app, days_ahead=3, days_kept=8)
     days = [
         row["name"]
         for row in await app.fetch(

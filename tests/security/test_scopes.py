@@ -32,7 +32,7 @@ OPENS: dict[str, str] = {
     "jobs:delete": "deleteJob createOperation",
     "templates:write": "createTemplate enableTemplate deleteTemplate",
     "external:work": """claimExternal heartbeatExternal progressExternal completeExternal failExternal
-        acknowledgeCancelExternal announceExternalFiles logExternal emitExternal""",
+        acknowledgeCancelExternal announceExternalFiles logExternal emitExternal releaseExternal""",
     "webhooks:write": """listWebhooks createWebhook changeWebhook deleteWebhook rotateWebhookSecret listDeliveries
         testWebhook redeliverWebhook rotateCallbackSecret""",
     "conversion:write": "createConversion cancelConversion promoteConversion",
@@ -44,7 +44,7 @@ OPENS: dict[str, str] = {
     "people:write": "listPeople changePerson endSessions",
     "audit:read": "listAudit exportAudit",
     "fleet:operate": "listQueues pauseQueue resumeQueue listWorkers drainWorker listLimits setLimit liftLimit "
-    "getScaling",
+    "getScaling listCells findInCells getOwnCell findInOwnCell",
 }
 #: The scopes of each operation, any one of which opens it.
 NEEDS = {

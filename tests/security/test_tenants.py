@@ -70,7 +70,7 @@ COUNTS = (
 #: Answers of other tenants to a worker that names a task which is not there: as if its lease had ended.
 LOST = frozenset({
     "heartbeatExternal", "progressExternal", "completeExternal", "failExternal", "announceExternalFiles",
-    "acknowledgeCancelExternal", "logExternal", "emitExternal",
+    "acknowledgeCancelExternal", "logExternal", "emitExternal", "releaseExternal",
 })  # fmt: skip
 
 
@@ -97,12 +97,12 @@ async def fingerprint(rows: Connection, tenant: str) -> dict[str, str]:
         " USING (table_schema, table_name) WHERE c.column_name = 'tenant_id' AND t.table_type = 'BASE TABLE'"
         " AND table_schema = 'public' AND table_name <> 'api_key'"
     )
-    return {
-        table["name"]: await rows.fetchval(
-            f"SELECT md5(string_agg(x::text, '|' ORDER BY x::text)) FROM {table['name']} x WHERE tenant_id = $1", tenant
-        )
+    of_each = " UNION ALL ".join(
+        f"SELECT '{table['name']}', md5(string_agg(x::text, '|' ORDER BY x::text)) FROM {table['name']} x"
+        " WHERE tenant_id = $1"
         for table in tables
-    }
+    )
+    return dict(await rows.fetch(of_each, tenant))
 
 
 async def names_of(rows: Connection, tenant: str) -> set[str]:

@@ -158,7 +158,7 @@ async def test_a_signed_url_admits_its_content_type_and_length_and_nothing_else(
 
 async def test_a_signed_url_for_something_new_overwrites_nothing_where_the_store_can_refuse(store: ObjectStore) -> None:
     url = await store.sign_put("u", content_type="text/plain", seconds=60, content_length=4, only_new=True)
-    headers = {"Content-Type": "text/plain"} | ({"If-None-Match": "*"} if await store.can_refuse() else {})
+    headers = {"Content-Type": "text/plain"} | ({"If-None-Match": "*"} if await store.probe_once() else {})
     async with httpx2.AsyncClient() as client:
         answers = [(await client.put(url, content=data, headers=headers)).status_code for data in (b"1234", b"5678")]
     assert answers == [200, 412 if store.conditional else 200]
@@ -168,13 +168,13 @@ async def test_a_signed_url_for_something_new_overwrites_nothing_where_the_store
 async def test_whether_a_store_can_refuse_is_asked_once(store_settings: Settings, store: ObjectStore) -> None:
     fresh = ObjectStore(store_settings)
     await fresh.open()
-    assert {await fresh.can_refuse() for _ in range(3)} == {store.conditional}
+    assert {await fresh.probe_once() for _ in range(3)} == {store.conditional}
     await fresh.close()
     for said in ("yes", "no"):
         told = ObjectStore(
             store_settings.model_copy(update={"s3_conditional_puts": said, "s3_endpoint": "http://[::1]:1"})
         )
-        assert await told.can_refuse() is (said == "yes")
+        assert await told.probe_once() is (said == "yes")
 
 
 @pytest.mark.parametrize("size", [0, 1, 3 * 1024 * 1024 + 1])
@@ -244,7 +244,7 @@ async def test_a_server_that_misbehaves_is_unavailable_and_leaves_no_file(kind: 
 
 async def test_the_time_of_a_slow_reader_does_not_count_as_the_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     """It cancelled the reader: a handler, or a download over a slow line, got a CancelledError that nobody had sent."""
-    monkeypatch.setattr(ObjectStore, "_seconds", lambda _store, _size: 1.0)
+    monkeypatch.setattr(ObjectStore, "_seconds_for", lambda _store, _size: 1.0)
     pieces = 3
     body = bytes(pieces * CHUNK)
     head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode()
@@ -316,5 +316,5 @@ async def test_what_a_dead_probe_left_is_deleted_after_a_while(store: ObjectStor
     old, young = f"probe/{id_at(datetime.now(UTC) - timedelta(hours=2))}", f"probe/{id_at(datetime.now(UTC))}"
     for key in (old, young):
         await store.put(key, b"1", content_type="text/plain", metadata={})
-    await store.forget_probes(timedelta(hours=1))
+    await store.delete_old_probes(timedelta(hours=1))
     assert [found.key async for found in store.list("probe/")] == [young]

@@ -15,6 +15,7 @@ from tests.factories import Rows
 ROOT = Path(__file__).parents[2]
 RUNBOOKS = {path.stem: path.read_text() for path in sorted((ROOT / "docs/operations/runbooks").glob("*.md"))}
 METRICS = set(re.findall(r"\bleasehold_[a-z0-9_]+", (ROOT / "docs/reference/metrics.md").read_text()))
+SOURCES = [path for folder in ("leasehold", "api", "worker") for path in (ROOT / folder).rglob("*.py")]
 ENDINGS = ("", "_bucket", "_count", "_sum")
 
 
@@ -44,6 +45,21 @@ async def test_postgresql_takes_every_statement(rows: Rows) -> None:
 def test_every_metric_exists(name: str) -> None:
     named = set(re.findall(r"\bleasehold_[a-z0-9_]+[a-z0-9]\b(?!_)", RUNBOOKS[name]))
     assert {one for one in named if not any(one.removesuffix(end) in METRICS for end in ENDINGS)} == set()
+
+
+def test_every_log_line_exists() -> None:
+    """A runbook quotes log lines after the word "log": each is in the code, or is the line of an outage."""
+    code = "\n".join(path.read_text() for path in SOURCES)
+    lines = {
+        (name, line)
+        for name, text in RUNBOOKS.items()
+        for sentence in re.findall(r"\blogs?\b[^.]*?`.*", text)
+        for line in quoted(sentence)
+        if re.fullmatch(r"[a-z][a-z']*( [a-z;']+){2,}", line)
+    }
+    assert len(lines) > 5
+    outage = re.compile(r"the (database|broker|store) is away; trying again until it is back")
+    assert {(name, line) for name, line in lines if f'"{line}"' not in code and not outage.fullmatch(line)} == set()
 
 
 def test_every_command_exists() -> None:

@@ -95,14 +95,14 @@ async def test_the_answer_of_the_claim_may_be_lost(rows: Rows) -> None:
 async def test_a_workflow_whose_worker_is_lost_goes_on_within_the_grace(rows: Rows) -> None:
     workflow = await cancelled(rows, step(1), wait(2))
     (claimed,) = await rows.claim_all()
-    assert await sweeps.end_cancels(rows.connection, [claimed.lease.owner]) == []
+    assert await sweeps.end_cancels(rows.connection, [claimed.lease.owner], 5) == []
     assert await status(rows, workflow) == ("cancel_requested", "pending")
     assert (await rows.task(workflow.lease.task_id))["losses"] == 1
     assert await rows.connection.fetchval("SELECT count(*) FROM outbox WHERE task_id = $1", workflow.lease.task_id) > 0
     await assert_history(rows, workflow.job_id)
     (again,) = await rows.claim_all()
     await rows.connection.execute("UPDATE job SET cancel_by = clock_timestamp()")
-    (ended,) = await sweeps.end_cancels(rows.connection, [])
+    (ended,) = await sweeps.end_cancels(rows.connection, [], 5)
     assert ended.outcome == "cancelled"
     assert (again.cancelling, await status(rows, workflow)) == (True, ("cancelled", "cancelled"))
     await assert_history(rows, workflow.job_id)
@@ -112,7 +112,7 @@ async def test_a_workflow_that_loses_its_workers_too_often_ends(rows: Rows) -> N
     workflow = await cancelled(rows, wait(1))
     (claimed,) = await rows.claim_all()
     await rows.connection.execute("UPDATE task SET losses = 2 WHERE id = $1", workflow.lease.task_id)
-    (ended,) = await sweeps.end_cancels(rows.connection, [claimed.lease.owner], max_losses=2)
+    (ended,) = await sweeps.end_cancels(rows.connection, [claimed.lease.owner], 2)
     assert ended.outcome == "cancelled"
 
 
@@ -121,9 +121,9 @@ async def test_after_the_grace_it_ends_whether_a_worker_has_it_or_not(rows: Rows
     workflow = await cancelled(rows, step(1), wait(2))
     if before == "runs":
         await rows.claim_all()
-    assert await sweeps.end_cancels(rows.connection, []) == []
+    assert await sweeps.end_cancels(rows.connection, [], 5) == []
     await rows.connection.execute("UPDATE job SET cancel_by = clock_timestamp()")
-    (ended,) = await sweeps.end_cancels(rows.connection, [])
+    (ended,) = await sweeps.end_cancels(rows.connection, [], 5)
     assert ended.outcome == "cancelled"
     assert await status(rows, workflow) == ("cancelled", "cancelled")
     await assert_history(rows, workflow.job_id)
@@ -156,7 +156,7 @@ async def test_only_a_workflow_that_has_seen_the_cancel_records(rows: Rows) -> N
 async def test_a_zombie_that_saw_the_cancel_records_nothing(rows: Rows) -> None:
     workflow = await cancelled(rows, wait(1))
     (old,) = await rows.claim_all()
-    await sweeps.end_cancels(rows.connection, [old.lease.owner])
+    await sweeps.end_cancels(rows.connection, [old.lease.owner], 5)
     await rows.claim_all()
     call = Call("", 2, "call", "undo", "done", {"value": 1})
     answers, _ = await recording.record(rows.connection, [Recording(old.lease, (call,), cancelling=True)])

@@ -50,7 +50,7 @@ async def submitted(rows: Rows, count: int) -> list[UUID]:
 
 
 async def sweep(rows: Rows) -> None:
-    await history.keep_event_days(rows.connection, ahead=0, behind=8)
+    await history.keep_event_days(rows.connection, days_ahead=0, days_kept=8)
 
 
 async def told(rows: Rows, job_id: UUID) -> list[dict[str, object]]:

@@ -169,6 +169,24 @@ async def test_a_replayed_job_goes_on_from_the_step_that_failed(rows: Rows) -> N
     await assert_history(rows, claimed.job_id)
 
 
+@pytest.mark.parametrize("together", [False, True])
+async def test_many_jobs_that_are_replayed_together_have_hints_behind_those_of_other_jobs(
+    rows: Rows, *, together: bool
+) -> None:
+    """In the last band. The steps themselves keep their priority."""
+    claimed = await rows.leased(ONE)
+    before = (await rows.task(claimed.lease.task_id))["priority"]
+    await settlements.fail(rows.connection, [Failure(claimed.lease, "error", "bad", "no", False, 0.0)])
+    if together:
+        (hint,) = await jobs.replay_together(rows.connection, [claimed.job_id], "t")
+    else:
+        (hint,) = await jobs.replay(rows.connection, claimed.job_id, "t") or []
+    assert hint.hint.band == (2 if together else before)
+    assert (await rows.task(claimed.lease.task_id))["priority"] == before == 1
+    (again,) = await rows.claim_all()
+    assert again.lease.task_id == claimed.lease.task_id
+
+
 async def test_a_lost_worker_costs_no_attempt_and_the_fifth_loss_ends_the_job(rows: Rows) -> None:
     claimed = await rows.leased(ONE)
     for loss in range(1, 7):
@@ -366,7 +384,7 @@ async def test_event_days_are_made_ahead_and_dropped_when_old(rows: Rows) -> Non
         " FOR VALUES FROM ('2020-01-01 00:00+00') TO ('2020-01-02 00:00+00')"
     )
     for _ in range(2):
-        await history.keep_event_days(rows.connection, ahead=3, behind=8)
+        await history.keep_event_days(rows.connection, days_ahead=3, days_kept=8)
     names = [
         r["relname"]
         for r in await rows.connection.fetch("SELECT relname FROM pg_class WHERE relname ~ '^event_[0-9]+$'")
@@ -382,7 +400,7 @@ async def test_events_that_came_before_their_day_was_made_keep_nobody_waiting(ro
     async with writer.transaction():
         await writer.execute("LOCK TABLE event_default IN ROW EXCLUSIVE MODE")  # as each new event does
         async with asyncio.timeout(10):
-            await history.keep_event_days(rows.connection, ahead=0, behind=8)
+            await history.keep_event_days(rows.connection, days_ahead=0, days_kept=8)
     assert await rows.connection.fetchval("SELECT count(*) FROM event_default") == 1
 
 
@@ -390,7 +408,7 @@ async def test_they_are_dropped_when_old_as_all_others(rows: Rows) -> None:
     await rows.submit()
     await rows.connection.execute("UPDATE event SET at = at - interval '9 days'")
     await rows.submit()
-    await history.keep_event_days(rows.connection, ahead=0, behind=8)
+    await history.keep_event_days(rows.connection, days_ahead=0, days_kept=8)
     assert await rows.connection.fetchval("SELECT count(*) FROM event") == 1
 
 

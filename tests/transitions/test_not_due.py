@@ -140,7 +140,7 @@ async def test_a_poll_reads_nothing_of_what_went_through_before_its_window(rows:
         assert await entries_read(rows, "task_runnable") - before <= FEW
 
 
-@pytest.mark.parametrize("sweep", [sweeps.expire_jobs, lambda connection: sweeps.end_cancels(connection, [])])
+@pytest.mark.parametrize("sweep", [sweeps.expire_jobs, lambda connection: sweeps.end_cancels(connection, [], 5)])
 async def test_a_sweep_reads_nothing_of_what_has_ended(rows: Rows, another: Open, sweep: Any) -> None:
     """Whatever an old snapshot keeps, and whichever index the statistics speak for."""
     old = (await another()).connection
@@ -268,7 +268,7 @@ async def _admit(rows: Rows) -> Work:
 async def _end_cancels(rows: Rows) -> Work:
     claimed = await rows.leased()
     await jobs.request_cancel(rows.connection, [claimed.job_id], "t", reason="", by="test")
-    return lambda: sweeps.end_cancels(rows.connection, [rows.terms.owner])
+    return lambda: sweeps.end_cancels(rows.connection, [rows.terms.owner], 5)
 
 
 async def _expire_jobs(rows: Rows) -> Work:
@@ -294,7 +294,8 @@ async def test_a_verb_reads_nothing_but_its_own_job(rows: Rows, another: Open, v
     old = (await another()).connection
     await rows.submit(count=MANY)
     await rows.connection.execute("UPDATE task SET available_at = available_at - interval '1 minute'")
-    await rows.connection.execute("VACUUM task")
+    await rows.connection.execute("UPDATE outbox SET relay_at = relay_at - interval '1 minute'")
+    await rows.connection.execute("VACUUM task, outbox")
     async with old.transaction(isolation="repeatable_read"):
         await old.fetchval("SELECT count(*) FROM task")
         while taken := await rows.claim_all():

@@ -43,7 +43,7 @@ async def _claim(rows: Rows, owner: UUID) -> bool:
 async def _end_cancel(rows: Rows, owner: UUID) -> bool:
     job = await rows.connection.fetchval("SELECT job_id FROM task WHERE lease_owner = $1", owner)
     await jobs.request_cancel(rows.connection, [job], "t", reason="r", by="b")
-    return len(await sweeps.end_cancels(rows.connection, [owner])) == 1
+    return len(await sweeps.end_cancels(rows.connection, [owner], 5)) == 1
 
 
 @pytest.mark.parametrize("take", [_sweep, _claim, _end_cancel])
@@ -103,7 +103,7 @@ async def test_a_lease_of_who_has_not_come_back_since_a_failover_lasts_ten_secon
     late = "UPDATE task SET lease_until = clock_timestamp() - $2::interval WHERE id = $1"
     await connection.execute(late, lease.task_id, timedelta(seconds=5))
     assert await sweeps.expire_leases(connection, [], MAX_LOSSES) == (0, [], [])
-    await workers.seen(heartbeat, owner)  # on this server again
+    await workers.record_alive(heartbeat, owner, {})  # on this server again
     assert (await sweeps.expire_leases(connection, [], MAX_LOSSES))[0] == 1
 
     lease = (await rows.leased()).lease

@@ -47,7 +47,7 @@ def test_a_hint_that_may_not_run_waits_and_those_behind_it_go_on() -> None:
     hints = Hints(shares)
     put(hints, *["flood"] * 20, "newcomer")
     assert take_all(hints, shares) == ["flood", "newcomer", *["flood"] * 6]
-    shares.give("flood")
+    shares.release("flood")
     assert take_all(hints, shares) == ["flood"]
 
 
@@ -64,7 +64,7 @@ def test_a_slot_is_given_up_for_who_has_two_less() -> None:
     hints = Hints(shares)
     shares.take("a")
     put(hints, "b")
-    assert not hints.waits_with_less("a")  # else the two would change places for ever
+    assert not hints.lighter_tenant_waits("a")  # else the two would change places for ever
     shares.take("a")
-    assert hints.waits_with_less("a")
-    assert not hints.waits_with_less("b")
+    assert hints.lighter_tenant_waits("a")
+    assert not hints.lighter_tenant_waits("b")

@@ -43,9 +43,9 @@ def test_the_reserve_is_for_those_who_run_nothing() -> None:
     assert (shares.running("flood"), shares.running("other")) == (2, 1)
     assert shares.may_take("third")
     assert not shares.may_take("other")
-    shares.give("flood")
+    shares.release("flood")
     assert not shares.may_take("flood")  # two run still, and two are for all
-    shares.give("flood")
+    shares.release("flood")
     assert shares.may_take("other")
 
 
@@ -58,7 +58,7 @@ def test_a_poll_may_claim_as_much_as_hints_might(running: int) -> None:
     shares = Shares(128, 128)
     for _ in range(running):
         shares.take("flood")
-    room = shares.rooms(1000).of["flood"][1] if running else shares.rooms(1000).other
+    room = shares.rooms(1000).by_tenant["flood"][1] if running else shares.rooms(1000).for_others
     assert room is not None
     assert filled(shares, "flood").running("flood") == running + room
 
@@ -68,21 +68,21 @@ def test_a_poll_with_nothing_but_the_reserve_is_for_those_who_run_nothing() -> N
     for _ in range(2):
         shares.take("flood")
     rooms = shares.rooms(2)
-    assert (rooms.of, rooms.other) == ({"flood": (2, 0)}, 1)
+    assert (rooms.by_tenant, rooms.for_others) == ({"flood": (2, 0)}, 1)
 
 
 def test_a_poll_that_is_under_way_has_its_slots() -> None:
     shares = Shares(2, 1)
-    shares.promised = 2
+    shares.kept_for_poll = 2
     assert shares.may_take("newcomer")  # of the reserve
-    shares.promised = 3
+    shares.kept_for_poll = 3
     assert not shares.may_take("newcomer")
 
 
 def test_a_poll_that_is_under_way_stops_nobody_who_has_room() -> None:
     shares = filled(Shares(128, 128), "flood")
-    shares.give("flood")
-    shares.promised = shares.free - 1
+    shares.release("flood")
+    shares.kept_for_poll = shares.free - 1
     assert shares.may_take("flood")
 
 
@@ -93,13 +93,13 @@ def test_hints_and_a_poll_at_once_give_no_tenant_more_than_its_share(running: in
     for _ in range(running):
         shares.take("flood")
     rooms = shares.begin_poll(limit)
-    room = rooms.of["flood"][1] if running else rooms.other
+    room = rooms.by_tenant["flood"][1] if running else rooms.for_others
     filled(shares, "flood")  # the hints that come while the poll runs
     shares.end_poll()
     for _ in range(limit if room is None else min(room, limit)):
         shares.take("flood")
     assert shares.running("flood") == 128
-    assert (shares.promised, shares.may_take("newcomer")) == (0, True)
+    assert (shares.kept_for_poll, shares.may_take("newcomer")) == (0, True)
 
 
 def test_a_tenant_keeps_its_slot_only_while_it_might_take_it_again() -> None:
@@ -109,6 +109,6 @@ def test_a_tenant_keeps_its_slot_only_while_it_might_take_it_again() -> None:
     assert not shares.may_keep("flood")
     assert shares.may_keep("third")
     while not shares.may_keep("flood"):
-        shares.give("flood")
+        shares.release("flood")
     assert shares.running("flood") - 1 < GREED * (shares.free + 1)
     assert shares.running("flood") > 1

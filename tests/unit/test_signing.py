@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from leasehold.security.signing import new_secret, shown, signature
+from leasehold.security.signing import new_secret, secret_text, signature
 
 #: The example of github.com/standard-webhooks/standard-webhooks, whose libraries all have it in their tests.
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -40,6 +40,6 @@ def test_each_key_of_a_rotation_signs_and_the_newest_first() -> None:
 
 
 def test_a_secret_is_shown_as_its_owners_library_wants_it() -> None:
-    assert shown(KEY) == SECRET
+    assert secret_text(KEY) == SECRET
     assert len({new_secret() for _ in range(10)}) == 10
     assert len(new_secret()) == 32

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import pytest
@@ -11,17 +13,40 @@ import pytest
 from leasehold.worker.attempts.threads import Reservation, Threads
 
 SECONDS = 5.0
+HANDLER = ("pipeline", "step")
+
+
+class Lending:
+    """A leasehold.worker.attempts.slot.Slot that counts how often it is lent."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.is_lent = False
+
+    def may_continue(self) -> bool:
+        return False
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        self.times += 1
+        self.is_lent = True
+        yield
+        self.is_lent = False
+
+
+def of(at_most: int) -> Threads:
+    return Threads(at_most, lambda: None)
 
 
 async def reserved(threads: Threads) -> Reservation:
-    reservation = await threads.reserve(SECONDS)
+    reservation = await threads.reserve(SECONDS, Lending())
     assert reservation is not None
     return reservation
 
 
 async def assert_works(threads: Threads) -> None:
     async with asyncio.timeout(SECONDS):
-        assert await (await reserved(threads)).run(lambda: "done") == "done"
+        assert await (await reserved(threads)).run(lambda: "done", HANDLER) == "done"
 
 
 @pytest.mark.parametrize("raised", [StopIteration, SystemExit, KeyboardInterrupt, GeneratorExit])
@@ -31,10 +56,10 @@ async def test_an_error_that_no_future_or_event_loop_may_get_becomes_a_runtime_e
     def handler() -> NoReturn:
         raise raised
 
-    threads = Threads(1)
+    threads = of(1)
     async with asyncio.timeout(SECONDS):
         with pytest.raises(RuntimeError, match=raised.__name__):
-            await (await reserved(threads)).run(handler)
+            await (await reserved(threads)).run(handler, HANDLER)
     await assert_works(threads)
 
 
@@ -49,8 +74,8 @@ async def test_work_that_is_cancelled_before_its_thread_begins_never_runs_and_co
             super().run()
 
     monkeypatch.setattr(threading, "Thread", Late)
-    threads = Threads(1)
-    running = asyncio.create_task((await reserved(threads)).run(lambda: ran.append("ran")))
+    threads = of(1)
+    running = asyncio.create_task((await reserved(threads)).run(lambda: ran.append("ran"), HANDLER))
     await asyncio.sleep(0)  # the work is in the queue of a thread that has not begun
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -64,9 +89,24 @@ async def test_a_system_without_room_for_a_thread_keeps_no_reservation(monkeypat
     def refuse(_thread: threading.Thread) -> NoReturn:
         raise RuntimeError("can't start new thread")
 
-    threads = Threads(1)
+    threads = of(1)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="can't start"):
-            await (await reserved(threads)).run(lambda: "done")
+            await (await reserved(threads)).run(lambda: "done", HANDLER)
     await assert_works(threads)
+
+
+async def test_a_slot_is_lent_only_while_no_thread_is_free() -> None:
+    threads, slot = of(1), Lending()
+    first = await threads.reserve(SECONDS, slot)
+    assert first is not None
+    assert slot.times == 0
+    second = asyncio.create_task(threads.reserve(SECONDS, slot))
+    await asyncio.sleep(0)
+    assert slot.is_lent
+    first.end()
+    assert await second is not None
+    assert (slot.times, slot.is_lent) == (1, False)
+    assert await threads.reserve(0, slot) is None
+    assert (slot.times, slot.is_lent) == (2, False)

@@ -25,6 +25,7 @@ from leasehold.transitions.settlements import Failure, fail
 from leasehold.worker.leases.claim_batcher import ClaimBatcher
 from leasehold.worker.leases.heartbeat import Heartbeat
 from leasehold.worker.leases.registration import Registration
+from leasehold.worker.leases.starts import Starts
 from tests.factories import Rows
 
 SECONDS = 20.0
@@ -63,7 +64,8 @@ async def heartbeat(
         "renew_seconds": 0.2, "trust_margin_seconds": margin,
     }  # fmt: skip
     registration = Registration(rows.terms.owner, ["default"])
-    heartbeat = Heartbeat(settings.model_copy(update=changes), registration, lambda _error: None, lambda: None)
+    changed = settings.model_copy(update=changes)
+    heartbeat = Heartbeat(changed, registration, Starts(), lambda _error: None, lambda: None)
     heartbeat.start()
     yield heartbeat
     link.heal()

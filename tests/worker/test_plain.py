@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from leasehold.worker import metrics
-from leasehold.worker.attempts import stalls
+from leasehold.worker.attempts import stalls, threads
 from leasehold.worker.worker import Worker
 from tests.factories import Rows
 from tests.worker.conftest import SECONDS, end_of
@@ -110,6 +110,24 @@ async def test_where_every_thread_is_stuck_a_further_step_snoozes_and_loses_no_a
     GO_ON.set()
     assert (await end_of(rows, waiting))["status"] == "succeeded"
     assert await rows.connection.fetchval("SELECT max(errors + losses) FROM task WHERE job_id = $1", waiting) == 0
+
+
+async def test_threads_that_are_stuck_are_named_and_most_of_them_retire_the_worker(
+    rows: Rows, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stuck() -> float:
+        samples = [one for family in metrics.STUCK_THREADS.collect() for one in family.samples]
+        return sum(one.value for one in samples if one.labels["step"] == "first")
+
+    monkeypatch.setattr(threads, "_STUCK_SECONDS", 0.0)
+    with capture_logs() as lines:
+        await end_of(rows, await submit(rows, "hang"))  # two attempts, and both of the worker's threads
+        await until(lambda: stuck() == 2)
+        assert worker.retired.is_set()
+    told = [(line["step"], line["stuck"]) for line in lines if "runs on in its thread" in line["event"]]
+    assert told == [("first", 1), ("first", 2)]
+    GO_ON.set()
+    await until(lambda: stuck() == 0)
 
 
 @pytest.mark.usefixtures("worker")

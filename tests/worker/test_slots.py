@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -19,6 +19,7 @@ from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.settings import Settings
 from leasehold.transitions.claims import Claimed, Polled
+from leasehold.worker.attempts.slot import Slot
 from leasehold.worker.claiming import slot_pool as pools
 from leasehold.worker.claiming.claimer import Claimer
 from leasehold.worker.claiming.shares import Rooms
@@ -41,7 +42,7 @@ def slot_pool_of(claim: Any, claim_due: Any, run: Any) -> SlotPool:
 
 
 def claimer_of(claim: Any, poll: Any) -> Any:
-    return SimpleNamespace(claim=claim, poll=poll, holds=lambda _task: False)
+    return SimpleNamespace(claim=claim, poll=poll, holds=lambda _task: False, holds_for_certain=lambda _task: False)
 
 
 def runner_of(run: Any) -> Any:
@@ -59,7 +60,7 @@ async def test_a_hint_that_comes_during_a_look_that_finds_nothing_is_followed_at
         await look_on.wait()
         return Polled([])
 
-    async def run(_claimed: Claimed, _headers: object, _may_go_on: object) -> None:
+    async def run(_claimed: Claimed, _headers: object, _slot: object) -> None:
         raise AssertionError("nothing was claimed")
 
     async def ack() -> None:
@@ -119,14 +120,14 @@ async def test_a_job_of_many_steps_gives_its_slot_up_between_two_when_others_wai
         found, waiting[:] = waiting[:limit], waiting[limit:]
         return Polled(found)
 
-    async def run(one: Claimed, _headers: object, may_go_on: Callable[[], bool]) -> Claimed | None:
+    async def run(one: Claimed, _headers: object, slot: Slot) -> Claimed | None:
         nonlocal steps
         if one.step == "other":
             other_ran.set()
             return None
         steps += 1
         await asyncio.sleep(0.01)
-        return claimed("endless") if may_go_on() else None
+        return claimed("endless") if slot.may_continue() else None
 
     slot_pool = slot_pool_of(claim, claim_due, run)
     slot_pool.start()
@@ -135,6 +136,95 @@ async def test_a_job_of_many_steps_gives_its_slot_up_between_two_when_others_wai
         assert steps > 1  # it went on while nobody's turn had come
     finally:
         await slot_pool.close()
+
+
+@pytest.mark.parametrize("arrives", ["before the answer of the poll", "after it"])
+async def test_a_hint_of_the_task_that_a_poll_has_claimed_is_acknowledged_and_interrupts_no_job(
+    arrives: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool is full for several polls: if the hint waited for a slot, the job would lose its slot after the step."""
+    task, acked, looks = claimed("first"), asyncio.Event(), 0
+    looked_often, ended = asyncio.Event(), asyncio.Event()
+    may_continue = None
+
+    async def ack() -> None:
+        acked.set()
+
+    async def claim(_delivery: Delivery) -> Claimed | None:
+        raise AssertionError("the hint needs no claim")
+
+    async def claim_due(_queues: Sequence[str], _limit: int, _overdue: float, _rooms: object) -> Polled:
+        if arrives == "before the answer of the poll":
+            slot_pool.deliver(Delivery(Hint(task.lease.task_id, "q"), ack))
+        return Polled([task])
+
+    async def run(_started: Claimed, _headers: object, slot: Slot) -> None:
+        nonlocal may_continue
+        held.add(task.lease.task_id)
+        if arrives == "after it":
+            slot_pool.deliver(Delivery(Hint(task.lease.task_id, "q"), ack))
+        await looked_often.wait()
+        may_continue = slot.may_continue()
+        slot_pool.stop_claiming()
+        ended.set()
+
+    held: set[UUID] = set()
+    claimer: Any = SimpleNamespace(claim=claim, poll=claim_due, holds_for_certain=held.__contains__)
+    broker: Any = SimpleNamespace(name="amqp", connected=True, last_delivery_at=monotonic())
+    slot_pool = SlotPool(["q"], 1, claimer=claimer, runner=runner_of(run), broker=broker, poll_seconds=NEVER)
+    monkeypatch.setattr(pools, "_FAIR_SECONDS", 0.01)
+    keep_turn = slot_pool._keep_slot_if_others_wait
+
+    def counting(*, others_wait: bool) -> None:
+        nonlocal looks
+        keep_turn(others_wait=others_wait)
+        looks += 1
+        if looks == 4:
+            looked_often.set()
+
+    monkeypatch.setattr(slot_pool, "_keep_slot_if_others_wait", counting)
+    slot_pool.start()
+    try:
+        await asyncio.wait_for(ended.wait(), SECONDS)
+        assert may_continue
+        await asyncio.wait_for(acked.wait(), SECONDS)
+    finally:
+        await slot_pool.close()
+
+
+@pytest.mark.parametrize(
+    ("holds", "confirmed", "certain"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_a_hint_counts_as_a_duplicate_only_while_the_ownership_is_confirmed(
+    *, holds: bool, confirmed: bool, certain: bool
+) -> None:
+    """A task that is being settled may be due again, and then its hint is news."""
+    heartbeat: Any = SimpleNamespace(holds=lambda _task: holds, ownership_confirmed=lambda _task: confirmed)
+    nothing: Any = None
+    claimer = Claimer(nothing, nothing, heartbeat, nothing, max_claims=1, takes_over=True)
+    assert claimer.holds_for_certain(new_id()) is certain
+
+
+async def test_a_full_pool_keeps_the_hints_that_are_no_duplicates() -> None:
+    duplicate, other, acked = new_id(), new_id(), asyncio.Event()
+
+    async def ack() -> None:
+        acked.set()
+
+    async def never(*_arguments: object) -> Any:
+        raise AssertionError("no slot is free")
+
+    slot_pool = slot_pool_of(never, never, never)
+    slot_pool._claimer.holds_for_certain = lambda task_id: task_id == duplicate  # type: ignore[method-assign]
+    for task in (other, duplicate):
+        slot_pool.deliver(Delivery(Hint(task, "q"), ack if task == duplicate else no_ack))
+    slot_pool._acknowledge_duplicates()
+    await asyncio.wait_for(acked.wait(), SECONDS)
+    left = slot_pool._hints.take()
+    assert left is not None
+    assert left.hint.task_id == other
+    assert slot_pool._hints.take() is None
+    await slot_pool.close()
 
 
 async def test_a_poll_that_is_under_way_when_a_pool_stops_loses_no_task() -> None:
@@ -150,14 +240,14 @@ async def test_a_poll_that_is_under_way_when_a_pool_stops_loses_no_task() -> Non
         await go_on.wait()
         return Polled([task])
 
-    async def run(started: Claimed, _headers: object, _may_go_on: object) -> None:
+    async def run(started: Claimed, _headers: object, _slot: object) -> None:
         ran.append(started)
 
     slot_pool = slot_pool_of(claim, claim_due, run)
     slot_pool.start()
     try:
         await asyncio.wait_for(polling.wait(), SECONDS)
-        slot_pool.stop_taking()
+        slot_pool.stop_claiming()
         asyncio.get_running_loop().call_later(0.01, go_on.set)
         async with asyncio.timeout(SECONDS):
             await slot_pool.finished()
@@ -178,7 +268,7 @@ async def test_a_slot_pool_ends_though_it_is_asked_to_poll_at_that_very_moment(t
         looked.set()
         return Polled([])
 
-    async def run(_claimed: Claimed, _headers: object, _may_go_on: object) -> None:
+    async def run(_claimed: Claimed, _headers: object, _slot: object) -> None:
         raise AssertionError("nothing was claimed")
 
     slot_pool = slot_pool_of(claim, claim_due, run)
@@ -204,11 +294,11 @@ async def test_a_crowded_pool_polls_for_a_newcomer_s_task_before_its_hint_is_ove
         return None
 
     async def claim_due(_queues: Sequence[str], _limit: int, _overdue: float, rooms: Rooms) -> Polled:
-        asked.append(rooms.other_overdue)
+        asked.append(rooms.others_overdue)
         polled.set()
         return Polled([])
 
-    async def run(_claimed: Claimed, _headers: object, _may_go_on: object) -> None:
+    async def run(_claimed: Claimed, _headers: object, _slot: object) -> None:
         raise AssertionError("nothing was claimed")
 
     slot_pool = SlotPool(
@@ -307,7 +397,7 @@ async def test_what_no_hint_announces_is_polled_when_an_attempt_ends(
 
 async def test_attempts_that_end_together_share_a_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "_FAIR_SECONDS", NEVER)
-    monkeypatch.setattr(pools, "_TOGETHER_SECONDS", NEVER)
+    monkeypatch.setattr(pools, "_ENDS_SECONDS", NEVER)
     sleepers = Sleepers("waiting", slots=16, count=8)
     async with sleepers.polling():
         await sleepers.idle()
@@ -315,7 +405,44 @@ async def test_attempts_that_end_together_share_a_poll(monkeypatch: pytest.Monke
             sleepers.ends[number].set()
             await sleepers.idle()
             assert sleepers.polls == polls, number
-        monkeypatch.setattr(pools, "_TOGETHER_SECONDS", 0.001)
+        monkeypatch.setattr(pools, "_ENDS_SECONDS", 0.001)
         for number, polls in ((3, 3), (4, 4)):
             sleepers.ends[number].set()
             await sleepers.until(polls)
+
+
+async def test_attempts_that_only_wait_lend_no_more_slots_than_a_tenant_may_have() -> None:
+    """And an attempt that has two calls that wait lends its slot once."""
+    more, ran = [claimed("first"), claimed("second"), claimed("third")], asyncio.Event()
+    go_on = asyncio.Event()
+    running: list[str] = []
+
+    async def claim(_delivery: Delivery) -> Claimed | None:
+        raise AssertionError("no hint came")
+
+    async def claim_due(_queues: Sequence[str], limit: int, _overdue: float, _rooms: object) -> Polled:
+        assert limit == 1
+        return Polled([more.pop(0)] if more else [])
+
+    async def run(one: Claimed, _headers: object, slot: Slot) -> None:
+        running.append(one.step)
+        with slot.lent(), slot.lent():
+            if len(running) == 2:
+                ran.set()
+            await go_on.wait()
+        slot_pool.poll_soon()
+
+    slot_pool = slot_pool_of(claim, claim_due, run)
+    slot_pool.start()
+    try:
+        await asyncio.wait_for(ran.wait(), SECONDS)
+        slot_pool.poll_soon()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert running == ["first", "second"]
+        go_on.set()
+        async with asyncio.timeout(SECONDS):
+            while running != ["first", "second", "third"] or slot_pool.busy:
+                await asyncio.sleep(0.001)
+    finally:
+        await slot_pool.close()

@@ -44,6 +44,9 @@ async def worker(settings: Settings, tmp_path: Path, children: int) -> AsyncIter
         "pipelines": "tests.worker.isolated_steps:pipelines",
     }
     async with Worker(settings.model_copy(update=changes), pipelines()) as running:
+        async with asyncio.timeout(SECONDS):  # a full worker without its broker takes it that other tasks wait
+            while not running.parts.broker.connected:
+                await asyncio.sleep(0.02)
         yield running
 
 

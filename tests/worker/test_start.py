@@ -87,7 +87,7 @@ async def test_isolated_queues_whose_handlers_load_while_the_worker_registers_ar
 ) -> None:
     """After the worker has chosen the queues that it serves at once, and before it asks whether others come later."""
     loaded = asyncio.Event()
-    warm, registering = parts._warm, parts.registered
+    warm, registering = parts._servable_queues, parts.registered
 
     async def warm_and_say(*arguments: Any) -> Any:
         try:
@@ -101,7 +101,7 @@ async def test_isolated_queues_whose_handlers_load_while_the_worker_registers_ar
         async with registering(*arguments) as registration:
             yield registration
 
-    monkeypatch.setattr(parts, "_warm", warm_and_say)
+    monkeypatch.setattr(parts, "_servable_queues", warm_and_say)
     monkeypatch.setattr(parts, "registered", registered_late)
     job = jobs.NewJob(late_handlers.isolated, "t")
     await jobs.submit(rows.connection, [job])

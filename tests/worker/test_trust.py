@@ -14,6 +14,7 @@ from leasehold.worker.leases import heartbeat as heartbeat_module
 from leasehold.worker.leases import held_lease
 from leasehold.worker.leases.heartbeat import Heartbeat
 from leasehold.worker.leases.registration import Registration
+from leasehold.worker.leases.starts import Starts
 from tests.factories import Rows
 
 TTL, MARGIN, RENEW = 30.0, 6.0, 10.0
@@ -67,7 +68,8 @@ async def heartbeat(settings: Settings, rows: Rows, clock: Clock) -> Heartbeat:
     changes = {"lease_seconds": TTL, "trust_margin_seconds": MARGIN, "renew_seconds": RENEW}
     registration = Registration(rows.terms.owner, ["default"])
     await registration.write(rows.connection)
-    heartbeat = Heartbeat(settings.model_copy(update=changes), registration, lambda _error: None, lambda: None)
+    changed = settings.model_copy(update=changes)
+    heartbeat = Heartbeat(changed, registration, Starts(), lambda _error: None, lambda: None)
     connection: Any = SlowConnection(rows, clock)
     heartbeat._connection = connection
     return heartbeat

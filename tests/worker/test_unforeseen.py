@@ -56,7 +56,7 @@ async def test_it_fails_within_seconds_after_two_attempts_and_the_log_has_both_t
 
 
 async def test_an_error_that_was_foreseen_before_does_not_take_its_second_attempt(worker: Worker, rows: Rows) -> None:
-    new = jobs.NewJob(faulty, "t", params={"busy_until": time.time() + 2})
+    new = jobs.NewJob(faulty, "t", params={"busy_until": time.time() + 8})
     await jobs.submit(rows.connection, [new])
     assert (await end_of(rows, new.id))["status"] == "failed"
     codes = [code for code, _ in await failures(rows, new)]

@@ -36,15 +36,15 @@ class Runs:
         await submit(self.connection, [job])
         return job.id
 
-    async def until(self, run_id: UUID, condition: str, *args: Any) -> None:
-        """Wait until `condition` (of the job `j`) holds."""
-        async with asyncio.timeout(SECONDS):
+    async def until(self, run_id: UUID, condition: str, *args: Any, within: float = SECONDS) -> None:
+        """Wait until `condition` (of the job `j`) holds. Raises TimeoutError after `within` seconds."""
+        async with asyncio.timeout(within):
             while not await self.connection.fetchval(f"SELECT {condition} FROM job j WHERE j.id = $1", run_id, *args):
                 await asyncio.sleep(0.02)
 
-    async def ended(self, run_id: UUID) -> tuple[str, Any]:
-        """The state in which the run ends, and its result or error."""
-        await self.until(run_id, "j.finished_at IS NOT NULL")
+    async def ended(self, run_id: UUID, within: float = SECONDS) -> tuple[str, Any]:
+        """The state in which the run ends, and its result or error. Raises TimeoutError after `within` seconds."""
+        await self.until(run_id, "j.finished_at IS NOT NULL", within=within)
         row = await self.connection.fetchrow(
             "SELECT j.status, j.error, (SELECT r.value FROM task t JOIN result r ON r.task_id = t.id"
             " WHERE t.job_id = j.id AND NOT t.contained) AS value FROM job j WHERE j.id = $1",

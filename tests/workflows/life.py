@@ -236,5 +236,5 @@ class Life:
             "UPDATE task SET lease_until = clock_timestamp() - interval '1 s' WHERE status = 'running'"
         )
         await sweeps.expire_leases(self.runs.connection, [], 5)
-        await sweeps.end_cancels(self.runs.connection, [])
+        await sweeps.end_cancels(self.runs.connection, [], 5)
         await assert_history(Rows(self.runs.connection, self.terms), run)

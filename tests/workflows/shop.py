@@ -110,6 +110,11 @@ async def fans(ctx: Context, count: int) -> list[int]:
 
 
 @app.workflow
+async def doubles(ctx: Context, count: int) -> int:
+    return sum(await ctx.gather(*(ctx.run(double, number) for number in range(count))))
+
+
+@app.workflow
 async def partly(ctx: Context) -> list[str]:
     results = await ctx.gather(ctx.run(double, 1), ctx.run(refuse, "a"), ctx.run(refuse, "b"), return_exceptions=True)
     try:

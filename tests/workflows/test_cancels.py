@@ -118,9 +118,9 @@ async def test_without_a_worker_the_sweep_ends_the_run_after_the_grace(runs: Run
     run = await waiting(runs, shop.undoes, "sleep")
     await worker.__aexit__()
     assert await runs.cancel(run) == "cancel_requested"
-    assert await sweeps.end_cancels(runs.connection, []) == []
+    assert await sweeps.end_cancels(runs.connection, [], 5) == []
     await runs.connection.execute("UPDATE job SET cancel_by = clock_timestamp() WHERE id = $1", run)
-    (ended,) = await sweeps.end_cancels(runs.connection, [])
+    (ended,) = await sweeps.end_cancels(runs.connection, [], 5)
     assert ended.outcome == "cancelled"
     assert (await runs.ended(run))[0] == "cancelled"
     await worker.__aenter__()

@@ -37,6 +37,23 @@ async def test_a_gather_waits_for_all_and_branches_have_places_of_their_own(
     assert {"double#40", "2.0/double#1", "2.2/double#2"} <= steps.keys()
 
 
+@pytest.mark.parametrize(
+    ("workflow", "steps"),
+    [(shop.doubles, 10_000), (shop.loops, 1000)],
+    ids=["10,000 in one gather", "1,000 one after another"],
+)
+async def test_a_workflow_has_many_steps(runs: Runs, worker_of: Start, workflow: Any, steps: int) -> None:
+    await worker_of()
+    run = await runs.submit(workflow, steps)
+    assert await runs.ended(run, within=100) == ("succeeded", sum(range(steps)) * 2)
+    counted = await runs.connection.fetch(
+        "SELECT status, max(attempt), count(*) FROM task WHERE job_id = $1 AND contained GROUP BY status",
+        run,
+    )
+    assert [tuple(row) for row in counted] == [("succeeded", 1, steps)]
+    assert len({place[:2] for place in await runs.journal(run)}) == steps
+
+
 @MEMORY
 async def test_a_failed_step_is_raised_where_it_is_awaited_and_the_run_goes_on(
     runs: Runs, worker_of: Start, memory: int

@@ -2,8 +2,8 @@
 rest before their settlements.
 
 An attempt that produces nothing costs no statement. The settlement of an attempt waits until the attempt's last chunk
-is written: a settled attempt has all its lines; one killed before loses at most what came since the last write. All
-attempts share one connection for each of the two sorts of items, which the first chunk opens.
+is written: so a settled attempt has all its lines. A killed attempt loses at most the items since the last write. All
+attempts share one connection for log lines and one for stream chunks. The first chunk opens its connection.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _C = TypeVar("_C")
 
 
 class AttemptBuffer(Generic[_B]):
-    """The buffer of one attempt, with what is not written yet. `writing`: the write of this buffer that began last."""
+    """The buffer of one attempt. `writing`: the last write of this buffer that has begun."""
 
     __slots__ = ("buffer", "claimed", "writing")
 
@@ -97,10 +97,10 @@ class ChunkWriter(Generic[_B, _C]):
     def open(self, claimed: Claimed, buffer: _B) -> AttemptBuffer[_B]:
         """From now on, write the items that the attempt puts into `buffer`."""
         attempt = AttemptBuffer(claimed, buffer)
-        buffer.on_first = partial(self._note, attempt)
+        buffer.on_first = partial(self._enqueue, attempt)
         return attempt
 
-    def _note(self, attempt: AttemptBuffer[_B]) -> None:
+    def _enqueue(self, attempt: AttemptBuffer[_B]) -> None:
         """Remember a buffer that has unwritten items. Any thread may call this.
 
         This appends before it checks the event, and `turn` clears the event before it empties the queue: so no buffer
@@ -128,7 +128,8 @@ class ChunkWriter(Generic[_B, _C]):
         """End the writing. Items that are not written now are lost, and are counted."""
         await self._batcher.close()
         while self._unwritten:
-            self._write(self._unwritten.popleft())  # its chunk is refused at once, and so counted
+            # The closed batcher refuses the chunk, and `_count_lost` counts its items.
+            self._write(self._unwritten.popleft())
         await asyncio.gather(*self._writes, return_exceptions=True)
 
     def _write(self, attempt: AttemptBuffer[_B]) -> None:
@@ -148,11 +149,11 @@ class ChunkWriter(Generic[_B, _C]):
         try:
             await self._batcher.ask(chunk)
         except asyncio.CancelledError:  # the writer was closed: nobody else cancels a write
-            self._lost(items, "the worker ended before PostgreSQL had them")
+            self._count_lost(items, "the worker ended before PostgreSQL had them")
             raise
         except Exception as error:  # noqa: BLE001 - of any kind: the chunk is at fault, not the attempt
-            self._lost(items, "PostgreSQL refused them", error=type(error).__name__)
+            self._count_lost(items, "PostgreSQL refused them", error=type(error).__name__)
 
-    def _lost(self, items: int, reason: str, **fields: str) -> None:
+    def _count_lost(self, items: int, reason: str, **fields: str) -> None:
         metrics.LOST_ITEMS.labels(self.name).inc(items)
         log.warning("items of an attempt are lost", reason=reason, kind=self.name, items=items, **fields)

@@ -44,7 +44,7 @@ def as_step_error(error: BaseException) -> StepError:
         case StepError():
             return error
         case StoreError():
-            return _of_store(error)
+            return _from_store_error(error)
         case OSError() if is_disk_full(error):
             return Retryable("the disk of the worker is full", code="disk_full")
         case _:
@@ -52,7 +52,7 @@ def as_step_error(error: BaseException) -> StepError:
             return Retryable(text_of(error), code="handler_error")
 
 
-def _of_store(error: StoreError) -> StepError:
+def _from_store_error(error: StoreError) -> StepError:
     match error:
         case ObjectMissing():
             return Permanent("input_missing", f"not in the store: {error}")

@@ -36,6 +36,7 @@ from leasehold.worker.attempts.journals import Journals
 from leasehold.worker.attempts.plain import in_thread, is_plain
 from leasehold.worker.attempts.publishing import replaceable, writer_of
 from leasehold.worker.attempts.reporter import Reporter
+from leasehold.worker.attempts.slot import Slot
 from leasehold.worker.attempts.stalls import Watched
 from leasehold.worker.attempts.threads import Reservation, Threads
 from leasehold.worker.attempts.workflows import Workflows
@@ -66,8 +67,10 @@ class InlineAttempt:
         opened: Any,
         directories: Directories,
         workflows: Workflows,
+        slot: Slot,
     ) -> None:
         self._workflows = workflows
+        self.slot = slot
         self._claimed = claimed
         self._pipeline = pipeline
         self._step = step
@@ -85,6 +88,11 @@ class InlineAttempt:
     @property
     def pipeline(self) -> Pipeline:
         return self._pipeline
+
+    @property
+    def handler(self) -> tuple[str, str]:
+        """The names of the pipeline and the step whose code runs."""
+        return self._pipeline.name, self._step.name
 
     @property
     def lease(self) -> Lease:
@@ -169,7 +177,8 @@ class InlineAttempt:
         # The log context names job, task and step already.
         if structlog.get_config()["processors"][-1:] == [structlog.stdlib.ProcessorFormatter.wrap_for_formatter]:
             return structlog.get_logger(self.pipeline.module)
-        # A program that set structlog up otherwise, or not at all, would render the line, and its fields would be lost.
+        # structlog is not set up as the worker does it, for example in a user's own program: it would render the line
+        # as text, and the fields would be lost. So wrap the standard logger, which keeps them.
         plain = logging.getLogger(self.pipeline.module)
         return structlog.wrap_logger(
             plain,
@@ -196,11 +205,11 @@ class InlineAttempt:
 
     async def drive(self, start: Callable[[Driver], Coroutine[Any, Any, Any]]) -> Outcome:
         """Run the workflow whose coroutine `start` makes, until it waits or has ended."""
-        return await self._workflows.drive(self, self._held, start)
+        return await self._workflows.drive(self, self._held, self.slot, start)
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Call a function: in the loop if it is an `async def`, else in a thread."""
-        return await self._workflows.call(function)
+        return await self._workflows.call(function, self.slot, self.handler)
 
     async def note(self) -> dict[str, Any]:
         if self.lease.epoch == 1:
@@ -224,7 +233,9 @@ def _params(pipeline: Pipeline, claimed: Claimed) -> Any:
 
 
 class InlineAttempts:
-    """All inline attempts of one worker. `opened`: pipeline -> the context that the pipeline's opener has opened."""
+    """All inline attempts of one worker. `opened`: pipeline -> the context that the pipeline's opener has opened.
+    `on_most_stuck`: see Threads.
+    """
 
     def __init__(
         self,
@@ -236,19 +247,20 @@ class InlineAttempts:
         opened: Mapping[str, Any],
         journals: Journals,
         settings: Settings,
+        on_most_stuck: Callable[[], None],
     ) -> None:
         self._store = store
         self._pool = pool
         self._reporter = reporter
         self._directories = directories
         self._opened = opened
-        self._threads = Threads(settings.worker_threads)
+        self._threads = Threads(settings.worker_threads, on_most_stuck)
         self.workflows = Workflows(settings, pool, store, journals, self._threads)
         self._blocked_after = settings.loop_blocked_seconds
         self._plain: dict[tuple[str, str], bool] = {}
 
     async def perform(
-        self, claimed: Claimed, pipeline: Pipeline, step: Step, held: HeldLease, seconds: float
+        self, claimed: Claimed, pipeline: Pipeline, step: Step, held: HeldLease, seconds: float, slot: Slot
     ) -> Completion | Snoozing | Suspending | FanningOut:
         """Run the attempt. Raises what the handler raises, and StepTimeout after `seconds`."""
         attempt = InlineAttempt(
@@ -262,9 +274,10 @@ class InlineAttempts:
             opened=self._opened.get(pipeline.name),
             directories=self._directories,
             workflows=self.workflows,
+            slot=slot,
         )
         try:
-            return await self._call(attempt, seconds)
+            return await self._call_if_room(attempt, seconds)
         finally:
             if attempt.used_directory:
                 await self._directories.remove(claimed.lease)
@@ -276,38 +289,44 @@ class InlineAttempts:
             self._plain[key] = is_plain(pipeline.handlers[step])
         return self._plain[key]
 
-    async def _call(self, attempt: InlineAttempt, seconds: float) -> Completion | Snoozing | Suspending | FanningOut:
+    async def _call_if_room(
+        self, attempt: InlineAttempt, seconds: float
+    ) -> Completion | Snoozing | Suspending | FanningOut:
         """Reserve room for the attempt, then call the handler. The attempt snoozes if there is no room: no thread for a
         plain handler, or no room by the pipeline's own rule.
         """
         pipeline, step = attempt.pipeline, attempt.step
         is_plain_handler = self._is_plain(pipeline, step)
         if not is_plain_handler and pipeline.room is None:
-            return await self._call_around(attempt, seconds, None)
+            return await self._call_in_middlewares(attempt, seconds, None)
         async with AsyncExitStack() as stack:
             thread: Reservation | None = None
             if is_plain_handler:
-                thread = await self._threads.reserve(_THREAD_SECONDS)
+                thread = await self._threads.reserve(_THREAD_SECONDS, attempt.slot)
                 if thread is None:
                     return Snoozing(attempt.lease, _THREAD_SECONDS)
                 stack.callback(thread.end)
-            elif (room := pipeline.room) is not None and not await stack.enter_async_context(room(attempt)):
-                return Snoozing(attempt.lease, _THREAD_SECONDS)
-            return await self._call_around(attempt, seconds, thread)
+            elif (room := pipeline.room) is not None:
+                with attempt.slot.lent():
+                    has_room = await stack.enter_async_context(room(attempt))
+                if not has_room:
+                    return Snoozing(attempt.lease, _THREAD_SECONDS)
+            return await self._call_in_middlewares(attempt, seconds, thread)
 
-    async def _call_around(
+    async def _call_in_middlewares(
         self, attempt: InlineAttempt, seconds: float, thread: Reservation | None
     ) -> Completion | Snoozing | Suspending | FanningOut:
+        """Call the handler inside the pipeline's middlewares, if it has any."""
         if attempt.pipeline.around is None:
-            return await self._invoke(attempt, seconds, thread)
+            return await self._call_handler(attempt, seconds, thread)
         settlement: Completion | Snoozing | Suspending | FanningOut | None = None
         async with attempt.pipeline.around(attempt):
-            settlement = await self._invoke(attempt, seconds, thread)
+            settlement = await self._call_handler(attempt, seconds, thread)
         if settlement is None:
             raise Permanent("middleware_error", "a middleware swallowed the error of the handler: let it raise again")
         return settlement
 
-    async def _invoke(
+    async def _call_handler(
         self, attempt: InlineAttempt, seconds: float, thread: Reservation | None
     ) -> Completion | Snoozing | Suspending | FanningOut:
         """Call the handler; a plain one in its `thread`."""
@@ -315,7 +334,7 @@ class InlineAttempts:
         handler = pipeline.handlers[step]
         try:
             async with asyncio.timeout(seconds) as limit:
-                work = handler(attempt) if thread is None else in_thread(handler, attempt, thread)
+                work = handler(attempt) if thread is None else in_thread(handler, attempt, thread, attempt.handler)
                 returned = await Watched(work, pipeline.name, step, self._blocked_after)
         except TimeoutError as error:
             if not limit.expired():

@@ -71,8 +71,9 @@ class IsolatedAttempts:
         timeout: float,
         may_continue: Callable[[], bool],
     ) -> Completion:
-        """Run the attempt. While `may_continue` returns True, it may start later steps speculatively: they run until an
-        attempt takes them or `discard_speculations` ends them. Raises what the handler, the child and the store raise.
+        """Run the attempt. If `may_continue` returns True, the attempt may start later steps speculatively. They run
+        until an attempt takes them, or until `discard_speculations` ends them. Raises what the handler, the child and
+        the store raise.
         """
         sources = await sources_of(self._pool, pipeline, step, claimed)
         on_progress = partial(self._reporter.report, claimed.lease)
@@ -118,7 +119,9 @@ class IsolatedAttempts:
             return
         used = (claimed.job_id, claimed.step)
         started = [
-            key for key, it in self._speculations.items() if it.bound_to == claimed.lease.task_id and key != used
+            key
+            for key, speculation in self._speculations.items()
+            if speculation.bound_to == claimed.lease.task_id and key != used
         ]
         for key in started:
             if next_step is None:
@@ -206,7 +209,7 @@ class IsolatedAttempts:
         The last step starts first, because the job ends with it. If no child is idle, the speculation waits for this
         attempt's child to end, which also frees its memory.
         """
-        if claimed.handler is not None:  # `pipeline` is the handler's: the template has other next steps
+        if claimed.handler is not None:  # a job of a template: its next steps are not those of the handler's `pipeline`
             return []
         started: list[Speculation] = []
         for next_step in reversed(steps_after(pipeline, step)[: max(1, self._children.idle)]):

@@ -1,4 +1,4 @@
-"""`Journals`: the worker's reads and writes of the journals of workflows that run. All that wait share a round trip."""
+"""Reads and writes the journals of running workflows. All requests that wait share the next round trip."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Journals:
         return answer
 
     async def read(self, reading: Reading) -> Journal | None:
-        """Some rows of a journal, or a short one. None: the lease is not valid. The caller reads a long journal, which
-        would hold up all others, on another connection.
+        """The rows that `reading` names, or the whole journal. None: the lease is not valid. A long journal would delay
+        all other requests: it comes back cut (`is_cut`), and the caller reads it on another connection.
         """
         answer = await self._batcher.ask(reading)
         assert not isinstance(answer, Recorded)

@@ -57,10 +57,12 @@ class BlockingAttempt:
         return result
 
 
-async def in_thread(handler: Callable[..., Any], attempt: Attempt, thread: Reservation) -> Any:
-    """Call the handler in a reserved thread. If the caller is cancelled, the thread runs on by itself."""
+async def in_thread(handler: Callable[..., Any], attempt: Attempt, thread: Reservation, names: tuple[str, str]) -> Any:
+    """Call the handler in a reserved thread. If the caller is cancelled, the thread runs on by itself. `names`: the
+    handler's pipeline and step.
+    """
     blocking = BlockingAttempt(attempt)
     try:
-        return await thread.run(partial(handler, blocking))
+        return await thread.run(partial(handler, blocking), names)
     finally:
         blocking.end()

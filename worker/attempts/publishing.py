@@ -27,6 +27,8 @@ from leasehold.transitions.settlements import Completion, Output
 from leasehold.worker.attempts.output_cache import MAX_OUTPUT_BYTES, OutputCache
 from leasehold.worker.leases.held_lease import HeldLease
 
+#: The names of an object's user metadata: the digest of the work, the attempt that wrote the object, and on a primary
+#: output the list of the other outputs.
 _DIGEST = "work"
 _WRITER = "writer"
 _MANIFEST = "manifest"
@@ -40,15 +42,15 @@ def writer_of(lease: Lease) -> dict[str, str]:
 
 
 def replaceable(held: HeldLease) -> Callable[[Stored], bool]:
-    """A rule for the store: whether the attempt may replace the object that lies under its key already.
+    """A function that the store asks whether this attempt may replace an object that exists under its key.
 
-    The attempt may replace an object that an earlier attempt left. It may not if its lease is not trusted, or if a
-    newer attempt wrote the object. Trust alone is not enough: an early takeover (the owner's presence ended) reaches
-    the old owner's heartbeat late, and until then the old owner could overwrite the new owner's output. If the store
+    The attempt may replace the object of an earlier attempt. It may not replace the object of a newer attempt, nor any
+    object while its lease is not trusted. Trust alone is not enough: after an early takeover (the owner's presence
+    ended) the old owner still trusts its lease for a moment, and could overwrite the new owner's output. If the store
     drops metadata, no object names its writer, and only trust decides.
 
-    After an asynchronous failover, PostgreSQL may give the same epoch to a second owner. Of the two, only the owner
-    that PostgreSQL confirms may replace what the other wrote.
+    After an asynchronous failover, PostgreSQL may give the same epoch to a second owner. Only the owner that PostgreSQL
+    confirms may replace the other owner's object.
     """
 
     def may_replace(existing: Stored) -> bool:
@@ -85,7 +87,7 @@ async def publish_outputs(
     outputs = await gather_or_cancel(publish(name, file, {}) for name, file in done.files.items() if name != primary)
     failpoints.reach("mid_upload")
     if primary is not None and primary in done.files:
-        manifest = _packed(outputs, done.value)
+        manifest = _encoded_manifest(outputs, done.value)
         outputs.append(await publish(primary, done.files[primary], {_MANIFEST: manifest} if manifest else {}))
     return Completion(held.lease, outputs, done.value)
 
@@ -104,7 +106,7 @@ async def find_published(
         primary = await store.head(output_key(prefix, step.writes))
         if primary is None or primary.metadata.get(_DIGEST) != digest or not primary.sha256:
             return None
-        manifest = _unpacked(primary.metadata.get(_MANIFEST))
+        manifest = _decoded_manifest(primary.metadata.get(_MANIFEST))
         if manifest is None:
             return None
         listed_outputs = [Output(**fields) for fields in manifest["outputs"]]  # another release's fields: TypeError
@@ -121,13 +123,14 @@ def _output(name: str, stored: Stored) -> Output:
     return Output(name, stored.key, stored.size, stored.sha256, stored.content_type)
 
 
-def _packed(outputs: list[Output], value: Any) -> str | None:
+def _encoded_manifest(outputs: list[Output], value: Any) -> str | None:
+    """The manifest as base64 text; None if it is too long for the metadata."""
     manifest = orjson.dumps({"outputs": [asdict(output) for output in outputs], "value": value})
     packed = base64.b64encode(manifest).decode()
     return packed if len(packed) <= _MANIFEST_BYTES else None
 
 
-def _unpacked(packed: str | None) -> dict[str, Any] | None:
+def _decoded_manifest(packed: str | None) -> dict[str, Any] | None:
     if packed is None:
         return None
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from time import monotonic
 
@@ -33,6 +33,7 @@ from leasehold.worker.attempts.failures import as_step_error, failure_of, traceb
 from leasehold.worker.attempts.inline import InlineAttempts
 from leasehold.worker.attempts.isolated import IsolatedAttempts
 from leasehold.worker.attempts.log_and_stream import LogAndStream, LogAndStreamWriters
+from leasehold.worker.attempts.slot import Slot
 from leasehold.worker.leases.heartbeat import Heartbeat
 from leasehold.worker.leases.held_lease import HeldLease
 from leasehold.worker.leases.settlement_batcher import (
@@ -42,20 +43,22 @@ from leasehold.worker.leases.settlement_batcher import (
     Settlement,
     SettlementBatcher,
 )
+from leasehold.worker.leases.starts import Starts
 from leasehold.worker.maintenance.admitter import Admitter
 
 log = structlog.get_logger(__name__)
 _logger = logging.getLogger(__name__)  # each call of getLogger takes a lock
 
-#: The heartbeat renews a lease this long past the step's time limit: time to upload and to wait for the database.
+#: Seconds for which the heartbeat renews a lease beyond the step's time limit: the attempt may still upload, or wait
+#: for the database.
 _GRACE_SECONDS = 120.0
-#: A worker that does not know the task's pipeline (an older release) snoozes the task for this long.
+#: Seconds for which a worker snoozes a task whose pipeline it does not know: it may be of an older release.
 _UNKNOWN_SECONDS = 30.0
 
 _LAST_ERROR = "SELECT code FROM failure WHERE task_id = $1 AND cause = 'error' ORDER BY epoch DESC LIMIT 1"
 _UNFORESEEN_CODE = Unforeseen("").code
 
-_OUTCOMES = {
+_OUTCOME_OF_SETTLEMENT = {
     Completion: "succeeded",
     Failure: "failed",
     Snoozing: "parked",
@@ -64,8 +67,8 @@ _OUTCOMES = {
     FanningOut: "spread",
     CancelAcknowledged: "cancelled",
 }
-#: Where the task's new state says more than the settlement.
-_OF_STATES = {"retry": "retried", "cancelled": "cancelled", "pending": "released"}
+#: The task's new state -> the outcome, where the state says more than the kind of settlement.
+_OUTCOME_OF_STATE = {"retry": "retried", "cancelled": "cancelled", "pending": "released"}
 
 
 class Runner:
@@ -76,6 +79,7 @@ class Runner:
         pipelines: Pipelines,
         pool: Pool,
         heartbeat: Heartbeat,
+        starts: Starts,
         settlements: SettlementBatcher,
         admitter: Admitter,
         directories: Directories,
@@ -87,6 +91,7 @@ class Runner:
         self._pipelines = pipelines
         self._pool = pool
         self._heartbeat = heartbeat
+        self._starts = starts
         self._settlements = settlements
         self._admitter = admitter
         self._directories = directories
@@ -101,18 +106,17 @@ class Runner:
         for task in self._running:
             task.cancel()
 
-    async def run(
-        self, claimed: Claimed, parent: Mapping[str, str] | None, may_continue: Callable[[], bool]
-    ) -> Claimed | None:
+    async def run(self, claimed: Claimed, parent: Mapping[str, str] | None, slot: Slot) -> Claimed | None:
         """Run the attempt and settle it. Returns once PostgreSQL has answered, or the lease is lost.
 
         `parent`: the trace headers of the hint; None for a task that no hint announced.
-        `may_continue`: whether this worker may go on with the job's later steps. While it returns True, the attempt may
-        start them speculatively, and the settlement of the step also claims the job's next step.
+        `slot`: the slot that the attempt runs in. While its `may_continue` returns True, the attempt may start the
+        job's later steps speculatively, and the settlement of the step also claims the job's next step.
 
         Returns the next step that the settlement claimed, or None.
         """
         began = monotonic()
+        self._starts.count(claimed.queue)
         trace = claimed.trace or {}
         trace_id = traces.trace_id_of(trace)
         declared = self._declaration(claimed)
@@ -125,7 +129,7 @@ class Runner:
             "trace_id": trace_id,
             **{name: trace[name] for name in ("request_id", "media_id") if name in trace},
         })  # fmt: skip
-        # If a hint led to this claim, the hint's span is the parent; else the job's. Both have the same trace id.
+        # If a hint led to this claim, the hint's span is the parent; else the job's span. Both have the same trace id.
         with traces.span(
             f"{claimed.pipeline} {claimed.step}",
             "CONSUMER",
@@ -139,11 +143,11 @@ class Runner:
             seconds = _time_limit(claimed, declared[1]) if declared else 0.0
             held = self._heartbeat.hold(claimed.lease, seconds + _GRACE_SECONDS)  # renew the lease from now on
             try:
-                settlement = await self._attempt(claimed, declared, seconds, held, log_and_stream, may_continue)
-                await self._write_rest(log_and_stream, settlement)
+                settlement = await self._attempt(claimed, declared, seconds, held, log_and_stream, slot)
+                await self._finish_log_and_stream(log_and_stream, settlement)
                 if isinstance(settlement, Completion) and claimed.is_last:
                     settlement = settlement.of_last_step()
-                elif settlement is not None and may_continue():
+                elif settlement is not None and slot.may_continue():
                     settlement = _claiming_next(settlement, claimed.queue)
                 if settlement is not None:
                     held.settlement_sent = True
@@ -156,7 +160,7 @@ class Runner:
                     self._inline.workflows.settled(claimed.lease, committed=outcome == "suspended")
             span.set_attributes(leasehold_outcome=outcome)
             if isinstance(settlement, Failure):
-                span.failed(settlement.code)
+                span.mark_failed(settlement.code)
         if claimed.gated:
             self._admitter.may_have_ended(claimed.job_id)
         metrics.ended(claimed.pipeline, claimed.step, outcome, monotonic() - began, traces.exemplar_of(trace_id))
@@ -171,7 +175,7 @@ class Runner:
         seconds: float,
         held: HeldLease,
         log_and_stream: LogAndStream,
-        may_continue: Callable[[], bool],
+        slot: Slot,
     ) -> Settlement | None:
         """Run the handler under the held lease, for `seconds` at most. Returns the settlement to write; None when the
         lease is lost.
@@ -179,7 +183,7 @@ class Runner:
         if declared is None:
             log.error("unknown pipeline or step", pipeline=claimed.pipeline, step=claimed.step)
             return Snoozing(claimed.lease, _UNKNOWN_SECONDS)
-        work = asyncio.ensure_future(self._perform(claimed, *declared, seconds, held, log_and_stream, may_continue))
+        work = asyncio.ensure_future(self._perform(claimed, *declared, seconds, held, log_and_stream, slot))
         if claimed.cancelling:  # a workflow sees the cancel of its job
             held.cancelled = True
         held.subscribe(on_lost=work.cancel, on_cancel=partial(self._request_stop, claimed, work))
@@ -202,7 +206,7 @@ class Runner:
             return None
         pipeline = self._pipelines[pipeline_name]
         step = pipeline.by_name.get(step_name)
-        if step is None or (not step.isolated and step.name not in pipeline.handlers):
+        if step is None or not pipeline.has_code_of(step):
             return None
         return pipeline, step
 
@@ -214,13 +218,13 @@ class Runner:
         seconds: float,
         held: HeldLease,
         log_and_stream: LogAndStream,
-        may_continue: Callable[[], bool],
+        slot: Slot,
     ) -> Settlement:
         record_in(log_and_stream)
         try:
             if step.isolated:
-                return await self._isolated.perform(claimed, pipeline, step, held, seconds, may_continue)
-            return await self._inline.perform(claimed, pipeline, step, held, seconds)
+                return await self._isolated.perform(claimed, pipeline, step, held, seconds, slot.may_continue)
+            return await self._inline.perform(claimed, pipeline, step, held, seconds, slot)
         except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
             raise contained(error) from error
 
@@ -269,9 +273,9 @@ class Runner:
     def _settlement_of_stop(
         self, claimed: Claimed, step: Step, held: HeldLease, stop: BaseException
     ) -> Settlement | None:
-        """The settlement of work that stopped early. The reason is one of these: the lease is lost (None), a client
-        cancelled the job, the worker has to end, the handler awaited something that was cancelled, or this attempt's
-        own task is cancelled: then `stop` is raised.
+        """The settlement of work that stopped early, by the first reason that holds: the lease is lost (None); a client
+        cancelled the job; the handler raised Cancelled; the worker has to end; this attempt's own task is cancelled
+        (raises `stop`); the handler awaited something that was cancelled.
         """
         if held.lost:
             return None
@@ -300,7 +304,7 @@ class Runner:
 
     # --- the settlement
 
-    async def _write_rest(self, log_and_stream: LogAndStream, settlement: Settlement | None) -> None:
+    async def _finish_log_and_stream(self, log_and_stream: LogAndStream, settlement: Settlement | None) -> None:
         """Write the attempt's last lines and chunks."""
         if settlement is None:
             log_and_stream.recorder.add_final("warning", "The lease is lost: another attempt decides about this step.")
@@ -359,4 +363,4 @@ def _outcome(settlement: Settlement, answer: Answer) -> str:
         return "lost"
     if answer.state == "waiting" and isinstance(settlement, Failure):  # a workflow that sees a cancel runs again
         return "parked"
-    return _OF_STATES.get(answer.state or "") or _OUTCOMES[type(settlement)]
+    return _OUTCOME_OF_STATE.get(answer.state or "") or _OUTCOME_OF_SETTLEMENT[type(settlement)]

@@ -1,9 +1,9 @@
 """Speculative execution: while an attempt publishes its outputs, the job's next isolated steps run already.
 
-An isolated step is a function of its files and parameters, and changes nothing outside its directory. So a worker may
-run the step before it has the step's lease. The result counts only for an attempt that holds the lease of this step and
-has the same inputs; else the worker discards the result. So the next step of a picture does not wait for the uploads of
-the step before. If further children are idle, later steps that need no new input run at the same time.
+The next step of a picture then does not wait for the uploads of the step before. This is safe: an isolated step is a
+function of its files and parameters, and changes nothing outside its directory, so a worker may run the step before it
+has the step's lease. Only an attempt that holds the lease of this step and has the same inputs uses the result; else
+the worker discards it. If further children are idle, later steps that need no new input run at the same time.
 """
 
 from __future__ import annotations
@@ -47,10 +47,13 @@ def _only_next(pipeline: Pipeline, step: Step) -> Step | None:
 
 @dataclass(slots=True)
 class Speculation:
-    """One speculative execution. `bound_to`: the task whose attempt discards the speculation when it ends. At first it
-    is the attempt that started the speculation, then that of the next step, if this worker goes on with it, and last
-    the attempt that takes the speculation. `files`: the inputs, in its own `directory`. `sha256`: the digests of the
-    inputs; they are complete once the attempt that writes the last input has published it.
+    """One speculative execution.
+
+    `bound_to`: the task whose attempt discards the speculation when that attempt ends. At first it is the task that
+    started the speculation. If this worker goes on with the job's next step, it is that step's task. At last it is the
+    task that takes the speculation.
+    `files`: the inputs, in the speculation's own `directory`.
+    `sha256`: the digests of the inputs; they are complete once the attempt that writes the last input has published it.
     """
 
     bound_to: UUID

@@ -9,10 +9,18 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeAlias
 
-from leasehold.runtime.foreign_errors import contained
+import structlog
 
+from leasehold.runtime.foreign_errors import contained
+from leasehold.worker import metrics
+from leasehold.worker.attempts.slot import Slot
+
+log = structlog.get_logger(__name__)
+#: A thread that runs on for this many seconds after its attempt has ended is stuck.
+_STUCK_SECONDS = 10.0
 _Work: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 
 
@@ -23,14 +31,15 @@ class Reservation:
         self._threads = threads
         self._used = False
 
-    async def run(self, work: Callable[[], Any]) -> Any:
-        """Run `work` in the thread, with this task's context variables. Returns or raises what `work` does.
+    async def run(self, work: Callable[[], Any], handler: tuple[str, str]) -> Any:
+        """Run `work` in the thread, with this task's context variables. Returns or raises what `work` does. `handler`:
+        the pipeline and the step whose code it is.
 
         A thread cannot be stopped. When this task is cancelled, `work` goes on in its thread, and its result is
         dropped. The thread is free again only when `work` has ended.
         """
         self._used = True
-        return await self._threads.run(work)
+        return await self._threads.run(work, handler)
 
     def end(self) -> None:
         """Free the thread, if nothing has run in it."""
@@ -40,30 +49,41 @@ class Reservation:
 
 
 class Threads:
-    """At most `at_most` threads, each started when it is first needed. Make it in the event loop that calls `run`."""
+    """At most `at_most` threads, each started when it is first needed. Make it in the event loop that calls `run`.
 
-    def __init__(self, at_most: int) -> None:
+    `on_most_stuck`: called when over half of the threads are stuck. Only the end of the process frees them.
+    """
+
+    def __init__(self, at_most: int, on_most_stuck: Callable[[], None]) -> None:
         self._at_most = at_most
+        self._on_most_stuck = on_most_stuck
+        self._stuck = 0
         self._free = asyncio.Semaphore(at_most)
         self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._started = 0
         self._idle = 0
         self._loop = asyncio.get_running_loop()
 
-    async def reserve(self, seconds: float) -> Reservation | None:
-        """Keep a thread for the caller. None: no thread became free within `seconds`."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._free.acquire()
-        except TimeoutError:
-            return None
+    async def reserve(self, seconds: float, slot: Slot) -> Reservation | None:
+        """Keep a thread for the attempt in `slot`, which is lent while no thread is free. None: no thread became free
+        within `seconds`.
+        """
+        if not self._free.locked():
+            await self._free.acquire()
+            return Reservation(self)
+        with slot.lent():
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._free.acquire()
+            except TimeoutError:
+                return None
         return Reservation(self)
 
     def free(self) -> None:
         """Free a thread whose reservation ran nothing."""
         self._free.release()
 
-    async def run(self, work: Callable[[], Any]) -> Any:
+    async def run(self, work: Callable[[], Any], handler: tuple[str, str]) -> Any:
         """Run `work` in the thread of a reservation, as Reservation.run describes."""
         context = copy_context()
         if self._idle == 0 and self._started < self._at_most:
@@ -73,7 +93,38 @@ class Threads:
         future: Future[Any] = Future()
         future.add_done_callback(self._on_done)
         self._work.put((future, lambda: context.run(work)))
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            if not future.done():
+                self._loop.call_later(_STUCK_SECONDS, self._count_if_stuck, future, handler)
+
+    def _count_if_stuck(self, future: Future[Any], handler: tuple[str, str]) -> None:
+        """The attempt has ended some time ago. Report its thread if it still runs."""
+        if future.done():
+            return
+        self._stuck += 1
+        metrics.STUCK_THREADS.labels(*handler).inc()
+        pipeline, step = handler
+        log.warning(
+            "a handler runs on in its thread after its attempt has ended: call checkpoint() in it, or use process=True",
+            pipeline=pipeline,
+            step=step,
+            stuck=self._stuck,
+            threads=self._at_most,
+        )
+        future.add_done_callback(partial(self._on_unstuck, handler))
+        if 2 * self._stuck > self._at_most:
+            log.error("over half of the threads are stuck: this worker drains, so that another takes its place")
+            self._on_most_stuck()
+
+    def _on_unstuck(self, handler: tuple[str, str], _future: Future[Any]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the process ends
+            self._loop.call_soon_threadsafe(self._count_out, handler)
+
+    def _count_out(self, handler: tuple[str, str]) -> None:
+        self._stuck -= 1
+        metrics.STUCK_THREADS.labels(*handler).dec()
 
     def _start_thread(self) -> None:
         try:

@@ -46,8 +46,9 @@ class WorkDir:
             os.close(self._lock)
 
     def _sweep(self) -> None:
-        """Remove the directories of killed workers. A worker that starts holds the lock of the root, as the caller
-        does: so a worker's directory without a lock file is of a worker that was killed while it made or removed it.
+        """Remove the directories of killed workers. The caller holds the lock of the root, so no other worker is
+        starting. A directory without a lock file is therefore of a worker that was killed while it made or removed the
+        directory.
         """
         for directory in self._root.iterdir():
             if not _is_of_worker(directory):

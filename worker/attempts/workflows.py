@@ -1,7 +1,7 @@
 """Runs workflows: an attempt goes on until the workflow waits, and keeps its coroutine in memory for a while.
 
-A kept coroutine is used again only by the next claim of the same task, and only if this worker knows that the
-suspension is committed. Otherwise the function runs from its top, with the results in the journal.
+A kept coroutine goes on under the next claim of the same task, if this worker knows that the suspension is committed.
+Otherwise the workflow's function runs again from its top, and the journal gives it the results of its earlier calls.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from leasehold.transitions.workflows.reading import Journal, Reading
 from leasehold.transitions.workflows.records import Call, Recording
 from leasehold.worker.attempts.journals import Journals
 from leasehold.worker.attempts.plain import is_plain
+from leasehold.worker.attempts.slot import Slot
 from leasehold.worker.attempts.threads import Threads
 from leasehold.worker.leases.held_lease import HeldLease
 from leasehold.workflows.driver import Driver, JournalLost
@@ -38,7 +39,9 @@ _MAX_RESULT_BYTES = 64 * 1024 * 1024
 
 @dataclass(slots=True)
 class _Suspended:
-    """A suspended driver. `epoch`: of the lease under which it suspended. `committed`: PostgreSQL confirmed that."""
+    """A suspended driver. `epoch`: that of the lease under which the driver suspended. `committed`: PostgreSQL has
+    confirmed the suspension. `timer`: drops the driver.
+    """
 
     driver: Driver
     epoch: int
@@ -51,6 +54,8 @@ class Attempt(Protocol):
 
     @property
     def lease(self) -> Lease: ...
+    @property
+    def handler(self) -> tuple[str, str]: ...
     @property
     def job_id(self) -> UUID: ...
     @property
@@ -69,17 +74,17 @@ class Workflows:
         self.threads = threads
         self.keep_seconds = settings.retention_days * 86_400
         self._max_calls = settings.workflow_max_calls
-        self._seconds = settings.workflow_memory_seconds
-        self._at_most = settings.workflow_memory
+        self._memory_seconds = settings.workflow_memory_seconds
+        self._max_suspended = settings.workflow_memory
         self._suspended: OrderedDict[UUID, _Suspended] = OrderedDict()
 
     async def drive(
-        self, attempt: Attempt, held: HeldLease, start: Callable[[Driver], Coroutine[Any, Any, Any]]
+        self, attempt: Attempt, held: HeldLease, slot: Slot, start: Callable[[Driver], Coroutine[Any, Any, Any]]
     ) -> Outcome:
         """Run the workflow until it waits or has ended. Raises what `Driver.advance` raises."""
         lease = attempt.lease
         driver = self._take(lease) or Driver(attempt.job_id, start, self._max_calls)
-        port = _Port(self, attempt, held)
+        port = _Port(self, attempt, held, slot)
         try:
             try:
                 outcome = await driver.advance(port)
@@ -96,18 +101,24 @@ class Workflows:
             self._keep(driver, lease, outcome)
         return outcome
 
-    async def call(self, function: Callable[[], Any], check: Callable[[], None] = lambda: None) -> Any:
-        """Call a function: in the loop if it is an `async def`, else in a thread. While no thread is free, `check` is
-        called once a second.
+    async def call(
+        self,
+        function: Callable[[], Any],
+        slot: Slot,
+        handler: tuple[str, str],
+        check: Callable[[], None] = lambda: None,
+    ) -> Any:
+        """Call a function: in the loop if it is an `async def`, else in a thread. While no thread is free, the caller's
+        slot is lent, and `check` is called once a second. `handler`: the caller's pipeline and step.
         """
         if _gives_coroutine(function):
             try:
                 return await function()
             except (SystemExit, KeyboardInterrupt) as error:
                 raise contained(error) from error
-        while (thread := await self.threads.reserve(1.0)) is None:
+        while (thread := await self.threads.reserve(1.0, slot)) is None:
             check()
-        return await thread.run(function)
+        return await thread.run(function, handler)
 
     def settled(self, lease: Lease, *, committed: bool) -> None:
         """Record PostgreSQL's answer to the suspension under this lease."""
@@ -138,14 +149,14 @@ class Workflows:
 
     def _keep(self, driver: Driver, lease: Lease, outcome: Outcome) -> None:
         """Keep the driver for a while, if something may make the workflow due soon."""
-        soon = outcome.ends is not None or (outcome.delay is not None and outcome.delay < self._seconds)
-        if not soon or not self._at_most:
+        soon = outcome.ends is not None or (outcome.delay is not None and outcome.delay < self._memory_seconds)
+        if not soon or not self._max_suspended:
             driver.close()
             return
-        while len(self._suspended) >= self._at_most:
+        while len(self._suspended) >= self._max_suspended:
             self._drop(*next(iter(self._suspended.items())))
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._seconds, self._expire, lease)
+        timer = loop.call_later(self._memory_seconds, self._expire, lease)
         self._suspended[lease.task_id] = _Suspended(driver, lease.epoch, timer)
 
     def _expire(self, lease: Lease) -> None:
@@ -162,8 +173,10 @@ class Workflows:
 class _Port:
     """One attempt's access to its journal: a leasehold.workflows.port.Port."""
 
-    def __init__(self, workflows: Workflows, attempt: Attempt, held: HeldLease) -> None:
+    def __init__(self, workflows: Workflows, attempt: Attempt, held: HeldLease, slot: Slot) -> None:
         self._workflows = workflows
+        self._slot = slot
+        self._handler = attempt.handler
         self._tenant = attempt.tenant_id
         lease = attempt.lease
         self._lease = lease
@@ -210,7 +223,7 @@ class _Port:
         return await self._workflows.store.fetch_bytes(row["key"], sha256=row["sha256"], max_bytes=_MAX_RESULT_BYTES)
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        return await self._workflows.call(function, self.check)
+        return await self._workflows.call(function, self._slot, self._handler, self.check)
 
     def cancelled(self) -> bool:
         return self._held.cancelled

@@ -48,6 +48,12 @@ class Claimer:
     def holds(self, task_id: UUID) -> bool:
         return self._heartbeat.holds(task_id)
 
+    def holds_for_certain(self, task_id: UUID) -> bool:
+        """Whether this worker holds the task, and that is certain (`Heartbeat.ownership_confirmed`): then a hint of the
+        task tells nothing new.
+        """
+        return self._heartbeat.holds(task_id) and self._heartbeat.ownership_confirmed(task_id)
+
     async def claim(self, delivery: Delivery) -> Claimed | None:
         """Claim the task of the hint. None: this worker cannot claim the task now, and the caller acknowledges the
         hint.
@@ -68,9 +74,9 @@ class Claimer:
         return await self._batcher.claim(task_id)
 
     async def poll(self, queues: tuple[str, ...], limit: int, overdue: float, rooms: Rooms) -> Polled:
-        """Claim up to `limit` due tasks of `queues`, and at most the `rooms` of each tenant. The poll leaves tasks that
-        have been due for less than `overdue` seconds to their hints. If the answer is lost, the heartbeat releases what
-        the poll has claimed.
+        """Claim up to `limit` due tasks of `queues`. `rooms` bounds how many of them one tenant gets. The poll leaves
+        tasks that have been due for less than `overdue` seconds to their hints. If PostgreSQL's answer is lost, the
+        heartbeat releases the tasks that the poll has claimed.
         """
         polls = self._polls[queues]
         try:

@@ -1,4 +1,4 @@
-"""Hands each hint to the slot pool of its queue: hints from the broker, and those that this worker's commits wrote."""
+"""Hands each hint to the slot pool of its queue. Hints come from the broker, and from this worker's own commits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leasehold.worker.claiming.slot_pool import SlotPool
 
 
 class HintRouter:
-    """The worker has one. A slot pool gets hints from the moment when it is added."""
+    """Each worker has one router. A slot pool gets hints as soon as `add` has been called for it."""
 
     def __init__(self, announcer: Announcer) -> None:
         self._announcer = announcer

@@ -5,14 +5,16 @@ tenant may take a slot. When the worker stops, the broker redelivers the waiting
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from itertools import islice
+from uuid import UUID
 
 from leasehold.broker.base import Delivery
 from leasehold.worker.claiming.shares import Shares
 
 #: `take` compares at most this many tenants that may take a slot. The chosen tenant moves behind the others, so that
 #: all tenants have their turn.
-_COMPARED = 32
+_MAX_COMPARED = 32
 
 
 class Hints:
@@ -27,6 +29,18 @@ class Hints:
 
     def add(self, delivery: Delivery) -> None:
         self._waiting.setdefault(delivery.hint.tenant, deque()).append(delivery)
+
+    def remove(self, is_unwanted: Callable[[UUID], bool]) -> list[Delivery]:
+        """Remove the hints of the tasks that are unwanted. Returns their deliveries."""
+        removed: list[Delivery] = []
+        for tenant, deliveries in list(self._waiting.items()):
+            unwanted = [delivery for delivery in deliveries if is_unwanted(delivery.hint.task_id)]
+            for delivery in unwanted:
+                deliveries.remove(delivery)
+            if not deliveries:
+                del self._waiting[tenant]
+            removed += unwanted
+        return removed
 
     def clear(self) -> None:
         self._waiting.clear()
@@ -55,16 +69,16 @@ class Hints:
             if chosen is None or self._shares.running(tenant) < self._shares.running(chosen):
                 chosen = tenant
             compared += 1
-            if compared >= _COMPARED or not self._shares.running(chosen):
+            if compared >= _MAX_COMPARED or not self._shares.running(chosen):
                 break
         return chosen
 
-    def waits_with_less(self, tenant: str) -> bool:
-        """Whether hints of another tenant wait that runs at least two steps fewer: a slot of `tenant` should go to that
-        tenant.
+    def lighter_tenant_waits(self, tenant: str) -> bool:
+        """Whether a hint waits here of another tenant that runs at least two steps fewer than `tenant`. Then a slot of
+        `tenant` should go to the other tenant.
         """
         bound = self._shares.running(tenant) - 1
         if bound <= 0 or not self._waiting or (len(self._waiting) == 1 and tenant in self._waiting):
             return False
-        compared = islice(self._waiting, _COMPARED)
+        compared = islice(self._waiting, _MAX_COMPARED)
         return any(self._shares.running(other) < bound for other in compared if other != tenant)

@@ -35,9 +35,9 @@ class Polls:
             overdue=overdue,
             back=back,
             running=self._load.running(),
-            shares=rooms.of,
-            other_room=rooms.other,
-            other_overdue=rooms.other_overdue,
+            shares=rooms.by_tenant,
+            other_room=rooms.for_others,
+            other_overdue=rooms.others_overdue,
         )
         self._window.polled(started_at, whole=back is None, oldest=polled.oldest, overdue=overdue)
         self._load.polled(started_at, polled.running)

@@ -4,10 +4,10 @@ A pool cannot take a slot back from a step that runs for an hour. So it keeps sl
 
 - One tenant may run at most `at_most` steps. The pool has `at_most + at_most // GREED` shared slots.
 - A tenant gets another shared slot only while it runs fewer steps than `GREED` times the number of unused slots.
-- Besides, the pool has `reserve` slots. A tenant gets one of them only while it runs no step in the pool.
+- The pool has `reserve` further slots. A tenant gets one of them only while it runs no step in the pool.
 
-While a poll runs, hints count the slots that the poll may give to their tenant as taken: so hints and a poll together
-give no tenant more than its share.
+A poll that runs may claim some tasks for a tenant. Until it ends, `may_take` counts them as if they ran already: so
+hints and the poll together give no tenant more than its share.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from leasehold.domain.concurrency_limit import GREED
 class Rooms:
     """How many tasks a poll may claim for each tenant; None: any number.
 
-    `of`: tenant -> (the steps that it runs in the pool, the tasks that the poll may claim for it).
-    `other`: the tasks that the poll may claim for each tenant that is not in `of`.
-    `other_overdue`: the seconds for which the poll leaves a task of such a tenant to its hint; None: as for the others.
+    `by_tenant`: tenant -> (the steps that it runs in the pool, the tasks that the poll may claim for it).
+    `for_others`: the tasks that the poll may claim for each tenant that is not in `by_tenant`.
+    `others_overdue`: the seconds for which the poll leaves a task of such a tenant to its hint; None: as for those in
+    `by_tenant`.
     """
 
-    of: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
-    other: int | None = None
-    other_overdue: float | None = None
+    by_tenant: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    for_others: int | None = None
+    others_overdue: float | None = None
 
 
 class Shares:
     """The slots of one pool, and the tenants that use them. Without a `reserve` the pool has exactly `at_most` slots
-    and keeps none free: then tenants only take turns.
+    and keeps none free for later tenants: a tenant that comes later waits for a slot that becomes free.
     """
 
     def __init__(self, at_most: int, reserve: int = 0) -> None:
@@ -43,19 +44,19 @@ class Shares:
         self.slots = at_most + at_most // GREED if reserve else at_most
         self.reserve = reserve
         self.busy = 0
-        #: Free slots that are kept for polls.
-        self.promised = 0
+        #: Free slots that are kept for a poll: hints may not take them.
+        self.kept_for_poll = 0
         self._poll: tuple[int, Rooms] | None = None  # the limit and the rooms of the poll that runs now
         self._running: dict[str, int] = {}
 
     @property
     def free(self) -> int:
-        """Shared slots that are neither busy nor promised; 0 or less while the reserve is in use."""
-        return self.slots - self.busy - self.promised
+        """Shared slots that are neither busy nor kept for a poll; 0 or less while the reserve is in use."""
+        return self.slots - self.busy - self.kept_for_poll
 
     @property
     def reserve_free(self) -> int:
-        return min(self.reserve, self.slots + self.reserve - self.busy - self.promised)
+        return min(self.reserve, self.slots + self.reserve - self.busy - self.kept_for_poll)
 
     def running(self, tenant: str) -> int:
         """How many steps the tenant runs in the pool."""
@@ -65,7 +66,7 @@ class Shares:
         self._running[tenant] = self._running.get(tenant, 0) + 1
         self.busy += 1
 
-    def give(self, tenant: str) -> None:
+    def release(self, tenant: str) -> None:
         self.busy -= 1
         remaining = self._running[tenant] - 1
         if remaining:
@@ -77,7 +78,7 @@ class Shares:
         """Whether the tenant may start another step now."""
         running = self._running.get(tenant, 0)
         if self.free > 0:
-            return self._may_run(running + self._promised_to(tenant), self.slots - self.busy)
+            return self._may_run(running + self._claimable_by_poll(tenant), self.slots - self.busy)
         return not running and self.reserve_free > 0
 
     def may_keep(self, tenant: str) -> bool:
@@ -93,21 +94,21 @@ class Shares:
         """Keep `limit` slots for a poll, until `end_poll`. Returns the rooms of the poll."""
         rooms = self.rooms(limit)
         self._poll = limit, rooms
-        self.promised += limit
+        self.kept_for_poll += limit
         return rooms
 
     def end_poll(self) -> None:
         """Return the slots that the poll kept. The caller then calls `take` for each task that the poll claimed."""
         if self._poll is not None:
-            self.promised -= self._poll[0]
+            self.kept_for_poll -= self._poll[0]
             self._poll = None
 
-    def _promised_to(self, tenant: str) -> int:
+    def _claimable_by_poll(self, tenant: str) -> int:
         """How many tasks of the tenant the poll that runs now may claim."""
         if self._poll is None:
             return 0
         limit, rooms = self._poll
-        room = rooms.of[tenant][1] if tenant in rooms.of else rooms.other
+        room = rooms.by_tenant[tenant][1] if tenant in rooms.by_tenant else rooms.for_others
         return limit if room is None else min(room, limit)
 
     def rooms(self, limit: int) -> Rooms:

@@ -1,8 +1,9 @@
 """A slot pool serves some queues with a fixed number of slots. A slot claims a task, runs its attempt, and only then
 ACKs the hint.
 
-Hints are the fast way to work; polls are the sure way. A poll reads the database every few seconds, and whenever the
-broker may have lost hints. It finds due retries, snoozed steps, lost hints, and all work while the broker is away.
+A hint announces a task at once, but a hint may be lost. So the pool also polls: it reads the database every few
+seconds, and whenever the broker may have lost hints. A poll also finds the tasks that no hint announces: due retries,
+snoozed steps, and all tasks while the broker is away.
 
 Tenants share the slots (shares.py). A hint whose tenant may not take a slot now waits here unacknowledged, and hints of
 other tenants may stand behind it in the broker. So a crowded pool also polls, four times a second, for the tasks of
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic, perf_counter
@@ -39,25 +40,25 @@ log = structlog.get_logger(__name__)
 #: If polls find new work and the consumer has delivered nothing for this long, the pool has the consumer rebuilt.
 _SILENCE_SECONDS = 30.0
 
-#: A crowded pool polls this often, for tasks that have been due for this long. A poll serves tenants in turn. In the
-#: broker's queue, the hints of other tenants stand behind those of a tenant that floods it.
+#: Seconds between two polls of a crowded pool, and the seconds for which tasks must have been due. Only a poll serves
+#: the tenants in turn: in the broker's queue, hints stand behind all hints of a tenant that floods the queue.
 _FAIR_SECONDS = 0.25
 #: A pool is crowded while hints wait in it, or while this part of its slots is busy. At about this part, the smallest
 #: window of unacknowledged hints is full (SHARES in broker/amqp/consumer.py): then the broker delivers no more hints of
 #: that queue and band.
 _CROWDED = 1 / 4
-#: A crowded pool leaves the task of a tenant that runs nothing here to its hint for this long. A hint arrives within
-#: milliseconds, unless many hints of another tenant stand before it.
+#: Seconds for which a crowded pool leaves the task of a tenant that runs nothing here to its hint. A hint arrives
+#: within milliseconds, unless many hints of another tenant stand before it.
 _HINT_SECONDS = 0.05
-#: A full pool that polls waits until this part of its attempts has ended, but no longer than this after the first end.
-_TOGETHER, _TOGETHER_SECONDS = 8, 0.02
+#: A full pool polls again when one attempt has ended for every 8 of its slots, or 0.02 s after the first one ended.
+_SLOTS_PER_END, _ENDS_SECONDS = 8, 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class _PollResult:
     """What a poll found out. `plenty`: more tasks may be due. `hinted`: some claimed tasks were new, so hints announce
-    tasks of these queues; also true if the poll failed. If the poll could claim nothing: as the last that claimed
-    tasks. `held_back`: due tasks belong to tenants that have no room in this pool.
+    tasks of these queues. A poll that failed counts as hinted; for a poll that had no free slot, the last poll that
+    claimed tasks decides. `held_back`: some due tasks belong to tenants that have no room in this pool.
     """
 
     plenty: bool
@@ -65,8 +66,36 @@ class _PollResult:
     held_back: bool
 
 
+class _Slot:
+    """The slot of one attempt: a leasehold.worker.attempts.slot.Slot."""
+
+    def __init__(self, pool: SlotPool, tenant: str) -> None:
+        self._pool = pool
+        self._tenant = tenant
+        self._waiting = 0  # calls of one attempt may wait for threads side by side
+        self._is_lent = False
+
+    def may_continue(self) -> bool:
+        return self._pool.may_continue(self._tenant)
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        self._waiting += 1
+        if self._waiting == 1:
+            self._is_lent = self._pool.lend(self._tenant)
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            if not self._waiting and self._is_lent:
+                self._is_lent = False
+                self._pool.take_back(self._tenant)
+
+
 class SlotPool:
-    """`slots`: how many slots one tenant may take. `reserve`: further slots, for tenants that run nothing here."""
+    """One pool. `slots`: how many slots one tenant may take. `reserve`: further slots, for tenants that run nothing in
+    this pool. `poll_seconds`: the pause between two polls.
+    """
 
     def __init__(
         self,
@@ -89,6 +118,8 @@ class SlotPool:
         self._shares = Shares(slots, reserve)
         self._hints = Hints(self._shares)
         self._attempts: set[asyncio.Task[None]] = set()
+        self._lent = 0  # slots of attempts that only wait for a thread or a process
+        self._acks: set[asyncio.Task[None]] = set()  # of hints that need no slot
         self._keeps_next = False  # the next free slot is kept for a poll
         self._full_since: float | None = None  # since when tasks wait and no shared slot is free
         self._poll_requested = False
@@ -96,7 +127,7 @@ class SlotPool:
         self._may_poll = asyncio.Event()
         self._awaited_ended = asyncio.Event()  # set when `_ends_awaited` attempts have ended
         self._ends_awaited = 0
-        self._finds_unhinted = False  # the last poll that claimed tasks claimed only such as no hint announces
+        self._finds_unhinted = False  # the last poll that claimed tasks found only tasks that no hint announces
         self._following: asyncio.Task[None] | None = None
         self._polling: asyncio.Task[None] | None = None
         self._stopping = False
@@ -112,11 +143,11 @@ class SlotPool:
             self._may_start.set()
 
     def poll_soon(self) -> None:
-        """Poll now for every task that is due, because hints may be lost."""
+        """Request a poll for every due task, because the broker may have lost hints. Returns at once."""
         self._poll_requested = True
         self._may_poll.set()
 
-    def stop_taking(self) -> None:
+    def stop_claiming(self) -> None:
         """Claim nothing more. Waiting hints stay unacknowledged: the broker redelivers them to other workers. A poll
         that is under way ends, and its tasks run: if it were cancelled, its tasks would wait for their leases to pass.
         """
@@ -127,7 +158,7 @@ class SlotPool:
         self._hints.clear()
 
     async def finished(self) -> None:
-        """Wait until no attempt runs. Call `stop_taking` before."""
+        """Wait until no attempt runs. Call `stop_claiming` before."""
         if self._polling is not None:
             await asyncio.wait({self._polling})
         while self._attempts:
@@ -135,9 +166,9 @@ class SlotPool:
 
     async def close(self) -> None:
         """Stop, and cancel the attempts that still run."""
-        self.stop_taking()
+        self.stop_claiming()
         loops = [loop for loop in (self._following, self._polling) if loop is not None]
-        await cancel_and_wait(*loops, *self._attempts)
+        await cancel_and_wait(*loops, *self._attempts, *self._acks)
 
     @property
     def shared(self) -> int:
@@ -158,16 +189,49 @@ class SlotPool:
         attempt.add_done_callback(partial(self._vacate, tenant))
 
     def _vacate(self, tenant: str, attempt: asyncio.Task[None]) -> None:
-        self._shares.give(tenant)
         self._attempts.discard(attempt)
+        self._release(tenant)
+        if not attempt.cancelled() and (error := attempt.exception()) is not None:
+            log.error("the worker could not finish an attempt", exc_info=error)
+
+    def _release(self, tenant: str) -> None:
+        self._shares.release(tenant)
         self._may_start.set()
         self._ends_awaited -= 1
         if self._ends_awaited <= 0:
             self._awaited_ended.set()
-        if self._keeps_next and self._shares.busy < self._shares.slots:
+        if self._keeps_next and not self._is_full:
             self._may_poll.set()
-        if not attempt.cancelled() and (error := attempt.exception()) is not None:
-            log.error("the worker could not finish an attempt", exc_info=error)
+
+    def lend(self, tenant: str) -> bool:
+        """Release the slot of an attempt that only waits for a thread or a process, for any other attempt. False: the
+        attempt keeps its slot, because as many attempts as one tenant may have slots wait without one already. So the
+        leases of this worker stay bounded.
+        """
+        if self._lent >= self.slots:
+            return False
+        self._lent += 1
+        self._release(tenant)
+        return True
+
+    def take_back(self, tenant: str) -> None:
+        """Give the attempt whose slot was lent a slot again, even if none is free: it must not wait a second time."""
+        self._lent -= 1
+        self._shares.take(tenant)
+
+    def _acknowledge_duplicates(self) -> None:
+        """Acknowledge the waiting hints of tasks that this worker holds: a poll has claimed these tasks before their
+        hints arrived. Otherwise the pool would believe that other tasks wait, and would interrupt the job of such a
+        task after its step.
+        """
+        duplicates = self._hints.remove(self._claimer.holds_for_certain)
+        if not duplicates:
+            return
+        failpoints.reach("after_hint")
+        metrics.HINTS.labels("duplicate").inc(len(duplicates))
+        acks = asyncio.create_task(_ack_all(duplicates))
+        self._acks.add(acks)
+        acks.add_done_callback(self._acks.discard)
 
     async def _follow_hints(self) -> None:
         while True:
@@ -194,12 +258,14 @@ class SlotPool:
 
     async def _run_polled(self, claimed: Claimed) -> None:
         """As `_follow`, for a task that a poll claimed: there is no hint to acknowledge."""
-        next_step = await self._runner.run(claimed, None, partial(self._may_continue, claimed.tenant_id))
+        next_step = await self._runner.run(claimed, None, _Slot(self, claimed.tenant_id))
         failpoints.reach("after_commit")
         await self._continue(next_step, claimed.tenant_id)
 
     async def _continue(self, claimed: Claimed | None, tenant: str) -> None:
-        """In the same slot, run the step that a completion claimed with its commit; then the next, and so on."""
+        """Run `claimed` in the same slot: the job's next step, which the settlement of the step before has claimed. Go
+        on until a settlement claims no further step.
+        """
         while claimed is not None:
             claimed = await self._run(claimed, "next", None, tenant)
 
@@ -208,9 +274,9 @@ class SlotPool:
     ) -> Claimed | None:
         metrics.CLAIMS.labels(found_by).inc()
         metrics.claimed(claimed.queue, claimed.was, claimed.waited)
-        return await self._runner.run(claimed, headers, partial(self._may_continue, tenant))
+        return await self._runner.run(claimed, headers, _Slot(self, tenant))
 
-    def _may_continue(self, tenant: str) -> bool:
+    def may_continue(self, tenant: str) -> bool:
         """Whether a slot of `tenant` may go on with the job's next step. It may not while the pool stops, while the
         next slot is kept for a poll, while the tenant is over its share, or while a tenant with fewer steps waits.
         """
@@ -218,45 +284,55 @@ class SlotPool:
             not self._stopping
             and not self._keeps_next
             and self._shares.may_keep(tenant)
-            and not self._hints.waits_with_less(tenant)
+            and not self._hints.lighter_tenant_waits(tenant)
         )
 
     # --- polls
 
     async def _poll(self) -> None:
-        """Poll on request and every `_pause` seconds. While polls find plenty of tasks that no hint announced, poll
-        again at once. Returns after `stop_taking`.
+        """Poll on request and every `_pause_seconds`. Poll again sooner while polls find plenty of tasks that no hint
+        announced. Returns after `stop_claiming`.
         """
         hintless = self._broker.name == "postgres"
         while not self._stopping:
             requested, self._poll_requested = self._poll_requested, False
             self._may_poll.clear()
             hints_arrive = not hintless and self._broker.connected
-            # While hints arrive, a poll takes only what is overdue: else the hint and the poll claim the same task.
-            overdue = self._pause if hints_arrive and not requested else 0.0
-            if self._keeps_next and self._shares.busy < self._shares.slots:
-                self._keep_next(keeps=False)
-                self._full_since = None
-                await self._claim_due(overdue, at_most=1)
+            # While hints arrive, a poll claims only overdue tasks: else a hint and a poll would claim the same task.
+            overdue = self._pause_seconds if hints_arrive and not requested else 0.0
+            await self._fill_kept_slot(overdue)
             result = await self._claim_due(overdue)
             again = result.plenty and not (hints_arrive and result.hinted)
-            self._keep_turn(others_wait=bool(self._hints) or again)
+            if self._hints and self._is_full:
+                self._acknowledge_duplicates()
+            self._keep_slot_if_others_wait(others_wait=bool(self._hints) or again)
             if not again:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._pause):  # wait_for loses a cancellation before Python 3.12
-                        await self._may_poll.wait()
+                await self._wait_for_request()
             elif self._attempts and (result.held_back or self._shares.free <= 0):
                 await self._wait_for_slots()
 
+    async def _fill_kept_slot(self, overdue: float) -> None:
+        """If the slot that is kept for a poll has become free, claim one task for it."""
+        if self._keeps_next and not self._is_full:
+            self._set_keeps_next(keeps=False)
+            self._full_since = None
+            await self._claim_due(overdue, at_most=1)
+
+    async def _wait_for_request(self) -> None:
+        """Wait until a poll is requested, at most `_pause_seconds`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._pause_seconds):  # wait_for loses a cancellation before Python 3.12
+                await self._may_poll.wait()
+
     async def _wait_for_slots(self) -> None:
-        """Wait for the first attempt that ends, and then a moment for others that end with it: a poll costs about as
-        much for one task as for many.
+        """Wait until an attempt has ended, and then a moment until others have ended, too: a poll for one task costs
+        about as much as a poll for many.
         """
         if await self._wait_for_ends(1, min(_FAIR_SECONDS, self._poll_seconds)):
-            await self._wait_for_ends(self.slots // _TOGETHER, _TOGETHER_SECONDS)
+            await self._wait_for_ends(self.slots // _SLOTS_PER_END, _ENDS_SECONDS)
 
     async def _wait_for_ends(self, attempts: int, seconds: float) -> bool:
-        """Whether as many attempts end within `seconds`."""
+        """Wait until so many `attempts` have ended, at most `seconds`. Returns whether they have ended."""
         self._ends_awaited = attempts
         self._awaited_ended.clear()
         if attempts <= 0:
@@ -266,32 +342,38 @@ class SlotPool:
                 await self._awaited_ended.wait()
         return self._awaited_ended.is_set()
 
-    def _keep_turn(self, *, others_wait: bool) -> None:
-        """Keep the next free slot for a poll, if other tasks have waited for `_FAIR_SECONDS` while no shared slot was
-        free. The poll gives the slot to the tenant whose turn it is. A job of many steps then leaves its slot after the
-        step that runs.
+    def _keep_slot_if_others_wait(self, *, others_wait: bool) -> None:
+        """Keep the next free slot for a poll if other tasks have waited for `_FAIR_SECONDS` while no shared slot was
+        free. The poll gives that slot to the tenant that runs the fewest steps. A job of many steps then leaves its
+        slot after the step that runs now.
         """
-        if not others_wait or self._shares.busy < self._shares.slots:
+        if not others_wait or not self._is_full:
             self._full_since = None
         elif self._full_since is None:
             self._full_since = monotonic()
         since = self._full_since
-        self._keep_next(keeps=since is not None and monotonic() - since >= min(_FAIR_SECONDS, self._poll_seconds))
+        self._set_keeps_next(keeps=since is not None and monotonic() - since >= min(_FAIR_SECONDS, self._poll_seconds))
 
     @property
-    def _pause(self) -> float:
+    def _pause_seconds(self) -> float:
         """Seconds until the next poll."""
-        return min(_FAIR_SECONDS, self._poll_seconds) if self._crowded else self._poll_seconds
+        return min(_FAIR_SECONDS, self._poll_seconds) if self._is_crowded else self._poll_seconds
 
     @property
-    def _crowded(self) -> bool:
-        return bool(self._hints) or self._shares.busy >= max(1, _CROWDED * self.slots)
+    def _is_full(self) -> bool:
+        """Whether no shared slot is free."""
+        return self._shares.busy >= self._shares.slots
 
-    def _keep_next(self, *, keeps: bool) -> None:
+    @property
+    def _is_crowded(self) -> bool:
+        # Attempts whose slots are lent count, too: their hints are unacknowledged.
+        return bool(self._hints) or len(self._attempts) >= max(1, _CROWDED * self.slots)
+
+    def _set_keeps_next(self, *, keeps: bool) -> None:
         """Keep the next shared slot that becomes free for a poll, or return it to the hints."""
         if keeps != self._keeps_next:
             self._keeps_next = keeps
-            self._shares.promised += 1 if keeps else -1
+            self._shares.kept_for_poll += 1 if keeps else -1
             self._may_start.set()
 
     async def _claim_due(self, overdue: float, at_most: int | None = None) -> _PollResult:
@@ -303,8 +385,8 @@ class SlotPool:
         limit = min(shares.free if shares.free > 0 else shares.reserve_free, at_most or max(1, self.slots // 2))
         if limit <= 0 or self._stopping:
             return _PollResult(plenty=True, hinted=not self._finds_unhinted, held_back=False)
-        other_overdue = _HINT_SECONDS if self._crowded else None
-        rooms = replace(shares.begin_poll(limit), other_overdue=other_overdue)
+        others_overdue = _HINT_SECONDS if self._is_crowded else None
+        rooms = replace(shares.begin_poll(limit), others_overdue=others_overdue)
         try:
             began = perf_counter()
             polled = await self._claimer.poll(self.queues, limit, overdue, rooms)
@@ -329,7 +411,8 @@ class SlotPool:
             self._finds_unhinted = bool(polled.claimed) and not hinted
         return _PollResult(
             plenty=len(polled.claimed) == limit or polled.held_back,
-            # Hints announce what is held back, unless the polls find sleepers and retries.
+            # Assume that hints announce the tasks that are held back. Exception: polls find only tasks without hints,
+            # such as snoozed tasks and retries.
             hinted=hinted or (polled.held_back and not self._finds_unhinted),
             held_back=polled.held_back,
         )
@@ -340,3 +423,8 @@ class SlotPool:
         if self._broker.connected and (last is None or monotonic() - last > _SILENCE_SECONDS):
             log.warning("polls find work without hints: the consumer is rebuilt")
             self._broker.rebuild_consumer()
+
+
+async def _ack_all(deliveries: Sequence[Delivery]) -> None:
+    for delivery in deliveries:
+        await delivery.ack()

@@ -15,8 +15,8 @@ from leasehold.worker.claiming.hint_router import HintRouter
 from leasehold.worker.claiming.slot_pool import SlotPool
 from leasehold.worker.sandbox.children import number_of_children
 
-#: Unacknowledged hints for each slot. The broker gives each band a fixed part of them, and a band cannot use another's
-#: part: so the part of one band must be enough to fill the slots.
+#: Unacknowledged hints for each slot. The broker gives each priority band a fixed part of them, which no other band can
+#: use: so the part of a single band must be enough to fill the slots.
 _HINTS_PER_SLOT = 4
 
 
@@ -54,10 +54,10 @@ class SlotPools:
         pool.start()
         self._broker.consume_also(self._add([pool]))
 
-    def stop_taking(self) -> None:
+    def stop_claiming(self) -> None:
         """Start no more attempts."""
         for pool in self._pools:
-            pool.stop_taking()
+            pool.stop_claiming()
 
     async def finished(self) -> None:
         """Wait until no attempt runs."""

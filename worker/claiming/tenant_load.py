@@ -1,7 +1,8 @@
 """Remembers how many steps each tenant runs in the whole installation. Polls serve the tenant with the fewest first.
 
 To count, PostgreSQL reads all running tasks, with every row version since the last vacuum. An old snapshot can delay
-the vacuum for hours. So polls count the less often, the longer a count takes; the polls between use the last count.
+the vacuum for hours. So the longer a count takes, the less often polls count. The polls between two counts use the
+first one.
 """
 
 from __future__ import annotations

@@ -88,7 +88,9 @@ class ClaimBatcher:
             metrics.observe_duration("claim", began)
             by_task = {claimed.lease.task_id: claimed for claimed in rows}
             if repeated:
-                self._heartbeat.answer_lost()  # of a job that is being cancelled meanwhile, nothing is claimed again
+                # The earlier try may have claimed a task whose job is being cancelled by now. The repetition does not
+                # claim such a task again, so the heartbeat has to release it.
+                self._heartbeat.answer_lost()
         # `pop`: if two hints name the same task, only the first gets the lease.
         return [
             _Held.HELD if request.task_id in held_ids else by_task.pop(request.task_id, None) for request in requests

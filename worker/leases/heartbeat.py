@@ -32,11 +32,12 @@ from leasehold.worker import metrics
 from leasehold.worker.leases.held_lease import HeldLease
 from leasehold.worker.leases.orphans import Orphans
 from leasehold.worker.leases.registration import Registration
+from leasehold.worker.leases.starts import Starts
 
 log = structlog.get_logger(__name__)
 
-#: Ownership is confirmed for this long after an answer of the database. The heartbeat sends queries several times as
-#: often.
+#: Seconds for which an answer of the database confirms ownership. The heartbeat sends a query several times in this
+#: time.
 _CONFIRMED_SECONDS = 2.0
 #: The pause after an unforeseen error.
 _AFTER_ERROR_SECONDS = 1.0
@@ -48,18 +49,21 @@ class _RowLostError(Exception):
 
 class Heartbeat:
     """Create it in the main loop, where the heartbeat calls both callbacks: `on_failure` when an error ends the
-    heartbeat's thread, `on_drain` when an operator asks this worker to drain.
+    heartbeat's thread, `on_drain` when an operator asks this worker to drain. Each renewal of the worker's row also
+    writes the counts of `starts`.
     """
 
     def __init__(
         self,
         settings: Settings,
         registration: Registration,
+        starts: Starts,
         on_failure: Callable[[Exception], None],
         on_drain: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._registration = registration
+        self._starts = starts
         self._worker = registration.worker
         self._orphans = Orphans(registration.worker, settings.lease_seconds)
         self._on_failure = on_failure
@@ -102,10 +106,12 @@ class Heartbeat:
     def hold(self, lease: Lease, seconds: float) -> HeldLease:
         """Renew `lease` from now on, for at most `seconds`.
 
-        The returned lease is already lost in three cases: the answer to the claim came too late; the worker has a newer
-        claim of the same task; or it holds the task with this very epoch. Then an asynchronous failover has forgotten
-        the claim of the attempt that runs, and this claim makes that attempt the owner again. A second attempt with the
-        same owner and epoch could replace what the first one settles.
+        The returned lease is already lost, so that no attempt runs under it, in three cases:
+        - The answer to the claim came too late.
+        - This worker has a newer claim of the same task.
+        - This worker holds the task with the same epoch. An asynchronous failover has lost the claim of the attempt
+          that runs, and the new claim makes that attempt the owner again. A second attempt with the same owner and
+          epoch could overwrite what the first attempt settles.
         """
         confirmed = partial(self.ownership_confirmed, lease.task_id)
         held = HeldLease(lease, monotonic() + seconds, confirmed=confirmed)
@@ -144,9 +150,9 @@ class Heartbeat:
             return list(self._held)
 
     def ownership_confirmed(self, task_id: UUID) -> bool:
-        """Whether the answer of `holds` is reliable. It is not in two cases. While the database is away, this worker
-        has no presence, and other workers may take its tasks before it notices. While the task is being settled,
-        PostgreSQL may have committed the settlement, and then the task may be due again.
+        """Whether the answer of `holds` is reliable. It is unreliable while the database is away: this worker then has
+        no presence, and other workers may take its tasks before it notices. It is also unreliable while the task is
+        being settled: PostgreSQL may have committed the settlement already, and the task may be due again.
         """
         with self._lock:
             held = self._held.get(task_id)
@@ -154,8 +160,8 @@ class Heartbeat:
         return not is_doubtful and not self._unconfirmed and monotonic() - self._answered_at < _CONFIRMED_SECONDS
 
     def answer_lost(self) -> None:
-        """The answer to a statement that claims tasks is lost, and no repetition of the statement is on its way. The
-        heartbeat releases the tasks that PostgreSQL calls this worker's and that the worker does not hold.
+        """Call this when the answer to a claiming statement is lost, and the statement is not repeated. The heartbeat
+        then releases the orphans: tasks that this worker owns by PostgreSQL's rows, but does not hold (orphans.py).
         """
         self._answer_lost = True
 
@@ -225,7 +231,7 @@ class Heartbeat:
         connection.add_termination_listener(lambda _connection: self._woken.set())
         self._connection = connection
         presence_key = await self._registration.write(connection)
-        await self._orphans.search(connection)
+        await self._orphans.begin_search(connection)
         database.CONNECTS.inc()
         database.UP.set(1)
         if self._settings.presence and not await is_direct(connection):
@@ -235,7 +241,7 @@ class Heartbeat:
         self._connected.set()
 
     async def _appear(self, connection: Connection, presence_key: int) -> None:
-        # PostgreSQL refuses while this worker's earlier session has not ended. Nothing signals that end: ask again.
+        # PostgreSQL refuses the presence lock until this worker's earlier session has ended. No signal tells when.
         while not self._closing and not await workers.appear(connection, self._worker, presence_key):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
@@ -251,7 +257,7 @@ class Heartbeat:
         started = monotonic()
         with self._lock:
             renewable = [held for held in self._held.values() if not held.lost and held.renew_until > started]
-        draining = await workers.seen(self._connection, self._worker)
+        draining = await workers.record_alive(self._connection, self._worker, self._starts.per_minute())
         if draining is None:
             # An asynchronous failover lost the row, or this worker was away for so long that the sweeper deleted it.
             raise _RowLostError
@@ -264,21 +270,22 @@ class Heartbeat:
             metrics.observe_duration("renew", began)
             by_task = {answer.task_id: answer for answer in answers}
             for held in renewable:
-                self._apply(held, by_task[held.lease.task_id], started)
-            # If another statement had locked a row, the renewal passed over it. That statement may be taking the task.
+                self._apply_renewal(held, by_task[held.lease.task_id], started)
+            # The renewal skips a row that another statement has locked, and that statement may be taking the task over.
+            # So ownership is confirmed only if no row was skipped.
             if all(answer.renewed or not answer.is_valid for answer in answers):
                 self._unconfirmed = False
         else:
             self._unconfirmed = False
         self._renewed_at = started
 
-    def _apply(self, held: HeldLease, answer: claims.Renewal, started: float) -> None:
+    def _apply_renewal(self, held: HeldLease, answer: claims.Renewal, started: float) -> None:
         if answer.renewed:
             held.trusted_until = started + self._settings.lease_seconds - self._settings.trust_margin_seconds
         elif not answer.is_valid:
-            self._lose(held)
+            self._mark_lost(held)
         if answer.cancel:
-            self._cancel(held)
+            self._mark_cancelled(held)
 
     async def _read_cancels(self) -> None:
         """Read which jobs are being cancelled. This runs at every tick, more often than renewals: so a step learns of a
@@ -289,21 +296,21 @@ class Heartbeat:
             by_task = dict(self._held)
         if by_task:
             for task_id in await claims.to_cancel(self._connection, self._worker, by_task):
-                self._cancel(by_task[task_id])
+                self._mark_cancelled(by_task[task_id])
 
     async def _release_orphans(self) -> None:
-        """Release the tasks that PostgreSQL calls this worker's and that it does not hold (orphans.py)."""
+        """Release the tasks that this worker owns by PostgreSQL's rows, but does not hold (orphans.py)."""
         assert self._connection is not None
         if self._answer_lost:
             self._answer_lost = False
-            await self._orphans.search(self._connection)
+            await self._orphans.begin_search(self._connection)
         if self._orphans.due:
             with self._lock:
                 task_ids = list(self._held)
             if jobs := await self._orphans.release(self._connection, task_ids):
                 self._main_loop.call_soon_threadsafe(count_ended_jobs, jobs)
 
-    def _cancel(self, held: HeldLease) -> None:
+    def _mark_cancelled(self, held: HeldLease) -> None:
         if not held.cancelled:
             held.cancelled = True
             self._main_loop.call_soon_threadsafe(held.notify_cancelled)
@@ -313,9 +320,9 @@ class Heartbeat:
         with self._lock:
             overdue = [held for held in self._held.values() if not held.lost and held.trusted_until <= now]
         for held in overdue:
-            self._lose(held)
+            self._mark_lost(held)
 
-    def _lose(self, held: HeldLease) -> None:
+    def _mark_lost(self, held: HeldLease) -> None:
         with self._lock:
             if self._held.get(held.lease.task_id) is not held:
                 return  # settled meanwhile

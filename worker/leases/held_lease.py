@@ -22,7 +22,8 @@ class HeldLease:
     #: The attempt's context: a log line about its lease names the job.
     context: Context = field(default_factory=copy_context, init=False)
     lost: bool = field(default=False, init=False)
-    #: The worker has sent the settlement. PostgreSQL may have committed it already; then others may claim the task.
+    #: The worker has sent the settlement. PostgreSQL may have committed it already: then another worker may have the
+    #: task.
     settlement_sent: bool = field(default=False, init=False)
     cancelled: bool = field(default=False, init=False)
     #: Whether PostgreSQL has just confirmed that this worker owns the lease.

@@ -1,9 +1,9 @@
 """Releases orphans: tasks that PostgreSQL says this worker runs, and that the worker does not hold.
 
-An asynchronous failover loses the last commits, and with them settlements. A task whose settlement was lost is
-`running` again, with a worker as its owner that has finished the task and forgotten it. A commit whose answer is lost
-may have claimed a task of which the worker never hears. Without a release, the task would wait until its lease passes,
-and would be charged a loss. A release costs nothing.
+A task becomes an orphan in two ways. An asynchronous failover loses the last commits: a task whose settlement is lost
+is `running` again, and its owner has forgotten the task. Or the answer to a claim is lost: PostgreSQL has given this
+worker a task that the worker does not know. Without a release, an orphan would wait until its lease passes, and would
+be charged a loss. A release charges the task nothing.
 """
 
 from __future__ import annotations
@@ -30,32 +30,35 @@ _CONFIRM_SECONDS = 1.0
 
 
 class Orphans:
-    """Call `search` after each reconnect and each lost answer, and `release` from time to time while it is `due`."""
+    """Call `begin_search` after each reconnect and each lost answer. Call `release` from time to time while it is
+    `due`.
+    """
 
     def __init__(self, worker: UUID, lease_seconds: float) -> None:
         self._worker = worker
         self._lease_seconds = lease_seconds
-        self._since: datetime | None = None
+        self._search_began_at: datetime | None = None
         self._suspects: dict[UUID, int] = {}  # task -> epoch: the orphans of the query before
         self._suspected_at = 0.0
 
     @property
     def due(self) -> bool:
-        return self._since is not None
+        return self._search_began_at is not None
 
-    async def search(self, connection: Connection) -> None:
+    async def begin_search(self, connection: Connection) -> None:
         """Record PostgreSQL's time: only tasks that were claimed or renewed before it can be orphans."""
-        self._since = await connection.fetchval("SELECT clock_timestamp()")
+        self._search_began_at = await connection.fetchval("SELECT clock_timestamp()")
         self._suspects, self._suspected_at = {}, monotonic()
 
     async def release(self, connection: Connection, held: Sequence[UUID]) -> list[JobEnded]:
         """Release the orphans that two queries have found. `held`: the tasks that the worker holds, and those of lost
-        leases whose attempts have not stopped yet. Returns the jobs that ended by it: those that are being cancelled.
+        leases whose attempts have not stopped yet. Returns the jobs that have ended: a job that is being cancelled ends
+        with the release of its last task.
         """
-        assert self._since is not None
-        owned = await claims.owned_before(connection, self._worker, self._since, self._lease_seconds)
+        assert self._search_began_at is not None
+        owned = await claims.owned_before(connection, self._worker, self._search_began_at, self._lease_seconds)
         if not owned:
-            self._since = None
+            self._search_began_at = None
             return []
         orphans = {task: epoch for task, epoch in owned.items() if task not in held}
         if self._suspects != orphans:
@@ -64,7 +67,7 @@ class Orphans:
         if monotonic() - self._suspected_at < _CONFIRM_SECONDS:
             return []
         if owned == orphans:
-            self._since = None  # no other task of the time before the search remains
+            self._search_began_at = None  # all tasks from before the search are orphans
         if not orphans:
             return []
         leases = [Lease(task, self._worker, epoch, 0, 0.0) for task, epoch in orphans.items()]

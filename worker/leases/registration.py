@@ -26,13 +26,22 @@ class Registration:
     """The contents of the worker's row. The main loop and the heartbeat's thread use it, each on its own connection."""
 
     def __init__(
-        self, worker: UUID, queues: Iterable[str], *, slots: Mapping[str, int] | None = None, pool: str = "default"
+        self,
+        worker: UUID,
+        queues: Iterable[str],
+        *,
+        slots: Mapping[str, int] | None = None,
+        pool: str = "default",
+        handlers: Iterable[str] | None = None,
     ) -> None:
-        """`slots`: by queue, of all queues that the worker may ever serve."""
+        """`slots`: by queue, of all queues that the worker may ever serve. `handlers`: Pipelines.handlers(); None: they
+        are not recorded.
+        """
         self.worker = worker
         self._queues = sorted(queues)
         self._slots_of = slots
         self._worker_pool = pool
+        self._handlers = None if handlers is None else sorted(handlers)
 
     @property
     def _slots(self) -> list[int] | None:
@@ -49,6 +58,7 @@ class Registration:
             queues=self._queues,
             slots=self._slots,
             pool=self._worker_pool,
+            handlers=self._handlers,
         )
 
     async def change_queues(self, pool: Pool, queues: Iterable[str]) -> None:

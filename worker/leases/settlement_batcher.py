@@ -38,7 +38,7 @@ _PATIENCE = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Return the lease unspent: the worker is stopping."""
+    """Release the lease, because the worker is stopping. The task is charged neither an attempt nor a loss."""
 
     lease: Lease
 
@@ -56,7 +56,7 @@ Settlement: TypeAlias = Completion | Failure | Snoozing | Suspending | Release |
 @dataclass(frozen=True, slots=True)
 class Answer:
     """PostgreSQL's answer to a settlement. `state`: the task's new state; None if the lease was lost.
-    `next`: the step that a completion claimed for this worker.
+    `next`: the job's next step, if the settlement has also claimed it for this worker.
     """
 
     verdict: Verdict
@@ -109,7 +109,9 @@ class SettlementBatcher:
             count_ended_jobs(acknowledged.ended)
         if repeated:
             answers |= await self._recover_next(connection, batch, answers)
-            self._heartbeat.answer_lost()  # of a job that is being cancelled meanwhile, nothing is claimed again
+            # The earlier try may have claimed a step whose job is being cancelled by now. `_recover_next` does not
+            # claim such a step again, so the heartbeat has to release it.
+            self._heartbeat.answer_lost()
         return [answers[settlement.lease.task_id] for settlement in batch]
 
     async def _carry_out(self, connection: Connection, batch: Sequence[Settlement]) -> dict[UUID, Answer]:
@@ -140,8 +142,9 @@ class SettlementBatcher:
         return answers
 
     async def _return_workflows(self, connection: Connection, refused: Sequence[Settlement]) -> dict[UUID, Answer]:
-        """A cancel may have come before a workflow's settlement. Its code has not seen the cancel yet, so it is due
-        again: at once if it was about to wait, and after the pause of the failure if the attempt may be repeated.
+        """Make a workflow due again if a cancel of its job came before its settlement: its code has not seen the cancel
+        yet. A workflow that was about to wait is due at once. A failed attempt that may be repeated is due after the
+        pause of its failure.
         """
         waits = [s.lease for s in refused if isinstance(s, Suspending)]
         fails = [Snoozing(s.lease, s.delay) for s in refused if isinstance(s, Failure) and s.retryable]
@@ -156,9 +159,9 @@ class SettlementBatcher:
         """The try before may have committed these settlements and claimed their next steps, and its answer was lost.
         Claim those steps again: else no worker runs them before their leases pass.
         """
-        without = [settlement for settlement in batch if answers[settlement.lease.task_id].next is None]
-        completed = [s.lease.task_id for s in without if isinstance(s, Completion) and s.claim_next]
-        started = {s.claim_next: s.lease.task_id for s in without if isinstance(s, Suspending) and s.claim_next}
+        without_next = [settlement for settlement in batch if answers[settlement.lease.task_id].next is None]
+        completed = [s.lease.task_id for s in without_next if isinstance(s, Completion) and s.claim_next]
+        started = {s.claim_next: s.lease.task_id for s in without_next if isinstance(s, Suspending) and s.claim_next}
         if not completed and not started:
             return {}
         by_task = await claims.claim_again(connection, completed, started, self._terms, self._heartbeat.all_held())

@@ -77,7 +77,7 @@ class Duties:
         self._leadership = Leadership(worker, 3 * settings.sweep_seconds)
         self._takeover = Takeover(settings, pool, self._leadership, announcer)
         self._unwritten_schedules = dict(templates.pipelines.schedules)  # by app: this worker writes them at its start
-        self._late = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
+        self._late_pauses = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
         self._frequent = _shared(pool, _FREQUENT_CONNECTIONS)
         self._housekeeping_connection = _shared(pool, _HOUSEKEEPING_CONNECTIONS)
         self._housekeeping = Housekeeping(settings, self._housekeeping_connection, store, kinds)
@@ -88,27 +88,32 @@ class Duties:
         house = self._housekeeping
         periodic = [
             Periodic("takeover", self._takeover.turn, every=watch),
-            self._led("cancels", self._end_cancels, watch),
-            self._led("deadlines", self._end_jobs, watch),
-            self._led("admissions", self._admit, watch),
-            self._led(external.DUTY, self._end_late_steps, watch),
-            self._led(children.DUTY, self._follow_children, watch),
+            self._leader_duty("cancels", self._end_cancels, watch),
+            self._leader_duty("deadlines", self._end_jobs, watch),
+            self._leader_duty("admissions", self._admit, watch),
+            self._leader_duty(external.DUTY, self._end_late_steps, watch),
+            self._leader_duty(children.DUTY, self._follow_children, watch),
             Periodic("schedules", self._fire_schedules, every=_EVERY_SECONDS),
-            self._led("retention", house.retention),
-            self._led("uploads", house.uploads),
-            self._led("parts", house.parts),
-            self._tidying("external_files", external_files.give_up),
-            self._led("probes", house.probes),
-            self._tidying("event_days", self._keep_event_days),
-            self._tidying("forget_workers", lambda c: workers.forget_workers(c, 10 * self._settings.lease_seconds)),
-            self._tidying("forget_idempotency_keys", sweeps.forget_idempotency_keys),
-            self._tidying("forget_tombstones", lambda c: jobs.forget_tombstones(c, self._settings.tombstone_hours)),
-            self._tidying("forget_audit", lambda c: audit.forget(c, self._settings.audit_days)),
-            self._tidying("forget_people", lambda c: people.forget(c, self._settings.people_days)),
-            self._tidying("forget_gates", concurrency.forget_unused_limits),
-            self._tidying("forget_rates", rates.forget_rates),
-            self._tidying("forget_downloads", downloads.forget_downloads),
-            self._tidying("forget_quarantine", quarantine.forget),
+            self._leader_duty("retention", house.retention),
+            self._leader_duty("uploads", house.uploads),
+            self._leader_duty("parts", house.parts),
+            self._tidying_duty("external_files", external_files.give_up),
+            self._leader_duty("probes", house.probes),
+            self._tidying_duty("event_days", self._keep_event_days),
+            self._tidying_duty(
+                "forget_workers", lambda c: workers.forget_workers(c, 10 * self._settings.lease_seconds)
+            ),
+            self._tidying_duty("forget_handlers", workers.forget_handlers),
+            self._tidying_duty("forget_idempotency_keys", sweeps.forget_idempotency_keys),
+            self._tidying_duty(
+                "forget_tombstones", lambda c: jobs.forget_tombstones(c, self._settings.tombstone_hours)
+            ),
+            self._tidying_duty("forget_audit", lambda c: audit.forget(c, self._settings.audit_days)),
+            self._tidying_duty("forget_people", lambda c: people.forget(c, self._settings.people_days)),
+            self._tidying_duty("forget_gates", concurrency.forget_unused_limits),
+            self._tidying_duty("forget_rates", rates.forget_rates),
+            self._tidying_duty("forget_downloads", downloads.forget_downloads),
+            self._tidying_duty("forget_quarantine", quarantine.forget),
         ]
         if self._deliveries is not None:
             dispatch = partial(self._dispatch_webhooks, self._deliveries)
@@ -116,9 +121,9 @@ class Duties:
         of_kinds = house.of_kinds()
         if duplicates := {duty.name for duty in periodic} & of_kinds.keys():
             raise DeclarationError(f"a kind of work has duties with names of the platform's own: {sorted(duplicates)}")
-        return periodic + [self._led(name, turn) for name, turn in of_kinds.items()]
+        return periodic + [self._leader_duty(name, turn) for name, turn in of_kinds.items()]
 
-    def _led(
+    def _leader_duty(
         self, name: str, turn: Callable[[], Awaitable[float | None]], every: float = _HOUSEKEEPING_SECONDS
     ) -> Periodic:
         """A duty that only the leading worker carries out. A worker that does not lead checks again soon, because it
@@ -130,16 +135,18 @@ class Duties:
 
         return Periodic(name, when_leading, every=every)
 
-    def _tidying(self, name: str, statement: Callable[[Connection], Awaitable[None]]) -> Periodic:
+    def _tidying_duty(self, name: str, statement: Callable[[Connection], Awaitable[None]]) -> Periodic:
+        """A duty of the leading worker that calls `statement` once a minute, with a housekeeping connection."""
+
         async def turn() -> None:
             async with self._housekeeping_connection() as connection:
                 await statement(connection)
 
-        return self._led(name, turn)
+        return self._leader_duty(name, turn)
 
     async def _end_cancels(self) -> None:
         async with self._frequent() as connection:
-            ended = await sweeps.end_cancels(connection, self._takeover.dead, max_losses=self._settings.max_losses)
+            ended = await sweeps.end_cancels(connection, self._takeover.dead, self._settings.max_losses)
             count_ended_jobs(ended)
 
     async def _end_jobs(self) -> None:
@@ -156,21 +163,21 @@ class Duties:
             await children.close(connection)
 
     async def _end_late_steps(self) -> None:
-        """End steps of external workers that run past their limit. The query reads all running tasks: so this duty
-        pauses as the takeover does.
+        """End steps of external workers that run past their limit. The query reads all running tasks. So the slower the
+        query, the longer this duty pauses, as the takeover does.
         """
-        if not self._late.due:
+        if not self._late_pauses.due:
             return
         began = monotonic()
         async with self._frequent() as connection:
             for ended in await external.end_overdue(connection, self._templates):
                 count_ended_jobs(ended.ended)
                 self._announcer.announce(ended.announcements)
-        self._late.done(began)
+        self._late_pauses.done(began)
 
     async def _admit(self) -> None:
-        """Admit waiting jobs that are not admitted by the end of another job: for example, because a rate has room
-        again. Each turn serves some of the limits.
+        """Admit waiting jobs for which no end of another job makes room (admitter.py): for example, because a rate has
+        room again. Each turn serves some of the limits.
         """
         async with self._frequent() as connection:
             limits = await concurrency.with_waiting_jobs(connection, self._last_limit)
@@ -207,7 +214,7 @@ class Duties:
             )
 
     async def _keep_event_days(self, connection: Connection) -> None:
-        await history.keep_event_days(connection, ahead=7, behind=self._settings.retention_days + 1)
+        await history.keep_event_days(connection, days_ahead=7, days_kept=self._settings.retention_days + 1)
 
 
 def _shared(pool: Pool, at_most: int) -> Callable[[], AbstractAsyncContextManager[Connection]]:

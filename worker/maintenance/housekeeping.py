@@ -88,7 +88,7 @@ class Housekeeping:
 
     async def parts(self) -> None:
         """End multipart uploads that nobody completes."""
-        await uploads.give_up_parts(self._store, [prefix for kind in self._of_kinds for prefix in kind.prefixes])
+        await uploads.abort_dead_uploads(self._store, [prefix for kind in self._of_kinds for prefix in kind.prefixes])
 
     async def retention(self) -> float | None:
         """Delete ended jobs after their retention time, with their objects."""
@@ -104,7 +104,7 @@ class Housekeeping:
 
     async def probes(self) -> None:
         """Delete the objects with which starting processes probed the store."""
-        await self._store.forget_probes(_PROBES_KEPT)
+        await self._store.delete_old_probes(_PROBES_KEPT)
 
     async def _read(self, statement: Callable[[Connection], Awaitable[Sequence[_U]]]) -> Sequence[_U]:
         async with self._connections() as connection:

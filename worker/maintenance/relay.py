@@ -1,4 +1,4 @@
-"""The relay sends hints that their committer could not send: that process died, or the broker was away."""
+"""The relay sends the hints that remain in the outbox: the process that committed them died, or the broker was away."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ EVERY_SECONDS = 0.5
 #: The duty's name.
 DUTY = "relay"
 _BATCH = 500
-#: A row that became visible too late for the poll window waits at most this many seconds for the relay. A poll of a
-#: slot pool mostly finds its task before.
+#: Seconds between two reads of the whole outbox. They find rows that became visible too late for the poll window. A
+#: slot pool's poll mostly finds the task of such a row before.
 _WHOLE_EVERY_SECONDS = 60.0
 
 

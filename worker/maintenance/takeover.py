@@ -18,8 +18,8 @@ from leasehold.worker import metrics
 
 log = structlog.get_logger(__name__)
 
-#: The leader reads expired leases every `sweep_seconds`, but so that these queries take at most MAX_BUSY of the time.
-#: However slow the queries are, the leader reads at least once in LATEST_SECONDS.
+#: The leader reads expired leases every `sweep_seconds`. If the queries would take more than the part MAX_BUSY of the
+#: time, the leader reads less often, but at least once in LATEST_SECONDS.
 MAX_BUSY = 1 / 100
 LATEST_SECONDS = 8.0
 #: After a worker has died, the leader reads expired leases at every turn for this many seconds: some rows may still be
@@ -69,8 +69,8 @@ class Takeover:
                 await self._expire_leases(connection)
 
     async def _expire_leases(self, connection: Connection) -> None:
-        """End the expired leases: at once when a worker has died, else now and then, because the query reads every row
-        version of running tasks since the last vacuum.
+        """End the expired leases, at once when a worker has died. Otherwise only when the pause is over: the query is
+        slow, because it reads every row version of running tasks since the last vacuum.
         """
         dead = await workers.dead(connection) if self._settings.presence else []
         if not set(self.dead).issuperset(dead):

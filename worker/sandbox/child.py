@@ -61,8 +61,8 @@ def _take_descriptors(channel: int, output: int) -> None:
 
 
 def _run(pipeline: Pipeline, own_fences: fences.Fences) -> None:
-    """Receive two frames. The first names the files of this run and holds nothing else of the client's: restrict the
-    child to these files. The second is the run itself.
+    """Receive two frames and run the step. The first frame only names the files of the run: restrict the child to them.
+    The second frame is the run itself. It holds the client's parameters, so it is read only behind that restriction.
     """
     if (body := frames.receive(frames.CHANNEL)) is None:
         return
@@ -76,8 +76,8 @@ def _run(pipeline: Pipeline, own_fences: fences.Fences) -> None:
     try:
         _send(answer)
     except frames.FrameError as error:
-        _send(_failed("permanent", "bad_output", f"the answer has {error}"))
-    frames.receive(frames.CHANNEL)  # wait: the worker reads this process's peak memory, then kills it
+        _send(_failed_frame("permanent", "bad_output", f"the answer has {error}"))
+    frames.receive(frames.CHANNEL)  # do not exit: the worker reads this process's peak memory, and then kills it
 
 
 _sending = threading.Lock()  # a handler's threads may send, too
@@ -155,11 +155,11 @@ def _answer(pipeline: Pipeline, run: frames.Run) -> frames.Answer:
     try:
         work = _work(pipeline, run)
         _use_directory(work.directory)
-        return _finished(pipeline.handlers[run.step](work), work.directory)
+        return _finished_frame(pipeline.handlers[run.step](work), work.directory)
     except MemoryError:
         raise
     except BaseException as error:  # noqa: BLE001 - SystemExit, too: whatever a handler raises is its answer
-        return _failure_of(error)
+        return _frame_of_error(error)
     finally:
         _flush()
 
@@ -180,7 +180,7 @@ def _use_directory(directory: Path) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = str(directory)
 
 
-def _finished(done: object, directory: Path) -> frames.Answer:
+def _finished_frame(done: object, directory: Path) -> frames.Answer:
     if not isinstance(done, Done):
         raise TypeError(f"the handler returned a {type(done).__name__}, not Done")
     try:
@@ -193,25 +193,25 @@ def _finished(done: object, directory: Path) -> frames.Answer:
         value = None if done.value is None else dict(done.value)
         return frames.Finished(files=files, value=value)
     except ValidationError as error:
-        return _failed("permanent", "bad_output", text_of(error))
+        return _failed_frame("permanent", "bad_output", text_of(error))
 
 
-def _failure_of(error: BaseException) -> frames.Failed:
+def _frame_of_error(error: BaseException) -> frames.Failed:
     """The frame for the handler's exception: it names the error that the worker will raise."""
     if isinstance(error, Cancelled):
         return frames.Failed(error="cancelled", code="cancelled", message="")
     if isinstance(error, Permanent):
-        return _failed("permanent", error.code, error.message, error=error)
+        return _failed_frame("permanent", error.code, error.message, error=error)
     if isinstance(error, Retryable):
-        return _failed("retryable", error.code, error.message, after=error.after, error=error)
+        return _failed_frame("retryable", error.code, error.message, after=error.after, error=error)
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
-        return _failed("permanent", "file_limit", "a file grew past the step's size limit", error=error)
+        return _failed_frame("permanent", "file_limit", "a file grew past the step's size limit", error=error)
     if is_disk_full(error):
-        return _failed("retryable", "disk_full", "the disk of the worker is full", error=error)
-    return _failed("unforeseen", "handler_error", text_of(error), error=error)
+        return _failed_frame("retryable", "disk_full", "the disk of the worker is full", error=error)
+    return _failed_frame("unforeseen", "handler_error", text_of(error), error=error)
 
 
-def _failed(
+def _failed_frame(
     kind: _Kind, code: str, message: str, *, after: timedelta | None = None, error: BaseException | None = None
 ) -> frames.Failed:
     return frames.Failed(

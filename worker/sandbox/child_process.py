@@ -61,8 +61,8 @@ class ChildProcess:
 
     @property
     def usable(self) -> bool:
-        """Whether the child lives, by the kernel's answer. A run on a child that died while idle would count as
-        crashed.
+        """Whether the child lives. The kernel is asked, because it knows of a death before the event loop does: a run
+        on a child that has died while idle would count as crashed.
         """
         return not self.killed and not hung_up(self._writer.get_extra_info("socket"))
 
@@ -188,7 +188,7 @@ def _crash(status: int) -> ChildCrashed:
         return ChildCrashed("out_of_memory", "the step needed more memory than its limit allows")
     if status == -signal.SIGXCPU:
         return ChildCrashed("cpu_limit", "the step used more CPU time than its limit allows (SIGXCPU)")
-    return ChildCrashed("child_crashed", f"the step's process ended early ({fate(status)})")
+    return ChildCrashed("child_crashed", f"the step's process ended early ({describe_exit(status)})")
 
 
 def _cause_of(status: int) -> str:
@@ -201,7 +201,7 @@ def _cause_of(status: int) -> str:
         return "unknown"
 
 
-def fate(status: int) -> str:
+def describe_exit(status: int) -> str:
     """How a process ended, for error messages."""
     if status >= 0:
         return f"exit status {status}"

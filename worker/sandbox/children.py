@@ -130,12 +130,12 @@ class Children:
                 limits=limits,
                 on_progress=on_progress,
                 on_line=_Lines(child.pid),
-                on_chunk=_emit,
+                on_chunk=_emit_to_stream,
             )
             metrics.CHILD_PEAK.labels(pipeline, step).observe(child.peak())
         finally:
             self._end(child)
-        return self._done(child, answer, directory)
+        return self._verdict_of(child, answer, directory)
 
     def _end(self, child: ChildProcess) -> None:
         """Kill the child now. Its slot becomes free when its memory is free."""
@@ -152,19 +152,19 @@ class Children:
             self._slots.release()
             await child.stop()
 
-    def _done(self, child: ChildProcess, answer: frames.Answer, directory: Path) -> Done:
+    def _verdict_of(self, child: ChildProcess, answer: frames.Answer, directory: Path) -> Done:
         if isinstance(answer, frames.Finished):
             return checked(answer, directory.absolute())
         if answer.error == "cancelled":
             raise Cancelled
-        error = _raised(answer)
+        error = _error_of(answer)
         error.trace = answer.traceback
         if answer.error == "unforeseen" and answer.traceback:
             self._log.error("handler raised", child=child.pid, code=answer.code, traceback=answer.traceback)
         raise error
 
 
-def _raised(answer: frames.Failed) -> StepError:
+def _error_of(answer: frames.Failed) -> StepError:
     """The error that the handler raised."""
     if answer.error == "permanent":
         return Permanent(answer.code, answer.message)
@@ -174,7 +174,7 @@ def _raised(answer: frames.Failed) -> StepError:
     return Retryable(answer.message, code=answer.code, after=after)
 
 
-def _emit(chunk: Any) -> None:
+def _emit_to_stream(chunk: Any) -> None:
     """Emit the child's chunk as a chunk of its attempt. A hostile child may send anything: a chunk without a JSON form
     is dropped.
     """

@@ -31,7 +31,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _SIGKILL = 9
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _CAPABILITY_VERSION_3 = 0x20080522
-_THREADS = 4096
+_MAX_THREADS = 4096
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -198,7 +198,7 @@ def _is_code(entry: Path, packages: set[str]) -> bool:
 
 def _limit_threads() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    bound = _THREADS if hard == resource.RLIM_INFINITY else min(_THREADS, hard)
+    bound = _MAX_THREADS if hard == resource.RLIM_INFINITY else min(_MAX_THREADS, hard)
     resource.setrlimit(resource.RLIMIT_NPROC, (bound, hard))
 
 

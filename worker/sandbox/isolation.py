@@ -38,7 +38,7 @@ def of_this_kernel() -> str:
 
 
 def explained(fences: list[str]) -> str:
-    """What the missing fences expose, for error messages."""
+    """What a child could reach because of the missing fences, for error messages."""
     return "; ".join(_ABSENT[fence] for fence in fences)
 
 

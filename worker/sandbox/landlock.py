@@ -1,5 +1,4 @@
-"""Landlock: the kernel limits the files that this process may touch from now on. A process needs no privileges for
-that.
+"""Landlock: a process tells the kernel which files it may touch from now on. It needs no privileges for that.
 
 A Landlock domain covers the calling thread, and the threads and processes that this thread starts later. So a zygote
 enters its domain before it loads a handler's module, because a library may start a thread pool while it loads.
@@ -31,7 +30,7 @@ Grants = Mapping[int, Iterable[Path]]
 
 _BASE_RIGHTS = (1 << 13) - 1
 _NET_TCP = 0b11  # bind and connect
-_SCOPES = 0b11  # denied: abstract sockets of processes outside, and signals to them
+_SCOPES = 0b11  # the domain may neither connect to abstract sockets of processes outside it, nor signal them
 
 
 def version() -> int:
@@ -89,7 +88,7 @@ class Ruleset:
     def _allow(self, path: Path, rights: int) -> None:
         try:
             parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        except OSError:  # absent, or hidden by an outer domain: there is nothing to allow
+        except OSError:  # the path is absent, or an outer domain hides it: there is nothing to allow
             return
         try:
             is_folder = stat.S_ISDIR(os.fstat(parent).st_mode)

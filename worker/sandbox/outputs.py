@@ -23,7 +23,7 @@ MAX_VALUE_BYTES = 64 * 1024
 
 
 def checked(finished: frames.Finished, directory: Path) -> Done:
-    """The handler's verdict that the child's answer holds, with paths beneath `directory`.
+    """The verdict (Done) that the child's answer holds. Its files lie beneath `directory`.
 
     Raises Permanent("bad_output") when a name, a path, a content type or the value is not allowed.
     """

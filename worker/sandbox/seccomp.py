@@ -1,9 +1,9 @@
 """The system-call filter of a child process: no network, no programs, no other processes.
 
 The filter is a deny list: it denies the calls that turn a hijacked decoder into an intruder. An allow list would be
-tighter. But decoders and tensor libraries use other calls from version to version, and operators soon switch off a
-filter that breaks a release. The filter answers a call that is newer than this list as an older kernel would: so it
-admits no call that nobody has reviewed. The numbers come from the kernel's `unistd` tables.
+tighter. But each version of a decoder or tensor library uses other calls, and operators soon switch off a filter that
+breaks a release. If a call is newer than this list, the filter answers as an older kernel would: so the filter admits
+no call that nobody has reviewed. The numbers come from the kernel's `unistd` tables.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     "migrate_pages": (256, 238), "get_robust_list": (274, 100), "kcmp": (312, 272), "pidfd_open": (434, 434),
     "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424), "tkill": (200, 130),
     "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
-    # the kernel checks only the user here, and the worker and its other children have the same one
+    # the kernel checks only the user id here, which the worker and its other children share
     "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setparam": (142, 118),
     "sched_setscheduler": (144, 119), "sched_setattr": (314, 274),
     # another view of the file system, and ways around path checks
@@ -107,7 +107,7 @@ _FCNTL, _IOCTL, _SCHED_SETAFFINITY = (72, 25), (16, 29), (203, 122)
 
 _CLONE_THREAD = 0x00010000
 _PR_SET_PDEATHSIG = 1
-#: These name the process that the kernel signals when input arrives, and the signal: a way to signal any process.
+#: These calls choose a process and a signal, which the kernel sends when input arrives: a way to signal any process.
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_NOTIFY = 8, 10, 15, 1026
 _FIOSETOWN, _SIOCSPGRP, _TIOCSTI = 0x8901, 0x8902, 0x5412
 _X32_BIT = 0x40000000
@@ -133,7 +133,7 @@ def _bpf(code: int, k: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("=HBBI", code, if_true, if_false, k)
 
 
-def _for(number: int, *body: bytes) -> bytes:
+def _for_call(number: int, *body: bytes) -> bytes:
     """Run `body` for one system call. Every body ends in a return, so nothing has to restore the accumulator."""
     return _bpf(_JUMP_EQ, number, 0, len(body)) + b"".join(body)
 
@@ -175,20 +175,20 @@ def build_filter(machine: Machine, pid: int) -> bytes:
         _bpf(_LOAD, _ARCH), _bpf(_JUMP_EQ, machine.audit_arch, 1, 0), _bpf(_RETURN, _KILL_PROCESS),
         _bpf(_LOAD, _NUMBER),
         _bpf(_JUMP_GE, _X32_BIT, 0, 1), _bpf(_RETURN, _DENY),
-        _for(_CLONE[column], *_only_threads()),
-        _for(_KILL[column], *_only_self(pid)),
-        _for(_TGKILL[column], *_only_self(pid)),
-        _for(_PRLIMIT64[column], *_only_reading_limits()),
-        _for(_PRCTL[column], *_none_of(0, _PR_SET_PDEATHSIG)),  # it may name its threads, but must die with its parent
-        _for(_FCNTL[column], *_none_of(1, _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_NOTIFY)),
-        _for(_IOCTL[column], *_none_of(1, _FIOSETOWN, _SIOCSPGRP, _TIOCSTI)),
-        _for(_SCHED_SETAFFINITY[column], *_only_this_thread(pid)),
+        _for_call(_CLONE[column], *_only_threads()),
+        _for_call(_KILL[column], *_only_self(pid)),
+        _for_call(_TGKILL[column], *_only_self(pid)),
+        _for_call(_PRLIMIT64[column], *_only_reading_limits()),
+        _for_call(_PRCTL[column], *_none_of(0, _PR_SET_PDEATHSIG)),  # a child must die with its parent
+        _for_call(_FCNTL[column], *_none_of(1, _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_NOTIFY)),
+        _for_call(_IOCTL[column], *_none_of(1, _FIOSETOWN, _SIOCSPGRP, _TIOCSTI)),
+        _for_call(_SCHED_SETAFFINITY[column], *_only_this_thread(pid)),
         _bpf(_JUMP_GE, NEWEST + 1, 0, 1), _bpf(_RETURN, _NO_SUCH_CALL),
     ]  # fmt: skip
-    program += [_for(numbers[column], _bpf(_RETURN, _NO_SUCH_CALL)) for numbers in _ABSENT.values()]
-    program += [_for(numbers[column], _bpf(_RETURN, _NOT_SUPPORTED)) for numbers in _UNSUPPORTED.values()]
+    program += [_for_call(numbers[column], _bpf(_RETURN, _NO_SUCH_CALL)) for numbers in _ABSENT.values()]
+    program += [_for_call(numbers[column], _bpf(_RETURN, _NOT_SUPPORTED)) for numbers in _UNSUPPORTED.values()]
     forbidden = [numbers[column] for numbers in _FORBIDDEN.values()]
-    program += [_for(number, _bpf(_RETURN, _DENY)) for number in forbidden if number is not None]
+    program += [_for_call(number, _bpf(_RETURN, _DENY)) for number in forbidden if number is not None]
     program.append(_bpf(_RETURN, _ALLOW))
     return b"".join(program)
 

@@ -14,7 +14,7 @@ from leasehold.worker.sandbox.zygote_process import Recipe, Zygote
 
 #: Spare children of a pipeline. A picture's next two steps start at once, and a fork takes a few milliseconds.
 WAITING = 3
-#: While a spare child is left, the next fork waits this long: the run that has just begun needs the cores itself.
+#: Seconds for which the next fork waits while a spare child is left: the run that has just begun needs the cores.
 _FORK_PAUSE_SECONDS = 0.1
 _FIRST_DELAY, _LAST_DELAY = 0.5, 30.0  # seconds between failing attempts to start a zygote
 
@@ -39,7 +39,7 @@ class Spares:
         return frozenset(process.pid for process in (self._zygote, *self._idle) if process is not None)
 
     async def start(self) -> None:
-        """Raises DeclarationError when a module or a handler is missing."""
+        """Start the zygote and wait until it is warm. Raises DeclarationError when a module or a handler is missing."""
         first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._keeper = asyncio.create_task(self._keep(first))
         await first

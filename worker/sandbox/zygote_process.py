@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from leasehold.domain.errors import DeclarationError
 from leasehold.worker.sandbox import frames
 from leasehold.worker.sandbox.child_output import ChildOutput
-from leasehold.worker.sandbox.child_process import ChildProcess, fate, hung_up, kill_child
+from leasehold.worker.sandbox.child_process import ChildProcess, describe_exit, hung_up, kill_child
 
 #: The environment variables that Python needs. All others, secrets above all, stay with the worker.
 _PASSED_ON = (
@@ -29,9 +29,9 @@ _PASSED_ON = (
 _DEFAULTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 #: glibc keeps large blocks that a step frees, for its next allocation.
 _MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456"
-#: Two malloc arenas: with an arena for each thread, each would reserve 64 MiB of the limited address space. Huge pages:
-#: a child faults all its memory in anew, and with small pages that takes a tenth of a picture's time. No telemetry: the
-#: ONNX runtime would start a thread for it.
+#: Two malloc arenas: an arena for each thread would reserve 64 MiB each of the limited address space. Huge pages: a
+#: child faults in all its memory, and with small pages that takes a tenth of a picture's time. No telemetry: the ONNX
+#: runtime would start a thread for it.
 _FIXED_VARIABLES = {
     "HOME": "/nonexistent",
     "MALLOC_ARENA_MAX": "2",
@@ -110,8 +110,8 @@ class Zygote:
 
     @property
     def alive(self) -> bool:
-        """Whether the zygote lives. Read from the control socket, which closes before the children of a dead zygote are
-        killed: so no child is handed out that is about to die.
+        """Whether the zygote lives. The control socket shows it: the socket closes before the kernel kills the children
+        of a dead zygote. So `Spares.take` hands out no child that is about to die.
         """
         return not hung_up(self._control)
 
@@ -205,7 +205,9 @@ async def _greeting(process: asyncio.subprocess.Process, control: socket.socket,
         with contextlib.suppress(ProcessLookupError):
             await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=2)
             process.kill()
-        raise DeclarationError(f"the process that loads the handlers died ({fate(await process.wait())})") from error
+        raise DeclarationError(
+            f"the process that loads the handlers died ({describe_exit(await process.wait())})"
+        ) from error
     log = structlog.get_logger()
     if isinstance(greeting, frames.Refused):
         log.error("the handlers cannot be loaded", pipeline=recipe.pipeline, traceback=greeting.traceback)

@@ -36,6 +36,7 @@ let failures = 0;
 let freshAt = new Date();
 let refreshing = false;
 let dueAt = 0;
+const GONE = { 403: "You may no longer see this page.", 404: "This is no longer here.", 410: "This was deleted." };
 
 function isBusy() {
   const selected = document.getSelection();
@@ -61,7 +62,6 @@ function show(sentence, link) {
   }
 }
 
-// Rows of a standby are some seconds old: the answer's header says how many.
 function showLag(lag) {
   const note = document.getElementById("as-of");
   note.hidden = !lag;
@@ -85,7 +85,9 @@ document.addEventListener("htmx:afterRequest", (event) => {
     show("Your session has ended.", "Sign in");
   } else {
     failures += 1;
-    show(`Not connected. This page shows the state of ${freshAt.toLocaleTimeString()}.`);
+    const gone = GONE[answer.status];
+    const why = gone || (answer.status ? "The server cannot answer now." : "Not connected.");
+    show(`${why} This page shows the state of ${freshAt.toLocaleTimeString()}.`, gone && "Open it again");
   }
   dueAt = Date.now() + 1000 * Math.min(60, seconds * 2 ** Math.min(failures, 4));
 });
@@ -97,7 +99,6 @@ Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, node) =>
   !(name === "open" && node.tagName === "DETAILS") && !(name === "checked" && node.tagName === "INPUT");
 Idiomorph.defaults.callbacks.beforeNodeMorphed = (old) => !(old.nodeType === 1 && old.tagName === "INPUT" && old.type === "checkbox");
 
-// On a phone the pages' names scroll: the one that is open is in view.
 document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
 setInterval(() => { countTimes(); refresh(false); }, 1000);
@@ -183,7 +184,9 @@ document.addEventListener("keydown", (event) => {
     return;
   }
   const filter = document.querySelector("[data-filter]");
+  const jobs = document.querySelector('nav [data-go="j"]');
   if (event.key === "/" && filter) { event.preventDefault(); filter.focus(); filter.select(); }
+  else if (event.key === "/" && jobs) { event.preventDefault(); location.href = `${jobs.href}#filter`; }
   else if (event.key === "?") document.getElementById("keys").showModal();
   else if (event.key === "g") going = true;
   else if (event.key === "j") move(1);
@@ -194,8 +197,9 @@ document.addEventListener("keydown", (event) => {
 
 // --- the filter completes its last word
 
-const filter = document.querySelector("[data-filter]");
+const filter = document.querySelector("[data-filter][list]");
 if (filter) {
+  if (location.hash === "#filter") filter.focus();
   const words = [...document.querySelectorAll("#words option")].map((option) => option.value);
   filter.addEventListener("input", () => {
     const start = filter.value.lastIndexOf(" ") + 1;

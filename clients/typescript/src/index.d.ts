@@ -252,4 +252,5 @@ export type RequestOptions = {
     safe?: boolean;
     key?: string;
     headers?: Record<string, string>;
+    signal?: AbortSignal;
 };

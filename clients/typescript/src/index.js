@@ -19,13 +19,16 @@
  * @typedef {{ event: "chunk" | "restart" | "cut", step: string, attempt: number, epoch: number, n?: number, chunk?: unknown }} Chunk
  */
 /** @typedef {{ key?: string }} Keyed */
-/** @typedef {{ query?: Record<string, string | number | boolean | undefined>, body?: unknown, keyed?: boolean, safe?: boolean, key?: string, headers?: Record<string, string> }} RequestOptions */
+/** @typedef {{ query?: Record<string, string | number | boolean | undefined>, body?: unknown, keyed?: boolean, safe?: boolean, key?: string, headers?: Record<string, string>, signal?: AbortSignal }} RequestOptions */
 
 const ENDED = new Set(["succeeded", "failed", "cancelled", "expired"]);
 const AWAY = new Set([502, 503, 504]);
+const UNSENT = new Set(["ECONNREFUSED", "ENOTFOUND", "UND_ERR_CONNECT_TIMEOUT", "UND_ERR_REQ_CONTENT_LENGTH_MISMATCH"]);
 const FIRST_PAUSE = 200;
 const LAST_PAUSE = 10_000;
 const WAIT_SECONDS = 20;
+/** Another cell serves the tenant. The answer has its address. */
+const WRONG_CELL = 421;
 
 /** The API refused the request. `code` is stable, for programs. */
 export class ApiError extends Error {
@@ -260,9 +263,32 @@ export class Leasehold {
   /**
    * @param {string} method
    * @param {string} path
-   * @param {RequestOptions & { signal?: AbortSignal }} options
+   * @param {RequestOptions} options
    */
-  #send(method, path, { query = {}, body, key, headers = {}, signal }) {
+  async #send(method, path, options) {
+    const answer = await this.#sendOnce(method, path, options);
+    if (answer.status !== WRONG_CELL || !this.#followCell(answer.headers.get("Leasehold-Cell-Address"))) return answer;
+    await answer.body?.cancel();
+    return this.#sendOnce(method, path, options);
+  }
+
+  /**
+   * Whether requests go to this address from now on. The key never leaves https by it.
+   * @param {string | null} address
+   */
+  #followCell(address) {
+    if (address === null || !/^https?:\/\//.test(address)) return false;
+    if (this.#url.startsWith("https:") && !address.startsWith("https:")) return false;
+    this.#url = address.replace(/\/+$/, "");
+    return true;
+  }
+
+  /**
+   * @param {string} method
+   * @param {string} path
+   * @param {RequestOptions} options
+   */
+  #sendOnce(method, path, { query = {}, body, key, headers = {}, signal }) {
     const url = new URL(this.#url + path);
     for (const [name, value] of Object.entries(query)) {
       if (value !== undefined) url.searchParams.set(name, String(value));
@@ -365,9 +391,10 @@ class Tries {
    * @param {unknown} error
    */
   lost(error) {
-    // `fetch` says in `cause` that nothing was sent.
+    // `fetch` says in `cause` that nothing was sent, or not all of the body: the API has done nothing then. Node loses a
+    // request so when a refusal comes before the body was sent.
     const cause = /** @type {{ cause?: { code?: string }, message?: string }} */ (error ?? {});
-    const unsent = ["ECONNREFUSED", "ENOTFOUND", "UND_ERR_CONNECT_TIMEOUT"].includes(cause.cause?.code ?? "");
+    const unsent = UNSENT.has(cause.cause?.code ?? "");
     const pause = this.#repeatable || unsent ? this.#pause(0) : undefined;
     if (pause === undefined) throw this.#unavailable(cause.message ?? "the connection was lost");
     return pause;

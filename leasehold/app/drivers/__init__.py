@@ -1,1 +1,1 @@
-"""Connections of the user's own, in the form in which the platform's statements want one: a module for each driver."""
+"""Adapts connections of the user's program (asyncpg, psycopg, SQLAlchemy) to the platform's statements."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from leasehold.app.drivers.foreign import Asyncpg, AsyncPsycopg, AsyncSqlAlchemy, Foreign, Psycopg, SqlAlchemy
 
-#: Module and class of a connection, and our class for it. The first row that fits counts.
+#: (module, class) of a connection, and the class in foreign.py that adapts it. The first row that fits counts.
 _DRIVERS: tuple[tuple[str, str, type[Any]], ...] = (
     ("sqlalchemy.ext.asyncio", "AsyncSession", AsyncSqlAlchemy),
     ("sqlalchemy.ext.asyncio", "AsyncConnection", AsyncSqlAlchemy),
@@ -25,7 +25,7 @@ _SUPPORTED = (
 
 
 def foreign_of(connection: Any) -> Foreign:
-    """The connection, with the methods that our statements need. Raises TypeError for one of an unknown driver."""
+    """The adapter of the user's connection (foreign.py). Raises TypeError for a connection of an unknown driver."""
     unwrapped = _unwrapped(connection)
     for module, name, driver in _DRIVERS:
         kind = getattr(sys.modules.get(module), name, None)
@@ -37,7 +37,9 @@ def foreign_of(connection: Any) -> Foreign:
 
 
 def _unwrapped(connection: Any) -> Any:
-    """The session of a scoped_session, and the driver's connection below one of Django's or of a backend for Django."""
+    """The session in a scoped_session, or the driver's connection in a connection of Django. Else the connection
+    itself.
+    """
     kind = type(connection)
     if kind.__name__ in ("scoped_session", "async_scoped_session") and kind.__module__.startswith("sqlalchemy."):
         return connection.registry()

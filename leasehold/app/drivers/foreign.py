@@ -1,6 +1,6 @@
-"""A connection of the user's, with the methods of asyncpg that the platform's statements use.
+"""Adapts a connection of the user's program to the methods of asyncpg that the platform's statements use.
 
-The transaction stays the user's: nothing here begins, commits or rolls back.
+Only the user's program begins, commits and rolls back its transaction: nothing here does.
 """
 
 from __future__ import annotations
@@ -10,7 +10,14 @@ from collections.abc import Callable, Coroutine
 from functools import cached_property
 from typing import Any, TypeVar
 
-from leasehold.app.drivers.statements import named, of_asyncpg, of_psycopg, of_sqlalchemy, parameter, row_of
+from leasehold.app.drivers.statements import (
+    for_asyncpg,
+    for_psycopg,
+    for_sqlalchemy,
+    named_parameters,
+    parameter,
+    row_of,
+)
 from leasehold.domain.errors import TransactionRefused
 
 T = TypeVar("T")
@@ -22,7 +29,7 @@ _TRANSACTION_FAILED = (
 
 
 class Foreign(ABC):
-    """One driver. `is_sync`: its methods never wait for an event loop (see `run_now`)."""
+    """A connection of one driver. `is_sync`: its methods never wait for an event loop (see `run_now`)."""
 
     is_sync = False
 
@@ -31,10 +38,10 @@ class Foreign(ABC):
 
     @abstractmethod
     async def check(self) -> None:
-        """Raises TransactionRefused if what is written now would not commit or vanish with the user's transaction."""
+        """Raises TransactionRefused unless the user's transaction can still commit or roll back a write."""
 
     def is_in_transaction(self) -> bool:
-        """True: `check` has refused everything else."""
+        """Always True: `check` refuses a connection that is not in a transaction."""
         return True
 
     async def fetch(self, statement: str, *arguments: Any) -> list[Row]:
@@ -77,7 +84,7 @@ class Asyncpg(Foreign):
 
     async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:
         values = [parameter(value) for value in arguments]
-        rows = await self._connection.fetch(of_asyncpg(statement), *values)
+        rows = await self._connection.fetch(for_asyncpg(statement), *values)
         return [row_of(row.keys(), row.values()) for row in rows]
 
 
@@ -100,7 +107,7 @@ class Psycopg(_Psycopg):
 
     async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:
         with self._connection.cursor(row_factory=_tuples) as cursor:
-            cursor.execute(of_psycopg(statement), named(arguments))
+            cursor.execute(for_psycopg(statement), named_parameters(arguments))
             if cursor.description is None:
                 return []
             names = [column.name for column in cursor.description]
@@ -112,7 +119,7 @@ class AsyncPsycopg(_Psycopg):
 
     async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:
         async with self._connection.cursor(row_factory=_tuples) as cursor:
-            await cursor.execute(of_psycopg(statement), named(arguments))
+            await cursor.execute(for_psycopg(statement), named_parameters(arguments))
             if cursor.description is None:
                 return []
             names = [column.name for column in cursor.description]
@@ -125,15 +132,15 @@ def _tuples(_cursor: Any) -> Callable[[Any], tuple[Any, ...]]:
 
 
 #: A setting that lives as long as the transaction: the next statement reads it, unless a commit came between.
-_MARK = "SELECT set_config('leasehold.in_transaction', '1', true)"
-_READ = "SELECT current_setting('leasehold.in_transaction', true)"
+_SET_MARK = "SELECT set_config('leasehold.in_transaction', '1', true)"
+_READ_MARK = "SELECT current_setting('leasehold.in_transaction', true)"
 _AUTOCOMMIT = "the connection is in autocommit: submit inside a transaction (isolation_level is not AUTOCOMMIT)"
 
 
 class _SqlAlchemy(Foreign):
     async def check(self) -> None:
-        await self.fetchval(_MARK)
-        if await self.fetchval(_READ) != "1":
+        await self.fetchval(_SET_MARK)
+        if await self.fetchval(_READ_MARK) != "1":
             raise TransactionRefused(_AUTOCOMMIT)
 
 
@@ -147,12 +154,12 @@ class SqlAlchemy(_SqlAlchemy):
 
     @cached_property
     def _connection(self) -> Any:
-        """The connection, also of a session: executing on the session would flush its objects first."""
+        """The connection, or that of the session. A statement on the session itself would first flush its objects."""
         is_session = callable(self._given.connection)
         return self._given.connection() if is_session else self._given
 
     async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:
-        return _rows_of(self._connection.execute(_text(statement), named(arguments)))
+        return _rows_of(self._connection.execute(_text(statement), named_parameters(arguments)))
 
 
 class AsyncSqlAlchemy(_SqlAlchemy):
@@ -165,13 +172,13 @@ class AsyncSqlAlchemy(_SqlAlchemy):
     async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:
         if self._connection is None:
             self._connection = await self._given.connection()
-        return _rows_of(await self._connection.execute(_text(statement), named(arguments)))
+        return _rows_of(await self._connection.execute(_text(statement), named_parameters(arguments)))
 
 
 def _text(statement: str) -> Any:
     from sqlalchemy import text  # noqa: PLC0415 - the user's connection is of it, so it is loaded
 
-    return text(of_sqlalchemy(statement))
+    return text(for_sqlalchemy(statement))
 
 
 def _rows_of(result: Any) -> list[Row]:

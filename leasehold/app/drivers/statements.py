@@ -1,4 +1,6 @@
-"""The platform's statements for other drivers: asyncpg's `$1` becomes their placeholder, and JSON becomes text."""
+"""Converts the platform's statements, arguments and rows for other drivers. asyncpg's `$1` becomes the driver's own
+placeholder, and JSON is passed as text.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from uuid import UUID
 
 import orjson
 
-#: Finds a parameter, with the cast to JSON that may follow it, and a sign that means something to a driver.
+#: Finds a parameter with the cast to JSON that may follow it, or a character that a driver may need escaped.
 _TOKEN = re.compile(r"\$(\d+)(::jsonb(?!\[))?|[:%\\]")
-#: The columns of JSON in the rows of these statements. Some drivers return them as text.
+#: The names of all JSON columns in the rows of these statements. Some drivers return them as text.
 _JSON = frozenset({"headers", "limits"})
 
 
@@ -27,19 +29,19 @@ def _converted(statement: str, placeholder: Callable[[str], str], escapes: Mappi
 
 
 @cache
-def of_asyncpg(statement: str) -> str:
+def for_asyncpg(statement: str) -> str:
     """For asyncpg, whose connection may have no codec for JSON, or the user's own."""
     return _converted(statement, lambda number: f"${number}", {})
 
 
 @cache
-def of_psycopg(statement: str) -> str:
+def for_psycopg(statement: str) -> str:
     """For psycopg, with placeholders such as `%(p1)s`."""
     return _converted(statement, lambda number: f"%(p{number})s", {"%": "%%"})
 
 
 @cache
-def of_sqlalchemy(statement: str) -> str:
+def for_sqlalchemy(statement: str) -> str:
     """For `sqlalchemy.text`, with placeholders such as `:p1`."""
     return _converted(statement, lambda number: f"(:p{number})", {":": "\\:", "\\": "\\\\"})
 
@@ -53,7 +55,7 @@ def parameter(value: Any) -> Any:
     return _plain(value)
 
 
-def named(arguments: Iterable[Any]) -> dict[str, Any]:
+def named_parameters(arguments: Iterable[Any]) -> dict[str, Any]:
     """The arguments by the names of their placeholders."""
     return {f"p{number}": parameter(value) for number, value in enumerate(arguments, 1)}
 

@@ -1,5 +1,5 @@
-"""The acknowledgements of one channel, many in one write. There is no timer: while one write runs, further ACKs gather
-for the next.
+"""Sends the acknowledgements of one channel, many in one write. There is no timer: the ACKs that come during a write go
+out together in the next write.
 
 Source of the layout: AMQP 0-9-1, section 1.8.3.12 (basic.ack).
 """

@@ -1,8 +1,7 @@
-"""The publisher confirms of one channel. The publisher writes many messages at once; `Confirms` matches RabbitMQ's
-answers with them.
+"""Encodes messages, and matches RabbitMQ's confirms with them, so that the publisher can write many messages at once.
 
-It replaces the AMQP client's own way. For each message the client makes objects of three frames, starts a task, and
-waits for the write: that took 0.1 ms of CPU a message.
+It is used instead of the AMQP client's own publishing. For each message the client makes objects of three frames,
+starts a task, and waits for the write: that took 0.1 ms of CPU a message.
 
 Source of the layout: AMQP 0-9-1, sections 1.8.3.7 (basic.publish), 1.8.3.10 (basic.return), 1.8.3.12 (basic.ack), and
 RabbitMQ's extension basic.nack. Source of the order (a message is returned before it is confirmed): RabbitMQ's guide to
@@ -29,7 +28,8 @@ _MANDATORY = 1
 _CONTENT_TYPE, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 13, 1 << 12
 _JSON = b"\x10application/json"
 _PERSISTENT = 2
-#: The frame that every broker must accept: section 1.4.2.6 (frame-max). Hints have about 200 bytes.
+#: The largest payload of a frame that every broker must accept: section 1.4.2.6 (frame-max). Hints have about 200
+#: bytes.
 _MAX_BYTES = 4096 - 8
 
 

@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 RECONNECT_LADDER = tuple(timedelta(seconds=seconds) for seconds in (0.2, 0.5, 1, 2, 5))
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 3.0
-#: After what an attempt opened has worked this long, the waits begin with the first again.
+#: When a connection, channel or consumer has worked this long, the waits begin again with the shortest.
 SETTLED_SECONDS = 5.0
 
 
@@ -81,8 +81,8 @@ def _reason(connection: AbstractConnection) -> str:
 
 
 class Ladder:
-    """The growing waits between the attempts of one loop. An attempt that only waits for an answer, however long, does
-    not make them short again.
+    """The growing waits between the attempts of one loop. The waits become short again only after an attempt has opened
+    something (`opened`) that then worked for SETTLED_SECONDS.
     """
 
     def __init__(self) -> None:
@@ -142,12 +142,12 @@ class Nodes:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether to try the current node at once: others have failed in this round, and it has not been tried."""
+        """Whether to try the current node at once: others failed in this round, and it was not tried yet."""
         return self._failed % len(self._order) != 0
 
     def _read_nodes(self) -> None:
-        """Follow the setting: its file may name another password or other nodes by now. While the file has no URL, the
-        nodes before stay. Raises BadSetting if there were none.
+        """Read the setting again: its file may have another password or other nodes by now. If it has no valid URL,
+        keep the last nodes. Raises BadSetting if there are none.
         """
         text = self._setting.get_secret_value()
         if text == self._read:

@@ -1,4 +1,4 @@
-"""The consuming half: it subscribes to the three bands of every queue, and passes each hint to `on_delivery`."""
+"""Consumes hints from RabbitMQ: subscribes to the three bands of every queue, and passes each hint to `on_delivery`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from leasehold.broker.base import Delivery
 from leasehold.broker.envelope import Garbage, decode
 from leasehold.settings import Settings
 
-#: Shares of the prefetch window, by band. When every band has enough hints, workers run them in this proportion: `low`
-#: is slow under a flood of `high`, but never starves. A band cannot use another band's share. If all tasks of a worker
-#: are in one band, it has only that share of the window: so ask for about three times the number of slots.
+#: The part of the prefetch that each band gets. When every band has enough hints, workers run them in this proportion:
+#: `low` is slow under a flood of `high`, but never starves. No band can use another band's share. If all tasks of a
+#: worker are in one band, only that band's share fills the slots: so ask for about three times the number of slots.
 SHARES = (0.6, 0.3, 0.1)
 #: How long `close` waits for the last ACKs to leave.
 DRAIN_SECONDS = 3.0

@@ -1,4 +1,4 @@
-"""Notices a node that is frozen or cut off: its connection stays open, and nothing comes.
+"""Notices a RabbitMQ node that is frozen or cut off: its connection stays open, and no byte arrives.
 
 AMQP's heartbeats notice it too, but only after three times LEASEHOLD_AMQP_HEARTBEAT. While nothing comes, the watchdog
 sends a request. Any byte counts as an answer.
@@ -14,7 +14,7 @@ from leasehold.broker.amqp.wire import Wire
 from leasehold.domain.errors import BrokerUnavailable
 from leasehold.runtime.gather import cancel_and_wait
 
-#: Parts of the limit: how often the watchdog checks, and after which silence it sends a request.
+#: The watchdog checks every `seconds` / _CHECKS, and sends a request after a silence of `seconds` / _REQUESTS.
 _CHECKS, _REQUESTS = 4, 2
 
 
@@ -34,13 +34,13 @@ async def watch(connection: AbstractConnection, wire: Wire, seconds: float) -> N
             if wire.silence < seconds / _REQUESTS:
                 continue
             if request is not None and request.done() and not request.cancelled():
-                request.exception()  # the end of the connection is everybody's to notice
+                request.exception()  # mark it as read, or asyncio logs it: others report the end of the connection
             if request is None or request.done():
                 request, requested_at = asyncio.create_task(probe.send()), clock()
-            # This process may have stood still, and found its bytes only now: the request had its own time.
+            # Count from the request, too: this process may have been stopped, so that all its connections look silent.
             elif wire.silence >= seconds and clock() - requested_at >= seconds / _REQUESTS:
                 silence = wire.silence
-                wire.abort()  # else everybody who closes a channel would wait for its answer
+                wire.abort()  # otherwise each close of a channel would wait for an answer of the node
                 raise BrokerUnavailable(f"the node is silent for {silence:.1f} s (LEASEHOLD_AMQP_SILENCE_SECONDS)")
     finally:
         if request is not None:

@@ -1,4 +1,4 @@
-"""The frames of one connection, on their way in and out.
+"""Splits the bytes of one connection into AMQP frames, between the socket and the AMQP client.
 
 A consumer or publisher registers a handler for its channel. The handler gets the channel's frames from the bytes as
 they arrive, before the AMQP client sees them; all other frames go on to the client unchanged. Outgoing frames can be
@@ -111,7 +111,7 @@ class Wire(TransportFactory):
         self._writer.write(frames)
 
     def abort(self) -> None:
-        """End the connection without a word to the broker, which would not answer."""
+        """Drop the connection without a closing handshake, because the broker would not answer."""
         if self._writer is not None:
             self._writer.transport.abort()
 

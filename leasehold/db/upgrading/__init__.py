@@ -1,4 +1,4 @@
-"""What `leasehold migrate` will do, and how its revisions stay safe beside a running installation: the statements of
-pending revisions, the locks that each takes, and index builds that survive their own death. Only migrations and the
-command line load it, because it loads alembic and SQLAlchemy.
+"""Plans migrations and runs them safely beside a running installation. It renders the statements of pending revisions,
+knows the locks that each takes, tries again when a lock is not free, and builds indexes repeatably.
+Only migrations and the command line import it, because it imports alembic and SQLAlchemy.
 """

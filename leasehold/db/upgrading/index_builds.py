@@ -1,4 +1,4 @@
-"""Index builds for revisions: no writer waits, and a build that died is detected and repeated.
+"""Builds and drops indexes in revisions, without making writers wait. A build that died is detected and repeated.
 
 `CREATE INDEX CONCURRENTLY` that dies half-way leaves an invalid index. PostgreSQL maintains that index at every write
 and no query uses it, so the next try must drop it first.
@@ -12,7 +12,7 @@ from typing import Any
 from alembic import op
 from sqlalchemy import TextClause, text
 
-#: The option of alembic's context that gives the indexes of the database where no connection does (rendering.py).
+#: An option of alembic's context: the indexes of the database, for rendering.py, which renders without a connection.
 PRESENT = "leasehold_indexes"
 
 
@@ -47,7 +47,7 @@ def drop_index(name: str) -> None:
     are committed first, as for `build_index`.
     """
     with op.get_context().autocommit_block():
-        # It waits for the transactions that run now, without holding up others.
+        # The drop waits for the transactions that run now, without holding up others.
         op.execute("SET lock_timeout = 0")
         op.execute(f'DROP INDEX CONCURRENTLY IF EXISTS "{name}"')
         op.execute("RESET lock_timeout")
@@ -56,15 +56,15 @@ def drop_index(name: str) -> None:
 def end_transaction() -> None:
     """Commit the statements before it, which must be safe to repeat (`if_not_exists`).
 
-    Call it between statements that stop writers of two tables. Under load somebody always holds one of the tables and
-    waits for the other, so that a transaction which needs both seldom gets them.
+    Call it between two statements that lock two tables against writers. Under load some transaction nearly always holds
+    one of the tables, so that a revision which needs both at once seldom gets them.
     """
     with op.get_context().autocommit_block():
         """The block commits when it begins, and begins a transaction when it ends."""
 
 
 def _is_valid(name: str) -> bool | None:
-    """None: there is no such index."""
+    """Whether the index is valid. None: there is no such index."""
     context = op.get_context()
     if context.as_sql:
         present: Mapping[str, Any] = context.opts.get(PRESENT, {})

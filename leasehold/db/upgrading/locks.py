@@ -1,4 +1,4 @@
-"""Which locks a statement of a revision takes, on which tables, and what it does with each table.
+"""Computes which tables a statement of a revision locks, how, and whether it scans or rewrites them. For plan.py.
 
 The rules are PostgreSQL's. tests/upgrades/test_measured_locks.py runs every statement of every revision on a real
 PostgreSQL, and compares what `pg_locks` shows with these rules. A statement that no rule matches is `unknown`.
@@ -37,7 +37,7 @@ class Lock:
 
     @property
     def stops(self) -> str:
-        """Who waits while somebody holds this lock: "reads and writes", "writes" or ""."""
+        """What waits while somebody holds this lock: "reads and writes", "writes" or ""."""
         place = MODES.index(self.mode)
         if place == len(MODES) - 1:
             return "reads and writes"
@@ -46,8 +46,8 @@ class Lock:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a statement does to the tables that are there. `narrows`: why older code may fail after it; "" if it only
-    adds. `known`: False if no rule matches. `recurses`: the partitions of a table are locked like the table.
+    """What a statement does to existing tables. `narrows`: why older code may fail after it; "" if it only adds.
+    `known`: False if no rule matches the statement. `recurses`: it locks the partitions of a table like the table.
     """
 
     locks: tuple[Lock, ...] = ()
@@ -58,7 +58,7 @@ class Effect:
 
 @dataclass
 class Schema:
-    """The tables that a statement may meet. `apply` follows what the statements of a revision make.
+    """The tables of the database, as the statements of the revisions change them: call `apply` with each in order.
 
     `index_tables`: the table of each index. `partitions`: the partitions of each partitioned table. `fresh`: the tables
     that this revision has made, which nobody else knows yet. `added`: the columns that this revision has added.
@@ -81,6 +81,7 @@ class Schema:
         return Effect(known=False)
 
     def _seen_by_others(self, effect: Effect) -> Effect:
+        """The effect with only the strongest lock of each table, and without tables that only this revision knows."""
         strongest: dict[str, Lock] = {}
         for lock in self._with_partitions(effect.locks) if effect.recurses else effect.locks:
             before = strongest.get(lock.table)
@@ -142,7 +143,8 @@ def _alter_table(schema: Schema, found: re.Match[str], _text: str) -> Effect:
     table, actions = found.groups()
     effects = [_action(schema, table, action) for action in _NEXT_ACTION.split(actions)]
     replaced = set(_DROPPED.findall(actions)) & set(_ADDED.findall(actions))
-    # No rule can tell whether a check that replaces one of the same name is wider: the revision's head says it.
+    # The statement may replace a check by another of the same name. No rule can tell whether the new check refuses
+    # more: the revision's docstring says it.
     narrows = "; ".join(effect.narrows for effect in effects if effect.narrows and not replaced)
     locks = tuple(lock for effect in effects for lock in effect.locks)
     return Effect(locks, narrows, known=all(effect.known for effect in effects))
@@ -178,7 +180,7 @@ def _validate(_schema: Schema, table: str, _found: re.Match[str], _action: str) 
 
 
 def _store(_schema: Schema, table: str, _found: re.Match[str], _action: str) -> Effect:
-    """How full PostgreSQL fills the pages that it writes from now on."""
+    """SET (fillfactor) changes only pages that PostgreSQL writes later."""
     return Effect((Lock(table, _BESIDE),))
 
 

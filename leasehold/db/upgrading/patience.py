@@ -1,7 +1,7 @@
-"""Runs revisions beside a running installation: a lock that is not free soon is given up and tried again.
+"""Runs revisions beside a running installation, and tries again when a table lock is not free.
 
-A statement that waits for a strong lock holds up everybody who comes after it. So it waits for a second only, lets the
-others through, and comes again.
+A statement that waits for a strong lock makes every later statement on the same table wait behind it. So it waits for
+one second only (`Patience.lock_seconds`), gives up, lets the others through, and tries again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _IN_USE = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
 _OF_THE_SERVER = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
 _PAUSE_SECONDS, _LONGEST_PAUSE = 0.2, 1.0
 _SAMPLES = 5
-#: Query texts may hold what clients sent: they stay out of messages.
+#: Who holds the locks that a session waits for, as sentences. They leave out the texts of queries, which may contain
+#: data of clients.
 _BLOCKERS = """
 SELECT format('%s (process %s, %s, for %s s)', coalesce(nullif(application_name, ''), usename), pid, state,
     round(extract(epoch FROM clock_timestamp() - coalesce(xact_start, query_start, backend_start))))
@@ -35,13 +36,13 @@ Connect = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"]]
 
 
 def _nobody(_sentence: str) -> None:
-    """Nobody hears that a migration waits."""
+    """The default of `Patience.waiting`: reports nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """`lock_seconds`: how long a statement waits for a lock. `seconds`: how long one revision is tried again. `waiting`
-    gets a sentence when a migration waits for somebody.
+    """`lock_seconds`: how long a statement waits for a lock. `seconds`: for how long one revision is tried again.
+    `waiting`: called with a sentence when a migration waits for somebody.
     """
 
     lock_seconds: float = 1.0
@@ -50,8 +51,8 @@ class Patience:
 
     @property
     def session(self) -> dict[str, str]:
-        """Settings of the session that migrates. PostgreSQL ends the session of a program that died, in which an index
-        build would go on and keep the next migration waiting.
+        """Settings of the session that migrates. With client_connection_check_interval, PostgreSQL ends the session of
+        a program that died. Otherwise an index build would go on in it, and the next migration would have to wait.
         """
         return {
             "application_name": "leasehold migrate",
@@ -85,10 +86,11 @@ async def run_patiently(
     connect: Connect,
     patience: Patience,
 ) -> None:
-    """Run the revisions. While a lock is not free, `roll_back` and run again: revisions that are done stay done, and
-    each has the whole time for itself.
+    """Run the revisions. If a lock is not free, call `roll_back` and run again. Revisions that were committed stay, and
+    each revision has `patience.seconds` of its own.
 
-    `pid`: the session that runs them. `connect` opens another one. Raises SchemaLocked, or asyncpg's error.
+    `pid`: the process id of the session that runs the revisions. `connect` opens another session, which looks for the
+    holders of locks. Raises SchemaLocked, or asyncpg's error.
     """
     loop = asyncio.get_running_loop()
     deadline, pause = loop.time() + patience.seconds, _PAUSE_SECONDS
@@ -119,7 +121,7 @@ async def run_patiently(
 
 
 def _cause_of(error: BaseException) -> BaseException:
-    """The error of PostgreSQL or of the connection below SQLAlchemy's, which may have met a second one on its way."""
+    """The error of PostgreSQL or of the connection from which SQLAlchemy's error came."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, _OF_THE_SERVER):
         cause = cause.__cause__ or getattr(cause, "orig", None) or cause.__context__
@@ -128,7 +130,7 @@ def _cause_of(error: BaseException) -> BaseException:
 
 @asynccontextmanager
 async def _watched(pid: int, connect: Connect, patience: Patience, blockers: list[str]) -> AsyncIterator[None]:
-    """Keep in `blockers` who was in the way of the session `pid` last."""
+    """During the block, keep in `blockers` the sessions that last blocked the session `pid`."""
     connection = await connect()
 
     async def watch() -> None:

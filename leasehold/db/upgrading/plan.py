@@ -1,4 +1,4 @@
-"""The plan of a migration: each pending revision, its statements, and who waits for them."""
+"""Makes the plan of a migration: each pending revision, its statements, and what waits for their locks."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ ORDER BY 1
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A statement. `held_during`: the tables that the rest of its transaction reads or rewrites, while this
-    statement's locks are held.
+    """A statement. Its locks are held to the end of its transaction. `held_during`: the tables that the transaction
+    scans or rewrites in that time.
     """
 
     statement: str
@@ -49,7 +49,9 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A pending revision. `narrows`: why older code may fail beside it; a revision without a reason only adds."""
+    """A pending revision. `narrows`: why older code may fail beside it; empty: the revision only adds. `beside`: what
+    its docstring says about older code that still runs.
+    """
 
     schema: str
     revision: str
@@ -67,7 +69,7 @@ class Planned:
 
     @property
     def phase(self) -> str:
-        """`expand`: code of the release before runs beside it. `contract`: it may not."""
+        """`expand`: code of the release before works after the revision. `contract`: it may fail."""
         return "contract" if self.narrows else "expand"
 
 
@@ -86,13 +88,13 @@ async def plan_of(connection: Connection, schemas: Sequence[Revisions], target: 
     schema = Schema({row["name"]: row["table"] for row in indexes}, _partitions(tables))
     valid = {row["name"]: row["valid"] for row in indexes}
     planned: list[Planned] = []
-    for number, one in enumerate(schemas):
+    for number, schema_revisions in enumerate(schemas):
         if number and target != "head":
             break
-        current = (await state_of(connection, one)).revision
-        folder: Path | None = one.versions if number else None
+        current = (await state_of(connection, schema_revisions)).revision
+        folder: Path | None = schema_revisions.versions if number else None
         pending = render(current, target, versions=folder, indexes=valid)
-        planned.extend(_planned(one.name, rendered, schema) for rendered in pending)
+        planned.extend(_planned(schema_revisions.name, rendered, schema) for rendered in pending)
     return Plan(tuple(planned), {row["name"]: Size(row["rows"], row["bytes"]) for row in tables})
 
 
@@ -112,8 +114,8 @@ def _planned(name: str, rendered: Rendered, schema: Schema) -> Planned:
 
 def _steps(statements: Sequence[str], schema: Schema) -> tuple[Step, ...]:
     effects = [schema.apply(statement) for statement in statements]
-    worked = [[lock.table for lock in effect.locks if lock.work] for effect in effects]
+    tables_worked_on = [[lock.table for lock in effect.locks if lock.work] for effect in effects]
     return tuple(
-        Step(statement, effect, tuple(dict.fromkeys(table for tables in worked[place:] for table in tables)))
+        Step(statement, effect, tuple(dict.fromkeys(table for tables in tables_worked_on[place:] for table in tables)))
         for place, (statement, effect) in enumerate(zip(statements, effects, strict=True))
     )

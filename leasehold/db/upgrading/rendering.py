@@ -23,9 +23,8 @@ _BEGIN, _COMMIT = "BEGIN", "COMMIT"
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A revision. Each of `transactions` holds its locks until its end; a statement outside of any is alone in one.
-
-    `beside`: what the revision's head says about older code that still runs; "" if it says nothing.
+    """A revision. `transactions`: its statements, grouped by transaction. A statement that runs outside a transaction
+    is a group of its own. `beside`: what the revision's docstring says about older code that still runs; "" if nothing.
     """
 
     revision: str
@@ -35,7 +34,7 @@ class Rendered:
 
 
 class _Statements(StringIO):
-    """Takes alembic's output, which comes by one statement a write."""
+    """Collects alembic's output: alembic writes one statement in each call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,8 +56,8 @@ def config_of(versions: Path | None) -> Config:
 
 
 def passed_revision(current: str, target: str) -> str | None:
-    """The revision that `target` names, if the platform's schema at `current` has passed it. None: it has not, or it is
-    newer than this code.
+    """The revision that `target` names, if a schema at the revision `current` is past it. None: the schema is not past
+    it, or `current` is newer than this code.
 
     Raises alembic's error for an unknown `target`.
     """
@@ -96,17 +95,20 @@ def _render(script: Script, indexes: Mapping[str, bool]) -> Rendered:
 
 
 def _transactions(statements: list[str]) -> Iterator[tuple[str, ...]]:
-    together: list[str] = []
-    alone = False
+    """Group the statements by transaction. A statement after a COMMIT, and before the next BEGIN, is a group of its
+    own.
+    """
+    transaction: list[str] = []
+    is_outside = False  # alembic begins in a transaction that its output does not show
     for statement in statements:
         if statement in (_BEGIN, _COMMIT):
-            alone = statement == _COMMIT
-            if together:
-                yield tuple(together)
-            together = []
-        elif alone:
+            is_outside = statement == _COMMIT
+            if transaction:
+                yield tuple(transaction)
+            transaction = []
+        elif is_outside:
             yield (statement,)
         else:
-            together.append(statement)
-    if together:
-        yield tuple(together)
+            transaction.append(statement)
+    if transaction:
+        yield tuple(transaction)

@@ -114,7 +114,7 @@ async def forget_expired(connection: Connection, limit: int = 1000) -> None:
     )
 
 
-# $1 tenant, $2 user or NULL, $3 states or NULL.
+# SQL: the conversions of a list. $1 the tenant, $2 the user, $3 the states of their jobs; NULL: any.
 _SELECTED = (
     "c.tenant_id = $1 AND ($2::text IS NULL OR c.user_id = $2) AND ($3::text[] IS NULL OR j.status = ANY($3::text[]))"
 )

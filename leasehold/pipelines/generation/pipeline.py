@@ -14,7 +14,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from leasehold.domain.kind import Kind, Scopes
+from leasehold.domain.kind import Kind, NamedObjects, Scopes
 from leasehold.domain.pipeline import Pipeline, RunTerms, Step
 
 #: The queue of all steps. Pinned tasks go to the queue `generation@{server_id}`.
@@ -128,6 +128,13 @@ GENERATION = Kind(
         {"/v1/generations/callbacks/{job_id}/{signature}"}
     ),  # for providers: the address is a secret itself
     opens="leasehold.pipelines.generation.providers:open_catalogue",
+    objects=NamedObjects(
+        prefix="sources/",
+        pattern=r"sources/[0-9a-f]{16}/[0-9a-f]{64}\.(jpg|png|webp)",
+        owners="SELECT key AS id FROM source_image WHERE key = ANY($1::text[])",
+        keys="SELECT key AS id, key FROM source_image WHERE key > $1 AND expires_at > statement_timestamp()"
+        " ORDER BY key LIMIT $2",
+    ),
     housekeeping="leasehold.pipelines.generation.housekeeping:housekeeping",
     questions="leasehold.pipelines.generation.questions:questions",
     scopes=Scopes(read="generation:read", write="generation:write"),

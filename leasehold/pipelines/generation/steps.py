@@ -31,7 +31,7 @@ from leasehold.runtime import failpoints
 _MAX_BACKOFF_SECONDS = 120.0
 #: The longest pause that a provider's Retry-After can cause.
 _MAX_RETRY_AFTER_SECONDS = 600.0
-#: Each pause is longer by a random share, up to this one: so polls that came due together spread out.
+#: Each pause is longer by a random share, at most this share: so polls that came due together spread out.
 _JITTER = 0.1
 _OUTCOME_UNKNOWN = (
     "It is unknown whether the provider accepted the order: its answer was lost, and to order again might buy it twice."

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from PIL import Image
 
+#: The number of a frame -> the frame, and the milliseconds for which it is shown.
 Render = Callable[[int], tuple[Image.Image, int]]
 
 

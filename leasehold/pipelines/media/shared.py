@@ -1,7 +1,7 @@
 """Gives another library access to a picture's pixels in Pillow's own memory, without a copy.
 
-`pixels` needs it for libvips. Pillow's `tobytes` makes two copies: 72 MB for twelve megapixels, and a fresh process
-must fault in all of it.
+`pixels` needs it for libvips. Pillow's `tobytes` makes two copies: 72 MB for twelve megapixels, and the kernel must
+first give a new process all these pages.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ async def register(
     file_name: str,
     lifetime: timedelta,
 ) -> None:
-    """- -> INIT. Housekeeping deletes an upload that is not completed within `lifetime`."""
+    """(new) -> INIT. Housekeeping deletes an upload that is not completed within `lifetime`."""
     await connection.execute(REGISTER, media_id, tenant_id, original_key, content_type, file_name, lifetime)
 
 

@@ -12,7 +12,7 @@ import structlog
 from leasehold.actions import ending
 from leasehold.actions.context import Target
 from leasehold.actions.ending import Effects
-from leasehold.actions.retrying import is_plain, revive, revive_together, template_of
+from leasehold.actions.retrying import may_revive_together, revive, revive_together, template_of
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid, NotFound
 from leasehold.evaluation.templates import TemplateVersion
@@ -80,7 +80,7 @@ async def _cancel(
     for target in targets:
         if target.id in effects.states:
             outcome.acted.append(target.id)
-        else:  # the job is locked and was a target: no other reason is possible
+        else:  # the job is locked, and was a target: only this reason is left
             sentence = "The template of this job does not support cancelling."
             outcome.refusals.append(Refusal(target.id, "cancel_not_supported", sentence))
 
@@ -95,7 +95,7 @@ async def _delete(
         await ending.delete_together(context.actions, connection, finished)
 
     remaining = targets
-    if finished and await _together(connection, finished, outcome, delete_finished):
+    if finished and await _act_together(connection, finished, outcome, delete_finished):
         remaining = [target for target in targets if target.row["finished_at"] is None]
     for target in remaining:
         effects = Effects()
@@ -103,7 +103,7 @@ async def _delete(
         async def delete(target: Target = target, effects: Effects = effects) -> None:
             await ending.delete(context.actions, connection, target, f"client {operation.client_id}", effects)
 
-        if await _alone(connection, target, outcome, delete):
+        if await _act_alone(connection, target, outcome, delete):
             outcome.ended += effects.ended
 
 
@@ -116,22 +116,24 @@ async def _retry_charged(
         rows, busy = await operations.lock(connection, operation.action, job_ids, tenant_id, operation.at)
         outcome = Outcome(busy=busy)
         targets = [_target(context, row) for row in rows]
-        known = _Templates(context, connection)
-        plain = await _plain(known, connection, targets, tenant_id)
+        templates = _Templates(context, connection)
+        to_revive_together = await _jobs_to_revive_together(templates, connection, targets, tenant_id)
 
-        async def retry_plain() -> None:
-            await revive_together(context.actions, connection, plain)
-            for target in plain:
+        async def retry_together() -> None:
+            await revive_together(context.actions, connection, to_revive_together)
+            for target in to_revive_together:
                 await context.admission.add_queues_of(connection, paid, target.id)
 
-        together = bool(plain) and await _together(connection, plain, outcome, retry_plain)
-        retried = {target.id for target in plain} if together else set()
+        is_done = bool(to_revive_together) and await _act_together(
+            connection, to_revive_together, outcome, retry_together
+        )
+        retried = {target.id for target in to_revive_together} if is_done else set()
         for target in targets:
             if target.id in retried:
                 continue
 
             async def retry(target: Target = target) -> None:
-                template_version = await known.of(target)
+                template_version = await templates.of(target)
                 effects = await revive(context.actions, connection, target, template_version)
                 if effects is None:  # although the job is locked and had failed
                     raise Conflict("resource_invalid_state", "The job's state does not allow this.")
@@ -140,7 +142,7 @@ async def _retry_charged(
                 outcome.ended += effects.ended
                 await context.admission.add_queues_of(connection, paid, target.id)
 
-            await _alone(connection, target, outcome, retry)
+            await _act_alone(connection, target, outcome, retry)
         await context.admission.refund(connection, payer, len(job_ids) - len(outcome.acted))
     return outcome
 
@@ -160,25 +162,27 @@ class _Templates:
         return self._known[key]
 
 
-async def _plain(known: _Templates, connection: Connection, targets: Sequence[Target], tenant_id: str) -> list[Target]:
+async def _jobs_to_revive_together(
+    templates: _Templates, connection: Connection, targets: Sequence[Target], tenant_id: str
+) -> list[Target]:
     """The jobs that can be retried together. The caller retries the others one by one."""
     rules = (await tenant_rules(connection, {tenant_id}))[tenant_id]
-    plain = []
+    to_revive_together = []
     for target in targets:
         try:
-            template_version = await known.of(target)
+            template_version = await templates.of(target)
         except (Conflict, NotFound):
             continue
-        if is_plain(known.actions, target, template_version, rules):
-            plain.append(target)
-    return plain
+        if may_revive_together(templates.actions, target, template_version, rules):
+            to_revive_together.append(target)
+    return to_revive_together
 
 
-async def _together(
+async def _act_together(
     connection: Connection, targets: Sequence[Target], outcome: Outcome, act: Callable[[], Awaitable[None]]
 ) -> bool:
-    """`act` on all jobs at once. False: PostgreSQL refused a row, nothing changed, and the caller acts on each by
-    itself.
+    """Call `act` for all jobs at once. False: PostgreSQL refused a row and nothing changed; the caller then acts on
+    each job by itself.
     """
     try:
         async with connection.transaction():  # a savepoint
@@ -191,8 +195,12 @@ async def _together(
     return True
 
 
-async def _alone(connection: Connection, target: Target, outcome: Outcome, act: Callable[[], Awaitable[None]]) -> bool:
-    """`act` on one job, and record the outcome. A job that is refused or has an invalid row does not stop others."""
+async def _act_alone(
+    connection: Connection, target: Target, outcome: Outcome, act: Callable[[], Awaitable[None]]
+) -> bool:
+    """Call `act` for one job, and record the outcome. A job that is refused or has an invalid row does not stop others.
+    Returns whether `act` succeeded.
+    """
     try:
         async with connection.transaction():  # a savepoint
             await act()

@@ -36,7 +36,8 @@ class Canary(BaseModel):
 
 
 class Progress(BaseModel):
-    """`before`: the walk goes on with ids below this. None: the walk has not begun, or, if `walked`, it is finished.
+    """How far an operation has come. It walks over the jobs by descending id. `before`: the walk goes on with ids below
+    this one; None: the walk has not begun or, if `walked`, is finished. `busy`: targets that it must try again.
     `next_at`: the Unix time at which the rate allows the next job. `longest_ms`: the longest time that a batch held its
     locks.
     """

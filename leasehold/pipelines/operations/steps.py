@@ -24,6 +24,7 @@ from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.pipelines.operations.batch_size import MAX_BATCH, BatchSize
 from leasehold.pipelines.operations.batches import Outcome, act_on
 from leasehold.pipelines.operations.context import OperationContext, open_operation_context
+from leasehold.pipelines.operations.pace import next_time
 from leasehold.pipelines.operations.pipeline import Operation, bound_of, bulk_operation
 from leasehold.pipelines.operations.progress import Busy, Count, Progress, progress_of
 from leasehold.runtime import failpoints
@@ -31,7 +32,7 @@ from leasehold.transitions import concurrency, operations
 from leasehold.transitions.operations import Refusal
 
 #: An attempt snoozes after this many seconds.
-_TURN_SECONDS = 15.0
+_ATTEMPT_SECONDS = 15.0
 #: How many targets one statement reads ahead, and the most rows that it may read for them.
 _STRIDE, _MAX_READ = 500, 15_000
 #: The step sleeps for a pause up to this long, and snoozes for a longer one.
@@ -50,33 +51,33 @@ bulk_operation.opens_with_pipelines(open_operation_context)
 
 @bulk_operation.handles("act")
 async def act(attempt: Attempt) -> Done | Snooze:
-    """Act on one batch after the other, for about `_TURN_SECONDS`."""
-    return await _Turn(attempt, progress_of(await attempt.note())).run()
+    """Act on one batch after the other, for about `_ATTEMPT_SECONDS`."""
+    return await _OperationAttempt(attempt, progress_of(await attempt.note())).run()
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Jobs of one tenant. `before`: the id below which the walk goes on after them. `walked`: they are the last of the
-    walk. `again`: they are busy jobs of earlier batches, so the walk does not move.
+    """Jobs of one tenant to act on. `before`: the id below which the walk goes on after this batch. `walked`: the walk
+    ends with this batch. `is_repeated`: the batch has busy jobs of earlier batches, so the walk does not move.
     """
 
     job_ids: Sequence[UUID]
     tenant_id: str
     before: UUID | None
     walked: bool
-    again: bool = False
+    is_repeated: bool = False
 
 
-class _Turn:
+class _OperationAttempt:
     """One attempt of the step: it acts on batches until it snoozes or the operation is done."""
 
     def __init__(self, attempt: Attempt, progress: Progress) -> None:
         self._attempt, self._progress = attempt, progress
         self._operation: Operation = attempt.params
         self._context: OperationContext = attempt.opened
-        self._ends_at = monotonic() + _TURN_SECONDS
-        self._ahead: list[tuple[UUID, str]] = []
-        self._after_ahead: tuple[UUID | None, bool] = (None, False)
+        self._ends_at = monotonic() + _ATTEMPT_SECONDS
+        self._targets: list[tuple[UUID, str]] = []
+        self._after_targets: tuple[UUID | None, bool] = (None, False)
         self._size = BatchSize()
         max_rate = self._context.settings.operation_rate
         self._rate = min(self._operation.rate or max_rate, max_rate)
@@ -128,30 +129,40 @@ class _Turn:
 
     async def _next_batch(self) -> _Batch | None:
         """The next batch. None: the operation has acted on every target, or refused it."""
-        while not self._ahead and not self._progress.walked:
+        await self._read_targets()
+        if self._progress.busy and (not self._targets or len(self._progress.busy) >= MAX_BATCH):
+            return self._busy_batch()
+        return self._batch_of_targets() if self._targets else None
+
+    async def _read_targets(self) -> None:
+        """Read the next targets of the walk, if none is left and the walk has not ended."""
+        while not self._targets and not self._progress.walked:
             async with self._attempt.connection() as connection:
-                stride = await job_lists.stride(connection, self._listing(_MAX_READ), _STRIDE)
-            self._ahead = list(stride.targets)
-            self._after_ahead = (stride.before, stride.before is None)
-            if not self._ahead:
-                self._progress.before, self._progress.walked = self._after_ahead
+                part = await job_lists.next_walk_part(connection, self._listing(_MAX_READ), _STRIDE)
+            self._targets = list(part.targets)
+            self._after_targets = (part.before, part.before is None)
+            if not self._targets:
+                self._progress.before, self._progress.walked = self._after_targets
                 self._attempt.checkpoint()
-        if self._progress.busy and (not self._ahead or len(self._progress.busy) >= MAX_BATCH):
-            tenant_id = self._progress.busy[0].tenant_id
-            busy_ids = [busy.job_id for busy in self._progress.busy if busy.tenant_id == tenant_id]
-            return _Batch(
-                busy_ids[: self._size.jobs], tenant_id, self._progress.before, self._progress.walked, again=True
-            )
-        if not self._ahead:
-            return None
-        tenant_id = self._ahead[0][1]
+
+    def _busy_batch(self) -> _Batch:
+        """A batch of jobs that were busy, of the tenant whose job comes first."""
+        tenant_id = self._progress.busy[0].tenant_id
+        busy_ids = [busy.job_id for busy in self._progress.busy if busy.tenant_id == tenant_id]
+        return _Batch(
+            busy_ids[: self._size.jobs], tenant_id, self._progress.before, self._progress.walked, is_repeated=True
+        )
+
+    def _batch_of_targets(self) -> _Batch:
+        """The first of the targets that have been read, as far as they are of one tenant."""
+        tenant_id = self._targets[0][1]
         job_ids = []
-        for job_id, owner in self._ahead[: self._max_jobs()]:
+        for job_id, owner in self._targets[: self._max_jobs()]:
             if owner != tenant_id:
                 break
             job_ids.append(job_id)
-        is_last = len(job_ids) == len(self._ahead)
-        before, walked = self._after_ahead if is_last else (job_ids[-1], False)
+        is_last = len(job_ids) == len(self._targets)
+        before, walked = self._after_targets if is_last else (job_ids[-1], False)
         return _Batch(job_ids, tenant_id, before, walked)
 
     def _max_jobs(self) -> int:
@@ -162,7 +173,7 @@ class _Turn:
         return allowed
 
     def _pause_before(self, batch: _Batch) -> float:
-        return max(self._progress.next_at - time(), _BUSY_SECONDS if batch.again else 0.0)
+        return max(self._progress.next_at - time(), _BUSY_SECONDS if batch.is_repeated else 0.0)
 
     # --- a batch
 
@@ -185,8 +196,8 @@ class _Turn:
                 return error.retry_after or _LONGEST_SLEEP
             failpoints.reach("after_batch")
             self._progress = progress
-            if not batch.again:
-                del self._ahead[: len(batch.job_ids)]
+            if not batch.is_repeated:
+                del self._targets[: len(batch.job_ids)]
             self._size.measured(len(batch.job_ids), seconds := monotonic() - began)
             self._progress.longest_ms = max(self._progress.longest_ms, round(1000 * seconds))
             # The hints are in the outbox, and the relay publishes them.
@@ -210,7 +221,7 @@ class _Turn:
                 outcome.refusals.append(Refusal(job_id, "job_busy", sentence))
         progress.count(outcome.acted, outcome.refusals)
         progress.before, progress.walked = batch.before, batch.walked
-        progress.next_at = max(progress.next_at, time()) + len(outcome.acted) / self._rate
+        progress.next_at = next_time(progress.next_at, time(), len(outcome.acted), self._rate)
         self._advance_canary(progress, outcome)
         return progress
 

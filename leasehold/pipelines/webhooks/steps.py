@@ -132,7 +132,7 @@ def _retry_delay(attempt: Attempt, answer: Answer) -> timedelta | None:
     retry_after = _retry_after(answer)
     if retry_after is None:
         return None
-    return max(retry_after, delay_after(attempt.number, webhooks.by_name["deliver"].retry_ladder))
+    return max(retry_after, delay_after(attempt.errors + 1, webhooks.by_name["deliver"].retry_ladder))
 
 
 def _retry_after(answer: Answer) -> timedelta | None:

@@ -1,7 +1,7 @@
-"""Claims take leases and keep them: `claim` by a hint, `poll` without hints, `renew`, and `to_cancel`; a module each.
+"""Claims take leases and keep them: `claim` (by_hint), `poll` (by_poll), `renew` and `to_cancel` (renewals).
 
 Lock order, here and in every transition: job rows by ascending id, then task rows. A task's status changes only under
-its job's lock, so no transition turns this order round.
+its job's lock, so no transition locks in the opposite order.
 """
 
 from leasehold.transitions.claims.by_hint import CLAIM, claim, claim_again

@@ -12,9 +12,10 @@ from leasehold.transitions.claims.marking import job_columns, mark_claimed
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 from leasehold.transitions.workers import owner_is_dead
 
-# The tasks that may be claimed now: tasks that are due, and running ones whose lease protects nothing. In a job that is
-# being cancelled only the workflow that sees the cancel is due; `end_cancels` judges lost leases. The CASE keeps the
-# planner from an index of statuses: it would read a whole backlog to find a few tasks.
+# SQL: the task `t` may be claimed now: it is due; or it is running, and its owner is dead, its lease has expired, or
+# this owner holds it and claims again ($6). In a job that is being cancelled only a workflow (`journaled`) is claimed,
+# so that its code sees the cancel; `end_cancels` judges the lost leases of such a job. The CASE keeps the planner from
+# an index of statuses: it would read a whole backlog to find a few tasks.
 _MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
       AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at <= clock_timestamp()
                    AND (t.journaled OR NOT found.cancelling)
@@ -24,12 +25,12 @@ _MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t
                             AND (t.lease_until < clock_timestamp() OR {owner_is_dead("$5::uuid[]")})))
                ELSE false END"""
 
-# $1 task ids, $2 owner, $3 duration of the lease, $4 a task with this many losses is not claimed, $5 dead owners, $6
-# whether the owner may claim a task again that it holds itself.
+# $1 task ids, $2 owner, $3 duration of the lease, $4 a running task with this many losses is not claimed, $5 dead
+# owners, $6 whether the owner may claim a task again that it holds itself.
 CLAIM = f"""
 -- claim
 WITH jobs AS MATERIALIZED (
-    -- Waits for each job's lock: the statement that holds it is short, and the worker spends the hint afterwards.
+    -- Waits for each job's lock: the statement that holds it is short. A job that was passed over would lose its hint.
     SELECT j.id, hinted.tasks, hinted.statuses, {job_columns()}
     FROM (
         SELECT t.job_id, array_agg(t.id) AS tasks, array_agg(t.status) AS statuses
@@ -39,7 +40,7 @@ WITH jobs AS MATERIALIZED (
     ORDER BY j.id
     FOR UPDATE OF j
 ), found AS MATERIALIZED (
-    -- The order has all jobs locked before the first task.
+    -- The sort reads all of `jobs` first: so all jobs are locked before the first task.
     SELECT hinted.id, hinted.was, {job_columns("jobs")}
     FROM jobs CROSS JOIN LATERAL unnest(jobs.tasks, jobs.statuses) AS hinted(id, was)
     ORDER BY hinted.id
@@ -69,8 +70,8 @@ async def claim(
     return [claimed_of(row, terms, requested_at) for row in rows]
 
 
-# $1 completed tasks, $2 the owner that completed them, $3 tasks that the worker knows to hold: for each completed task
-# the next step that its completion claimed.
+# For each completed task ($1) the next step that its completion claimed. $2 the owner, $3 tasks that the worker already
+# knows it holds.
 _CLAIMED_WITH = """
 -- claimed_with
 SELECT DISTINCT ON (t.id) t.id AS task_id, c.id AS next

@@ -12,11 +12,13 @@ from leasehold.db.database import Connection, unindexed, window_interval
 from leasehold.transitions.claims.marking import job_columns, mark_claimed
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 
+#: SQL: the task `t` is due, in the poll window ($6), and no hint comes first (`overdue` of `x`, a row of `shares`).
 _IS_DUE = """t.status IN ('pending', 'retry', 'waiting')
              AND t.available_at BETWEEN statement_timestamp() - $6::interval AND statement_timestamp()
              AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - x.overdue)"""
 
-#: The task `t` among those that were found due. A workflow sees the cancel of its job; no other task begins after it.
+#: SQL: the task `t` of `found` is still due. In a job that is being cancelled only a workflow starts: it sees the
+#: cancel.
 _IS_STILL_DUE = (
     f"""{unindexed("t.status IN ('pending', 'retry', 'waiting')")} AND (t.journaled OR NOT found.cancelling)"""
 )
@@ -28,8 +30,8 @@ _IS_STILL_DUE = (
 # $5 how long a `pending` task must have been due, because its hint comes first; $13 the same for tenants not in $9.
 # $6 the poll window: older due tasks are not seen.
 # $7 and $8 how much each tenant has running; NULL: the statement counts it.
-# $9 tenants that run $10 tasks each with this worker: at most $11 more for each; $12 for any other tenant; NULL: any
-# number.
+# $9 tenants; of each, how many tasks run with this worker ($10) and how many more it may get ($11). $12: how many any
+# other tenant may get. NULL: any number.
 # The statement passes over jobs that another statement has locked: hence it reads more candidates than it claims.
 # At least one row returns: it has the age of the oldest due task, the counts, and whether tenants were held back.
 POLL = f"""
@@ -56,8 +58,8 @@ WITH RECURSIVE served AS MATERIALIZED (
         ORDER BY t.tenant_id LIMIT 1
     ) AS next
 ), counting AS MATERIALIZED (
-    -- Whether to count what runs. A single tenant needs no turns, and counting costs: it also reads rows that have run
-    -- and are not vacuumed yet.
+    -- Whether to count the running tasks. A single tenant needs no turns. Counting is slow: it also reads the rows of
+    -- tasks that have run and are not vacuumed yet.
     SELECT $7::text[] IS NULL AND count(DISTINCT tenant_id) > 1 AS now FROM tenants
 ), busy AS MATERIALIZED (
     -- How many tasks each tenant has running: counted here, or as the caller knows.
@@ -96,7 +98,7 @@ WITH RECURSIVE served AS MATERIALIZED (
                 AS has_room
     FROM heads h
 ), candidates AS MATERIALIZED (
-    -- In the order of turns.
+    -- In the order in which tenants take turns.
     SELECT h.id, h.job_id, h.was, h.nth + greatest(busy.n, h.mine, 0) AS turn,
            h.available_at + h.band * interval '30 seconds' AS since
     FROM roomy h LEFT JOIN busy ON busy.tenant_id = h.tenant_id
@@ -104,7 +106,7 @@ WITH RECURSIVE served AS MATERIALIZED (
     ORDER BY turn, since
     LIMIT 8 * $4
 ), found AS MATERIALIZED (
-    -- Locks the jobs that nobody else holds.
+    -- Locks the jobs that no other statement has locked.
     SELECT c.id, c.was, {job_columns()}
     FROM candidates c JOIN job j ON j.id = c.job_id
     WHERE {unindexed("j.finished_at IS NULL")}
@@ -127,9 +129,9 @@ _NOTHING_RUNS: Mapping[str, tuple[int, int | None]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Polled:
-    """The tasks that a poll claimed. `oldest`: seconds that the oldest task in the poll window has been due; None: none
-    is due. `running`: how many tasks each tenant has running, if PostgreSQL counted. `held_back`: more tasks are due,
-    of tenants without room.
+    """The tasks that a poll claimed. `oldest`: seconds that the oldest task in the poll window has been due; None: no
+    task is due. `running`: how many tasks each tenant has running; None: PostgreSQL did not count. `held_back`: whether
+    more tasks are due, of tenants that may get no more now.
     """
 
     claimed: list[Claimed]
@@ -155,10 +157,10 @@ async def poll(
 
     `overdue`: a task with a hint is left to its hint until it has been due for this many seconds.
     `back`: the poll window in seconds. The poll does not see tasks that have been due for longer. None: it sees all.
-    `running`: how many tasks each tenant has running, for the turns. None: PostgreSQL counts, if several tenants have
-    work.
+    `running`: how many tasks each tenant has running, which decides the order of the tenants. None: PostgreSQL counts,
+    if several tenants have work.
     `shares`: for each tenant, how many tasks it runs with this worker, and how many more this poll may claim for it.
-    `other_room`: how many for a tenant that is not in `shares`. None: any number.
+    `other_room`: how many tasks this poll may claim for a tenant that is not in `shares`. None: any number.
     `other_overdue`: `overdue` for a tenant that is not in `shares`.
     """
     requested_at = monotonic()
@@ -183,5 +185,5 @@ async def poll(
 
 
 async def claim_due(connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int) -> list[Claimed]:
-    """As `poll`, of all due tasks."""
+    """As `poll`, without a poll window and without shares. Returns only the claims."""
     return (await poll(connection, terms, queues, limit)).claimed

@@ -7,8 +7,8 @@ from __future__ import annotations
 _JOB_COLUMNS = ("event_seq", "tenant_id", "pipeline", "pipeline_version", "params", "inputs", "output_prefix", "trace",
                 "gated", "grace_seconds", "cancelling")  # fmt: skip
 
-#: `cancelling`: the job is being cancelled, and the task is a workflow that sees it. Then `grace_seconds` is what is
-#: left of the grace.
+#: `cancelling`: the job is being cancelled, so the claimed task is a workflow whose code sees the cancel. Then
+#: `grace_seconds` is the rest of the grace.
 _OF_JOB = {
     "cancelling": "j.status = 'cancel_requested'",
     "grace_seconds": "CASE WHEN j.cancel_by IS NULL THEN j.grace_seconds"
@@ -42,9 +42,9 @@ def mark_claimed(may_be_claimed: str) -> str:
     return _MARK_CLAIMED.replace("MAY_BE_CLAIMED", may_be_claimed)
 
 
-# No row of `task` is locked before: a lock of its own would be written to the log. The update waits for whoever has
-# the row locked (a renewal, a note), and then judges the row that these left: so its condition must not rest on `found`
-# alone, which has the row as it was when the statement began.
+# The UPDATE is the first to lock the rows of `task`: a separate lock would be one more record in PostgreSQL's log. The
+# UPDATE waits until a renewal or a note has released a row, and then judges the newest version of the row. So its
+# condition must not rest on `found` alone, which has the row as it was when the statement began.
 _MARK_CLAIMED = f"""
 , claimed AS (
     -- A claim of a running task is a loss: its worker did not settle it.

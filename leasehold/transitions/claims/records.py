@@ -39,8 +39,9 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
-    """Who claims, and for how long. Times in seconds. `margin`: the worker counts its lease as expired this much before
-    PostgreSQL does. `max_losses`: a task whose worker was lost this often is not taken over.
+    """Who claims, and for how long. `ttl`: the duration of the lease in seconds. `margin`: the worker counts its lease
+    as expired this many seconds before PostgreSQL does. `max_losses`: a task whose worker was lost this often is not
+    taken over.
     """
 
     owner: UUID

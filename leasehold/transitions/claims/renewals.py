@@ -13,7 +13,8 @@ from leasehold.db.database import Connection, unindexed
 from leasehold.domain.lease import Lease
 
 # $1 the owner, $2 and $3 the tasks and epochs of its leases, $4 the new duration. PostgreSQL passes over a row that
-# another statement has locked, because that statement may be settling the task. Such a lease stays valid, unrenewed.
+# another statement has locked, because that statement may be settling the task. Such a lease stays valid, but is not
+# renewed by this call.
 RENEW = f"""
 -- renew
 WITH held AS (
@@ -42,8 +43,8 @@ LEFT JOIN job j ON j.id = t.job_id
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """The answer for one lease. `renewed`: False while another statement has the row locked. `is_valid`: False when the
-    lease is lost. `cancel`: a client cancelled the job, and the attempt must stop.
+    """The answer for one lease. `renewed`: False when the lease is lost, or while another statement has the row locked.
+    `is_valid`: False when the lease is lost. `cancel`: the job is being cancelled, and the attempt must stop.
     """
 
     task_id: UUID

@@ -21,7 +21,7 @@ _MAX_BATCH = 500
 _MIN_BATCH = 32
 
 # The jobs that come next at each limit, with all limits of those jobs. Tenants take turns: a tenant's first job comes
-# before everybody's second. $1 and $2 the limits, $3 how many jobs, $5 one job alone; NULL: any.
+# before everybody's second. $1 and $2 the limits, $3 how many jobs, $4 EVERYBODY, $5 only this job; NULL: any job.
 _WAITING = f"""
 -- gates_waiting
 WITH RECURSIVE asked AS (
@@ -67,7 +67,7 @@ FROM waiting w JOIN gate_job g ON g.job_id = w.job_id JOIN job j ON j.id = w.job
 GROUP BY w.job_id, w.priority, w.turn, j.tenant_id, j.finished_at ORDER BY w.turn, w.priority, w.job_id
 """
 
-# $1 the jobs. Until now each first step has waited for one step more (`waiting_on`), which stands for the limits.
+# $1 the jobs. While a job is held, its limits count as one more step that each first step waits for (`waiting_on`).
 # `jobs` locks each job and reads its columns once; later CTEs reuse these columns.
 ADMIT = f"""
 -- gates_admit
@@ -130,7 +130,7 @@ async def admit(
     jobs go by priority and age. Returns the hints to be published.
 
     `ended`: the jobs that may have ended since the last call for these limits. None: unknown, so the statement reads
-    all admitted jobs. A job that another limit holds back does not hold back the jobs behind it.
+    all admitted jobs. A job that one of its other limits holds back does not delay the jobs after it.
     """
     limits = sorted(set(names))
     hints: list[Announcement] = []
@@ -147,8 +147,9 @@ async def admit(
 async def _admit_batch(
     connection: Connection, limits: Sequence[ConcurrencyLimitName], ended: Sequence[UUID] | None, batch: int
 ) -> tuple[_Chosen, list[Any]]:
-    """Admit one batch. Returns the chosen jobs, and the rows of their hints. If the jobs cannot be admitted together,
-    each is admitted by itself: a job that cannot be admitted holds back no other.
+    """Admit one batch. Returns the chosen jobs, and the rows of their hints. If admitting them together fails, each job
+    is admitted by itself, so that a job whose admission fails delays no other. `run_units` calls `choose(None)` first:
+    that choice is the batch.
     """
     chosen = _Chosen()
 

@@ -1,4 +1,4 @@
-"""How code names a concurrency limit, and the duties that admit jobs."""
+"""The names of concurrency limits in code and in keys, and the names of the duties that admit jobs."""
 
 from __future__ import annotations
 
@@ -25,5 +25,7 @@ def limit_columns(names: Iterable[ConcurrencyLimitName]) -> tuple[list[str], lis
 
 
 def without_value(key: str) -> str:
-    """The key as its limit was declared, for readers. A pointer into the payload may have a `=` of its own."""
+    """The key as its limit was declared, for readers. Only the digest at its end is cut off, because a pointer into the
+    payload may contain `=`, too.
+    """
     return _VALUE.sub("", key)

@@ -38,8 +38,8 @@ WHERE NOT gate.declared AND (excluded.at_most IS NOT NULL OR excluded.per_minute
   AND (gate.at_most, gate.per_minute) IS DISTINCT FROM (excluded.at_most, excluded.per_minute)
 """
 
-# The declared limits from which other limits have their bounds. The lock makes a transaction that changes or lifts a
-# declared limit wait until the followers have committed.
+# The declared limits whose bounds other limits (their followers) copy. The lock makes a transaction that changes or
+# lifts a declared limit wait until the followers have committed.
 _FOLLOWED = """
 -- gates_followed
 SELECT g.tenant_id, g.key, g.at_most, g.per_minute
@@ -72,8 +72,9 @@ async def queue_up(connection: Connection, jobs: Sequence[LimitedJob]) -> None:
 async def _bounds(
     connection: Connection, limits: Mapping[ConcurrencyLimitName, ConcurrencyLimit]
 ) -> dict[ConcurrencyLimitName, tuple[int | None, int | None]]:
-    """The bounds (`at_most`, `per_minute`) that each limit's row gets. A limit that follows a declared one has the
-    declared bounds of this moment: the operator may have lifted them since the job was made.
+    """The bounds (`at_most`, `per_minute`) that each limit's row gets. A limit that follows a declared limit gets that
+    limit's present bounds, because the operator may have changed them since the job was made. None, None: the operator
+    has lifted the limit.
     """
     followed = sorted(
         {limit.limit for name, limit in limits.items() if limit.limit is not None and limit.limit != name}
@@ -96,7 +97,7 @@ async def _write_limits(connection: Connection, limits: Iterable[ConcurrencyLimi
     )
 
 
-async def leave(connection: Connection, job_id: UUID, limits: Sequence[ConcurrencyLimit]) -> None:
+async def forget_admission(connection: Connection, job_id: UUID, limits: Sequence[ConcurrencyLimit]) -> None:
     """Forget that a finished job was admitted, because it is going to wait at `limits` again. The limits are locked
     first, as in every admission. A rate no longer counts the earlier admission.
     """

@@ -13,7 +13,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import EVERYBODY, GREED
 from leasehold.transitions.concurrency.names import ConcurrencyLimitName, limit_columns
 
-#: A shared limit of at least this many jobs reserves a place for a tenant without an admitted job.
+#: A shared limit of at least this many jobs reserves one place for tenants without an admitted job.
 _RESERVES_FROM = 4
 
 # How many admitted jobs each tenant has at the limits that tenants share.
@@ -33,8 +33,8 @@ ORDER BY g.tenant_id, g.key
 FOR UPDATE OF g
 """
 
-# SQL: a further condition for rows `g` of gate_job, joined with their `gate`, whose jobs have finished. Such a job no
-# longer counts, except at a limit with a rate: there its admission counts for a minute.
+# SQL, for the end of a condition: the row `g` of gate_job may be deleted. Its job has finished, and `gate` is its
+# limit. A finished job does not count, except at a limit with a rate: there its admission counts for a minute.
 _FORGETTABLE = """
   AND (gate.per_minute IS NULL OR g.admitted_at IS NULL OR g.admitted_at < clock_timestamp() - interval '60 seconds')
 """
@@ -54,8 +54,8 @@ WHERE g.tenant_id = asked.tenant_id AND g.key = asked.key AND gate.tenant_id = g
   AND j.id = g.job_id AND j.finished_at IS NOT NULL{_FORGETTABLE}"""
 
 # `unfinished`: admitted jobs that count against `at_most`. `last_minute`: admissions that count against `per_minute`.
-# At a limit without a rate, a finished job counts until its row is deleted: the limit still holds, and the sweeper
-# deletes it.
+# At a limit without a rate, a finished job counts until the sweeper deletes its row: so the limit may admit too few
+# jobs for a moment, never too many.
 _ADMITTED = """
 -- gates_inside
 SELECT gate.tenant_id, gate.key, used.unfinished, used.last_minute
@@ -87,8 +87,8 @@ class Room:
     entries: int | None
     reserved: int = 0
     admitted: Counter[str] | None = None
-    #: A tenant was refused because it has its share of the places. Tenants come in turn, the one with the fewest
-    #: admitted jobs first: so all later tenants would be refused, too.
+    #: Whether a tenant was refused because it has its share of the places. The tenant with the fewest admitted jobs
+    #: comes first: so all tenants after it would be refused, too.
     refused_share: bool = False
 
     @property
@@ -114,8 +114,8 @@ class Room:
 async def rooms_of(
     connection: Connection, names: Sequence[ConcurrencyLimitName], ended: Sequence[UUID] | None
 ) -> Mapping[ConcurrencyLimitName, Room]:
-    """Lock the limits and count the room of each. First delete the rows of finished jobs: of those among `ended`, or
-    with None of all. A limit without a row has room for any number.
+    """Lock the limits and count the room of each. First delete the rows of finished jobs: of the jobs in `ended`, or of
+    all jobs if `ended` is None. A limit without a row has room for any number.
     """
     columns = limit_columns(names)
     limits = await connection.fetch(_LOCK, *columns)

@@ -82,8 +82,8 @@ FROM advanced a LEFT JOIN hinted h ON h.job_id = a.id
 
 @dataclass(frozen=True, slots=True)
 class Cancels:
-    """The new states of the cancelled jobs, and those that ended at once. `hints`: of the workflows that see the
-    cancel. Publish them after the commit; else the relay does, a second later.
+    """The new states of the cancelled jobs, and the jobs that ended at once. `hints`: the hints of the workflows that
+    see the cancel. Publish them after the commit; else the relay does so a second later.
     """
 
     states: dict[UUID, JobState]
@@ -105,7 +105,7 @@ async def request_cancel(
     A workflow that waits is due now, and its job is cancel_requested: its code sees the cancel within the grace.
 
     The answer leaves out a job that has ended, is being cancelled already, is not the tenant's, or is not cancelable
-    (unless `forced`).
+    (unless `forced`). `reason` and `by` (who cancels) are shown in the job's history.
     """
     async with connection.transaction():
         locked = [row["id"] for row in await connection.fetch(_LOCK_CANCELABLE, list(job_ids), tenant_id, forced)]

@@ -1,8 +1,8 @@
 """`expire_early` and `delete` end the retention of a job and of its objects early. `forget` deletes the rows.
 
-A job with a leased step is never deleted: its worker settles the lease by the job's rows, and the ledger must say how
-the lease ended. Such a job is cancelled first, and deleted when it has ended. `keep_seconds` is 0 from then on, so that
-retention deletes the job even if the process that got the request dies.
+A job with a leased step is never deleted: its worker needs the job's rows to settle the lease, and the job's events
+must show how the lease ended. Such a job is cancelled first, and deleted when it has ended. `keep_seconds` is 0 from
+then on, so that retention deletes the job even if the process that got the request dies.
 """
 
 from __future__ import annotations

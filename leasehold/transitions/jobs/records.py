@@ -72,8 +72,8 @@ class NewJob:
     priority: int = 1
     step_priority: Mapping[str, int] = field(default_factory=dict)  # by step name, where it differs from the job's
     keep_seconds: int | None = None
-    # None: the pipeline's `start_within` while the job is held, and the pipeline's timeout once it is admitted. Both by
-    # PostgreSQL's clock.
+    # None: PostgreSQL computes the deadline: from the pipeline's `start_within` while the job is held, and from the
+    # pipeline's timeout once it is admitted.
     deadline_at: datetime | None = None
     trace: Mapping[str, str] | None = None
     id: UUID = field(default_factory=new_id)
@@ -90,8 +90,9 @@ class NewJob:
 
 
 def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The job as a record of SUBMIT. `tasks`: the records of its tasks, from `task_records`."""
     terms = new.pipeline.terms
-    by_clock = new.deadline_at is None  # PostgreSQL computes the deadline
+    is_computed = new.deadline_at is None  # PostgreSQL computes the deadline
     return (
         {
             "id": new.id,
@@ -108,8 +109,8 @@ def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any
             "trace": _hint_headers(new),
             "deadline_at": new.deadline_at,
             "not_before": new.not_before,
-            "timeout_seconds": _whole_seconds(terms.timeout) if by_clock else None,
-            "start_within_seconds": _whole_seconds(new.start_within or terms.start_within) if by_clock else None,
+            "timeout_seconds": _whole_seconds(terms.timeout) if is_computed else None,
+            "start_within_seconds": _whole_seconds(new.start_within or terms.start_within) if is_computed else None,
             "external": sum(step.external for step in new.pipeline.steps),
             "gated": bool(new.limits),
             "notify": new.notify or new.callback_url is not None,
@@ -126,10 +127,10 @@ def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any
 
 def _first_job_state(tasks: Sequence[Mapping[str, Any]]) -> JobState:
     first_tasks = [task for task in tasks if task["status"] in ("pending", "waiting")]
-    own = [task for task in first_tasks if not task["queue"].startswith(EXTERNAL)]
-    if first_tasks and not own:
+    for_workers = [task for task in first_tasks if not task["queue"].startswith(EXTERNAL)]
+    if first_tasks and not for_workers:
         return JobState.WAITING_WORKER
-    return JobState.QUEUED if any(task["status"] == "pending" for task in own) else JobState.PENDING
+    return JobState.QUEUED if any(task["status"] == "pending" for task in for_workers) else JobState.PENDING
 
 
 def _whole_seconds(duration: timedelta | None) -> int | None:
@@ -142,6 +143,7 @@ def _hint_headers(new: NewJob) -> dict[str, str]:
 
 
 def task_records(new: NewJob) -> list[dict[str, Any]]:
+    """The job's tasks as records of SUBMIT: one for each step, without parts. Raises Invalid `nothing_to_do`."""
     steps = [step for step in new.pipeline.steps if not step.part]
     ids = {step.name: new_id() for step in steps}
     skipped = {step.name for step in steps if step.skip_if is not None and step.skip_if.holds(new.params)}

@@ -8,11 +8,14 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from leasehold.broker.base import BANDS
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Invalid
 from leasehold.transitions import concurrency
+
+_LAST_BAND = len(BANDS) - 1
 
 # SQL: the job's parameters skip the step `t`. Such a step never had an event.
 _SKIPPED_BY_PARAMETERS = """(t.status = 'skipped' AND t.epoch = 0
@@ -28,9 +31,10 @@ _REPLAYABLE = unindexed(
 )
 
 # Only a failed job can be replayed. Its failed, skipped and cancelled steps become runnable again, with their counters
-# reset, and webhooks are sent at its next end, too. $4: the job must wait at its concurrency limits first: each
-# runnable step then waits for one step more. $5: whether $6 replaces the exclusive key. $7: the pipelines whose
-# failures another run follows.
+# reset, and webhooks are sent at its next end, too. $4: whether the job must wait at its concurrency limits first: the
+# limits then count as one more step that each runnable step waits for. $5: whether $6 replaces the exclusive key. $7:
+# the pipelines with an `on_failure` pipeline, whose run follows each failure. $8: the band of the hints (NULL: that of
+# each step).
 REPLAY = f"""
 -- replay
 WITH locked AS MATERIALIZED (
@@ -82,7 +86,7 @@ WITH locked AS MATERIALIZED (
     FROM revived r JOIN advanced a ON a.id = r.job_id
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
-SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp() + interval '1 second'
+SELECT r.id, r.job_id, r.queue, coalesce($8::int, r.priority), a.trace, clock_timestamp() + interval '1 second'
 FROM revived r JOIN advanced a ON a.id = r.job_id
 WHERE r.status = 'pending' AND NOT starts_with(r.queue, 'ext:')
 RETURNING id AS outbox_id, task_id, queue, priority, headers
@@ -151,8 +155,9 @@ async def replay(
 
     `params`: replaces the job's own; the caller has validated it. `from_step`: the job goes on from this step instead,
     and the steps that need it run again. `terms`: the job's limits and exclusive key from now on. None: the job waits
-    at no limits and keeps its exclusive key. `followed`: the pipelines whose failures another run follows. The job
-    always keeps its dedupe key. With limits the job is held: call `concurrency.admit` after the commit.
+    at no limits and keeps its exclusive key. `followed`: the pipelines with an `on_failure` pipeline, whose run follows
+    each failure. The job always keeps its dedupe key. With limits the job is held: call `concurrency.admit` after the
+    commit.
 
     Raises Invalid `unknown_step`; asyncpg.UniqueViolationError while another job has its exclusive or dedupe key.
     """
@@ -169,10 +174,10 @@ async def replay(
             raise Invalid("unknown_step", "The run has no such step.")
         new_terms = terms or AdmissionTerms()
         if terms is not None:
-            await concurrency.leave(connection, job_id, new_terms.limits)
+            await concurrency.forget_admission(connection, job_id, new_terms.limits)
         rows = await connection.fetch(
             REPLAY, [job_id], tenant_id, params, bool(new_terms.limits), terms is not None, new_terms.exclusive_key,
-            list(followed),
+            list(followed), None,
         )  # fmt: skip
         if new_terms.limits:
             await concurrency.queue_up(
@@ -184,6 +189,11 @@ async def replay(
 async def replay_together(
     connection: Connection, job_ids: Sequence[UUID], tenant_id: str, followed: Sequence[str] = ()
 ) -> list[Announcement]:
-    """failed -> pending, as `replay`, for jobs that never had a limit nor an exclusive or dedupe key, and get none."""
-    rows = await connection.fetch(REPLAY, list(job_ids), tenant_id, None, False, False, None, list(followed))
+    """failed -> pending, as `replay`, for jobs that never had a limit nor an exclusive or dedupe key, and get none.
+
+    The hints go into the last band: so many of them must not stand before the hints of other jobs.
+    """
+    rows = await connection.fetch(
+        REPLAY, list(job_ids), tenant_id, None, False, False, None, list(followed), _LAST_BAND
+    )
     return [Announcement.from_row(row) for row in rows]

@@ -16,7 +16,8 @@ import asyncpg
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
 
-#: adopt: the order is the provider's of the given id; again: order once more; give_up: leave the job failed.
+#: adopt: the provider's order with the given id is this step's order; again: place the order once more; give_up: leave
+#: the job failed.
 Action: TypeAlias = Literal["adopt", "again", "give_up"]
 
 # The failed step succeeded after all: $4 is its value. The epoch rises, so that writes with the failed attempt's
@@ -104,7 +105,8 @@ async def write(
     system: str | None = None,
     ref: str | None = None,
 ) -> bool:
-    """Write the settlement. False: somebody has settled this failure before. `ref`: the adopted order's id at `system`.
+    """Write the settlement. False: somebody else has settled this failure already, and nothing was written. `ref`: the
+    adopted order's id at `system`.
 
     Raises Conflict `order_adopted` if another job of the tenant has adopted this order.
     """

@@ -79,36 +79,37 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 
 async def submit(connection: Connection, jobs: Sequence[NewJob]) -> list[Announcement]:
-    """Write new jobs (pending, or waiting_worker): of each its row, its run, a task for each step, the first event and
-    the hints. All jobs or none are written. Each statement writes about `PIECE` tasks.
+    """Write new jobs (pending, queued or waiting_worker): for each job its row, its run, a task for each step, the
+    first event and the hints. All jobs or none are written. Each statement writes about `PIECE` tasks.
 
     Publish the returned hints once the transaction has committed. A job id that exists already raises
     asyncpg.UniqueViolationError and writes nothing. Jobs with concurrency limits are held: call `concurrency.admit`
     after the commit. Raises Invalid when the parameters skip every step.
     """
-    piece = max(1, PIECE // max((len(new.pipeline.steps) for new in jobs), default=1))  # jobs a statement
+    most_steps = max((len(new.pipeline.steps) for new in jobs), default=1)
+    jobs_per_piece = max(1, PIECE // most_steps)
     limited = [new for new in jobs if new.limits]
-    in_pieces = len(jobs) > piece
+    in_pieces = len(jobs) > jobs_per_piece
     # A single statement needs no transaction of its own, and no savepoint in the caller's.
     needs_transaction = in_pieces or (limited and not connection.is_in_transaction())
     async with connection.transaction() if needs_transaction else nullcontext():
-        write = partial(_write_in_pieces, piece=piece) if in_pieces else _write_at_once
+        write = partial(_write_in_pieces, jobs_per_piece=jobs_per_piece) if in_pieces else _write_at_once
         hints = await write(connection, jobs)
         if limited:
             await concurrency.queue_up(connection, limited)
     return hints
 
 
-async def _write_in_pieces(connection: Connection, jobs: Sequence[NewJob], piece: int) -> list[Announcement]:
-    """Write `piece` jobs at a time. The records of each piece are made while PostgreSQL writes the piece before it; the
-    event loop serves other callers between two pieces.
+async def _write_in_pieces(connection: Connection, jobs: Sequence[NewJob], jobs_per_piece: int) -> list[Announcement]:
+    """Write `jobs_per_piece` jobs at a time. The records of a piece are made while PostgreSQL writes the piece before
+    it. The event loop serves other callers between two pieces.
     """
     hints: list[Announcement] = []
-    writing = asyncio.create_task(_write(connection, *_records(jobs[:piece])))
+    writing = asyncio.create_task(_write(connection, *_records(jobs[:jobs_per_piece])))
     try:
-        for first in range(piece, len(jobs), piece):
+        for first in range(jobs_per_piece, len(jobs), jobs_per_piece):
             await asyncio.sleep(0)  # gives the task a turn, so that PostgreSQL gets its piece while the next is made
-            records = _records(jobs[first : first + piece])
+            records = _records(jobs[first : first + jobs_per_piece])
             hints += await writing
             writing = asyncio.create_task(_write(connection, *records))
         return hints + await writing

@@ -16,9 +16,10 @@ from leasehold.transitions.settlements.records import Completion, Settled, Verdi
 
 # $4 outputs, $5 values, $6 whether the worker may claim a next step, $7 the duration of the lease on that step.
 #
-# With its completion a worker may claim a step that this commit unblocks, and the step then gets no hint: this saves a
-# way through the broker and a commit. Two sorts of steps are never claimed so: a less urgent step, because other tasks
-# may wait before it; and a step of a job with external workers, because the status of such a job has other rules.
+# With its completion a worker may claim a step that this commit unblocks. The step then gets no hint, which saves a
+# message through the broker and a commit. Two sorts of steps are never claimed in this way: a less urgent step, because
+# more urgent tasks may be due; and a step of a job with external workers, because the status of such a job has other
+# rules.
 #
 # A workflow waits with the status `waiting`. Each of its steps that ends counts as news (`news`), and enough news make
 # the workflow due (`wake_at` is the count, not a time). While the workflow runs, its news only count: `suspend`
@@ -47,19 +48,19 @@ _CLAIMED_NEXT = """    CROSS JOIN LATERAL (
 
 
 def _completed(columns: str = "", condition: str = "") -> str:
-    """SQL: the statement's begin, up to the CTE `counted`: the tasks that it completes. `columns`: more columns of
-    `counted`. `condition`: which other tasks may not be completed.
+    """SQL: the beginning of the statement, up to the CTE `counted`: the tasks that it completes. `columns`: more
+    columns of `counted`. `condition`: SQL that restricts the tasks `t` that the statement may complete.
     """
     return f"""WITH {LOCKED_JOBS}leases AS MATERIALIZED (
-    -- Each lease with its job. The order has all jobs locked before the first task.
+    -- Each lease with its job. The sort reads all of `jobs` first: so all jobs are locked before the first task.
     SELECT a.owner, a.id, a.epoch, a.nth AS place, jobs.status AS job_status, jobs.steps_left, jobs.leased,
            jobs.external, jobs.tenant_id, jobs.trace, jobs.event_seq, jobs.pipeline, jobs.created_at
     FROM jobs CROSS JOIN LATERAL {LEASES_OF_JOBS}
     ORDER BY a.id
 ), done AS (
-    -- The guarded write: the leases' tasks succeed. It waits for whoever has a task's row locked (a renewal, a note),
-    -- and then judges the row that these left. Other settlements lock the row first: each such lock is a record in the
-    -- log.
+    -- The guarded write: the leases' tasks succeed. It waits until a renewal or a note has released a task's row, and
+    -- then judges the newest version of the row. Other settlements lock the row first: each such lock is one more
+    -- record in PostgreSQL's log.
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM leases a WHERE t.id = a.id AND {GUARD}{condition}
@@ -89,7 +90,9 @@ _JUDGED = """), judged AS MATERIALIZED (
 
 
 def _advanced(more: str = "", source: str = "") -> str:
-    """SQL: the CTEs `advanced` and `events`. `more`: what the job counts beside the completed tasks, from `source`."""
+    """SQL: the CTEs `advanced` and `events`. `more`: SQL of a further count, which is added to `leased` and
+    `event_seq`; `source`: the join that yields it.
+    """
     return f"""), advanced AS (
     UPDATE job j
     SET steps_left = j.steps_left - per_job.completed_count,
@@ -200,8 +203,9 @@ SELECT ($2::uuid[])[t.place], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NU
 FROM taken t JOIN job j ON j.id = t.job_id
 """
 
-# $4 values. The completion of steps that no step needs, without outputs: the end of most jobs. To begin a statement
-# costs PostgreSQL as much as its parts, and a batch of one or of a few completions hardly more.
+# $4 values. Completes steps that no other step needs and that have no outputs: most jobs end so. PostgreSQL needs as
+# long to start the many CTEs of COMPLETE as to complete a small batch: so this statement has only the CTEs that such
+# steps need.
 COMPLETE_LAST = f"""-- complete_last
 {_completed(condition=" AND t.unblocks = '{}'")}{_JUDGED}{_advanced()}), {_results("$4")}{_VERDICTS}"""
 
@@ -222,8 +226,8 @@ async def complete(
 async def _complete_last(
     connection: Connection, completions: Sequence[Completion], terms: LeaseTerms | None
 ) -> Settled:
-    """The short statement; then the whole one for what the short one did not settle: a step that another needs after
-    all, or a lease that is lost.
+    """Run COMPLETE_LAST, and then COMPLETE for the completions that it did not settle: another step needs the step
+    after all, or the lease is lost.
     """
     leases = lease_columns([completion.lease for completion in completions])
     rows = await connection.fetch(COMPLETE_LAST, *leases, [completion.value for completion in completions])

@@ -10,7 +10,7 @@ from leasehold.transitions.endings import END_FAILED_JOBS
 from leasehold.transitions.settlements.guard import HELD_IN_LIVE_JOB, lease_columns, settled_of
 from leasehold.transitions.settlements.records import Failure, Settled
 
-#: An attempt that kills its child process this often is poison: the task fails.
+#: A task fails when this many of its attempts have crashed their child process.
 MAX_CRASHES = 2
 
 # FAIL runs after this statement, in the same transaction, because FAIL may end the job with all its steps. A statement

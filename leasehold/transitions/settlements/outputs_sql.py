@@ -1,4 +1,4 @@
-"""The rows of the outputs that an attempt wrote, as SQL for the settlements that keep them."""
+"""SQL that writes the rows of an attempt's outputs, for the settlements that commit outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_outputs(settled: str, parameter: str) -> str:
 
 
 def outputs_column(outputs: Sequence[Sequence[Output]]) -> list[Mapping[str, Any] | None]:
-    """The parameter. Each element is a mapping, because PostgreSQL takes a list of lists for an array of two
-    dimensions.
+    """The parameter that `write_outputs` reads. Each element is a mapping, because PostgreSQL takes a list of lists for
+    an array of two dimensions.
     """
     return [{"of": [asdict(output) for output in each]} if each else None for each in outputs]

@@ -97,8 +97,8 @@ class FanningOut:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The verdict of each task, and the hints that the statement wrote. Publish the hints after the commit: the relay
-    publishes what the caller does not.
+    """The verdict of each task, and the hints that the statement wrote. Publish the hints after the commit. The relay
+    publishes any hint that the caller does not.
     """
 
     verdicts: dict[UUID, Verdict]

@@ -48,6 +48,7 @@ SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
 async def release(connection: Connection, leases: Sequence[Lease]) -> Settled:
     """running -> pending, for a worker that stops. The attempt does not count; the statement writes a new hint.
 
-    In a job that is being cancelled: only of a workflow, whose code has yet to see the cancel.
+    In a job that is being cancelled only a workflow is released, because its code must still see the cancel. The
+    verdict of any other lease is LOST.
     """
     return settled_of(await connection.fetch(RELEASE, *lease_columns(leases)), hints=True)

@@ -46,7 +46,8 @@ FROM asked a LEFT JOIN snoozed p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
 async def wait_until(connection: Connection, snoozings: Sequence[Snoozing]) -> Settled:
     """running -> waiting: the lease ends, the attempt does not count, and the note and the outputs are kept.
 
-    In a job that is being cancelled: only of a workflow, whose code has yet to see the cancel.
+    In a job that is being cancelled only a workflow snoozes, because its code must still see the cancel. The verdict of
+    any other lease is LOST.
     """
     rows = await connection.fetch(
         WAIT_UNTIL,

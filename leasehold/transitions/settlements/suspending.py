@@ -30,18 +30,18 @@ from leasehold.transitions.workflows.records import Call, calls_column
 # the lease of that step lasts. As in `complete`, the step then gets no hint, and its job has no external workers.
 SUSPEND = f"""-- suspend
 WITH {HELD_IN_LIVE_JOB}{write_calls(claims=True)}, suspended AS (
-    -- The guarded write: the attempt does not count, and what went wrong before it is forgotten.
+    -- The guarded write: the attempt does not count, and earlier errors and losses are forgotten.
     UPDATE task t
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1, losses = 0, errors = 0,
         journaled = true,
-        wake_at = CASE WHEN t.news = p.seen THEN t.news + p.ends END,
-        available_at = CASE WHEN t.news <> p.seen THEN clock_timestamp()
+        wake_at = CASE WHEN t.news = p.known_news THEN t.news + p.ends END,
+        available_at = CASE WHEN t.news <> p.known_news THEN clock_timestamp()
                             WHEN p.delay IS NULL THEN 'infinity'
                             ELSE statement_timestamp() + make_interval(secs => p.delay) END
-    FROM held JOIN unnest($5::int[], $6::int[], $7::float8[]) WITH ORDINALITY AS p(seen, ends, delay, nth)
+    FROM held JOIN unnest($5::int[], $6::int[], $7::float8[]) WITH ORDINALITY AS p(known_news, ends, delay, nth)
         ON p.nth = held.nth
     WHERE t.id = held.id
-    RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority, t.available_at, t.news <> p.seen AS is_due
+    RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority, t.available_at, t.news <> p.known_news AS is_due
 ), advanced AS (
     UPDATE job j
     SET event_seq = j.event_seq + mine.n + mine.taken, leased = j.leased - mine.n + mine.taken,
@@ -101,14 +101,14 @@ FROM taken t
 
 @dataclass(frozen=True, slots=True)
 class Suspending:
-    """A workflow that waits. `seen`: Journal.news as the worker read it. `ends`: it is due when this many more of its
-    steps have ended; None: no step makes it due. `delay`: seconds until it is due in any case. `claim_next`: the step,
-    of the workflow's own queue, among those that `calls` start, which the worker has room to run.
+    """A workflow that waits. `known_news`: Journal.news as the worker read it. `ends`: the workflow is due when this
+    many more of its steps have ended; None: no step makes it due. `delay`: seconds until it is due in any case.
+    `claim_next`: one of the steps that `calls` start, on the workflow's own queue; the worker has room to run it.
     """
 
     lease: Lease
     calls: tuple[Call, ...]
-    seen: int
+    known_news: int
     ends: int | None = None
     delay: float | None = None
     claim_next: UUID | None = None
@@ -116,7 +116,7 @@ class Suspending:
     def claiming_next(self, queue: str) -> Suspending:
         """The same suspension, but it claims the first step that it starts on `queue`, if there is one."""
         started = (call.child for call in self.calls if call.step is not None and call.queue == queue)
-        return Suspending(self.lease, self.calls, self.seen, self.ends, self.delay, next(started, None))
+        return Suspending(self.lease, self.calls, self.known_news, self.ends, self.delay, next(started, None))
 
 
 async def suspend(
@@ -124,7 +124,7 @@ async def suspend(
 ) -> Settled:
     """running -> waiting: writes the calls and the steps that they start. The attempt does not count.
 
-    With `terms`, the steps that the suspendings `claim_next` are running from the start, with these terms.
+    With `terms`, each `claim_next` step starts as running, leased to the workflow's worker by these terms.
     """
     requested_at = monotonic()
     chosen = [None if terms is None else suspending.claim_next for suspending in suspendings]
@@ -132,7 +132,7 @@ async def suspend(
         SUSPEND,
         *lease_columns([suspending.lease for suspending in suspendings]),
         calls_column([suspending.calls for suspending in suspendings]),
-        [suspending.seen for suspending in suspendings],
+        [suspending.known_news for suspending in suspendings],
         [suspending.ends for suspending in suspendings],
         [None if suspending.delay is None else capped(suspending.delay) for suspending in suspendings],
         chosen,
@@ -144,13 +144,13 @@ async def suspend(
         for row in rows:
             if row["next"] is not None:
                 suspending = workflows[row["task_id"]]
-                outcome.nexts[suspending.lease.task_id] = _claimed(row["next"], suspending, terms, requested_at)
+                outcome.nexts[suspending.lease.task_id] = _claimed_step(row["next"], suspending, terms, requested_at)
     return outcome
 
 
-def _claimed(row: dict[str, Any], suspending: Suspending, terms: LeaseTerms, requested_at: float) -> Claimed:
-    """The step that the statement claimed. JSON has its ids as text; its argument is here already."""
+def _claimed_step(row: dict[str, Any], suspending: Suspending, terms: LeaseTerms, requested_at: float) -> Claimed:
+    """The step that the statement claimed. JSON has its ids as text. Its argument is not in `row`, but in the call."""
     step_id = UUID(row["id"])
     argument = next(call.argument for call in suspending.calls if call.child == step_id)
-    params = orjson.loads(orjson.dumps(argument))  # as the row has it: no object of the workflow's own code
+    params = orjson.loads(orjson.dumps(argument))  # a copy: the step shares no object with the workflow
     return claimed_of(row | {"id": step_id, "job_id": UUID(row["job_id"]), "params": params}, terms, requested_at)

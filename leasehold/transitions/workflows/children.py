@@ -30,9 +30,9 @@ FOR UPDATE OF j
 
 
 async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -> CreatedRuns | None:
-    """- -> pending: writes the run and the call's row of the journal, under the workflow's lease; both or none. Safe to
-    repeat. Call it in a transaction. None: nothing was written, because the workflow is being cancelled; a detached run
-    starts also then.
+    """(new) -> pending: writes the run and the call's row of the journal, under the workflow's lease; both or none.
+    Safe to repeat. Call it in a transaction. None: nothing was written, because the workflow is being cancelled. A
+    detached run starts even then.
 
     Raises LeaseLost.
     """
@@ -53,8 +53,8 @@ async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -
 _RUN_HAS_ENDED = f"""NOT EXISTS (
           SELECT 1 FROM job child WHERE child.id = e.child_id AND {unindexed("child.finished_at IS NULL")})"""
 
-# Workflows that wait for a run which has ended. A workflow that runs has read the run's end, or reads it when it wakes:
-# it suspends with the row still open, and this statement finds it again.
+# Workflows that wait for a run which has ended. A running workflow needs no wake: it reads the run's end now, or it
+# suspends with the journal's row still open, and this statement finds it then.
 _LOCK_WAITING = f"""
 -- awaited_lock
 SELECT j.id FROM job j
@@ -110,7 +110,7 @@ LIMIT $1
 """
 
 
-# The rows leave the index of open rows: no workflow waits for their runs any more.
+# No workflow waits for the runs of these rows any more: `done` takes the rows out of the index of open rows.
 _CLOSE = """
 -- workflow_children_close
 UPDATE journal e SET state = 'done'
@@ -128,9 +128,9 @@ async def close(connection: Connection) -> None:
 
 
 async def cancel_orphans(connection: Connection, limit: int = 100) -> tuple[list[JobEnded], list[Announcement]]:
-    """Request the cancel of the runs whose workflow has ended without success. A detached run's row is `done`.
-
-    Returns the runs that ended at once, and the hints of those that are workflows themselves.
+    """Request the cancel of the runs whose workflow has ended without success, or is being cancelled. Detached runs go
+    on: their rows in the journal are `done`. Returns the runs that ended at once, and the hints of runs that are
+    workflows themselves.
     """
     ended: list[JobEnded] = []
     hints: list[Announcement] = []

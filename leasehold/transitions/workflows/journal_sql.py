@@ -1,4 +1,4 @@
-"""The SQL that writes to a journal, for the statements that do: `record_calls` and `suspend`."""
+"""The SQL that writes calls to a journal. Two statements contain it: `record_calls` and `suspend`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ _IS_TAKEN = """coalesce(w.child = ($8::uuid[])[held.nth], false) AND held.extern
 def write_calls(*, claims: bool) -> str:
     """For use after a CTE `held` of settlements.guard. $4: the calls of each lease, {"of": [records.Call.record()]}.
 
-    A repeated statement writes nothing twice: a place has one row, and a step one task. With `claims`, $8 has a step
-    for each lease (or NULL), which begins as claimed by the owner of that lease; $9 is the duration of its lease.
+    A repeated statement writes nothing twice: a place in the journal has one row, and a step has one task. With
+    `claims`, the statement also claims one step for each lease: $8 has the step's id (or NULL), the owner of the lease
+    gets it, and $9 is the duration of the step's lease.
     """
     if claims:
         taken = _IS_TAKEN

@@ -13,8 +13,9 @@ from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
 from leasehold.transitions.settlements.guard import lease_columns
 
-# Each LIMIT has PostgreSQL find the row by its key: joined as tables, each row could be compared with each other one.
-# The columns stand in the order of `Entry`. `greatest` would make 0 of a NULL: a wait without an end would have ended.
+# Each LIMIT makes PostgreSQL find the row by its key. In plain joins the planner may compare every row with every
+# other. The columns have the order of `Entry`. `greatest` ignores NULL, so the CASE comes first: without it a wait
+# without an end would get 0, and count as over.
 _ENTRIES = """
     SELECT coalesce(jsonb_agg(jsonb_build_array(
         e.branch, e.number, e.kind, e.name, e.state, coalesce(e.value, r.value), e.child_id,
@@ -52,7 +53,7 @@ WHERE t.lease_owner = a.owner AND t.epoch = a.epoch AND {unindexed("t.status = '
 
 # $1 owners, $2 tasks, $3 epochs: of the leases.
 READ = _read("read_journal", "(SELECT * FROM journal x WHERE x.job_id = t.job_id) AS e")
-#: A journal with at most this many rows is read together with others. The limit bounds the bytes of one answer.
+#: A journal with at most this many rows is read in one query with others. This bounds the bytes of the answer.
 SHORT = 16
 READ_SHORT = _read(
     "read_short_journal",
@@ -118,8 +119,8 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the worker with a lease reads of its workflow's journal. `places`: only these rows; None: all of a journal
-    that has at most SHORT rows.
+    """Which rows of a workflow's journal its worker reads. `places`: only the rows at these places (branch, number);
+    None: all rows, if there are at most SHORT.
     """
 
     lease: Lease
@@ -130,8 +131,8 @@ async def read_each(connection: Connection, readings: Sequence[Reading]) -> list
     """The journals, in order. None: the lease is not valid."""
     journals: list[Journal | None] = [None] * len(readings)
     short = [nth for nth, reading in enumerate(readings) if reading.places is None]
-    opened = [nth for nth, reading in enumerate(readings) if reading.places is not None]
-    for statement, chosen in ((READ_SHORT, short), (READ_OPEN, opened)):
+    by_places = [nth for nth, reading in enumerate(readings) if reading.places is not None]
+    for statement, chosen in ((READ_SHORT, short), (READ_OPEN, by_places)):
         if not chosen:
             continue
         leases = lease_columns([readings[nth].lease for nth in chosen])

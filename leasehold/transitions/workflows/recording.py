@@ -15,7 +15,7 @@ from leasehold.transitions.workflows.records import Recorded, Recording, calls_c
 def _record(name: str, held: str) -> str:
     return f"""-- {name}
 WITH {held}{write_calls(claims=False)}, forgiven AS (
-    -- The workflow has come further: what its worker lost before does not count against it.
+    -- The workflow has made progress: earlier losses and errors no longer count.
     UPDATE task t SET losses = 0, errors = 0, journaled = true
     FROM held WHERE t.id = held.id AND (t.losses + t.errors > 0 OR NOT t.journaled)
 ), advanced AS (
@@ -38,7 +38,8 @@ SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
 
 
 RECORD = _record("record_calls", HELD_IN_LIVE_JOB)
-# What a workflow records that sees the cancel of its job: where it met the cancel, and what undid its work.
+# For a workflow that has seen the cancel of its job: it records where it saw the cancel, and the calls that undo its
+# work.
 RECORD_CANCELLING = _record("record_calls_of_cancelled", HELD_IN_CANCELLED_JOB)
 
 
@@ -47,7 +48,8 @@ async def record(
 ) -> tuple[dict[UUID, Recorded], list[Announcement]]:
     """running -> running: write the calls of each lease that is valid, with the steps that they start. Safe to repeat.
 
-    In a job that is being cancelled only a workflow that has seen it (`Recording.cancelling`) writes.
+    In a job that is being cancelled, nothing is written for a workflow that has not seen the cancel
+    (`Recording.cancelling`).
 
     Returns what became of each lease's calls, by task, and the hints of the steps: publish them after the commit.
     """

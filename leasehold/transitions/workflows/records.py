@@ -47,8 +47,9 @@ _FIELDS = tuple(Call.__dataclass_fields__)
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What became of a write. `kept`: the lease was valid, and the calls are committed. `cancelling`: the run is being
-    cancelled; a workflow that had not seen the cancel has written nothing then.
+    """The outcome of a Recording. `kept`: the lease was valid, and the calls are committed. `cancelling`: the run is
+    being cancelled. `kept` is False, and nothing was written, if the lease is lost, or if the run is being cancelled
+    and the workflow had not seen it.
     """
 
     kept: bool

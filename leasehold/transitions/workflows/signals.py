@@ -65,7 +65,7 @@ ORDER BY e.branch, e.number LIMIT 1
 """
 
 
-# By the index of open waits. Branches may wait for the same name: the form is that of the first.
+# Reads the index of open waits. If several branches wait for the same name, the schema of the first counts.
 _WAITS = """
 -- signal_waits
 SELECT DISTINCT ON (e.name) e.name, e.value -> 'schema' AS schema, e.due_at

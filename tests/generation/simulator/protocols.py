@@ -173,6 +173,58 @@ def _prediction(studio: Studio, bought: Bought) -> dict[str, Any]:
     return said
 
 
+async def fal(studio: Studio, request: Request) -> Reply:
+    """The queue: a POST to a model's id orders, and owner and app with the request's id ask for it."""
+    if request.headers.get("authorization") != f"Key {BEARER}":
+        return Reply(401, {"detail": "No user found for Key ID and Secret"})
+    _, _, *parts = request.path.split("/")
+    if request.method == "POST":
+        return await _fal_submit(studio, request)
+    found = studio.find(parts[3]) if parts[2:3] == ["requests"] and len(parts) in (4, 5) else None
+    if found is None:
+        return Reply(404, {"detail": "Request not found"})
+    match request.method, parts[4:]:
+        case "PUT", ["cancel"]:
+            return _fal_cancel(studio, found)
+        case "GET", ["status"]:
+            return studio.poll(found) or _fal_status(found)
+    return _fal_result(studio, found)
+
+
+def _fal_cancel(studio: Studio, bought: Bought) -> Reply:
+    if bought.state != "working":
+        return Reply(400, {"status": "ALREADY_COMPLETED"})
+    studio.cancel(bought)
+    return Reply(202, {"status": "CANCELLATION_REQUESTED"})
+
+
+async def _fal_submit(studio: Studio, request: Request) -> Reply:
+    asked = request.json
+    if not asked.get("prompt"):
+        return Reply(422, {"detail": [{"loc": ["body", "prompt"], "msg": "Field required", "type": "missing"}]})
+    bought = await studio.buy("image", asked["prompt"])
+    return bought if isinstance(bought, Reply) else Reply(said={"request_id": bought.id, "status": "IN_QUEUE"})
+
+
+def _fal_status(bought: Bought) -> Reply:
+    if bought.state == "working":
+        words = "DREAMING" if bought.script.has("odd") else "IN_PROGRESS"
+        return Reply(202, {"request_id": bought.id, "status": words})
+    said: dict[str, Any] = {"request_id": bought.id, "status": "COMPLETED", "metrics": {"inference_time": 0.1}}
+    if bought.state == "failed" and bought.script.text("fail") == "runner_disconnected":
+        said |= {"error": "Runner disconnected", "error_type": "runner_disconnected"}
+    return Reply(said=said)
+
+
+def _fal_result(studio: Studio, bought: Bought) -> Reply:
+    """What the model returned, and its status."""
+    if bought.state == "failed":
+        kind = bought.script.text("fail")
+        return Reply(422, {"detail": [{"loc": ["body", "prompt"], "msg": "The content was flagged", "type": kind}]})
+    files = [{"url": url, "content_type": "image/png"} for url in studio.links(bought)]
+    return Reply(said={"images": files, "seed": 7, "prompt": f"https://prompt.example/{bought.prompt}"})
+
+
 async def gateway(studio: Studio, request: Request) -> Reply:
     """A provider that promises idempotency, for the declared one; GATEWAY is its declaration."""
     if request.headers.get("x-key") != BEARER:

@@ -9,6 +9,13 @@ from tests.generation.simulator import protocols
 from tests.generation.simulator.http import HttpServer, Reply, Request
 from tests.generation.simulator.work import Bought, Studio
 
+_BY_PREFIX = {
+    "/api/v3/": protocols.ark,
+    "/v1/": protocols.replicate,
+    "/fal/": protocols.fal,
+    "/gateway/": protocols.gateway,
+}
+
 
 class Simulator:
     """`async with Simulator() as simulator`. `requests`: those that bought or asked for something, while `records`."""
@@ -48,6 +55,7 @@ class Simulator:
             "generation_jimeng_url": self.url,
             "generation_ark_url": self.url,
             "generation_replicate_url": self.url,
+            "generation_fal_url": f"{self.url}/fal",
             "generation_http_providers": protocols.gateway_declaration(self.url),
         }
 
@@ -58,10 +66,7 @@ class Simulator:
             self.requests.append(request)
         if request.path == "/":
             return await protocols.jimeng(self.studio, request)
-        if request.path.startswith("/api/v3/"):
-            return await protocols.ark(self.studio, request)
-        if request.path.startswith("/v1/"):
-            return await protocols.replicate(self.studio, request)
-        if request.path.startswith("/gateway/"):
-            return await protocols.gateway(self.studio, request)
+        for prefix, answer in _BY_PREFIX.items():
+            if request.path.startswith(prefix):
+                return await answer(self.studio, request)
         return Reply(404, {"error": "nobody"})

@@ -1,6 +1,6 @@
 -- claim
 WITH jobs AS MATERIALIZED (
-    -- Waits for each job's lock: the statement that holds it is short, and the worker spends the hint afterwards.
+    -- Waits for each job's lock: the statement that holds it is short. A job that was passed over would lose its hint.
     SELECT j.id, hinted.tasks, hinted.statuses, j.event_seq, j.tenant_id, j.pipeline, j.pipeline_version, j.params, j.inputs, j.output_prefix, j.trace, j.gated, CASE WHEN j.cancel_by IS NULL THEN j.grace_seconds ELSE greatest(ceil(extract(epoch FROM j.cancel_by - clock_timestamp())), 0)::int END AS grace_seconds, j.status = 'cancel_requested' AS cancelling
     FROM (
         SELECT t.job_id, array_agg(t.id) AS tasks, array_agg(t.status) AS statuses
@@ -10,7 +10,7 @@ WITH jobs AS MATERIALIZED (
     ORDER BY j.id
     FOR UPDATE OF j
 ), found AS MATERIALIZED (
-    -- The order has all jobs locked before the first task.
+    -- The sort reads all of `jobs` first: so all jobs are locked before the first task.
     SELECT hinted.id, hinted.was, jobs.event_seq, jobs.tenant_id, jobs.pipeline, jobs.pipeline_version, jobs.params, jobs.inputs, jobs.output_prefix, jobs.trace, jobs.gated, jobs.grace_seconds, jobs.cancelling
     FROM jobs CROSS JOIN LATERAL unnest(jobs.tasks, jobs.statuses) AS hinted(id, was)
     ORDER BY hinted.id

@@ -16,15 +16,15 @@ WITH asked AS MATERIALIZED (
     ORDER BY j.id
     FOR UPDATE OF j
 ), leases AS MATERIALIZED (
-    -- Each lease with its job. The order has all jobs locked before the first task.
+    -- Each lease with its job. The sort reads all of `jobs` first: so all jobs are locked before the first task.
     SELECT a.owner, a.id, a.epoch, a.nth AS place, jobs.status AS job_status, jobs.steps_left, jobs.leased,
            jobs.external, jobs.tenant_id, jobs.trace, jobs.event_seq, jobs.pipeline, jobs.created_at
     FROM jobs CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
     ORDER BY a.id
 ), done AS (
-    -- The guarded write: the leases' tasks succeed. It waits for whoever has a task's row locked (a renewal, a note),
-    -- and then judges the row that these left. Other settlements lock the row first: each such lock is a record in the
-    -- log.
+    -- The guarded write: the leases' tasks succeed. It waits until a renewal or a note has released a task's row, and
+    -- then judges the newest version of the row. Other settlements lock the row first: each such lock is one more
+    -- record in PostgreSQL's log.
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM leases a WHERE t.id = a.id AND CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END

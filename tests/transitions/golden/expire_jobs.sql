@@ -26,9 +26,8 @@ WITH ended AS (
               extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
-    SELECT e.job_id, a.seq + e.nth, a.tenant_id, e.status, CASE WHEN e.nth = e.event_count THEN 'expired' ELSE a.was
-    END,
-           e.id, e.step, e.status, e.epoch
+    SELECT e.job_id, a.seq + e.nth, a.tenant_id, e.status,
+           CASE WHEN e.nth = e.event_count THEN 'expired' ELSE a.was END, e.id, e.step, e.status, e.epoch
     FROM task_events e JOIN advanced a ON a.id = e.job_id
 )
 SELECT id AS ended_job, pipeline, 'expired' AS outcome, seconds FROM advanced

@@ -120,6 +120,7 @@ WITH held AS MATERIALIZED (
 )
 SELECT f.id AS task_id, f.status, h.id AS outbox_id, h.queue, h.priority, h.headers,
        e.id AS ended_job, e.pipeline, e.outcome, e.seconds
-FROM attempt_ended f LEFT JOIN hinted h ON h.task_id = f.id LEFT JOIN advanced e ON e.id = f.job_id AND e.status =
-'failed' UNION ALL SELECT h.task_id, NULL, h.id, h.queue, h.priority, h.headers, NULL, NULL, NULL, NULL FROM woken_hints
-h
+FROM attempt_ended f LEFT JOIN hinted h ON h.task_id = f.id
+LEFT JOIN advanced e ON e.id = f.job_id AND e.status = 'failed'
+UNION ALL
+SELECT h.task_id, NULL, h.id, h.queue, h.priority, h.headers, NULL, NULL, NULL, NULL FROM woken_hints h

@@ -21,8 +21,8 @@ WITH RECURSIVE served AS MATERIALIZED (
         ORDER BY t.tenant_id LIMIT 1
     ) AS next
 ), counting AS MATERIALIZED (
-    -- Whether to count what runs. A single tenant needs no turns, and counting costs: it also reads rows that have run
-    -- and are not vacuumed yet.
+    -- Whether to count the running tasks. A single tenant needs no turns. Counting is slow: it also reads the rows of
+    -- tasks that have run and are not vacuumed yet.
     SELECT $7::text[] IS NULL AND count(DISTINCT tenant_id) > 1 AS now FROM tenants
 ), busy AS MATERIALIZED (
     -- How many tasks each tenant has running: counted here, or as the caller knows.
@@ -65,7 +65,7 @@ WITH RECURSIVE served AS MATERIALIZED (
                 AS has_room
     FROM heads h
 ), candidates AS MATERIALIZED (
-    -- In the order of turns.
+    -- In the order in which tenants take turns.
     SELECT h.id, h.job_id, h.was, h.nth + greatest(busy.n, h.mine, 0) AS turn,
            h.available_at + h.band * interval '30 seconds' AS since
     FROM roomy h LEFT JOIN busy ON busy.tenant_id = h.tenant_id
@@ -73,7 +73,7 @@ WITH RECURSIVE served AS MATERIALIZED (
     ORDER BY turn, since
     LIMIT 8 * $4
 ), found AS MATERIALIZED (
-    -- Locks the jobs that nobody else holds.
+    -- Locks the jobs that no other statement has locked.
     SELECT c.id, c.was, j.event_seq, j.tenant_id, j.pipeline, j.pipeline_version, j.params, j.inputs, j.output_prefix, j.trace, j.gated, CASE WHEN j.cancel_by IS NULL THEN j.grace_seconds ELSE greatest(ceil(extract(epoch FROM j.cancel_by - clock_timestamp())), 0)::int END AS grace_seconds, j.status = 'cancel_requested' AS cancelling
     FROM candidates c JOIN job j ON j.id = c.job_id
     WHERE CASE WHEN j.finished_at IS NULL THEN true ELSE false END

@@ -59,7 +59,7 @@ WITH asked AS MATERIALIZED (
     SELECT child, workflow, number, argument FROM written WHERE step IS NOT NULL
     ON CONFLICT (task_id) DO NOTHING
 ), forgiven AS (
-    -- The workflow has come further: what its worker lost before does not count against it.
+    -- The workflow has made progress: earlier losses and errors no longer count.
     UPDATE task t SET losses = 0, errors = 0, journaled = true
     FROM held WHERE t.id = held.id AND (t.losses + t.errors > 0 OR NOT t.journaled)
 ), advanced AS (

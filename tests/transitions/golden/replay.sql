@@ -50,7 +50,7 @@ WITH locked AS MATERIALIZED (
     FROM revived r JOIN advanced a ON a.id = r.job_id
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
-SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp() + interval '1 second'
+SELECT r.id, r.job_id, r.queue, coalesce($8::int, r.priority), a.trace, clock_timestamp() + interval '1 second'
 FROM revived r JOIN advanced a ON a.id = r.job_id
 WHERE r.status = 'pending' AND NOT starts_with(r.queue, 'ext:')
 RETURNING id AS outbox_id, task_id, queue, priority, headers

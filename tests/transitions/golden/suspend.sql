@@ -62,18 +62,18 @@ WITH asked AS MATERIALIZED (
     SELECT child, workflow, number, argument FROM written WHERE step IS NOT NULL
     ON CONFLICT (task_id) DO NOTHING
 ), suspended AS (
-    -- The guarded write: the attempt does not count, and what went wrong before it is forgotten.
+    -- The guarded write: the attempt does not count, and earlier errors and losses are forgotten.
     UPDATE task t
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1, losses = 0, errors = 0,
         journaled = true,
-        wake_at = CASE WHEN t.news = p.seen THEN t.news + p.ends END,
-        available_at = CASE WHEN t.news <> p.seen THEN clock_timestamp()
+        wake_at = CASE WHEN t.news = p.known_news THEN t.news + p.ends END,
+        available_at = CASE WHEN t.news <> p.known_news THEN clock_timestamp()
                             WHEN p.delay IS NULL THEN 'infinity'
                             ELSE statement_timestamp() + make_interval(secs => p.delay) END
-    FROM held JOIN unnest($5::int[], $6::int[], $7::float8[]) WITH ORDINALITY AS p(seen, ends, delay, nth)
+    FROM held JOIN unnest($5::int[], $6::int[], $7::float8[]) WITH ORDINALITY AS p(known_news, ends, delay, nth)
         ON p.nth = held.nth
     WHERE t.id = held.id
-    RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority, t.available_at, t.news <> p.seen AS is_due
+    RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority, t.available_at, t.news <> p.known_news AS is_due
 ), advanced AS (
     UPDATE job j
     SET event_seq = j.event_seq + mine.n + mine.taken, leased = j.leased - mine.n + mine.taken,

@@ -70,6 +70,10 @@ spec:
         capabilities: {drop: [ALL]}
       env:
         {{- include "leasehold.env" . | trim | nindent 8 }}
+        {{- if and .root.Values.cells.own (not .never) }}
+        - {name: LEASEHOLD_CELL, value: {{ .root.Values.cells.own | quote }}}
+        - {name: LEASEHOLD_CELLS_FILE, value: /run/leasehold-cells/cells.json}
+        {{- end }}
         {{- with .root.Values.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -77,6 +81,9 @@ spec:
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
         - {name: secrets, mountPath: /run/leasehold, readOnly: true}
+        {{- if and .root.Values.cells.own (not .never) }}
+        - {name: cells, mountPath: /run/leasehold-cells, readOnly: true}
+        {{- end }}
       {{- with .rest }}
       {{- . | nindent 6 }}
       {{- end }}
@@ -92,4 +99,9 @@ spec:
           - secret: {name: {{ $at.secret }}, items: [{key: {{ $at.key }}, path: {{ $name }}}]}
           {{- end }}
           {{- end }}
+    {{- if and .root.Values.cells.own (not .never) }}
+    - name: cells
+      projected:
+        sources: [{configMap: {name: {{ include "leasehold.name" .root }}-cells}}]
+    {{- end }}
 {{- end -}}

@@ -1,7 +1,7 @@
 """Copies a job's artifacts to the promotion target, all or none, and undoes the copies of a call that failed or died.
 
-A call is one request to the promote endpoint. The endpoint claims the job (`ownership.begin` returns the turn) and
-hands the turn to `Promoter`. The leading worker undoes the copies of dead calls (`undo_dead`). Neither holds a database
+A call is one request to the promote endpoint. The endpoint claims the job (`ownership.begin` returns the call) and
+hands the call to `Promoter`. The leading worker undoes the copies of dead calls (`undo_dead`). Neither holds a database
 connection during a request to the target or the store.
 """
 
@@ -19,7 +19,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import BadGateway, Conflict, StoreError
 from leasehold.limits.uploads import Acquire
 from leasehold.pipelines.conversion.promotion import ownership as promotions
-from leasehold.pipelines.conversion.promotion.ownership import KeyChange, Turn, exists
+from leasehold.pipelines.conversion.promotion.ownership import KeyChange, PromoteCall, exists
 from leasehold.pipelines.conversion.promotion.targets import Existing, Target, is_configured, open_target
 from leasehold.runtime.transient import TRY_AGAIN, until_answered
 from leasehold.settings import Settings
@@ -60,11 +60,11 @@ class Promoter:
         self._connections = connections
         self._store = store
         self._target = target
-        self._refused: set[str] = set()  # keys whose objects are somebody else's: an undo must leave them
+        self._refused: set[str] = set()  # keys at which somebody else's object lies: an undo must leave it
 
     async def promote(
         self,
-        turn: Turn,
+        call: PromoteCall,
         earlier: Sequence[KeyChange],
         copies: Sequence[Copy],
         on_finish: Callable[[Connection], Awaitable[None]],
@@ -72,21 +72,21 @@ class Promoter:
         """Undo the changes of `earlier` calls, claim the keys, copy, and record that the job is promoted. The record
         commits in one transaction with the writes of `on_finish`.
 
-        Raises Conflict or BadGateway, and the errors of PostgreSQL. Then the call has copied nothing, or its copies are
-        undone: now, or later by the leading worker. One exception: after an error of PostgreSQL the job may be promoted
-        if PostgreSQL cannot be read afterwards. A repetition of the call learns it.
+        Raises Conflict or BadGateway, and the errors of PostgreSQL. After an error the call has copied nothing, or its
+        copies are undone: now, or later by the leading worker. One exception: if the answer to the COMMIT was lost and
+        PostgreSQL cannot be asked afterwards, the job may be promoted. The client then learns it by calling again.
         """
         await self._undo_earlier(earlier)
         keys = [copy.key for copy in copies]
         async with self._connections() as connection:
-            owned = await promotions.claim(connection, turn, keys, [copy.key for copy in copies if copy.replace])
+            owned = await promotions.claim(connection, call, keys, [copy.key for copy in copies if copy.replace])
         try:
             async with _limited(promotions.COPY_SECONDS):
                 for nth, copy in enumerate(copies):
-                    await self._copy(turn, copy, f"jobs/{turn.job_id}/promotion/{turn.id}/{nth}", owned)
-            backups = await self._finish(turn, keys, on_finish)
+                    await self._copy(call, copy, f"jobs/{call.job_id}/promotion/{call.id}/{nth}", owned)
+            backups = await self._finish(call, keys, on_finish)
         except BaseException:
-            await asyncio.shield(self._undo_turn(turn))
+            await asyncio.shield(self._undo_call(call))
             raise
         await self._delete_backups(backups)
 
@@ -98,70 +98,70 @@ class Promoter:
         if not is_undone:
             raise BadGateway("promotion_failed", "The copies of an earlier call could not be removed.")
 
-    async def _copy(self, turn: Turn, copy: Copy, backup: str, owned: Mapping[str, bool]) -> None:
+    async def _copy(self, call: PromoteCall, copy: Copy, backup: str, owned: Mapping[str, bool]) -> None:
         match await self._target.existing(copy.key), owned[copy.key]:
             case Existing.NOTHING, _:
-                await self._create(turn, copy, known_absent=True)
+                await self._create(call, copy, known_absent=True)
             case _, True:
-                await self._replace(turn, copy, backup)
+                await self._replace(call, copy, backup)
             case Existing.UNKNOWN, False:
-                await self._create(turn, copy, known_absent=False)
+                await self._create(call, copy, known_absent=False)
             case _:
                 raise exists(copy.key)  # nobody knows who wrote this object, so nobody may overwrite it
 
-    async def _replace(self, turn: Turn, copy: Copy, backup: str) -> None:
+    async def _replace(self, call: PromoteCall, copy: Copy, backup: str) -> None:
         await self._target.back_up(copy.key, backup)
         async with self._connections() as connection:
-            await promotions.record_intent(connection, turn, copy.key, "replaced", backup)
-        await self._target.replace(copy.key, copy.source, copy.size, str(turn.id))
+            await promotions.record_intent(connection, call, copy.key, "replaced", backup)
+        await self._target.replace(copy.key, copy.source, copy.size, str(call.id))
 
-    async def _create(self, turn: Turn, copy: Copy, *, known_absent: bool) -> None:
+    async def _create(self, call: PromoteCall, copy: Copy, *, known_absent: bool) -> None:
         async with self._connections() as connection:
-            await promotions.record_intent(connection, turn, copy.key, "created" if known_absent else "unsure")
+            await promotions.record_intent(connection, call, copy.key, "created" if known_absent else "unsure")
         try:
-            created = await self._target.create(copy.key, copy.source, copy.size, str(turn.id))
+            created = await self._target.create(copy.key, copy.source, copy.size, str(call.id))
         except Conflict:  # since `existing`, somebody else has laid an object there
             self._refused.add(copy.key)
             raise
         if created and not known_absent:
             async with self._connections() as connection:
-                await promotions.record_intent(connection, turn, copy.key, "created")
+                await promotions.record_intent(connection, call, copy.key, "created")
 
     async def _finish(
-        self, turn: Turn, keys: Sequence[str], on_finish: Callable[[Connection], Awaitable[None]]
+        self, call: PromoteCall, keys: Sequence[str], on_finish: Callable[[Connection], Awaitable[None]]
     ) -> list[str]:
         """Record that the job is promoted. Returns the backups that nobody needs any more."""
         async with self._connections() as connection:
-            backups = [change.backup for change in await promotions.changes_of(connection, turn) if change.backup]
+            backups = [change.backup for change in await promotions.changes_of(connection, call) if change.backup]
         try:
             async with self._connections() as connection, connection.transaction():
-                await promotions.finish(connection, turn, keys)
+                await promotions.finish(connection, call, keys)
                 await on_finish(connection)
         except TRY_AGAIN:  # PostgreSQL may have committed, and its answer was late or lost
-            if not await until_answered(partial(self._is_finished, turn, keys), within=_FINISH_SECONDS):
+            if not await until_answered(partial(self._is_finished, call, keys), within=_FINISH_SECONDS):
                 raise
         return backups
 
-    async def _is_finished(self, turn: Turn, keys: Sequence[str]) -> bool:
+    async def _is_finished(self, call: PromoteCall, keys: Sequence[str]) -> bool:
         async with self._connections() as connection:
-            return await promotions.is_finished(connection, turn, keys)
+            return await promotions.is_finished(connection, call, keys)
 
-    async def _undo_turn(self, turn: Turn) -> None:
+    async def _undo_call(self, call: PromoteCall) -> None:
         try:
             async with asyncio.timeout(promotions.UNDO_SECONDS):
-                if self._refused:  # repeated: a worker that undid the call later would remove what is somebody else's
-                    await until_answered(partial(self._release_refused, turn), within=promotions.UNDO_SECONDS)
+                if self._refused:  # repeated: else a worker that undoes this call later removes these objects
+                    await until_answered(partial(self._release_refused, call), within=promotions.UNDO_SECONDS)
                 async with self._connections() as connection:
-                    changes = await promotions.changes_of(connection, turn)
+                    changes = await promotions.changes_of(connection, call)
                 await self.undo(changes)
         except TRY_AGAIN as error:
             log.warning("a failed promotion will be undone later", error=type(error).__name__)
 
-    async def _release_refused(self, turn: Turn) -> None:
+    async def _release_refused(self, call: PromoteCall) -> None:
         """Forget that this call changed these keys."""
         async with self._connections() as connection:
             for key in self._refused:
-                await promotions.record_undone(connection, KeyChange(turn.id, key, None, None))
+                await promotions.record_undone(connection, KeyChange(call.id, key, None, None))
 
     async def undo(self, changes: Sequence[KeyChange]) -> bool:
         """Remove created objects and restore replaced objects. False: the leading worker must try some of
@@ -185,7 +185,7 @@ class Promoter:
     async def _undo_change(self, change: KeyChange) -> None:
         match change.change:
             case "created":
-                await self._target.remove(change.key, str(change.turn))
+                await self._target.remove(change.key, str(change.call_id))
             case "replaced" if change.backup is not None:
                 await self._target.restore(change.key, change.backup)
             case "unsure":
@@ -199,13 +199,13 @@ class Promoter:
 
 
 async def undo_dead(settings: Settings, connections: Acquire, store: ObjectStore) -> int:
-    """Undo the copies of dead calls at the target. Returns the number of keys that it tried to undo. Those that the
-    target does not undo now are tried again when the worker's hold of them ends.
+    """Undo the copies of dead calls at the target. Returns the number of keys that it tried to undo. Keys that the
+    target does not undo now are tried again once their hold (`_UNDO_LEASE_SECONDS` of ownership.py) has ended.
     """
     if not is_configured(settings):
         return 0
     async with connections() as connection:
-        changes, turns = await promotions.dead(connection)
+        changes, calls = await promotions.dead(connection)
     if not changes:
         return 0
     try:
@@ -215,6 +215,6 @@ async def undo_dead(settings: Settings, connections: Acquire, store: ObjectStore
         log.warning("the target took too long: copies of dead promotions are undone later")
     finally:
         async with connections() as connection:
-            for turn in turns:
-                await promotions.give_up(connection, turn)
+            for call in calls:
+                await promotions.give_up(connection, call)
     return len(changes)

@@ -1,7 +1,8 @@
 """Records which tenant owns which key at the promotion target, and which call is writing the key at the moment.
 
 A call claims all its keys in one transaction. Before the call writes an object, it records its intent in the key's row.
-So the leading worker can undo a call whose process died: the rows name the objects to remove and to restore.
+So the leading worker can undo a call whose process died: the rows name the objects to remove and to restore. The column
+`turn` of a key is the id of the call that has claimed the key.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from leasehold.domain.errors import Conflict
 from leasehold.domain.ids import new_id
 
 #: Seconds after which a call counts as dead. A live call ends earlier: it undoes the copies of dead calls, copies, and
-#: perhaps undoes its own copies, and UNDO_SECONDS twice with COPY_SECONDS are less.
+#: perhaps undoes its own copies. That takes at most 2 * UNDO_SECONDS + COPY_SECONDS.
 LEASE_SECONDS = 900
 COPY_SECONDS = 600.0
 UNDO_SECONDS = 120.0
@@ -36,8 +37,8 @@ Change: TypeAlias = Literal["created", "unsure", "replaced"]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """The right of one call to promote one job."""
+class PromoteCall:
+    """One call of the promote endpoint, which has claimed a job for LEASE_SECONDS."""
 
     id: UUID
     tenant_id: str
@@ -46,9 +47,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """The change that a call may have made at a key: created, unsure or replaced (see above). None: no change yet."""
+    """What a call may have done at a key that it has claimed. `change` None: nothing yet. `backup`: the key of the
+    replaced object's copy in the installation's store.
+    """
 
-    turn: UUID
+    call_id: UUID
     key: str
     change: Change | None
     backup: str | None
@@ -96,7 +99,8 @@ _IS_FINISHED = """
 -- promotion_is_finished
 SELECT promoted IS NOT DISTINCT FROM $3::jsonb FROM conversion WHERE job_id = $1 AND tenant_id = $2 FOR UPDATE
 """
-# Without the row locks, a COMMIT that is under way would keep the job promoted while its objects are removed.
+# The row locks wait for a COMMIT of `finish` that is under way: else the job could become promoted while its objects
+# are removed.
 _CHANGES = """
 -- promotion_changes
 SELECT turn, key, reached, backup FROM promoted_object WHERE turn = $1 FOR UPDATE
@@ -153,8 +157,8 @@ RETURNING turn, key, reached, backup
 """
 
 
-async def begin(connection: Connection, tenant_id: str, job_id: UUID) -> tuple[Turn, list[KeyChange]] | None:
-    """Claim the job. Returns the turn, and the changes of earlier calls for the job: undo them before `claim`.
+async def begin(connection: Connection, tenant_id: str, job_id: UUID) -> tuple[PromoteCall, list[KeyChange]] | None:
+    """Claim the job. Returns the call, and the changes of earlier calls for the job: undo them before `claim`.
 
     None: the job is promoted, or another call is promoting it.
     """
@@ -162,11 +166,11 @@ async def begin(connection: Connection, tenant_id: str, job_id: UUID) -> tuple[T
         if await connection.fetchval(_BEGIN, job_id, tenant_id, LEASE_SECONDS) is None:
             return None
         rows = await connection.fetch(_OTHER_CHANGES, job_id, tenant_id, _UNDO_LEASE_SECONDS)
-    return Turn(new_id(), tenant_id, job_id), _changes(rows)
+    return PromoteCall(new_id(), tenant_id, job_id), _changes(rows)
 
 
 async def claim(
-    connection: Connection, turn: Turn, keys: Sequence[str], replaceable: Sequence[str]
+    connection: Connection, call: PromoteCall, keys: Sequence[str], replaceable: Sequence[str]
 ) -> Mapping[str, bool]:
     """Claim all the keys, or none. Returns for each key whether it holds an object that the tenant has promoted.
 
@@ -175,12 +179,12 @@ async def claim(
     """
     async with connection.transaction():
         rows = await connection.fetch(
-            _CLAIM, list(keys), turn.tenant_id, turn.id, turn.job_id, list(replaceable), LEASE_SECONDS
+            _CLAIM, list(keys), call.tenant_id, call.id, call.job_id, list(replaceable), LEASE_SECONDS
         )
         claimed = {row["key"]: row["job_id"] is not None for row in rows}
         missing = sorted(set(keys) - claimed.keys())
         if missing:
-            raise await _conflict_at(connection, turn.tenant_id, missing[0])
+            raise await _conflict_at(connection, call.tenant_id, missing[0])
     return claimed
 
 
@@ -201,29 +205,29 @@ def exists(key: str) -> Conflict:
 
 
 async def record_intent(
-    connection: Connection, turn: Turn, key: str, change: Change, backup: str | None = None
+    connection: Connection, call: PromoteCall, key: str, change: Change, backup: str | None = None
 ) -> None:
-    """Record what the call is about to do at the key. Raises Conflict if the turn was lost."""
-    if await connection.fetchval(_RECORD_INTENT, key, turn.id, change, backup) is None:
+    """Record what the call is about to do at the key. Raises Conflict if the call has lost its claim of the key."""
+    if await connection.fetchval(_RECORD_INTENT, key, call.id, change, backup) is None:
         raise in_progress()
 
 
-async def finish(connection: Connection, turn: Turn, keys: Sequence[str]) -> None:
-    """Record that the keys hold the job's artifacts and that the job is promoted. Raises Conflict if the
-    turn was lost.
+async def finish(connection: Connection, call: PromoteCall, keys: Sequence[str]) -> None:
+    """Record that the keys hold the job's artifacts and that the job is promoted. Raises Conflict if the call has lost
+    its claims.
     """
     async with connection.transaction():
-        settled = await connection.fetch(_FINISH_KEYS, turn.id, turn.job_id, turn.tenant_id)
-        done = await connection.fetchval(_FINISH_JOB, turn.job_id, turn.tenant_id, list(keys))
+        settled = await connection.fetch(_FINISH_KEYS, call.id, call.job_id, call.tenant_id)
+        done = await connection.fetchval(_FINISH_JOB, call.job_id, call.tenant_id, list(keys))
         if done is None or {row["key"] for row in settled} != set(keys):
             raise in_progress()
 
 
-async def is_finished(connection: Connection, turn: Turn, keys: Sequence[str]) -> bool:
-    """Whether the job is promoted to the keys. The answer is final: a `finish` whose COMMIT is still under way ends
-    before it.
+async def is_finished(connection: Connection, call: PromoteCall, keys: Sequence[str]) -> bool:
+    """Whether the job is promoted to the keys. The answer is final: the statement waits for a `finish` whose COMMIT is
+    still under way.
     """
-    return bool(await connection.fetchval(_IS_FINISHED, turn.job_id, turn.tenant_id, list(keys)))
+    return bool(await connection.fetchval(_IS_FINISHED, call.job_id, call.tenant_id, list(keys)))
 
 
 async def record_undone(connection: Connection, change: KeyChange) -> None:
@@ -231,28 +235,28 @@ async def record_undone(connection: Connection, change: KeyChange) -> None:
     promotion again.
     """
     async with connection.transaction():
-        await connection.execute(_FORGET_KEY, change.turn, change.key)
-        await connection.execute(_RELEASE_KEY, change.turn, change.key)
+        await connection.execute(_FORGET_KEY, change.call_id, change.key)
+        await connection.execute(_RELEASE_KEY, change.call_id, change.key)
 
 
-async def give_up(connection: Connection, turn: Turn) -> None:
+async def give_up(connection: Connection, call: PromoteCall) -> None:
     """End the call's claim of the job, so that the next call can have it."""
-    await connection.execute(_GIVE_UP, turn.job_id, turn.tenant_id)
+    await connection.execute(_GIVE_UP, call.job_id, call.tenant_id)
 
 
-async def changes_of(connection: Connection, turn: Turn) -> list[KeyChange]:
-    """The keys that the call has claimed, and what it has done at each so far. None if the call has finished: the
+async def changes_of(connection: Connection, call: PromoteCall) -> list[KeyChange]:
+    """The keys that the call has claimed, and what it has done at each so far. Empty if the call has finished: the
     statement waits for a COMMIT of `finish` that is still under way.
     """
-    return _changes(await connection.fetch(_CHANGES, turn.id))
+    return _changes(await connection.fetch(_CHANGES, call.id))
 
 
-async def dead(connection: Connection) -> tuple[list[KeyChange], set[Turn]]:
-    """Some of the changes of dead calls, and the turns of these calls. The caller holds the keys and the jobs for a
-    while, and ends each turn with `give_up`.
+async def dead(connection: Connection) -> tuple[list[KeyChange], set[PromoteCall]]:
+    """Some of the changes of dead calls, and these calls. The caller holds their keys and jobs for a while, and ends
+    the claim of each job with `give_up`.
     """
     rows = await connection.fetch(_DEAD, _UNDO_LEASE_SECONDS, _MAX_DEAD_KEYS)
-    return _changes(rows), {Turn(row["turn"], row["tenant_id"], row["for_job"]) for row in rows}
+    return _changes(rows), {PromoteCall(row["turn"], row["tenant_id"], row["for_job"]) for row in rows}
 
 
 def _changes(rows: Sequence[asyncpg.Record]) -> list[KeyChange]:

@@ -1,7 +1,7 @@
 """The two kinds of promotion target: another bucket, or an HTTP file service.
 
-`copying` calls them. A target creates an object only where none lies, unless the call replaces it. `turn` is the id of
-the call (ownership.Turn).
+`copying` calls them. A target creates an object only where none lies, unless the call replaces it. `call_id` is the
+id of the call (ownership.PromoteCall).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_SECONDS = 300.0
 _MAX_BACKUP_BYTES = 2 * 1024**3
 _BINARY = "application/octet-stream"
 #: The metadata field of an object that names the call that wrote it.
-_TURN = "promotion"
+_CALL_FIELD = "promotion"
 
 
 class Existing(Enum):
@@ -51,14 +51,14 @@ class Target(Protocol):
     async def existing(self, key: str) -> Existing:
         """Whether an object lies at the key."""
 
-    async def create(self, key: str, source: str, size: int, turn: str) -> bool:
+    async def create(self, key: str, source: str, size: int, call_id: str) -> bool:
         """Copy the object `source` of the installation's store to the key, if no object lies there.
 
         True: the target confirms that it created the object. False: the target does not report whether an object lay
         there before. Raises Conflict `target_exists` if an object lies there; then nothing was changed.
         """
 
-    async def replace(self, key: str, source: str, size: int, turn: str) -> None:
+    async def replace(self, key: str, source: str, size: int, call_id: str) -> None:
         """Copy the object `source` over the object at the key."""
 
     async def back_up(self, key: str, backup: str) -> None:
@@ -67,7 +67,7 @@ class Target(Protocol):
     async def restore(self, key: str, backup: str) -> None:
         """Put the backup back to the key."""
 
-    async def remove(self, key: str, turn: str) -> None:
+    async def remove(self, key: str, call_id: str) -> None:
         """Remove the object, if the call created it. A target that does not record the call removes it in any case."""
 
 
@@ -115,15 +115,15 @@ class _Bucket:
         with _as_bad_gateway(key):
             return Existing.NOTHING if await self._target_store.head(key) is None else Existing.SOMETHING
 
-    async def create(self, key: str, source: str, size: int, turn: str) -> bool:
+    async def create(self, key: str, source: str, size: int, call_id: str) -> bool:
         try:
-            await self._copy(self._store, source, self._target_store, key, size, turn, only_new=self._conditional)
+            await self._copy(self._store, source, self._target_store, key, size, call_id, only_new=self._conditional)
         except PutRefused:
             raise exists(key) from None
         return True
 
-    async def replace(self, key: str, source: str, size: int, turn: str) -> None:
-        await self._copy(self._store, source, self._target_store, key, size, turn)
+    async def replace(self, key: str, source: str, size: int, call_id: str) -> None:
+        await self._copy(self._store, source, self._target_store, key, size, call_id)
 
     async def back_up(self, key: str, backup: str) -> None:
         await self._copy(self._target_store, key, self._store, backup, None, "")
@@ -131,13 +131,13 @@ class _Bucket:
     async def restore(self, key: str, backup: str) -> None:
         await self._copy(self._store, backup, self._target_store, key, None, "")
 
-    async def remove(self, key: str, turn: str) -> None:
+    async def remove(self, key: str, call_id: str) -> None:
         with _as_bad_gateway(key):
             await self._target_store.abort_uploads(key)
             stored = await self._target_store.head(key)
             if stored is None:
                 return
-            if stored.metadata.get(_TURN) != turn:
+            if stored.metadata.get(_CALL_FIELD) != call_id:
                 log.warning("an object at the promotion target stays: another call wrote it", key=key)
                 return
             await self._target_store.delete(key)
@@ -149,12 +149,12 @@ class _Bucket:
         destination: ObjectStore,
         key: str,
         size: int | None,
-        turn: str,
+        call_id: str,
         *,
         only_new: bool = False,
     ) -> None:
         with _as_bad_gateway(key):
-            metadata = {_TURN: turn} if turn else {}
+            metadata = {_CALL_FIELD: call_id} if call_id else {}
             async with destination.upload(key, content_type=_BINARY, metadata=metadata, only_new=only_new) as upload:
                 async for piece in source_store.pieces(source):
                     await upload.write(piece)
@@ -200,12 +200,12 @@ class _FileService:
             return Existing.UNKNOWN
         raise _refused(key, answer)
 
-    async def create(self, key: str, source: str, size: int, turn: str) -> bool:
+    async def create(self, key: str, source: str, size: int, call_id: str) -> bool:
         request_headers = {
             "Content-Length": str(size),
             "Content-Type": _BINARY,
             "If-None-Match": "*",
-            "X-Request-Id": turn,
+            "X-Request-Id": call_id,
         }
         answer = await self._ask("PUT", key, request_headers, partial(self._store.pieces, source))
         if answer.status in (HTTPStatus.PRECONDITION_FAILED, HTTPStatus.CONFLICT):
@@ -214,8 +214,8 @@ class _FileService:
             raise _refused(key, answer)
         return answer.status == HTTPStatus.CREATED
 
-    async def replace(self, key: str, source: str, size: int, turn: str) -> None:
-        request_headers = {"Content-Length": str(size), "Content-Type": _BINARY, "X-Request-Id": turn}
+    async def replace(self, key: str, source: str, size: int, call_id: str) -> None:
+        request_headers = {"Content-Length": str(size), "Content-Type": _BINARY, "X-Request-Id": call_id}
         answer = await self._ask("PUT", key, request_headers, partial(self._store.pieces, source))
         if not _is_success(answer):
             raise _refused(key, answer)
@@ -257,8 +257,8 @@ class _FileService:
             raise _failed(key)
         await self.replace(key, backup, head.size, "")
 
-    async def remove(self, key: str, turn: str) -> None:
-        answer = await self._ask("DELETE", key, {"X-Request-Id": turn})
+    async def remove(self, key: str, call_id: str) -> None:
+        answer = await self._ask("DELETE", key, {"X-Request-Id": call_id})
         if not _is_success(answer) and answer.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
             raise _refused(key, answer)
 

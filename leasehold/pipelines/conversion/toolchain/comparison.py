@@ -12,8 +12,8 @@ import numpy as np
 
 from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors
 
-_MAX_DB = 200.0  # reported for equal signals, whose ratio is infinite; and negative for an infinite difference
-#: Reported for an infinite difference: JSON has no infinity, and would have null as if nothing had been measured.
+_MAX_DB = 200.0  # the SNR that is reported for equal outputs (theirs is infinite); negated for an infinite difference
+#: Reported in place of an infinite difference. JSON has no infinity: null would look as if nothing had been measured.
 LARGEST = sys.float_info.max
 _TIMED_RUNS = 5
 
@@ -56,10 +56,13 @@ def _same_top1(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> boo
 
 
 def _snr_db(signal: float, noise: float) -> float:
+    """The signal-to-noise ratio in dB, from -_MAX_DB to _MAX_DB. For a reference of zeros it is -0."""
     if not noise:
         return _MAX_DB
     ratio = signal / noise
-    return max(-_MAX_DB, min(_MAX_DB, 10 * math.log10(ratio))) if ratio else -_MAX_DB * bool(signal)
+    if ratio:
+        return max(-_MAX_DB, min(_MAX_DB, 10 * math.log10(ratio)))
+    return -_MAX_DB if signal else -0.0
 
 
 def _rows(answer: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -74,8 +74,8 @@ def optimise(work: Work) -> Done:
 
 
 def _optimise_graph(tools: Any, model: onnx.ModelProto) -> onnx.ModelProto:
-    """Optimise with fused batch normalisations. The fusing fails for some names: then without it, as the
-    manual advises.
+    """Optimise with fused batch normalisations. For some models the fusing fails, because of their names: then optimise
+    without it, as the manual advises.
     """
     optimised: onnx.ModelProto
     try:
@@ -101,8 +101,8 @@ def quantise(work: Work) -> Done:
         report_progress(work, 5, "evaluating")
         report["evaluate"] = str(_call(config.evaluate))[:_MAX_TEXT]
     report_progress(work, 15, "analysing")
-    mapping = {name: [sample[name] for sample in inputs_to_run] for name in inputs_to_run[0]}
-    written = _call(config.analysis, mapping, output_dir=str(work.directory.absolute()), threads=_THREADS)
+    samples_by_input = {name: [sample[name] for sample in inputs_to_run] for name in inputs_to_run[0]}
+    written = _call(config.analysis, samples_by_input, output_dir=str(work.directory.absolute()), threads=_THREADS)
     target = _move(written, work.directory / "out.bie")
     simulations = {}
     if params.enable_sim_fp:

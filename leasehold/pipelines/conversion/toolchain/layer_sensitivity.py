@@ -49,7 +49,7 @@ def worst_layers(float_path: Path, int8_path: Path, inputs: list[Tensors], direc
             noise[name] = max(noise[name], _noise(reference[name], quantised[name]))
     float_exposed.unlink()
     int8_exposed.unlink()
-    layers = _added(graph, noise)
+    layers = _added_noise(graph, noise)
     return sorted(layers, key=lambda layer: (-layer["added"], layer["layer"]))[:_REPORTED_LAYERS]
 
 
@@ -99,7 +99,7 @@ def _noise(reference: np.ndarray[Any, Any], quantised: np.ndarray[Any, Any]) -> 
     return error / signal if signal else float(error > 0)
 
 
-def _added(graph: onnx.GraphProto, noise: dict[str, float]) -> list[dict[str, Any]]:
+def _added_noise(graph: onnx.GraphProto, noise: dict[str, float]) -> list[dict[str, Any]]:
     """The noise that each measured layer adds. An output that is not measured carries the noise of its
     noisiest input.
     """

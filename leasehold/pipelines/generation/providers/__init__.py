@@ -1,4 +1,4 @@
-"""The providers of an installation: three that are built in, and those that the settings declare.
+"""The providers of an installation: four that are built in, and those that the settings declare.
 
 The endpoints read the `Catalogue`; the steps of a worker use the open `Providers`.
 """
@@ -15,13 +15,14 @@ from leasehold.domain.errors import DeclarationError
 from leasehold.pipelines.generation.provider import Provider, Rejected
 from leasehold.pipelines.generation.providers.ark import Ark
 from leasehold.pipelines.generation.providers.declared import Declaration, Declared, declarations
+from leasehold.pipelines.generation.providers.fal import Fal
 from leasehold.pipelines.generation.providers.jimeng import Jimeng
 from leasehold.pipelines.generation.providers.redaction import without_secrets
 from leasehold.pipelines.generation.providers.replicate import Replicate
 from leasehold.pipelines.generation.providers.requests import RequestSender
 from leasehold.settings import Settings
 
-BUILT_IN = ("jimeng", "ark", "replicate")
+BUILT_IN = ("jimeng", "ark", "replicate", "fal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ async def open_providers(settings: Settings) -> AsyncIterator[Providers]:
             "jimeng": Jimeng(sender, settings.generation_jimeng_url),
             "ark": Ark(sender, settings.generation_ark_url),
             "replicate": Replicate(sender, settings.generation_replicate_url),
+            "fal": Fal(sender, settings.generation_fal_url),
         }
         opened |= {name: Declared(sender, declaration) for name, declaration in catalogue.declared.items()}
         yield Providers(catalogue, {name: without_secrets(provider) for name, provider in opened.items()})

@@ -137,7 +137,7 @@ def _image(order: Order) -> dict[str, Any]:
 
 def _body_of(answer: ProviderAnswer) -> Mapping[str, Any]:
     """The body of a successful answer. Raises ProviderError for any other."""
-    if answer.good:
+    if answer.is_success:
         return as_mapping(answer.body)
     error = _error(answer.body)
     raise answer.refusal(str(error.get("message") or ""), str(error["code"]) if "code" in error else None)

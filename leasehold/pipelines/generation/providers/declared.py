@@ -1,6 +1,6 @@
 """A provider that the settings declare: its requests are templates, and JSON pointers read its answers.
 
-In a template, `{prompt}` and the other names of WORDS stand for the values of the order. A text that is only a
+In a template, `{prompt}` and the other names of PLACEHOLDERS stand for the values of the order. A text that is only a
 placeholder becomes the value itself (a number stays a number). A member or a header whose placeholder has no value is
 left out. `{ref}` is the provider's id of the order. `{credential}` is allowed in headers only.
 """
@@ -17,7 +17,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from leasehold.domain.errors import DeclarationError
-from leasehold.domain.json_pointer import path_of
+from leasehold.domain.json_pointer import value_at
 from leasehold.pipelines.generation.provider import Accepted, Finished, Order, Rejected, Working
 from leasehold.pipelines.generation.providers.requests import (
     ProviderAnswer,
@@ -27,8 +27,8 @@ from leasehold.pipelines.generation.providers.requests import (
     urls_in,
 )
 
-#: The placeholders for the values of an order.
-WORDS = frozenset(
+#: The names of the placeholders for an order's values.
+PLACEHOLDERS = frozenset(
     {
         "prompt", "model", "negative_prompt", "width", "height", "sample_strength", "image", "images", "is_pro",
         "duration_ms", "duration_seconds", "ratio", "token", "kind", "callback",
@@ -79,18 +79,18 @@ class Declaration(BaseModel):
         is_polled = any(needed_to_poll)
         if is_polled and not (all(needed_to_poll) and self.statuses):
             raise ValueError("ref, poll, status and statuses belong together")
-        for request, further_words in ((self.submit, set[str]()), (self.poll, {"ref"}), (self.cancel, {"ref"})):
+        for request, further in ((self.submit, set[str]()), (self.poll, {"ref"}), (self.cancel, {"ref"})):
             if request is not None:
-                _check_words(request, further_words)
+                _check_placeholders(request, further)
         return self
 
 
-def _check_words(request: RequestTemplate, further_words: set[str]) -> None:
+def _check_placeholders(request: RequestTemplate, further: set[str]) -> None:
     for texts, allowed in (
-        ([request.url, request.body], WORDS | further_words),
-        (list(request.headers.values()), WORDS | further_words | {"credential"}),
+        ([request.url, request.body], PLACEHOLDERS | further),
+        (list(request.headers.values()), PLACEHOLDERS | further | {"credential"}),
     ):
-        if unknown := {word for text in _texts(texts) for word in _PLACEHOLDER.findall(text)} - allowed:
+        if unknown := {name for text in _texts(texts) for name in _PLACEHOLDER.findall(text)} - allowed:
             raise ValueError(f"unknown placeholders: {', '.join(sorted(unknown))}")
 
 
@@ -142,7 +142,7 @@ class Declared:
         self._check(answer)
         if self._declaration.ref is None:
             return self._finished(answer)
-        ref = _at(answer.body, self._declaration.ref)
+        ref = value_at(answer.body, self._declaration.ref)
         if not isinstance(ref, str | int) or ref == "":
             raise bad_answer(f"has no id at {self._declaration.ref}")
         return Accepted(str(ref))
@@ -152,7 +152,7 @@ class Declared:
         assert self._declaration.status is not None
         answer = await self._send(self._declaration.poll, order, credential, ref)
         self._check(answer)
-        status = _at(answer.body, self._declaration.status)
+        status = value_at(answer.body, self._declaration.status)
         match self._declaration.statuses.get(str(status)):
             case "working":
                 return Working(str(status)[:100], answer.after)
@@ -179,14 +179,14 @@ class Declared:
         headers: Mapping[str, str] | None = None,
         buys: bool = False,
     ) -> ProviderAnswer:
-        words = _values(order) | {"ref": ref}
-        body = None if template.body is None else _fill(template.body, words)
+        values = _values(order) | {"ref": ref}
+        body = None if template.body is None else _fill(template.body, values)
         if body is not None and buys:
             body |= order.extra or {}
-        filled_headers = _fill(template.headers, words | {"credential": credential})
+        filled_headers = _fill(template.headers, values | {"credential": credential})
         return await self._sender.send(
             template.method,
-            _PLACEHOLDER.sub(lambda word: quote(_text_of(words.get(word[1])), safe=""), template.url),
+            _PLACEHOLDER.sub(lambda match: quote(_text_of(values.get(match[1])), safe=""), template.url),
             headers={name: _text_of(value) for name, value in filled_headers.items()} | dict(headers or {}),
             body=b"" if body is None else orjson.dumps(body),
             buys=buys,
@@ -194,13 +194,13 @@ class Declared:
         )
 
     def _check(self, answer: ProviderAnswer) -> None:
-        if not answer.good:
+        if not answer.is_success:
             raise answer.refusal(self._message(answer), self._code(answer))
         if not isinstance(answer.body, dict | list):
             raise bad_answer("is no JSON")
 
     def _finished(self, answer: ProviderAnswer) -> Finished:
-        output = _at(answer.body, self._declaration.urls)
+        output = value_at(answer.body, self._declaration.urls)
         if isinstance(output, str) and self._declaration.separator:
             output = [part.strip() for part in output.split(self._declaration.separator)]
         urls = urls_in(output)
@@ -209,11 +209,11 @@ class Declared:
         return Finished(urls)
 
     def _message(self, answer: ProviderAnswer) -> str:
-        message = _at(answer.body, self._declaration.error) if self._declaration.error else None
+        message = value_at(answer.body, self._declaration.error) if self._declaration.error else None
         return message[:500] if isinstance(message, str) else ""
 
     def _code(self, answer: ProviderAnswer) -> str | None:
-        code = _at(answer.body, self._declaration.fail_code) if self._declaration.fail_code else None
+        code = value_at(answer.body, self._declaration.fail_code) if self._declaration.fail_code else None
         return None if code is None else str(code)[:100]
 
 
@@ -237,18 +237,18 @@ def _values(order: Order) -> dict[str, Any]:
     }
 
 
-def _fill(template: Any, words: Mapping[str, Any]) -> Any:
-    """The template with the values of `words` in place of the placeholders."""
+def _fill(template: Any, values: Mapping[str, Any]) -> Any:
+    """The template with `values` in place of the placeholders."""
     if isinstance(template, dict):
-        filled = {name: _fill(member, words) for name, member in template.items()}
+        filled = {name: _fill(member, values) for name, member in template.items()}
         return {name: value for name, value in filled.items() if value is not None}
     if isinstance(template, list):
-        return [value for item in template if (value := _fill(item, words)) is not None]
+        return [value for item in template if (value := _fill(item, values)) is not None]
     if not isinstance(template, str):
         return template
     if alone := _PLACEHOLDER.fullmatch(template):
-        return words.get(alone[1])
-    return _PLACEHOLDER.sub(lambda word: _text_of(words.get(word[1])), template)
+        return values.get(alone[1])
+    return _PLACEHOLDER.sub(lambda match: _text_of(values.get(match[1])), template)
 
 
 def _text_of(value: Any) -> str:
@@ -256,16 +256,3 @@ def _text_of(value: Any) -> str:
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _at(body: Any, pointer: str) -> Any:
-    """The value at the JSON pointer (RFC 6901); None if the pointer leads nowhere."""
-    value = body
-    for key in path_of(pointer):
-        if isinstance(value, dict):
-            value = value.get(key)
-        elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
-            value = value[int(key)]
-        else:
-            return None
-    return value

@@ -130,20 +130,20 @@ def _data(answer: ProviderAnswer) -> Mapping[str, Any]:
     status.
     """
     if not isinstance(answer.body, dict):
-        if answer.good:
+        if answer.is_success:
             raise bad_answer("is no JSON object")
         raise answer.refusal()
     code, message = answer.body.get("code"), str(answer.body.get("message") or "")
     if code == _SUCCESS:
         return as_mapping(answer.body.get("data"))
     if not isinstance(code, int):
-        raise bad_answer("has no code") if answer.good else answer.refusal(message)
+        raise bad_answer("has no code") if answer.is_success else answer.refusal(message)
     if code in _BUSY:
         raise TryLater("provider_busy", f"Jimeng is busy: {message}", fail_code=str(code), after=answer.after)
     if code in _FINAL:
         raise Rejected(_FINAL[code], f"Jimeng refused: {message}", fail_code=str(code))
     if code in _INTERNAL:
         raise OutcomeUnknown("provider_error", f"Jimeng failed: {message}", fail_code=str(code))
-    if not answer.good:
+    if not answer.is_success:
         raise answer.refusal(message, str(code))
     raise Rejected("provider_refused", f"Jimeng refused: {message}", fail_code=str(code))

@@ -45,7 +45,9 @@ def redacted(text: str, credential: str) -> str:
 
 
 def _without_cut(text: str, part: str) -> str:
-    """The text without a beginning of `part` at its end: the providers' modules cut long messages, perhaps there."""
+    """Hide the first characters of `part` if the text ends with them: a provider's module may have cut a long message
+    in the middle of `part`.
+    """
     for length in range(len(part) - 1, _MIN_PART_CHARACTERS - 1, -1):
         if text.endswith(part[:length]):
             return text[:-length] + _HIDDEN

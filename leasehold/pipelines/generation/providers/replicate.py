@@ -115,7 +115,7 @@ def _prediction(order: Order) -> tuple[str, dict[str, Any]]:
 
 def _body_of(answer: ProviderAnswer) -> Mapping[str, Any]:
     """The body of a successful answer. Raises ProviderError for any other."""
-    if answer.good:
+    if answer.is_success:
         return as_mapping(answer.body)
     error = answer.body if isinstance(answer.body, dict) else {}
     raise answer.refusal(str(error.get("detail") or error.get("title") or ""))

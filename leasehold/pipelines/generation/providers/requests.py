@@ -18,7 +18,7 @@ from leasehold.security.egress import AnswerTooLarge, Egress, EgressFailed, Egre
 from leasehold.settings import Settings
 
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024
-_SECONDS = 30.0
+_TIMEOUT_SECONDS = 30.0
 _REUSED_CONNECTIONS = 20
 _MAX_MESSAGE_CHARACTERS = 500
 _MAX_RETRY_AFTER = 86_400.0
@@ -39,26 +39,26 @@ class ProviderAnswer:
     after: float | None
 
     @property
-    def good(self) -> bool:
+    def is_success(self) -> bool:
         return 200 <= self.status < 300  # noqa: PLR2004 - HTTP statuses
 
     def stopped(self) -> bool:
         """Whether this answer to a cancel means that the order is stopped. False: the provider says that it cannot stop
         it any more. Raises `refusal` for any other answer: the order may go on, and cost money.
         """
-        if self.good or self.status in _CANNOT_STOP:
-            return self.good
+        if self.is_success or self.status in _CANNOT_STOP:
+            return self.is_success
         raise self.refusal()
 
     def refusal(self, message: str = "", fail_code: str | None = None) -> ProviderError:
-        """The error for an answer with this status. A good status means that the answer's body was not as documented.
+        """The error for an answer with this status. After a status of success, the answer's body was not as documented.
 
         `message`, `fail_code`: the provider's own, if the answer has them.
         """
         text = f"The provider answered {self.status}" + (f": {message[:_MAX_MESSAGE_CHARACTERS]}" if message else ".")
         if self.status == _TOO_MANY or (self.status == _UNAVAILABLE and self.after is not None):
             return TryLater("provider_busy", text, fail_code=fail_code, after=self.after)
-        if self.good or self.status >= 500 or self.status == 408:  # noqa: PLR2004 - HTTP statuses
+        if self.is_success or self.status >= 500 or self.status == 408:  # noqa: PLR2004 - HTTP statuses
             return OutcomeUnknown("provider_error", text, fail_code=fail_code)
         return Rejected(_REJECTED.get(self.status, "provider_refused"), text, fail_code=fail_code)
 
@@ -87,7 +87,7 @@ class RequestSender:
         headers: Mapping[str, str],
         body: bytes = b"",
         buys: bool = False,
-        seconds: float = _SECONDS,
+        seconds: float = _TIMEOUT_SECONDS,
     ) -> ProviderAnswer:
         """Send the request. `buys`: the request may cost money.
 

@@ -1,9 +1,9 @@
 """Reads the sizes of the frames of an AV1 stream, for the AVIF reader. A decoder allocates these sizes, whatever the
 container says.
 
-The sequence header has the size of most frames. A frame header may have another one: the standard forbids it to be
-larger, and decoders accept it. So both are read, each frame header up to its size. The names of the fields are those of
-the AV1 Bitstream Specification, 5.5 and 5.9.
+The sequence header has the size of most frames. A frame header may have a size of its own: the standard forbids a
+larger one, but decoders accept it. So both are read, each frame header up to its size. The names of the fields are
+those of the AV1 Bitstream Specification, 5.5 and 5.9.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from leasehold.pipelines.media.refusals import corrupt_image
 Size = tuple[int, int]
 
 MAX_UNITS = 100_000  # units (headers, tiles, metadata) of a file
-#: A frame may be shown again later, and a picture may have four layers. Each has few bytes, but costs its area.
+#: A frame may be shown again later, and a picture may have four layers. Each such frame has few bytes, but costs the
+#: decoding of its area.
 MAX_FRAMES_PER_SAMPLE = 4
 
 _SEQUENCE_HEADER, _FRAME_HEADERS = 1, {3, 6, 7}  # 3: alone, 6: with its tiles, 7: a copy
 _KEY, _INTRA_ONLY, _SWITCH = 0, 2, 3  # types of frames
-_CHOOSE = 2  # each frame header says by itself
+_CHOOSE = 2  # the value is in each frame header
 _REFERENCES, _SLOTS = 7, 8
 _ALL_SLOTS = 0xFF
 _MAX_PROFILE = 2
@@ -33,7 +34,7 @@ _MAX_LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class _OperatingPoint:
-    """Which layers a decoder may choose. `has_model`: frame headers have a time for it."""
+    """A choice of layers that a decoder may decode, as bits. `has_model`: frame headers have a removal time for it."""
 
     layers: int
     has_model: bool
@@ -54,7 +55,7 @@ class _Timing:
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """What a frame header cannot be read without."""
+    """The fields of a sequence header on which the fields of frame headers depend."""
 
     is_reduced: bool
     timing: _Timing

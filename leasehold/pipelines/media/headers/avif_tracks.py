@@ -45,8 +45,8 @@ def read_tracks(data: bytes, movie: Box) -> list[Track]:
 
 
 def _read_track(data: bytes, box: Box, samples_left: int, bytes_left: int) -> Track | None:
-    """The track. None: it is no picture, or of a codec that the decoder does not know, and it skips it. `samples_left`
-    and `bytes_left`: how many the tracks before have left of those that a file may have.
+    """The track. None: the decoder skips it, because it is no picture or has an unknown codec. `samples_left` and
+    `bytes_left`: how many samples and bytes this track may still have, after the tracks before it.
     """
     table = box
     for kind in (b"mdia", b"minf", b"stbl"):

@@ -1,21 +1,14 @@
-"""Checks schedules, webhooks and tenants, and that a run leaves nothing behind (I18, I19, I21, I24)."""
+"""Judges I19: a subscriber gets a signed message about the end of each run."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from http import HTTPStatus
 
-from chaos.checks.jobs import excused
+from chaos.checks.excuses import excused
 from chaos.checks.verdict import Observation, observed
 from chaos.history import History
 from leasehold.domain.states import JOB_TERMINAL
-
-
-def i18(history: History) -> Iterator[Observation]:
-    """At most one run per schedule and tick; each schedule of the load has one tick."""
-    for schedule, runs in history.runs_of.items():
-        yield observed("tick", f"one tick of schedule {schedule} made {len(runs)} runs", good=len(runs) == 1)
 
 
 def i19(history: History) -> Iterator[Observation]:
@@ -47,25 +40,3 @@ def i19(history: History) -> Iterator[Observation]:
             )
             is_true = (delivery.tenant, delivery.event) == (job["tenant_id"], f"run.{job['status']}")
             yield observed("message", sentence, good=is_true)
-
-
-def i21(history: History) -> Iterator[Observation]:
-    """The tenant is the same in a job and in all its rows, and no endpoint shows another tenant's thing of any kind."""
-    rows = {
-        "task": history.tasks, "event": history.events, "media": history.media, "output": history.outputs,
-        "run": history.run_rows, "conversion": history.conversions, "generation": history.generations,
-    }  # fmt: skip
-    for kind, rows_of_kind in rows.items():
-        for row in rows_of_kind:
-            job = history.job_by_id.get(row["job_id"] or "")
-            if job is not None:
-                sentence = f"job {job['id']} is {job['tenant_id']}'s and has a {kind} of {row['tenant_id']}"
-                yield observed(kind, sentence, good=row["tenant_id"] == job["tenant_id"])
-    for kind, request, status in history.probes:
-        yield observed(f"foreign {kind}", f"{request} was answered with {status}", good=status == HTTPStatus.NOT_FOUND)
-
-
-def i24(history: History) -> Iterator[Observation]:
-    """After the run there is no orphaned process, directory, lock or open transaction."""
-    for what, left in history.leftovers:
-        yield observed(what, "; ".join(left), good=not left)

@@ -1,4 +1,7 @@
-"""Compares the platform's events with the changes of its rows, which triggers recorded (I3, I4, I16, I20)."""
+"""Judges changes of status (I3, I4, I16): a step succeeds once, by an edge of the state diagram, after its needs.
+
+Triggers recorded the changes of the rows. The checks compare them with the platform's own events.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 
 from chaos.checks.verdict import Observation, observed
-from chaos.history import History, Row
+from chaos.evidence import Row
+from chaos.history import History
 from leasehold.domain.states import JOB_MOVES, TASK_MOVES, TASK_TERMINAL, JobState, TaskState
 
 _UNFINISHED = frozenset(TaskState) - TASK_TERMINAL
@@ -84,27 +88,3 @@ def i16(history: History) -> Iterator[Observation]:
             for need in history.terms.needs.get((job["pipeline"], task["step"]), ()):
                 sentence = f"{history.name_of(task['id'])} started before {need} was committed"
                 yield observed("start", sentence, good=done.get((task["job_id"], need), claim.n) < claim.n)
-
-
-def i20(history: History) -> Iterator[Observation]:
-    """Event numbers are gap-free per job; a client that resumes sees each event once, in order, up to the last one."""
-    for job in history.jobs:
-        numbers = [event["seq"] for event in history.events_of.get(job["id"], [])]
-        is_gap_free = numbers == list(range(1, len(numbers) + 1)) and job["event_seq"] == len(numbers)
-        sentence = f"job {job['id']} counts {job['event_seq']} events and has {numbers}"
-        yield observed("numbers of a job", sentence, good=is_gap_free and bool(numbers))
-    for job_id, pieces in history.streams.items():
-        yield from _followed(history, job_id, pieces)
-
-
-def _followed(history: History, job_id: str, pieces: list[tuple[int, list[int]]]) -> Iterator[Observation]:
-    for cursor, numbers in pieces:
-        sentence = f"a client that resumed the events of job {job_id} after {cursor} saw {numbers}"
-        yield observed("resumption", sentence, good=numbers == list(range(cursor + 1, cursor + 1 + len(numbers))))
-    received = sorted(number for _, numbers in pieces for number in numbers)
-    event_numbers = [event["seq"] for event in history.events_of.get(job_id, [])]
-    yield observed(
-        "stream",
-        f"a client that followed job {job_id} saw {received} of its events {event_numbers}",
-        good=received == event_numbers and bool(event_numbers),
-    )

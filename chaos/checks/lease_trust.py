@@ -1,5 +1,4 @@
-"""Checks trust (I8): a worker may act on a task between its claim and the end of its trust in the lease, and no other
-worker may act then.
+"""Judges I8: a worker acts on a task from its claim until its trust in the lease ends, and no other worker does then.
 
 The trust ends the margin before `lease_until`, by the database's clock, because a claim of another worker compares with
 this clock. A worker that lost its lease stops. Until it knows of the loss, its handler may run beside the handler of
@@ -14,7 +13,8 @@ from dataclasses import dataclass
 
 from chaos.audit import Change, seconds
 from chaos.checks.verdict import Observation, observed
-from chaos.history import Claim, History, Row, Run
+from chaos.evidence import Row
+from chaos.history import Claim, History, Run
 
 #: How far apart, in seconds, the proxy and the database may see the same end of a session.
 _SAME_MOMENT = 1.0

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from leasehold.broker.base import Broker
 
 
-class BrokerParts(Collector):
+class BrokerMetrics(Collector):
     """Reads the broker's own counts at each scrape."""
 
     def __init__(self, broker: Broker) -> None:

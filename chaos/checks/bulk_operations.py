@@ -1,51 +1,16 @@
-"""Checks the journals of workflows, and bulk operations (I25, I26)."""
+"""Judges I26: a bulk operation acts once on each of its jobs, and its result counts them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chaos.audit import Change
 from chaos.checks.verdict import Observation, observed
-from chaos.history import REPLAYED, History, Operation, Row
+from chaos.evidence import Operation, Row
+from chaos.history import REPLAYED, History
 
 #: Action -> the kind of event that it writes. A cancel writes one for each job, a retry one for each step that runs
 #: again.
 _EVENTS = {"retry": "replayed", "cancel": "cancel_requested"}
-
-
-def i25(history: History) -> Iterator[Observation]:
-    """Each call of a workflow has one row, written by the holder of its lease, and a result never changes."""
-    for change in history.changes:
-        if change.of != "call" or change.after is None:
-            continue
-        name = f"the call {change.after['branch']}/{change.after['number']} of workflow {change.after['job_id']}"
-        if change.before is not None and change.before["state"] != "open":
-            yield observed("result of a call", f"{name} was {change.before} and became {change.after}", good=False)
-        elif change.before is not None:
-            yield Observation("result of a call")
-        held = _lease_at(history, change)
-        sentence = f"{name} was written under epoch {change.after['epoch']}, while the lease was {held or 'free'}"
-        yield observed("call", sentence, good=held == f"epoch {change.after['epoch']}")
-
-
-def _lease_at(history: History, change: Change) -> str:
-    """The lease of the workflow's own task when the row of the call was written; "": nobody held it.
-
-    The statement that suspends a workflow writes the call and gives the lease back. So of a change by the same
-    transaction, the row before the change counts.
-    """
-    row: Row | None = None
-    for task in history.tasks_of.get(change.row["job_id"], ()):
-        if task["contained"]:
-            continue
-        for other in history.task_changes.get(task["id"], ()):
-            if other.xact == change.xact:
-                row = other.before
-                break
-            if other.n > change.n:
-                break
-            row = other.after
-    return f"epoch {row['epoch']}" if row is not None and row["status"] == "running" else ""
 
 
 def i26(history: History) -> Iterator[Observation]:

@@ -1,4 +1,4 @@
-"""Checks leases (I5 to I7): each has one owner and one epoch, and a worker that lost a task writes nothing."""
+"""Judges I6: only the holder of a lease settles its task, and only after its handler has ended."""
 
 from __future__ import annotations
 
@@ -6,33 +6,11 @@ from collections.abc import Iterator
 
 from chaos.audit import Change
 from chaos.checks.verdict import Observation, observed
-from chaos.history import Claim, History, Row
+from chaos.evidence import Row
+from chaos.history import Claim, History
 
 #: The journal and the audit read one clock. Their times of two events in a row differ by at most this, in seconds.
 _CLOCK = 0.005
-
-
-def i5(history: History) -> Iterator[Observation]:
-    """The epoch rises by exactly 1 per claim, and no two claims share one."""
-    for task, claims in history.claims.items():
-        for nth, claim in enumerate(claims, 1):
-            sentence = f"{history.name_of(task)} was claimed with epoch {claim.epoch} by its claim number {nth}"
-            yield observed("claim", sentence, good=claim.epoch == nth)
-    suspended = {
-        (change.xact, (change.before or {})["lease_owner"])
-        for changes in history.task_changes.values()
-        for change in changes
-        if change.moved() == ("running", "waiting")
-    }
-    for task, claims in history.claims.items():
-        if not claims[0].before:
-            sentence = f"{history.name_of(task)} was made with a lease, and not by the suspension of its workflow"
-            is_good = (history.task_changes[task][0].xact, claims[0].owner) in suspended
-            yield observed("claim by a suspension", sentence, good=is_good)
-    for row in history.tasks:
-        count = len(history.claims.get(row["id"], ()))
-        sentence = f"{history.name_of(row['id'])} has epoch {row['epoch']} after {count} claims"
-        yield observed("step", sentence, good=row["epoch"] == count)
 
 
 def i6(history: History) -> Iterator[Observation]:
@@ -98,11 +76,3 @@ def _is_settlement(before: Row, after: Row) -> bool:
 def _is_inline(history: History, task: Row) -> bool:
     job = history.job_by_id.get(task["job_id"])
     return job is not None and (job["pipeline"], task["step"]) in history.terms.inline
-
-
-def i7(history: History) -> Iterator[Observation]:
-    """No task stays RUNNING for long after its lease has passed."""
-    for overdue in history.overdue:
-        yield observed("look at leases", "; ".join(overdue), good=not overdue)
-    for task in history.tasks:
-        yield observed("step at rest", f"{history.name_of(task['id'])} is running", good=task["status"] != "running")

@@ -1,6 +1,4 @@
-"""Checks that each request makes its jobs once, however often the client repeats it, and that each job has a request
-(I2).
-"""
+"""Judges I2: each request makes its jobs once, however often the client repeats it, and each job has a request."""
 
 from __future__ import annotations
 
@@ -8,7 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
 from chaos.checks.verdict import Observation, observed
-from chaos.history import History, Request, Row
+from chaos.evidence import Request, Row
+from chaos.history import History
 
 #: For each endpoint, the rows that its requests make. Each of these rows has the key of its request.
 _RUNS, _MEDIA, _JOBS_OF_MEDIA = "runs", "media", "jobs of media"

@@ -1,0 +1,265 @@
+"""The endpoints `/v1/cells`: an operator of one cell asks all cells what they have to do, and finds a job or a tenant.
+
+`/v1/cells/own` and `/v1/cells/own/find` are what a cell says of itself. The other two ask the other cells for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+from importlib.metadata import version
+from time import monotonic
+from typing import Annotated
+from urllib.parse import quote
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from leasehold.api.auth.security import OPERATE, Require
+from leasehold.api.fleet.health import readiness_of
+from leasehold.api.http.authenticated_first import AuthenticatedFirst
+from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.openapi import problems
+from leasehold.api.http.responses import json_response
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services, services_of
+from leasehold.db import cell_reads
+from leasehold.domain.errors import Invalid, NotFound
+from leasehold.security.other_cells import (
+    Because,
+    CellAnswer,
+    CellHolding,
+    CellLoad,
+    Found,
+    OtherCells,
+    State,
+    answer_of_own,
+)
+
+router = APIRouter(tags=["operators"], prefix="/v1", route_class=AuthenticatedFirst)
+Operator = Annotated[Caller, Depends(Require(OPERATE))]
+JobWanted = Annotated[UUID | None, Query(description="The id of a job.")]
+TenantWanted = Annotated[str | None, Query(min_length=1, max_length=100, description="The name of a tenant.")]
+#: The names of tenants that the filter of jobs can have.
+_FILTERED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}")
+_NO_CELLS = {HTTPStatus.NOT_FOUND: "`no_cells`: the installation is no cell"}
+_WRONG_QUERY = {
+    HTTPStatus.UNPROCESSABLE_ENTITY: "`job_or_tenant`: neither a job nor a tenant, or both; `invalid_request`"
+}
+
+
+class Cell(BaseModel):
+    """`own`: the cell that answers. `console`: the address of the cell's console; null: not known, or there is none.
+    `tenants_placed`: the tenants that the map places in the cell. `load`: null if the cell did not say, and `because`
+    why: `no_key`, `key_refused`, `not_understood`, `another_cell` (its API calls itself by another name). `seconds`:
+    how long it took to answer.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    cell: str
+    address: str
+    own: bool
+    console: str | None
+    state: State
+    because: Because | None
+    seconds: float = Field(ge=0)
+    tenants_placed: int = Field(ge=0)
+    load: CellLoad | None
+
+
+class CellList(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    cells: list[Cell]
+
+
+class FoundInCell(BaseModel):
+    """`link`: the job, or the tenant's jobs, in the console of the cell; null: the cell has no console. `moved_to`: the
+    tenant has moved there since; this cell has old rows alone.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    cell: str
+    address: str
+    own: bool
+    tenant: str | None
+    moved_to: str | None
+    link: str | None
+
+
+class FoundInCells(BaseModel):
+    """`found`: the cells that have it, the one where it lives first. `silent`: cells that did not answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    found: list[FoundInCell]
+    silent: list[str]
+
+
+@router.get(
+    "/cells",
+    operation_id="listCells",
+    summary="Ask all cells what they have to do",
+    description="The other cells are asked side by side, each for at most two seconds, with the keys of the setting "
+    "`cells_keys`. A cell that does not answer has the state `silent`.",
+    response_model=CellList,
+    responses=problems(_NO_CELLS),
+)
+@may_lag
+async def list_cells(request: Request, _caller: Operator) -> Response:
+    return json_response({"cells": [cell.model_dump() for cell in await all_cells(request)]})
+
+
+@router.get(
+    "/cells/own",
+    operation_id="getOwnCell",
+    summary="Get what this cell has to do",
+    description="Each number is counted up to 1,000. `due`: tasks that could start now. `oldest_seconds`: how long the "
+    "oldest of them has waited. `failed`: steps that failed for good within the last hour.",
+    response_model=CellLoad,
+    responses=problems(_NO_CELLS),
+)
+@may_lag
+async def get_own_cell(request: Request, _caller: Operator) -> Response:
+    services = services_of(request)
+    return json_response((await _own_load(services, cells_of(services).own)).model_dump())
+
+
+@router.get(
+    "/cells/own/find",
+    operation_id="findInOwnCell",
+    summary="Ask whether this cell has a job or a tenant",
+    response_model=CellHolding,
+    responses=problems(_NO_CELLS | _WRONG_QUERY),
+)
+async def find_in_own_cell(
+    request: Request, _caller: Operator, job: JobWanted = None, tenant: TenantWanted = None
+) -> Response:
+    services = services_of(request)
+    cells_of(services)
+    return json_response((await _held_here(services, job, tenant)).model_dump())
+
+
+@router.get(
+    "/cells/find",
+    operation_id="findInCells",
+    summary="Find the cell of a job or of a tenant",
+    response_model=FoundInCells,
+    responses=problems(_NO_CELLS | _WRONG_QUERY),
+)
+async def find_in_cells(
+    request: Request, _caller: Operator, job: JobWanted = None, tenant: TenantWanted = None
+) -> Response:
+    return json_response((await found_in_cells(request, job, tenant)).model_dump())
+
+
+def cells_of(services: Services) -> OtherCells:
+    """Raises NotFound `no_cells`."""
+    if services.other_cells is None:
+        raise NotFound("no_cells", "This installation is no cell: LEASEHOLD_CELL is not set.")
+    return services.other_cells
+
+
+async def all_cells(request: Request) -> list[Cell]:
+    """All cells of the map, by name."""
+    services = services_of(request)
+    others = cells_of(services)
+    own, answers = await asyncio.gather(_own_answer(request, others), others.status())
+    placed = list(others.map.tenants.values())
+    return [
+        Cell(
+            cell=answer.cell,
+            address=answer.address,
+            own=answer.cell == others.own,
+            console=_below(answer.address, None if answer.load is None else answer.load.console),
+            state=answer.state,
+            because=answer.because,
+            seconds=answer.seconds,
+            tenants_placed=placed.count(answer.cell),
+            load=answer.load,
+        )
+        for answer in sorted((own, *answers), key=lambda answer: answer.cell)
+    ]
+
+
+async def _own_answer(request: Request, others: OtherCells) -> CellAnswer:
+    began = monotonic()
+    checks = await readiness_of(request).checks()
+    state: State = "ready" if all(check.ok for check in checks if check.required) else "not_ready"
+    load = await _own_load(services_of(request), others.own)
+    return CellAnswer(others.own, others.map.addresses[others.own], state, load, None, round(monotonic() - began, 3))
+
+
+async def _own_load(services: Services, own: str) -> CellLoad:
+    async with services.pool.acquire() as connection:
+        load = await cell_reads.load(connection)
+    return answer_of_own(dict(load), own, version("leasehold"), services.settings.console_path)
+
+
+async def _held_here(services: Services, job: UUID | None, tenant: str | None) -> CellHolding:
+    """Raises Invalid unless one of the two is wanted."""
+    if (job is None) == (tenant is None):
+        raise Invalid("job_or_tenant", "Name a job or a tenant: one of the two.")
+    async with services.pool.acquire() as connection:
+        if job is not None:
+            row = await cell_reads.holder_of_job(connection, job)
+        else:
+            row = await cell_reads.holder_of_tenant(connection, str(tenant))
+    if row is None:
+        return CellHolding(found=False)
+    return CellHolding(
+        found=True, tenant=row["tenant_id"], moved_to=row["moved_to"], console=services.settings.console_path
+    )
+
+
+async def found_in_cells(request: Request, job: UUID | None, tenant: str | None) -> FoundInCells:
+    """Where the job or the tenant is: here, else where the map or the other cells say. Raises Invalid as `_held_here`,
+    and NotFound `no_cells`.
+    """
+    services = services_of(request)
+    others = cells_of(services)
+    here = await _held_here(services, job, tenant)
+    own_address = others.map.addresses[others.own]
+    found = [Found(others.own, own_address, here.tenant, here.moved_to, here.console)] if here.found else []
+    silent: list[str] = []
+    if not here.found or here.moved_to is not None:
+        elsewhere, silent = await others.find(job_id=job, tenant=tenant)
+        found = [*elsewhere, *found]
+    if tenant is not None:
+        found = _as_the_map_says(others, tenant, found)
+    return FoundInCells(found=[_with_link(others, one, job) for one in found], silent=silent)
+
+
+def _as_the_map_says(others: OtherCells, tenant: str, found: Sequence[Found]) -> list[Found]:
+    """The cell in which the map places the tenant comes first, also if it is silent or has no row of the tenant yet."""
+    cell = others.map.tenants.get(tenant)
+    if cell is None:
+        return list(found)
+    placed = [one for one in found if one.cell == cell]
+    return [*(placed or [Found(cell, others.map.addresses[cell], tenant, None, None)]),
+            *(one for one in found if one.cell != cell)]  # fmt: skip
+
+
+def _with_link(others: OtherCells, found: Found, job: UUID | None) -> FoundInCell:
+    if job is not None:
+        path = f"/jobs/{job}"
+    else:  # a name that the filter cannot have leads to the first page
+        path = f"/jobs?q={quote(f'tenant:{found.tenant}', safe='')}" if _FILTERED.fullmatch(found.tenant or "") else "/"
+    console = _below(found.address, found.console)
+    return FoundInCell(
+        cell=found.cell,
+        address=found.address,
+        own=found.cell == others.own,
+        tenant=found.tenant,
+        moved_to=found.moved_to,
+        link=None if console is None else console + path,
+    )
+
+
+def _below(address: str, console: str | None) -> str | None:
+    return None if console is None else address + console

@@ -1,0 +1,58 @@
+"""Judges I9: a worker acknowledges a hint only after the commit that makes the hint unnecessary."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from chaos.amqp_tap import HintEvent, HintRecord
+from chaos.audit import Change, seconds
+from chaos.checks.verdict import NotApplicable, Observation, observed
+from chaos.evidence import Row
+from chaos.history import History
+
+#: How far apart, in seconds, the proxy and the audit's triggers may see the same moment.
+_CLOCK = 0.005
+_RUNNABLE = ("pending", "retry", "waiting")
+
+
+def i9(history: History) -> Iterator[Observation]:
+    """The ACK of a hint is later than the commit that made the hint unnecessary."""
+    if not history.has_broker:
+        raise NotApplicable("the run has no broker")
+    for record in history.hint_records:
+        changes = history.task_changes.get(record.task)
+        if record.event is not HintEvent.ACKED or not changes:
+            continue
+        closed = history.closed_at.get(changes[0].row["job_id"], float("inf"))
+        yield observed(
+            "ACK",
+            f"{record.process} acknowledged the hint of {history.name_of(record.task)}"
+            f" {1000 * (record.at - record.since):.0f} ms after its delivery, although the task could be claimed all"
+            " the time",
+            good=closed <= record.at + _CLOCK or not _was_claimable_throughout(history, changes, record),
+        )
+
+
+def _was_claimable_throughout(history: History, changes: list[Change], record: HintRecord) -> bool:
+    """Whether the task could be claimed at every moment between the delivery and the ACK of its hint."""
+    start = max(0, bisect_right([change.at for change in changes], record.since - _CLOCK) - 1)
+    for index in range(start, len(changes)):
+        if changes[index].at > record.at + _CLOCK:
+            break
+        until = changes[index + 1].at if index + 1 < len(changes) else record.at
+        if not _is_claimable(history, changes[index].row, min(until, record.at)):
+            return False
+        if not _is_claimable(history, changes[index].row, max(changes[index].at, record.since)):
+            return False
+    return True
+
+
+def _is_claimable(history: History, task: Row, at: float) -> bool:
+    """Whether a worker could claim the task, by the true clock and by the database's. Both must agree: the holder of a
+    lease cannot know that a jump of the database's clock has ended the lease.
+    """
+    at = min(at, history.by_database(at))
+    if task["status"] == "running":  # a task that has lost its last worker fails, and nobody claims it
+        return seconds(task["lease_until"]) < at and task["losses"] < history.terms.max_losses
+    return task["status"] in _RUNNABLE and seconds(task["available_at"]) <= at

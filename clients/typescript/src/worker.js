@@ -1,0 +1,666 @@
+// @ts-check
+/**
+ * A worker outside of the platform, in JavaScript or TypeScript. It claims tasks over HTTP, renews their leases, and settles
+ * them. It sends the requests of `docs/guides/external-workers.md`, as `leasehold.ExternalWorker` does in Python.
+ */
+import { ApiError, Unavailable } from "./index.js";
+
+/** @typedef {import("./index.js").Leasehold} Leasehold */
+/** @typedef {import("./schema.d.ts").components["schemas"]} Schemas */
+/** A file of a needed step. `url` is signed: it can be read for some minutes without the API key. */
+/** @typedef {{ step: string, name: string, size: number, sha256: string, content_type: string, url: string }} InputFile */
+/**
+ * A task as the API's answer to the claim describes it.
+ * @typedef {{
+ *   task_id: string, run_id: string, template: string, version: number | string, step: string, queue: string, epoch: number,
+ *   attempt: number, lease_seconds: number, timeout_seconds: number | null, payload: Record<string, unknown>,
+ *   traceparent: string | null, results: Record<string, unknown>, files: InputFile[],
+ * }} Claim
+ */
+/** @typedef {Record<string, unknown>} Result */
+/** @typedef {(task: Task) => Promise<Result | null | void> | Result | null | void} Handler */
+/** @typedef {"debug" | "info" | "warning" | "error" | "critical"} Level */
+/** @typedef {{ signal?: AbortSignal }} Stoppable */
+
+const OUTAGE = 2_000;
+const OUTPUT_PAUSE = 500;
+const GIVE_BACK = 5_000;
+/** The API refuses these for every request of the key: no other settlement would be accepted. */
+const KEY_REFUSED = new Set([401, 403]);
+const EXISTS_ALREADY = 412;
+const TOO_MANY = 429;
+/** The most items of one request with lines or chunks. */
+const MOST_ITEMS = 500;
+/** The API's limits of what a failure and a line may say. */
+const CODE = /^[a-z][a-z0-9_.-]{0,99}$/;
+const MOST_MESSAGE = 2_000;
+const MOST_TEXT = 65_536;
+const MOST_RETRY_AFTER = 7 * 86_400;
+
+/** Somebody has cancelled the run: the task has to stop. */
+export class Cancelled extends Error {
+  constructor() {
+    super("the run is to be cancelled");
+    this.name = "Cancelled";
+  }
+}
+
+/** The lease has ended: another worker may have the task. Nothing that this attempt does counts any more. */
+export class LeaseLost extends Error {
+  constructor() {
+    super("the lease of the task has ended");
+    this.name = "LeaseLost";
+  }
+}
+
+/** The worker stops. It gives the task back, which costs the task no attempt. */
+export class Stopped extends Error {
+  constructor() {
+    super("the worker stops");
+    this.name = "Stopped";
+  }
+}
+
+/** Throw it in a handler: the step has failed for good. */
+export class Permanent extends Error {
+  /**
+   * @param {string} code
+   * @param {string} message
+   */
+  constructor(code, message) {
+    super(message);
+    this.name = "Permanent";
+    this.code = code;
+  }
+}
+
+/** Throw it in a handler: the attempt failed, and the step is tried again. `after`: seconds until then. */
+export class Retryable extends Error {
+  /**
+   * @param {string} message
+   * @param {{ code?: string, after?: number }} [options]
+   */
+  constructor(message, { code = "handler_error", after } = {}) {
+    super(message);
+    this.name = "Retryable";
+    this.code = code;
+    this.after = after;
+  }
+}
+
+/** A leased task. */
+export class Task {
+  #ask;
+  #fetch;
+  #ended = new AbortController();
+  #lines;
+  #chunks;
+  #isLost = false;
+  /** @type {Map<string, string>} */
+  #sent = new Map();
+
+  /**
+   * @param {Claim} claim
+   * @param {(verb: string, body: object, options?: object) => Promise<any>} ask
+   * @param {typeof globalThis.fetch} fetch
+   */
+  constructor(claim, ask, fetch) {
+    this.claim = claim;
+    this.#ask = ask;
+    this.#fetch = fetch;
+    this.#lines = new Output((first, lines) => this.post("logs", { first, lines }));
+    this.#chunks = new Output((first, chunks) => this.post("stream", { first, chunks }));
+  }
+
+  get id() {
+    return this.claim.task_id;
+  }
+
+  get step() {
+    return this.claim.step;
+  }
+
+  /** The run's payload. */
+  get payload() {
+    return this.claim.payload;
+  }
+
+  /** `{step: result}` of the steps that this step needs. */
+  get results() {
+    return this.claim.results;
+  }
+
+  /** The files of those steps. */
+  get files() {
+    return this.claim.files;
+  }
+
+  /**
+   * Aborted when the task has to stop. Its `reason` is a Cancelled, a LeaseLost or a Stopped. Pass it to `fetch` and to
+   * whatever else waits.
+   */
+  get signal() {
+    return this.#ended.signal;
+  }
+
+  /** Throws Cancelled, LeaseLost or Stopped once the task has to stop. */
+  checkpoint() {
+    this.signal.throwIfAborted();
+  }
+
+  /**
+   * How far the step is, 0 to 100. Rejects with LeaseLost, ApiError, Unavailable.
+   * @param {number} percent
+   * @param {string} [summary]
+   */
+  async progress(percent, summary = "") {
+    await this.post("progress", { percent, summary });
+  }
+
+  /**
+   * Add a line to the run's log: sent within a second, and before the task is settled.
+   * @param {string} message
+   * @param {{ level?: Level, trace?: string, fields?: Record<string, unknown> }} [options]
+   */
+  log(message, { level = "info", trace = "", fields = {} } = {}) {
+    checkJson(fields);
+    this.#lines.add({
+      message: sendable(message).slice(0, MOST_TEXT),
+      level,
+      logger: this.step,
+      fields,
+      traceback: sendable(trace).slice(-MOST_TEXT),
+      at: new Date().toISOString(),
+    });
+  }
+
+  /**
+   * Append a chunk (a text, or another JSON value) to the run's stream, which clients follow. False: the attempt has emitted
+   * too much, and the stream is cut. Throws TypeError for what is no JSON.
+   * @param {unknown} chunk
+   * @returns {boolean}
+   */
+  emit(chunk) {
+    checkJson(chunk);
+    return this.#chunks.add(chunk);
+  }
+
+  /**
+   * Read a file that a needed step has stored. `step`: that step, if several have a file of this name. Rejects with
+   * RangeError for an unknown file, and with Retryable `file_corrupt` for bytes with another SHA-256.
+   * @param {string} name
+   * @param {{ step?: string }} [options]
+   * @returns {Promise<Uint8Array>}
+   */
+  async read(name, { step } = {}) {
+    const file = this.files.find((one) => one.name === name && (step === undefined || one.step === step));
+    if (file === undefined) throw new RangeError(`no needed step has a file ${name}`);
+    const answer = await this.#fetch(file.url, { signal: this.signal });
+    if (!answer.ok) throw new Retryable(`the store answered ${answer.status} for ${name}`, { code: "file_unreadable" });
+    const bytes = new Uint8Array(await answer.arrayBuffer());
+    if ((await sha256(bytes)) === file.sha256) return bytes;
+    throw new Retryable(`the bytes of ${name} are not those that were stored`, { code: "file_corrupt" });
+  }
+
+  /**
+   * Upload a file. Others see it once the task is completed. Rejects with LeaseLost, ApiError, Unavailable.
+   * @param {string} name
+   * @param {Uint8Array | string} data a text is stored as UTF-8
+   * @param {string} [contentType]
+   */
+  async write(name, data, contentType = "application/octet-stream") {
+    const bytes = typeof data === "string" ? new TextEncoder().encode(data) : data;
+    const files = [{ name, size: bytes.byteLength, content_type: contentType }];
+    const [ticket] = (await this.post("files", { files })).files;
+    const body = /** @type {BodyInit} */ (bytes);
+    const answer = await this.#fetch(ticket.url, { method: "PUT", headers: ticket.headers, body, signal: this.signal });
+    await answer.body?.cancel();
+    // An earlier try may have stored the file without its answer arriving. The completion verifies the bytes.
+    if (!answer.ok && answer.status !== EXISTS_ALREADY) {
+      throw new Retryable(`the store answered ${answer.status} for ${name}`, { code: "file_unwritable" });
+    }
+    this.#sent.set(name, await sha256(bytes));
+  }
+
+  /** The files that `write` has uploaded. */
+  get sent() {
+    return Array.from(this.#sent, ([name, digest]) => ({ name, sha256: digest }));
+  }
+
+  /**
+   * Send a request about this task, under its lease. Rejects with LeaseLost, ApiError, Unavailable.
+   * @param {string} verb
+   * @param {object} [body]
+   * @param {object} [options] of `Leasehold.request`
+   */
+  async post(verb, body = {}, options = { safe: true }) {
+    if (this.#isLost) throw new LeaseLost();
+    try {
+      return await this.#ask(verb, body, options);
+    } catch (error) {
+      if (!(error instanceof ApiError && error.code === "lease_lost")) throw error;
+      const lost = new LeaseLost();
+      this.#isLost = true;
+      this.#ended.abort(lost);
+      throw lost;
+    }
+  }
+
+  /**
+   * Send what was logged and emitted. What the API refuses is dropped. Rejects with LeaseLost, Unavailable, and with
+   * ApiError if the API refuses the key or has failed itself.
+   */
+  async flush() {
+    for (const output of [this.#lines, this.#chunks]) {
+      try {
+        await output.flush();
+      } catch (error) {
+        if (!(error instanceof ApiError) || isOutage(error) || KEY_REFUSED.has(error.status)) throw error;
+        output.drop();
+      }
+    }
+  }
+
+  /**
+   * Tell the handler to stop. The first reason stays.
+   * @param {Cancelled | Stopped} reason
+   */
+  stop(reason) {
+    this.#ended.abort(reason);
+  }
+}
+
+/** Works on the tasks of queues, one at a time. */
+export class ExternalWorker {
+  #leasehold;
+  #queues;
+  #leaseSeconds;
+  #graceSeconds;
+  #waitSeconds;
+  #fetch;
+
+  /**
+   * `leaseSeconds`: how long a lease lasts without a heartbeat. A heartbeat is sent three times in that time.
+   * `graceSeconds`: how long a handler may still work after the worker was told to stop. `waitSeconds`, up to 30: how long
+   * one claim waits for a task; a stop waits for it, because a claim that nobody waits for would lease a task to nobody.
+   * @param {Leasehold} leasehold
+   * @param {{ queues: string[], leaseSeconds?: number, graceSeconds?: number, waitSeconds?: number,
+   *   fetch?: typeof globalThis.fetch }} options `fetch`: for the store's signed URLs, which do not get the API key
+   */
+  constructor(
+    leasehold,
+    { queues, leaseSeconds = 60, graceSeconds = 30, waitSeconds = 10, fetch = globalThis.fetch },
+  ) {
+    /** A new id for each start. */
+    this.id = crypto.randomUUID().replaceAll("-", "");
+    this.#leasehold = leasehold;
+    this.#queues = queues;
+    this.#leaseSeconds = leaseSeconds;
+    this.#graceSeconds = graceSeconds;
+    this.#waitSeconds = waitSeconds;
+    this.#fetch = fetch;
+  }
+
+  /**
+   * Work until `signal` is aborted; then stop the handler and give its task back. While the API does not answer, or has no
+   * room, wait and try again. Rejects with ApiError if the API refuses the key or the queues.
+   * @param {Handler} handle
+   * @param {Stoppable} [options]
+   * @returns {Promise<void>}
+   */
+  async serve(handle, { signal } = {}) {
+    while (!signal?.aborted) {
+      try {
+        await this.workOnce(handle, { wait: this.#waitSeconds, ...(signal ? { signal } : {}) });
+      } catch (error) {
+        if (!isOutage(error)) throw error;
+        await pause(OUTAGE, signal);
+      }
+    }
+  }
+
+  /**
+   * Claim a task, do it and settle it. False: none was due within `wait` seconds, which are 30 at most.
+   * @param {Handler} handle
+   * @param {{ wait?: number } & Stoppable} [options]
+   * @returns {Promise<boolean>}
+   */
+  async workOnce(handle, { wait = 0, signal } = {}) {
+    const body = { worker_id: this.id, queues: this.#queues, wait, lease_seconds: this.#leaseSeconds };
+    const { tasks } = await this.#leasehold.request("POST", "/v1/external/claim", { body });
+    for (const claim of /** @type {Claim[]} */ (tasks)) await this.#do(handle, claim, signal);
+    return tasks.length > 0;
+  }
+
+  /**
+   * @param {Handler} handle
+   * @param {Claim} claim
+   * @param {AbortSignal | undefined} signal
+   */
+  async #do(handle, claim, signal) {
+    const path = `/v1/external/tasks/${claim.task_id}`;
+    const task = new Task(
+      claim,
+      (verb, body, options) =>
+        this.#leasehold.request("POST", `${path}/${verb}`, {
+          ...options,
+          body: { worker_id: this.id, epoch: claim.epoch, ...body },
+        }),
+      this.#fetch,
+    );
+    const settled = new AbortController();
+    const grace = new Grace(task, signal, this.#graceSeconds * 1000);
+    const sides = Promise.all([this.#beat(task, settled.signal), this.#sendOutput(task, settled.signal)]);
+    sides.catch(() => undefined); // `finally` throws it
+    try {
+      await this.#run(handle, task, grace);
+    } catch (error) {
+      if (!(error instanceof LeaseLost)) throw error; // another worker has the task: nobody reads this attempt's result
+    } finally {
+      grace.end();
+      settled.abort();
+      await sides;
+    }
+  }
+
+  /**
+   * @param {Handler} handle
+   * @param {Task} task
+   * @param {Grace} grace
+   */
+  async #run(handle, task, grace) {
+    /** @type {Result | null | void} */
+    let result;
+    try {
+      task.checkpoint();
+      result = await grace.orOver(Promise.resolve().then(() => handle(task)));
+      checkJson(result ?? null);
+    } catch (error) {
+      await this.#settleError(task, error, grace);
+      return;
+    }
+    try {
+      await this.#settle(task, "complete", { result: result ?? null, files: task.sent }, grace);
+    } catch (error) {
+      if (!(error instanceof ApiError) || KEY_REFUSED.has(error.status)) throw error;
+      // Another task must not wait for this one: the API refuses its result, so the attempt failed.
+      await this.#settle(task, "fail", failureOf(new Retryable(error.message, { code: error.code })), grace);
+    }
+  }
+
+  /**
+   * @param {Task} task
+   * @param {unknown} error what the handler has thrown
+   * @param {Grace} grace
+   */
+  async #settleError(task, error, grace) {
+    const { reason } = task.signal;
+    if (reason instanceof LeaseLost || error instanceof LeaseLost) throw error;
+    if (reason instanceof Stopped) {
+      await this.#giveBack(task);
+    } else if (reason instanceof Cancelled) {
+      await this.#settle(task, "acknowledge-cancel", {}, grace);
+    } else {
+      const failure = failureOf(error);
+      const trace = error instanceof Error ? (error.stack ?? "") : "";
+      task.log(`${failure.code}: ${failure.message}`, { level: "error", trace });
+      await this.#settle(task, "fail", failure, grace);
+    }
+  }
+
+  /**
+   * Settle the task. While the API does not answer, try again: heartbeats keep the lease. The API answers a repetition as
+   * it answered the first time. A settled task has all that it has logged and emitted. Rejects with LeaseLost, ApiError.
+   * @param {Task} task
+   * @param {string} verb
+   * @param {object} body
+   * @param {Grace} grace
+   */
+  async #settle(task, verb, body, grace) {
+    for (;;) {
+      try {
+        await task.flush();
+        await task.post(verb, body);
+        return;
+      } catch (error) {
+        if (!isOutage(error)) throw error;
+        if (grace.isOver) throw new LeaseLost(); // the lease ends by itself
+        await pause(OUTAGE, undefined);
+      }
+    }
+  }
+
+  /**
+   * Another worker may have the task at once, and the attempt does not count. If the API does not answer, the lease ends
+   * later by itself.
+   * @param {Task} task
+   */
+  async #giveBack(task) {
+    try {
+      await task.flush().catch(unlessForeign);
+      await task.post("release", {}, { safe: true, signal: AbortSignal.timeout(GIVE_BACK) });
+    } catch (error) {
+      unlessForeign(error);
+    }
+  }
+
+  /**
+   * @param {Task} task
+   * @param {AbortSignal} settled
+   */
+  async #beat(task, settled) {
+    const between = Math.round((this.#leaseSeconds * 1000) / 3);
+    for (;;) {
+      await pause(between, settled);
+      if (settled.aborted) return;
+      try {
+        const signal = AbortSignal.timeout(between);
+        const answer = await task.post("heartbeat", { lease_seconds: this.#leaseSeconds }, { signal });
+        if (answer.cancel_requested) task.stop(new Cancelled());
+      } catch (error) {
+        if (error instanceof LeaseLost) return;
+        unlessForeign(error); // try again: the lease may last longer than the outage
+      }
+    }
+  }
+
+  /**
+   * Send what the task logs and emits while its handler works.
+   * @param {Task} task
+   * @param {AbortSignal} settled
+   */
+  async #sendOutput(task, settled) {
+    for (;;) {
+      await pause(OUTPUT_PAUSE, settled);
+      if (settled.aborted) return;
+      try {
+        await task.flush();
+      } catch (error) {
+        if (error instanceof LeaseLost) return;
+        unlessForeign(error); // the last flush, before the settlement, meets it too
+      }
+    }
+  }
+}
+
+/** The time that a handler has once the worker was told to stop. */
+class Grace {
+  #signal;
+  #stop;
+  #over;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #timer;
+  isOver = false;
+
+  /**
+   * @param {Task} task
+   * @param {AbortSignal | undefined} signal of the worker
+   * @param {number} milliseconds
+   */
+  constructor(task, signal, milliseconds) {
+    this.#signal = signal;
+    /** @type {(reason: Stopped) => void} */
+    let reject = () => undefined;
+    /** @type {Promise<never>} */
+    this.#over = new Promise((_, refuse) => {
+      reject = refuse;
+    });
+    this.#over.catch(() => undefined);
+    this.#stop = () => {
+      task.stop(new Stopped());
+      this.#timer = setTimeout(() => {
+        this.isOver = true;
+        reject(new Stopped());
+      }, milliseconds);
+    };
+    if (signal?.aborted) this.#stop();
+    else signal?.addEventListener("abort", this.#stop, { once: true });
+  }
+
+  /**
+   * What the handler returns; rejects with Stopped once the grace is over: the handler goes on, and nobody reads what it does.
+   * @template T
+   * @param {Promise<T>} work
+   * @returns {Promise<T>}
+   */
+  orOver(work) {
+    return Promise.race([work, this.#over]);
+  }
+
+  end() {
+    clearTimeout(this.#timer);
+    this.#signal?.removeEventListener("abort", this.#stop);
+  }
+}
+
+/**
+ * The items of one attempt that the API has yet to get: the lines of its log, or the chunks of its stream. The API keeps a
+ * repeated request once: so after an outage the same items are sent again.
+ */
+class Output {
+  #send;
+  /** @type {unknown[]} */
+  #items = [];
+  #sent = 0;
+  /** Items of the request that has got no answer. */
+  #sending = 0;
+  #isCut = false;
+  /** @type {Promise<void>} */
+  #last = Promise.resolve();
+
+  /** @param {(first: number, items: unknown[]) => Promise<{ cut: boolean }>} send `first`: the first item's number */
+  constructor(send) {
+    this.#send = send;
+  }
+
+  /**
+   * False: the attempt is cut, and has no room for the item.
+   * @param {unknown} item
+   */
+  add(item) {
+    if (!this.#isCut) this.#items.push(item);
+    return !this.#isCut;
+  }
+
+  /** Send all items. Rejects as the request does: then the next `flush` begins with the same request. */
+  flush() {
+    const flushed = this.#last.then(() => this.#sendAll());
+    this.#last = flushed.catch(() => undefined);
+    return flushed;
+  }
+
+  async #sendAll() {
+    while (this.#items.length > 0) {
+      this.#sending ||= Math.min(this.#items.length, MOST_ITEMS);
+      const { cut } = await this.#send(this.#sent + 1, this.#items.slice(0, this.#sending));
+      this.drop();
+      this.#isCut = cut;
+      if (cut) this.#items = [];
+    }
+  }
+
+  /** Forget the request that the API has answered or refused. */
+  drop() {
+    this.#sent += this.#sending;
+    this.#items.splice(0, this.#sending);
+    this.#sending = 0;
+  }
+}
+
+/**
+ * Whether a later try may help.
+ * @param {unknown} error
+ */
+function isOutage(error) {
+  return error instanceof Unavailable || (error instanceof ApiError && (error.status >= 500 || error.status === TOO_MANY));
+}
+
+/**
+ * Throws what is neither an answer of the API nor the lack of one: an error in this program.
+ * @param {unknown} error
+ */
+function unlessForeign(error) {
+  const known = error instanceof ApiError || error instanceof Unavailable || error instanceof LeaseLost;
+  if (!known && !(error instanceof DOMException)) throw error;
+}
+
+/**
+ * The failure of an attempt in which the handler threw `error`, as the API accepts it.
+ * @param {unknown} error
+ */
+function failureOf(error) {
+  const own = error instanceof Permanent || error instanceof Retryable;
+  const message = own ? error.message : String(error);
+  const after = error instanceof Retryable ? error.after : undefined;
+  return {
+    code: own && CODE.test(error.code) ? error.code : "handler_error",
+    message: sendable(message).slice(0, MOST_MESSAGE),
+    retryable: !(error instanceof Permanent),
+    retry_after: after === undefined ? null : Math.min(Math.max(after, 0), MOST_RETRY_AFTER),
+  };
+}
+
+/**
+ * Throws TypeError for what is no JSON.
+ * @param {unknown} value
+ */
+function checkJson(value) {
+  const text = JSON.stringify(value, (_, part) => {
+    if (typeof part === "number" && !Number.isFinite(part)) throw new TypeError(`${part} is no JSON`);
+    return part;
+  });
+  if (text === undefined) throw new TypeError(`a ${typeof value} is no JSON`);
+}
+
+/**
+ * The text without half characters and without NUL, which the API cannot store.
+ * @param {string} text
+ */
+function sendable(text) {
+  return text.replace(/\p{Surrogate}/gu, "\uFFFD").replaceAll("\0", "");
+}
+
+/** @param {Uint8Array} bytes */
+async function sha256(bytes) {
+  const digest = await crypto.subtle.digest("SHA-256", /** @type {BufferSource} */ (bytes));
+  return Array.from(new Uint8Array(digest), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/**
+ * Waits, at most until `signal` is aborted.
+ * @param {number} milliseconds
+ * @param {AbortSignal | undefined} signal
+ * @returns {Promise<void>}
+ */
+function pause(milliseconds, signal) {
+  return new Promise((resolve) => {
+    if (signal?.aborted) return resolve();
+    const timer = setTimeout(done, milliseconds);
+    signal?.addEventListener("abort", done, { once: true });
+    function done() {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", done);
+      resolve();
+    }
+  });
+}

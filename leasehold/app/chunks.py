@@ -1,0 +1,38 @@
+"""What a run emits, as `Run.stream` yields it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from leasehold.client.models import Chunk
+
+#: The most chunks of one read.
+AT_MOST = 500
+#: Seconds between two reads of a stream that has nothing new.
+PAUSE_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """One read of a stream. `after`: the number of its last chunk, where the next read goes on. `is_end`: the run has
+    ended, and nothing follows.
+    """
+
+    items: Sequence[Chunk]
+    after: int
+    is_end: bool
+
+
+def chunks_of(page: Sequence[Mapping[str, Any]], after: int, *, ended: bool) -> Chunks:
+    """The chunks of a page, which begins behind chunk `after`. `ended`: the run had ended before the page was read."""
+    items = [chunk for item in page for chunk in _of_item(item)]
+    return Chunks(items, page[-1]["n"] if page else after, ended and len(page) < AT_MOST)
+
+
+def _of_item(item: Mapping[str, Any]) -> Iterator[Chunk]:
+    place = {name: item[name] for name in ("step", "attempt", "epoch")}
+    if item["restarts"]:
+        yield Chunk(event="restart", **place)
+    yield Chunk(event="cut" if "cut" in item else "chunk", n=item["n"], chunk=item.get("chunk"), **place)

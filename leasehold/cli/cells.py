@@ -1,0 +1,217 @@
+"""`leasehold cells` asks each cell whether it serves, and writes the configuration of a gateway before all cells."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+
+from leasehold.cli.answers import AsJson
+from leasehold.cli.running import environment, print_failure, run_or_exit
+from leasehold.cli.terminal import print_json, print_table
+from leasehold.security.cells import CellMap, parse
+from leasehold.settings import Settings
+
+if TYPE_CHECKING:
+    from leasehold.security.other_cells import CellAnswer
+
+app = typer.Typer(no_args_is_help=True, help="Ask the cells that share the tenants, and configure a gateway for them.")
+_Map = Annotated[
+    Path | None, typer.Option("--map", help="Read the map of cells from this file; else LEASEHOLD_CELLS_FILE names it.")
+]
+_SECONDS = 5.0
+
+
+def _read(path: Path | None) -> CellMap:
+    """Exits with a sentence for a file that holds no map."""
+    named = path or environment().cells_file
+    if named is None:
+        raise typer.BadParameter("name the map of cells: --map, or LEASEHOLD_CELLS_FILE")
+    try:
+        return parse(Path(named).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise print_failure(f"{named}: {getattr(error, 'strerror', None) or error}") from None
+
+
+@app.command()
+def status(
+    path: _Map = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            "--keys",
+            help='A file with a key of scope fleet:operate for each cell: {"a": "lh_a_..."}. Else LEASEHOLD_CELLS_KEYS '
+            "has them.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask each cell whether it serves, and with keys of operators for what it has to do. What no cell answered is
+    unknown (null in JSON). Exit with 1 if a cell does not serve.
+    """
+    rows = run_or_exit(_ask_all(_read(path), _keys_in(keys)))
+    if as_json:
+        print_json(rows)
+    else:
+        columns = ("cell", "address", "state", "due", "oldest", "running", "failed", "tenants", "versions", "seconds")
+        print_table(
+            columns, [["unknown" if row[column] is None else row[column] for column in columns] for row in rows]
+        )
+    if not all(row["state"] == "ready" for row in rows):
+        raise typer.Exit(1)
+
+
+def _keys_in(path: Path | None) -> Mapping[str, str]:
+    """The key of each cell. Exits with a sentence, which shows no key, for a file that holds none."""
+    from leasehold.security.other_cells import parse_keys  # noqa: PLC0415 - each command loads only what it needs
+
+    named = "LEASEHOLD_CELLS_KEYS" if path is None else str(path)
+    try:
+        text = environment().cells_keys.get_secret_value() if path is None else path.read_text(encoding="utf-8")
+        return parse_keys(text)
+    except (OSError, ValueError) as error:
+        raise print_failure(f"{named}: {getattr(error, 'strerror', None) or error}") from None
+
+
+async def _ask_all(cells: CellMap, keys: Mapping[str, str]) -> list[dict[str, Any]]:
+    from leasehold.security.other_cells import ask, asking  # noqa: PLC0415 - each command loads only what it needs
+
+    async with asking() as http:
+        answers = await asyncio.gather(
+            *(ask(http, cell, cells.addresses[cell], keys.get(cell), _SECONDS) for cell in sorted(cells.addresses))
+        )
+    return [_row(answer, cells) for answer in answers]
+
+
+def _row(answer: CellAnswer, cells: CellMap) -> dict[str, Any]:
+    """What the answer tells. What the cell did not say of itself is null."""
+    load = {} if answer.load is None else answer.load.model_dump()
+    return {
+        "cell": answer.cell,
+        "address": answer.address,
+        "state": answer.state,
+        "because": answer.because,
+        "due": load.get("due"),
+        "has_more": load.get("has_more"),
+        "oldest": load.get("oldest_seconds"),
+        "running": load.get("running"),
+        "failed": load.get("failed"),
+        "tenants": load.get("tenants"),
+        "tenants_placed": sum(cell == answer.cell for cell in cells.tenants.values()),
+        "version": load.get("version"),
+        "versions": load.get("versions"),
+        "seconds": answer.seconds,
+    }
+
+
+@app.command()
+def move(
+    tenant: str,
+    to: Annotated[str, typer.Option("--to", help="The cell that the tenant moves to.")],
+    target: Annotated[
+        Path | None,
+        typer.Option("--target-env", help="A file with the settings of the other cell, a variable=value on each line."),
+    ] = None,
+    maps: Annotated[
+        list[Path] | None,
+        typer.Option("--map", help="Change the tenant's cell in this map, too. Repeat for more maps."),
+    ] = None,
+    drain_seconds: Annotated[float, typer.Option(help="Wait so long for the tenant's steps that run.")] = 300.0,
+    abort: Annotated[bool, typer.Option("--abort", help="Let the tenant work on here; until the switch only.")] = False,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Delete what this cell has of a tenant that has moved.")
+    ] = False,
+    status: Annotated[bool, typer.Option("--status", help="Show how far a move is.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Move a tenant from this cell to another while it works. Run it again if it was cut off: it goes on.
+
+    It needs the rights of `leasehold migrate` in both databases.
+    """
+    from leasehold.cli import moving  # noqa: PLC0415 - each command loads only what it needs
+
+    settings = environment()
+    if abort + clean + status > 1:
+        raise typer.BadParameter("--abort, --clean and --status exclude each other")
+    if status:
+        answer = run_or_exit(moving.state_of_move(settings, tenant))
+    else:
+        if target is None:
+            raise typer.BadParameter("name the settings of the other cell: --target-env")
+        deed = moving.abort if abort else moving.clean if clean else moving.move_tenant
+        options = moving.Move(tenant, to, tuple(maps or ()), drain_seconds)
+        answer = run_or_exit(_moved(deed, settings, target, options))
+    if as_json:
+        print_json(answer)
+    else:
+        print_table(list(answer), [list(answer.values())])
+
+
+async def _moved(deed: Any, settings: Settings, target: Path, options: Any) -> dict[str, Any]:
+    from leasehold.cli import moving  # noqa: PLC0415 - each command loads only what it needs
+
+    answer: dict[str, Any] = await deed(settings, moving.target_settings(target), options)
+    return answer
+
+
+@app.command()
+def nginx(
+    default: Annotated[str, typer.Option(help="The cell that gets requests whose key names no cell.")],
+    path: _Map = None,
+    port: Annotated[int, typer.Option(help="The port on which nginx listens.")] = 8080,
+) -> None:
+    """Print what nginx needs, within its `http` block, to send each request to the cell that the key names."""
+    cells = _read(path)
+    if default not in cells.addresses:
+        raise typer.BadParameter(f"the map names no cell {default!r}")
+    typer.echo(configuration(cells, default, port), nl=False)
+
+
+def configuration(cells: CellMap, default: str, port: int) -> str:
+    names = sorted(cells.addresses)
+    parts = {name: urlsplit(cells.addresses[name]) for name in names}
+    keys = "".join(f'    "~^Bearer lh_{name}_" {name};\n' for name in names)
+    hosts = "".join(f"    {name} {parts[name].netloc};\n" for name in names)
+    names_of_hosts = "".join(f"    {name} {parts[name].hostname};\n" for name in names)
+    schemes = "".join(f"    {name} {parts[name].scheme};\n" for name in names)
+    paths = "".join(f'    {name} "{parts[name].path}";\n' for name in names)
+    servers = "".join(
+        f"upstream leasehold_{name} {{\n    server {parts[name].hostname}:{_port_of(parts[name])};\n"
+        "    keepalive 32;\n}\n"
+        for name in names
+    )
+    return f"""map $http_authorization $leasehold_cell {{
+    default {default};
+{keys}}}
+map $leasehold_cell $leasehold_host {{
+{hosts}}}
+map $leasehold_cell $leasehold_name {{
+{names_of_hosts}}}
+map $leasehold_cell $leasehold_scheme {{
+{schemes}}}
+map $leasehold_cell $leasehold_path {{
+{paths}}}
+{servers}server {{
+    listen {port};
+    client_max_body_size 0;
+    location / {{
+        proxy_pass $leasehold_scheme://leasehold_$leasehold_cell$leasehold_path$request_uri;
+        proxy_http_version 1.1;
+        proxy_set_header Connection "";
+        proxy_set_header Host $leasehold_host;
+        proxy_ssl_server_name on;
+        proxy_ssl_name $leasehold_name;
+        proxy_buffering off;
+        proxy_request_buffering off;
+        proxy_read_timeout 120s;
+    }}
+}}
+"""
+
+
+def _port_of(address: Any) -> int:
+    return int(address.port or (443 if address.scheme == "https" else 80))

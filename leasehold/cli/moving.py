@@ -1,0 +1,432 @@
+"""`leasehold cells move` moves a tenant from this cell to another while it works.
+
+The table `tenant_move` of the old cell holds the stage, so that a command that was killed goes on where it was:
+
+- drain: the old cell refuses new jobs, and claims nothing more of the tenant. What runs ends.
+- copy: the old cell refuses each change. The rows of one moment and the objects are copied, and compared.
+- switch: one transaction makes the copies the tenant's rows in the new cell.
+- moved: the old cell goes on refusing, until `clean` deletes what it has of the tenant.
+
+Nothing is done twice: the new cell has no row of the tenant before the switch, and after the drain no worker of the old
+cell claims anything of the tenant again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import asyncpg
+import orjson
+
+from leasehold.cli.moving_rows import (
+    MovedTable,
+    copy_rows,
+    delete_rows,
+    drop_copies,
+    first_with_rows,
+    hold_new_work,
+    moved_tables,
+    object_prefixes,
+    refuse_writes,
+    release,
+    running,
+    take_over,
+)
+from leasehold.cli.running import command_actor, environment
+from leasehold.db import audit
+from leasehold.db.audit import Target
+from leasehold.db.database import Connection, connected
+from leasehold.db.poolers import refuse_shared_sessions
+from leasehold.domain.errors import Conflict, Invalid, NotFound
+from leasehold.domain.ids import new_id
+from leasehold.security.cells import parse
+from leasehold.security.sealing import Sealing, Unsealable
+from leasehold.settings import Settings
+from leasehold.storage import ObjectStore, Stored
+
+#: The longest that one statement of a move may take, in seconds: a large tenant has large tables.
+_STATEMENT_SECONDS = 24 * 3600.0
+_POLL_SECONDS = 0.5
+_AT_ONCE = 16
+# Settings of the sessions. The planner settings of the platform are for statements that find few rows.
+_SESSION = """
+SET TimeZone = 'UTC'; SET idle_in_transaction_session_timeout = 0; SET enable_seqscan = on; SET enable_hashjoin = on;
+SET enable_mergejoin = on; SET enable_material = on; SET join_collapse_limit = 8; SET plan_cache_mode = auto
+"""
+_WRITE = """
+INSERT INTO tenant_move (tenant_id, from_cell, to_cell, direction, stage) VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (tenant_id) DO UPDATE SET from_cell = $2, to_cell = $3, direction = $4, stage = $5,
+    started_at = clock_timestamp()
+"""
+_SECRETS = """
+SELECT secrets FROM webhook WHERE tenant_id = $1 UNION ALL SELECT secrets FROM callback_secret WHERE tenant_id = $1
+"""
+_SAME = "SELECT pg_try_advisory_lock(hashtextextended('leasehold cells move ' || $1, 0))"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a command asks for. `maps`: files with the map of cells, which the switch changes. `drain_seconds`: how long
+    the command waits for steps that run.
+    """
+
+    tenant: str
+    to: str
+    maps: tuple[Path, ...] = ()
+    drain_seconds: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    source: Connection
+    target: Connection
+    source_store: ObjectStore
+    target_store: ObjectStore
+    tables: list[MovedTable]
+    own: str
+    shares_store: bool
+
+
+def target_settings(path: Path) -> Settings:
+    """The settings of the other cell, from a file of lines `LEASEHOLD_NAME=value`. What the file does not name is as in
+    this environment, but for the database.
+
+    Raises Invalid `bad_target` for a file that cannot be used. The error shows no value of it.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise Invalid("bad_target", f"{path}: {getattr(error, 'strerror', None) or 'no text'}.") from None
+    variables: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, equals, value = line.partition("=")
+        if not equals or not name.strip().startswith("LEASEHOLD_"):
+            raise Invalid("bad_target", f"{path}: line {number} is no LEASEHOLD_NAME=value.")
+        variables[name.strip()] = value.strip().strip("\"'")
+    if not variables.keys() & {"LEASEHOLD_DATABASE_URL", "LEASEHOLD_DATABASE_URL_FILE"}:
+        raise Invalid("bad_target", f"{path}: it names no LEASEHOLD_DATABASE_URL.")
+    with _variables(variables):
+        return environment()
+
+
+@contextmanager
+def _variables(variables: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    try:
+        for name in before:
+            plain = name.removesuffix("_FILE")
+            if name.startswith("LEASEHOLD_DATABASE_") or {plain, f"{plain}_FILE"} & variables.keys():
+                del os.environ[name]
+        os.environ.update(variables)
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@asynccontextmanager
+async def _opened(settings: Settings, other: Settings, move: Move) -> AsyncIterator[_Cells]:
+    """Raises Invalid and Conflict before anything is changed, if the two cannot be the two cells of the move."""
+    if not settings.cell:
+        raise Invalid("no_cell", "This installation is no cell: set LEASEHOLD_CELL.")
+    if move.to == settings.cell:
+        raise Invalid("same_cell", f"The tenant lives in cell {move.to} already: name another cell.")
+    if other.cell != move.to:
+        raise Invalid("bad_target", f"The settings of the other cell are those of cell {other.cell}, not {move.to}.")
+    settings, other = (
+        one.direct().model_copy(update={"database_timeout": _STATEMENT_SECONDS}) for one in (settings, other)
+    )
+    await refuse_shared_sessions(settings)
+    await refuse_shared_sessions(other)
+    async with AsyncExitStack() as stack:
+        source = await stack.enter_async_context(connected(settings, "cells"))
+        target = await stack.enter_async_context(connected(other, "cells"))
+        for connection, sentence in (
+            (source, f"Another command moves {move.tenant} now."),
+            (target, "The two cells have the same database, or another command moves the tenant now."),
+        ):
+            await connection.execute(_SESSION)
+            if not await connection.fetchval(_SAME, move.tenant):
+                raise Conflict("move_in_progress", sentence)
+        if await _revisions(source) != await _revisions(target):
+            raise Conflict("schemas_differ", "The schemas of the two cells differ: run `leasehold migrate` of one release in both.")  # fmt: skip  # noqa: E501
+        stores = ObjectStore.from_settings(settings), ObjectStore.from_settings(other)
+        for store in stores:
+            await store.open()
+            stack.push_async_callback(store.close)
+        shares = stores[0].is_absent or await _are_one(*stores)
+        yield _Cells(source, target, *stores, await moved_tables(source), settings.cell, shares)
+
+
+async def _are_one(store: ObjectStore, other: ObjectStore) -> bool:
+    """Whether both lead to the same bucket: one bucket may have two addresses, and what is deleted in one is then gone
+    in both.
+    """
+    key = f"probe/move-{new_id()}"
+    await store.put(key, b"?", content_type="text/plain", metadata={})
+    try:
+        return await other.head(key) is not None
+    finally:
+        await store.delete(key)
+
+
+async def _revisions(connection: Connection) -> list[tuple[str, str]]:
+    tables = await connection.fetch(
+        "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r'"
+        " AND starts_with(relname, 'alembic_version') ORDER BY 1"
+    )
+    found = [
+        (row["relname"], await connection.fetchval(f'SELECT version_num FROM "{row["relname"]}"')) for row in tables
+    ]
+    if not await connection.fetchval("SELECT to_regclass('tenant_move') IS NOT NULL"):
+        raise Conflict("schemas_differ", "A cell has no table tenant_move yet: run `leasehold migrate` in both.")
+    return found
+
+
+async def move_tenant(settings: Settings, other: Settings, move: Move) -> dict[str, Any]:
+    """Move the tenant, or go on with a move that was cut off. Returns what was moved.
+
+    Raises NotFound for an unknown tenant, Conflict if the new cell has rows of it, and `still_running` if its steps do
+    not end in time: then the tenant waits in the stage `drain`.
+    """
+    maps = [(path, _with_tenant(path, move)) for path in move.maps]  # a wrong map must not be found after the switch
+    async with _opened(settings, other, move) as cells:
+        stage = await _begun(cells, other, settings, move)
+        objects = 0
+        if stage == "drain":
+            await hold_new_work(cells.source, move.tenant)
+            await _drain(cells, move)
+            await refuse_writes(cells.source, move.tenant, cells.tables)
+            await _set_stage(cells, move, "copy")
+            stage = "copy"
+        if stage == "copy":
+            await copy_rows(cells.source, cells.target, move.tenant, cells.tables)
+            objects = await _copy_objects(cells, move)
+            await _set_stage(cells, move, "switch")
+            stage = "switch"
+        if stage == "switch":
+            await _switch(cells, move)
+            await _set_stage(cells, move, "moved")
+        for path, text in maps:
+            _replace(path, text)
+        return {
+            "tenant": move.tenant,
+            "from": cells.own,
+            "to": move.to,
+            "stage": "moved",
+            "objects": objects,
+            "maps": [str(path) for path in move.maps],
+        }
+
+
+async def _begun(cells: _Cells, other: Settings, settings: Settings, move: Move) -> str:
+    """The stage of the move. A new move begins with `drain`."""
+    row = await _row(cells.source, move.tenant)
+    if row is not None and row["direction"] == "out":
+        if row["to_cell"] != move.to:
+            raise Conflict("move_in_progress", f"The tenant moves to cell {row['to_cell']} already: --abort ends that.")
+        return str(row["stage"])
+    if await first_with_rows(cells.source, move.tenant, cells.tables) is None:
+        raise NotFound("tenant_unknown", f"Cell {cells.own} has no rows of a tenant {move.tenant}.")
+    if (name := await first_with_rows(cells.target, move.tenant, cells.tables)) is not None:
+        raise Conflict("target_has_tenant", f"Cell {move.to} has rows of {move.tenant} already, in the table {name}.")
+    await _check_seals(cells.source, other, settings, move)
+    await drop_copies(cells.target, move.tenant)
+    async with cells.source.transaction():
+        await cells.source.execute(_WRITE, move.tenant, cells.own, move.to, "out", "drain")
+        await _record(cells.source, "tenant.move_started", move.tenant, cells.own, move.to)
+    return "drain"
+
+
+async def _check_seals(source: Connection, other: Settings, settings: Settings, move: Move) -> None:
+    """Raises Conflict `sealing_keys_differ` if the new cell could not open the secrets of the tenant's webhooks."""
+    rows = await source.fetch(_SECRETS, move.tenant)
+    own_seals, target_seals = Sealing(settings), Sealing(other)
+    for sealed in (sealed for row in rows for sealed in row["secrets"]):
+        try:
+            own_seals.open(sealed)
+        except Unsealable:
+            continue  # it is of no use in this cell either
+        try:
+            target_seals.open(sealed)
+        except Unsealable:
+            raise Conflict(
+                "sealing_keys_differ",
+                f"Cell {move.to} cannot open the tenant's secrets: add the sealing key of cell {settings.cell} to the"
+                " end of its LEASEHOLD_SEALING_KEYS.",
+            ) from None
+
+
+async def _drain(cells: _Cells, move: Move) -> None:
+    """Wait until nothing of the tenant runs. Raises Conflict `still_running`."""
+    until = monotonic() + move.drain_seconds
+    while count := await running(cells.source, move.tenant):
+        if monotonic() > until:
+            raise Conflict(
+                "still_running",
+                f"{count} steps of {move.tenant} still run. The tenant waits: run the command again, or with --abort.",
+            )
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+async def _switch(cells: _Cells, move: Move) -> None:
+    if await _is_live(cells, move):
+        return  # the command was cut off after the transaction
+    if (name := await first_with_rows(cells.target, move.tenant, cells.tables)) is not None:
+        raise Conflict("target_has_tenant", f"Cell {move.to} has rows of {move.tenant} already, in the table {name}.")
+    async with cells.target.transaction():
+        await take_over(cells.target, move.tenant, cells.tables)
+        await cells.target.execute(_WRITE, move.tenant, cells.own, move.to, "in", "live")
+        await _record(cells.target, "tenant.moved_in", move.tenant, cells.own, move.to)
+
+
+async def _is_live(cells: _Cells, move: Move) -> bool:
+    row = await _row(cells.target, move.tenant)
+    return row is not None and row["direction"] == "in" and row["from_cell"] == cells.own
+
+
+async def abort(settings: Settings, other: Settings, move: Move) -> dict[str, Any]:
+    """Let the tenant work on in this cell. Raises NotFound without a move, and Conflict after the switch."""
+    async with _opened(settings, other, move) as cells:
+        row = await _moving(cells, move)
+        if row["stage"] == "moved" or await _is_live(cells, move):
+            raise Conflict("already_moved", f"{move.tenant} lives in cell {move.to} now: move it back from there.")
+        await drop_copies(cells.target, move.tenant)
+        if not cells.shares_store:
+            await _delete_objects(cells, cells.target_store, move)
+        async with cells.source.transaction():
+            await release(cells.source, move.tenant)
+            await cells.source.execute("DELETE FROM tenant_move WHERE tenant_id = $1", move.tenant)
+            await _record(cells.source, "tenant.move_aborted", move.tenant, cells.own, move.to)
+        return {"tenant": move.tenant, "from": cells.own, "to": move.to, "stage": "aborted"}
+
+
+async def clean(settings: Settings, other: Settings, move: Move) -> dict[str, Any]:
+    """Delete what this cell has of a tenant that has moved. Raises NotFound without a move, Conflict before its end."""
+    async with _opened(settings, other, move) as cells:
+        row = await _moving(cells, move)
+        if row["stage"] != "moved" or not await _is_live(cells, move):
+            raise Conflict("not_moved", f"{move.tenant} has not moved yet: its stage is {row['stage']}.")
+        if not cells.shares_store:
+            await _delete_objects(cells, cells.source_store, move)
+        async with cells.source.transaction():
+            await delete_rows(cells.source, move.tenant, cells.tables)
+            await release(cells.source, move.tenant)
+            await cells.source.execute("DELETE FROM tenant_move WHERE tenant_id = $1", move.tenant)
+            await _record(cells.source, "tenant.move_cleaned", move.tenant, cells.own, move.to)
+        await cells.target.execute("DELETE FROM tenant_move WHERE tenant_id = $1", move.tenant)
+        return {"tenant": move.tenant, "from": cells.own, "to": move.to, "stage": "cleaned"}
+
+
+async def state_of_move(settings: Settings, tenant: str) -> dict[str, Any]:
+    """The row of the move in this cell, and the number of steps that run. Raises NotFound without a move."""
+    async with connected(settings.direct(), "cells") as connection:
+        row = await _row(connection, tenant)
+        if row is None:
+            raise NotFound("no_move", f"No move of {tenant} is known here.")
+        state = dict(row) | {"running": await running(connection, tenant)}
+    return {("tenant" if name == "tenant_id" else name): value for name, value in state.items()}
+
+
+async def _moving(cells: _Cells, move: Move) -> asyncpg.Record:
+    row = await _row(cells.source, move.tenant)
+    if row is None or row["direction"] != "out" or row["to_cell"] != move.to:
+        raise NotFound("no_move", f"{move.tenant} does not move from cell {cells.own} to cell {move.to}.")
+    return row
+
+
+async def _row(connection: Connection, tenant: str) -> asyncpg.Record | None:
+    return await connection.fetchrow("SELECT * FROM tenant_move WHERE tenant_id = $1", tenant)
+
+
+async def _set_stage(cells: _Cells, move: Move, stage: str) -> None:
+    async with cells.source.transaction():
+        await cells.source.execute("UPDATE tenant_move SET stage = $2 WHERE tenant_id = $1", move.tenant, stage)
+        if stage == "moved":
+            await _record(cells.source, "tenant.moved_out", move.tenant, cells.own, move.to)
+
+
+async def _record(connection: Connection, action: str, tenant: str, own: str, to: str) -> None:
+    await audit.record(connection, command_actor(), action, Target("tenant", tenant, tenant), from_cell=own, to_cell=to)
+
+
+# --- objects
+
+
+async def _copy_objects(cells: _Cells, move: Move) -> int:
+    """Copy the tenant's objects that the other store lacks, and look that they are there. Returns their number."""
+    if cells.shares_store:
+        return 0
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def copy(key: str) -> int:
+        async with limit:
+            return await _copy_object(cells.source_store, cells.target_store, key)
+
+    copied = 0
+    for prefix in await object_prefixes(cells.source, move.tenant, cells.tables):
+        async with asyncio.TaskGroup() as group:
+            copies = [group.create_task(copy(stored.key)) async for stored in cells.source_store.list(prefix)]
+        copied += sum(one.result() for one in copies)
+    return copied
+
+
+async def _copy_object(source: ObjectStore, target: ObjectStore, key: str) -> int:
+    """Returns 1, or 0 for an object that is gone by now: it had expired. Raises Conflict `copy_differs`."""
+    stored = await source.head(key)
+    if stored is None:
+        return 0
+    if stored.sha256 and _same(stored, await target.head(key)):
+        return 1
+    async with target.upload(key, content_type=stored.content_type, metadata=stored.metadata) as upload:
+        async for piece in source.pieces(key):
+            await upload.write(piece)
+        written = await upload.finish()
+    if written.size != stored.size or (stored.sha256 and written.sha256 != stored.sha256):
+        raise Conflict("copy_differs", f"The copy of the object {key} differs. Run the command again.")
+    if not _same(stored, await target.head(key)):
+        raise Conflict("copy_differs", f"The object {key} is not in the other store. Run the command again.")
+    return 1
+
+
+def _same(stored: Stored, copy: Stored | None) -> bool:
+    return copy is not None and (copy.size, copy.sha256) == (stored.size, stored.sha256)
+
+
+async def _delete_objects(cells: _Cells, store: ObjectStore, move: Move) -> None:
+    for prefix in await object_prefixes(cells.source, move.tenant, cells.tables):
+        await store.delete(*[stored.key async for stored in store.list(prefix)])
+
+
+# --- the map
+
+
+def _with_tenant(path: Path, move: Move) -> bytes:
+    """The map with the tenant in its new cell. Raises Invalid `bad_map`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        known = parse(text)
+    except (OSError, ValueError) as error:
+        raise Invalid("bad_map", f"{path}: {getattr(error, 'strerror', None) or error}.") from None
+    if move.to not in known.addresses:
+        raise Invalid("bad_map", f"{path}: the map names no cell {move.to}.")
+    document = orjson.loads(text)
+    document["tenants"] = document.get("tenants", {}) | {move.tenant: move.to}
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2)
+
+
+def _replace(path: Path, text: bytes) -> None:
+    """Write the file whole, or not at all."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_bytes(text)
+    new.chmod(path.stat().st_mode & 0o777)
+    new.replace(path)

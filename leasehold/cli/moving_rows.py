@@ -1,0 +1,355 @@
+"""The rows of a tenant that moves to another cell: how the old cell holds them still, and how the new cell gets them.
+
+Triggers hold them still. They exist only while a tenant moves, so that other tenants pay nothing. A trigger is made
+under a lock on its table: each transaction that began earlier has ended by then, and each later one obeys.
+
+The new cell first gets copies in tables of the move (`moving_...`), which no worker and no request reads. One
+transaction takes them over, so that the tenant is in the new cell whole, or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+
+import asyncpg
+
+from leasehold.db.database import Connection
+from leasehold.domain.errors import Conflict
+from leasehold.transitions import moves
+from leasehold.transitions.moves import DUE, FAR, POSTPONED_BY
+
+#: Tables with rows that do not move: they belong to the cell. The audit of a cell is a chain, and stays where it is.
+STAYS = frozenset({"tenant_move", "audit", "audit_chain", "outbox", "worker", "quarantine", "leadership", "rate_bucket",
+                   "paused_queue", "event", "known_handler"})  # fmt: skip
+#: Reads write to these tables, too. The reads of a tenant go on.
+_WRITTEN_BY_READS = frozenset({"download"})
+#: The columns of keys that a change sets. The time of the last use is no change: the first request of a minute sets it.
+_KEY_COLUMNS = "revoked_at, expires_at, scopes"
+_LOCK_TRIES = 60
+_IN_USE = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
+
+_TABLES = """
+SELECT c.relname AS name,
+       array_agg(a.attname::text ORDER BY a.attname)
+           FILTER (WHERE a.attidentity = '' AND a.attgenerated = '') AS columns,
+       array_agg(a.attname::text) FILTER (WHERE a.attidentity <> '') AS numbered
+FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind = 'r' AND NOT c.relispartition
+  AND NOT starts_with(c.relname, 'alembic_version') AND NOT starts_with(c.relname, 'moving_')
+GROUP BY c.relname
+"""
+_FOREIGN_KEYS = """
+SELECT f.conrelid::regclass::text AS of, a.attname AS column, f.confrelid::regclass::text AS to, b.attname AS key
+FROM pg_constraint f
+JOIN pg_attribute a ON a.attrelid = f.conrelid AND a.attnum = f.conkey[1]
+JOIN pg_attribute b ON b.attrelid = f.confrelid AND b.attnum = f.confkey[1]
+WHERE f.contype = 'f' AND f.connamespace = current_schema()::regnamespace
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class MovedTable:
+    """`condition`: SQL, which rows of the table `t` are those of the tenant `$1`. `columns`: without numbers that the
+    database gives by itself. `order`: the column of such a number. `has_tenant`: the table has the column `tenant_id`.
+    """
+
+    name: str
+    columns: Sequence[str]
+    condition: str
+    order: str | None
+    has_tenant: bool
+
+    def values(self) -> str:
+        """SQL: the columns. Postponed times are the times before the move."""
+        due = DUE.get(self.name)
+        before = f"CASE WHEN t.{due} > '{FAR}' THEN t.{due} - interval '{POSTPONED_BY}' ELSE t.{due} END AS {due}"
+        return ", ".join(before if column == due else f't."{column}"' for column in self.columns)
+
+    def names(self) -> str:
+        return ", ".join(f'"{column}"' for column in self.columns)
+
+
+async def moved_tables(connection: Connection) -> list[MovedTable]:
+    """All tables with rows of tenants. A table comes after those that its foreign keys name."""
+    rows = {row["name"]: row for row in await connection.fetch(_TABLES) if row["name"] not in STAYS}
+    keys = [key for key in await connection.fetch(_FOREIGN_KEYS) if key["of"] in rows]
+    order = TopologicalSorter[str]({name: set() for name in rows})
+    for key in keys:
+        if key["of"] != key["to"]:
+            order.add(key["of"], key["to"])
+    found: dict[str, MovedTable] = {}
+    for name in order.static_order():
+        if name not in rows:
+            continue
+        row = rows[name]
+        has_tenant = "tenant_id" in row["columns"]
+        condition = "t.tenant_id = $1" if has_tenant else _by_parent(keys, found, name)
+        if name in ("gate", "gate_job"):
+            condition = _OF_LIMITS[name]
+        if name == "output":  # rows from before migration 0008 name no tenant
+            condition = "t.task_id IN (SELECT id FROM task WHERE tenant_id = $1)"
+        if condition is not None:
+            order_by = row["numbered"][0] if row["numbered"] else None
+            found[name] = MovedTable(name, row["columns"], condition, order_by, has_tenant)
+    return list(found.values())
+
+
+# A job may wait at limits that all tenants share (`*`).
+_OF_LIMITS = {
+    "gate": "t.tenant_id = $1 OR (t.tenant_id = '*' AND EXISTS (SELECT 1 FROM gate_job g JOIN job j ON j.id = g.job_id"
+    " WHERE g.tenant_id = '*' AND g.key = t.key AND j.tenant_id = $1))",
+    "gate_job": "t.job_id IN (SELECT id FROM job WHERE tenant_id = $1)",
+}
+
+
+def _by_parent(keys: Sequence[asyncpg.Record], found: dict[str, MovedTable], name: str) -> str | None:
+    """SQL: the rows whose parent is the tenant's. None: the table has no parent with rows of tenants."""
+    for key in keys:
+        parent = found.get(key["to"])
+        if key["of"] == name and parent is not None:
+            inner = parent.condition.replace("t.", "p.", 1) if parent.has_tenant else None
+            if inner is None:
+                inner = f'p."{key["key"]}" IN (SELECT id FROM job WHERE tenant_id = $1)'
+            return f't."{key["column"]}" IN (SELECT p."{key["key"]}" FROM "{parent.name}" p WHERE {inner})'
+    return None
+
+
+def source_query(table: MovedTable, *, digest: bool = False) -> str:
+    """SQL: the tenant's rows as the new cell gets them, or with `digest` their number and the sum of their hashes."""
+    origin, condition = f'"{table.name}" t', table.condition
+    if table.name == "kept_event":  # the new cell may lack the partition of an old day: so it keeps all as `kept_event`
+        origin = "history t JOIN job j ON j.id = t.job_id"
+        condition = "t.tenant_id = $1"
+    rows = f"SELECT {table.values()} FROM {origin} WHERE {condition}"
+    if digest:
+        return _digest_of(f"({rows}) AS t", table)
+    return rows + (f' ORDER BY t."{table.order}"' if table.order else "")
+
+
+def _digest_of(origin: str, table: MovedTable) -> str:
+    columns = ", ".join(f't."{column}"' for column in table.columns)
+    return (
+        f"SELECT count(*) AS rows, coalesce(sum(hashtextextended(ROW({columns})::text, 0)::numeric), 0)::text AS hash"
+        f" FROM {origin}"
+    )
+
+
+# --- holding the tenant still
+
+
+def _name(tenant: str) -> str:
+    """A prefix for the names of triggers and tables. A tenant's own name may be too long for them."""
+    return f"moving_{hashlib.sha256(tenant.encode()).hexdigest()[:16]}_"
+
+
+async def hold_new_work(connection: Connection, tenant: str) -> None:
+    """Refuse new jobs, and postpone what is due: workers end what they run, and claim nothing more of the tenant."""
+    name, literal = _name(tenant), await _literal(connection, tenant)
+    due = "NEW.status IN ('pending', 'retry', 'waiting')"
+    await _locked(
+        connection,
+        [
+            (
+                f'CREATE OR REPLACE TRIGGER "{name}inserts" BEFORE INSERT ON job FOR EACH ROW'
+                f" WHEN (NEW.tenant_id = {literal}) EXECUTE FUNCTION refuse_while_moving()"
+            ),
+            (
+                f'CREATE OR REPLACE TRIGGER "{name}postpones" BEFORE INSERT OR UPDATE ON task FOR EACH ROW'
+                f" WHEN (NEW.tenant_id = {literal} AND {due}) EXECUTE FUNCTION postpone_task_while_moving()"
+            ),
+            (
+                f'CREATE OR REPLACE TRIGGER "{name}postpones" BEFORE INSERT OR UPDATE ON schedule FOR EACH ROW'
+                f" WHEN (NEW.tenant_id = {literal}) EXECUTE FUNCTION postpone_schedule_while_moving()"
+            ),
+        ],
+    )
+    await moves.postpone(connection, tenant)
+
+
+async def refuse_writes(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> None:
+    """Refuse each change of the tenant's rows that is not a worker's."""
+    name, literal = _name(tenant), await _literal(connection, tenant)
+    statements = []
+    for table in tables:
+        if not table.has_tenant or table.name in _WRITTEN_BY_READS:
+            continue
+        update = f"UPDATE OF {_KEY_COLUMNS}" if table.name == "api_key" else "UPDATE"
+        statements += [
+            (
+                f'CREATE OR REPLACE TRIGGER "{name}writes" BEFORE INSERT OR {update} ON "{table.name}" FOR EACH ROW'
+                f" WHEN (NEW.tenant_id = {literal}) EXECUTE FUNCTION refuse_while_moving()"
+            ),
+            (
+                f'CREATE OR REPLACE TRIGGER "{name}deletes" BEFORE DELETE ON "{table.name}" FOR EACH ROW'
+                f" WHEN (OLD.tenant_id = {literal}) EXECUTE FUNCTION refuse_while_moving()"
+            ),
+        ]
+    await _locked(connection, statements)
+
+
+async def release(connection: Connection, tenant: str) -> None:
+    """Undo `hold_new_work` and `refuse_writes`. Call this in a transaction."""
+    for row in await connection.fetch(
+        "SELECT tgname AS name, tgrelid::regclass::text AS of FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid"
+        " WHERE starts_with(tgname, $1) AND NOT tgisinternal AND c.relnamespace = current_schema()::regnamespace"
+        " ORDER BY 2, 1",
+        _name(tenant),
+    ):
+        await connection.execute(f'DROP TRIGGER "{row["name"]}" ON {row["of"]}')
+    await moves.resume(connection, tenant)
+
+
+async def running(connection: Connection, tenant: str) -> int:
+    """The tenant's steps that have a lease."""
+    return int(
+        await connection.fetchval("SELECT count(*) FROM task WHERE tenant_id = $1 AND status = 'running'", tenant)
+    )
+
+
+async def _literal(connection: Connection, tenant: str) -> str:
+    return str(await connection.fetchval("SELECT quote_literal($1::text)", tenant))
+
+
+async def _locked(connection: Connection, statements: Sequence[str]) -> None:
+    """Run the statements in one transaction. Each waits a second for its table at most, and then lets others through.
+
+    Raises Conflict `tables_in_use`.
+    """
+    for _ in range(_LOCK_TRIES):
+        try:
+            async with connection.transaction():
+                await connection.execute("SET LOCAL lock_timeout = '1s'")
+                for statement in statements:
+                    await connection.execute(statement)
+        except _IN_USE:
+            await asyncio.sleep(0.5)
+        else:
+            return
+    raise Conflict("tables_in_use", "Other transactions hold locks on the tables for too long. Run the command again.")
+
+
+# --- copying
+
+
+async def copy_rows(source: Connection, target: Connection, tenant: str, tables: Sequence[MovedTable]) -> int:
+    """Copy the tenant's rows of one moment into the tables of the move, and compare them. Returns their number.
+
+    Raises Conflict `copy_differs`.
+    """
+    await drop_copies(target, tenant)
+    total = 0
+    async with source.transaction(isolation="repeatable_read", readonly=True):
+        for table in tables:
+            staged = _staged(tenant, table)
+            await target.execute(f'CREATE TABLE {staged} (LIKE "{table.name}")')
+            if table.order:
+                await target.execute(
+                    f'ALTER TABLE {staged} ADD COLUMN moving_place bigserial, DROP COLUMN "{table.order}"'
+                )
+            await _pipe(source, target, source_query(table), tenant, staged, table.columns)
+            original = await source.fetchrow(source_query(table, digest=True), tenant)
+            copied = await target.fetchrow(_digest_of(f"{staged} t", table))
+            if original is None or copied is None or tuple(original) != tuple(copied):
+                raise Conflict("copy_differs", f"The copy of the table {table.name} differs. Run the command again.")
+            total += original["rows"]
+    return total
+
+
+def _staged(tenant: str, table: MovedTable) -> str:
+    return f'"{_name(tenant)}{table.name}"'
+
+
+async def _pipe(
+    source: Connection, target: Connection, query: str, tenant: str, staged: str, columns: Sequence[str]
+) -> None:
+    pieces: asyncio.Queue[bytes | None] = asyncio.Queue(16)
+
+    async def read() -> None:
+        try:
+            await source.copy_from_query(query, tenant, output=pieces.put)
+        finally:
+            await pieces.put(None)
+
+    async def received() -> AsyncIterator[bytes]:
+        while (piece := await pieces.get()) is not None:
+            yield piece
+
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(read())
+        await target.copy_to_table(staged.strip('"'), source=received(), columns=list(columns))
+        await reading
+
+
+async def take_over(target: Connection, tenant: str, tables: Sequence[MovedTable]) -> None:
+    """Make the copies the tenant's rows. Call this in a transaction."""
+    for table in tables:
+        staged, names = _staged(tenant, table), table.names()
+        ordered = " ORDER BY moving_place" if table.order else ""
+        shared = " ON CONFLICT (tenant_id, key) DO NOTHING" if table.name == "gate" else ""
+        await target.execute(f'INSERT INTO "{table.name}" ({names}) SELECT {names} FROM {staged}{ordered}{shared}')
+        await target.execute(f"DROP TABLE {staged}")
+
+
+async def drop_copies(target: Connection, tenant: str) -> None:
+    """Drop the tables of the move."""
+    for row in await target.fetch(
+        "SELECT quote_ident(relname) AS name FROM pg_class WHERE relnamespace = current_schema()::regnamespace"
+        " AND relkind = 'r' AND starts_with(relname, $1)",
+        _name(tenant),
+    ):
+        await target.execute(f"DROP TABLE {row['name']}")
+
+
+async def first_with_rows(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> str | None:
+    """The first table that has rows of the tenant."""
+    for table in tables:
+        if table.has_tenant and await connection.fetchval(
+            f'SELECT EXISTS (SELECT 1 FROM "{table.name}" WHERE tenant_id = $1)', tenant
+        ):
+            return table.name
+    return None
+
+
+async def delete_rows(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> None:
+    """Delete the tenant's rows. Call this in a transaction."""
+    for table in reversed(tables):
+        condition = "t.tenant_id = $1" if table.name == "gate" else table.condition
+        await connection.execute(f'DELETE FROM "{table.name}" t WHERE {condition}', tenant)
+    await connection.execute("DELETE FROM event WHERE tenant_id = $1", tenant)
+
+
+# --- objects
+
+
+_OBJECT_COLUMNS = frozenset({"key", "original_key", "backup"})
+#: Columns of these names with texts of clients, and with keys of another store.
+_NO_OBJECTS = frozenset({("idempotency", "key"), ("gate", "key"), ("gate_job", "key"), ("promoted_object", "key")})
+
+
+async def object_prefixes(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> list[str]:
+    """The tenant's objects lie below these prefixes. The platform wrote each of them: a client's text names no key."""
+    found = {
+        f"jobs/{row['id']}/"
+        for row in await connection.fetch("SELECT id FROM job WHERE tenant_id = $1 AND finished_at IS NULL", tenant)
+    }
+    for table in tables:
+        for column in _OBJECT_COLUMNS & set(table.columns):
+            if table.has_tenant and (table.name, column) not in _NO_OBJECTS:
+                rows = await connection.fetch(
+                    f'SELECT t."{column}" AS key FROM "{table.name}" t WHERE {table.condition}', tenant
+                )
+                found |= {_owner_of(row["key"]) for row in rows if row["key"]}
+    inputs = await connection.fetch(
+        "SELECT DISTINCT value AS key FROM job, jsonb_each_text(inputs) WHERE tenant_id = $1", tenant
+    )
+    return sorted(found | {_owner_of(row["key"]) for row in inputs})
+
+
+def _owner_of(key: str) -> str:
+    """`jobs/ID/` of `jobs/ID/step/file`; a shorter key as it is."""
+    parts = key.split("/")
+    return f"{parts[0]}/{parts[1]}/" if len(parts) > 2 else key  # noqa: PLR2004 - sort, owner, rest

@@ -1,0 +1,155 @@
+"""The provider fal, by its queue. The queue honours no idempotency token. It keeps a small result for an hour, and one
+of 10 KB or more for six minutes.
+
+https://fal.ai/docs/api-reference/inference-api; for the states
+https://fal.ai/docs/documentation/model-apis/inference/queue; for the errors of a model
+https://fal.ai/docs/documentation/model-apis/errors
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import orjson
+
+from leasehold.pipelines.generation.provider import Accepted, Finished, Order, Rejected, Working
+from leasehold.pipelines.generation.providers.requests import (
+    ProviderAnswer,
+    RequestSender,
+    as_mapping,
+    bad_answer,
+    no_files,
+    text_at,
+    urls_in,
+)
+
+#: The fields of a result in which fal's models return files. Links in other fields, such as a prompt, are no files.
+_FILES = ("images", "image", "videos", "video")
+#: If a model's id begins with one of these, its second part is the owner.
+_NAMESPACES = frozenset({"workflows", "comfy"})
+_CODES = {"content_policy_violation": "content_refused"}
+#: Statuses of the answer to a request for a result that are no failure of the model.
+_NOT_OF_THE_MODEL = frozenset({401, 403, 404, 408, 429})
+
+
+class Fal:
+    """The client of fal. A model is `owner/app`, often with the path of an endpoint behind it."""
+
+    name = "fal"
+    honours_token = False
+
+    def __init__(self, sender: RequestSender, base_url: str) -> None:
+        self._sender = sender
+        self._url = base_url.rstrip("/")
+
+    async def submit(self, order: Order, credential: str) -> Accepted:
+        _app_of(order)
+        path = f"/{quote(order.model or '')}"
+        if order.callback and order.callback.startswith("https://"):
+            path += f"?{urlencode({'fal_webhook': order.callback})}"
+        headers = {}
+        if order.deadline_seconds:
+            headers["x-fal-request-timeout"] = str(order.deadline_seconds)  # the longest wait for the work to begin
+        answer = await self._send("POST", path, credential, _inputs(order), headers, buys=True)
+        return Accepted(text_at(_body_of(answer), "request_id"))
+
+    async def poll(self, ref: str, order: Order, credential: str) -> Working | Finished:
+        request = _request_path(ref, order)
+        body = _body_of(await self._send("GET", f"{request}/status", credential))
+        status = text_at(body, "status")
+        if status in ("IN_QUEUE", "IN_PROGRESS"):
+            return Working(status)
+        if status != "COMPLETED":
+            raise bad_answer("has a status that is not documented")
+        if body.get("error"):
+            raise _failed(str(body["error"]), str(body.get("error_type") or "") or None)
+        result = await self._send("GET", request, credential)
+        if not result.is_success and result.status < 500 and result.status not in _NOT_OF_THE_MODEL:  # noqa: PLR2004 - HTTP
+            raise _failed(*_complaint(result.body))
+        output = _body_of(result)
+        urls = urls_in([output[field] for field in _FILES if field in output])
+        if not urls:
+            raise no_files()
+        return Finished(urls)
+
+    async def cancel(self, ref: str, order: Order, credential: str) -> bool:
+        answer = await self._send("PUT", f"{_request_path(ref, order)}/cancel", credential)
+        return answer.stopped()
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        credential: str,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        buys: bool = False,
+    ) -> ProviderAnswer:
+        return await self._sender.send(
+            method,
+            self._url + path,
+            headers={"authorization": f"Key {credential}", **(headers or {})},
+            body=b"" if body is None else orjson.dumps(body),
+            buys=buys,
+        )
+
+
+def _app_of(order: Order) -> str:
+    """The owner and the app of the order's model, without the endpoint's path. Raises Rejected."""
+    if not order.model:
+        raise Rejected("model_required", "fal has no default model: name a model.")
+    parts = order.model.split("/")
+    names = 3 if parts[0] in _NAMESPACES else 2
+    if len(parts) < names or not all(part.strip(".") for part in parts):
+        raise Rejected("model_required", "A model of fal is `owner/app`, or that with the path of an endpoint.")
+    return "/".join(parts[:names])
+
+
+def _request_path(ref: str, order: Order) -> str:
+    """The path of the request in fal's queue. The answer to the submission has whole URLs. They are not used, so that
+    an answer cannot choose where the credential is sent.
+    """
+    return f"/{quote(_app_of(order))}/requests/{quote(ref, safe='')}"
+
+
+def _inputs(order: Order) -> dict[str, Any]:
+    """The model's inputs, by the names that most models share. `extra` of the order replaces them."""
+    images = [image.url for image in order.images]
+    size = {"width": order.width, "height": order.height} if order.width and order.height else None
+    inputs: dict[str, Any] = {
+        "prompt": order.prompt,
+        "negative_prompt": order.negative_prompt,
+        "image_size": size,
+        "strength": order.sample_strength,
+        "image_url": images[0] if len(images) == 1 else None,
+        "image_urls": images if len(images) > 1 else None,
+        "aspect_ratio": order.ratio,
+        "duration": None if order.whole_seconds is None else str(order.whole_seconds),
+    }
+    return {name: value for name, value in inputs.items() if value is not None} | dict(order.extra or {})
+
+
+def _failed(message: str, kind: str | None) -> Rejected:
+    return Rejected(
+        _CODES.get(kind or "", "provider_failed"), f"fal reports a failure: {message[:500]}", fail_code=kind
+    )
+
+
+def _complaint(body: Any) -> tuple[str, str | None]:
+    """The sentence and the kind of a model's error, which is a text or a list of objects."""
+    detail = body.get("detail") if isinstance(body, dict) else None
+    first = detail[0] if isinstance(detail, list) and detail else detail
+    if isinstance(first, dict):
+        kind = first.get("type")
+        return str(first.get("msg") or ""), kind if isinstance(kind, str) else None
+    return str(first or ""), None
+
+
+def _body_of(answer: ProviderAnswer) -> Mapping[str, Any]:
+    """The body of a successful answer. Raises ProviderError for any other."""
+    if answer.is_success:
+        return as_mapping(answer.body)
+    raise answer.refusal(*_complaint(answer.body))

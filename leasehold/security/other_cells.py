@@ -1,0 +1,334 @@
+"""Asks the other cells, side by side: what they have to do, and which of them has a job or a tenant.
+
+Addresses come from the operator's map alone, and keys from the setting `cells_keys`. The key of a cell goes to the
+address of that cell alone: redirects are not followed, and no proxy of the environment is used. No answer of another
+cell is trusted further than its form. Nothing here holds a connection to the database or a lock while it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from contextvars import Context
+from dataclasses import dataclass
+from http import HTTPStatus
+from time import monotonic
+from typing import Any, Literal, TypeAlias
+from urllib.parse import urlencode
+from uuid import UUID
+
+import httpx2
+import orjson
+import structlog
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from leasehold.domain.errors import BadSetting
+from leasehold.runtime.holding import check_nothing_held
+from leasehold.security.cells import CELL, CellMap, Cells
+from leasehold.security.credentials import parse_key
+from leasehold.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+#: Seconds for which one cell is asked. A console waits for it.
+LIMIT_SECONDS = 2.0
+#: Seconds for which all requests share what the other cells answered.
+_SHARED_SECONDS = 2.0
+_MAX_BYTES = 64 * 1024
+OWN_PATH, FIND_PATH = "/v1/cells/own", "/v1/cells/own/find"
+
+
+class CellLoad(BaseModel):
+    """What a cell says of itself. `due`: tasks that could start now; `has_more`: there may be more than were counted.
+    `oldest_seconds`: how long the oldest of them has waited. `failed`: steps that failed for good within the last hour.
+    `tenants`: tenants with jobs. `moving`: tenants on their way to another cell. `version`: of the API; `versions`: of
+    the workers. `console`: the path of the console; null: the cell has none.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    cell: str = Field(pattern=rf"^{CELL.pattern}$")
+    version: str = Field(max_length=100)
+    versions: list[str] = Field(max_length=1000)
+    workers: int = Field(ge=0)
+    due: int = Field(ge=0)
+    has_more: bool
+    oldest_seconds: float | None = Field(ge=0, allow_inf_nan=False)
+    running: int = Field(ge=0)
+    failed: int = Field(ge=0)
+    tenants: int = Field(ge=0)
+    moving: int = Field(ge=0)
+    console: str | None = Field(pattern=r"^(/[a-z0-9][a-z0-9_-]{0,62}){1,3}$")
+
+
+class CellHolding(BaseModel):
+    """Whether a cell has the job or the tenant. `moved_to`: the cell to which the tenant has moved; what the answering
+    cell has is then of the past.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    found: bool
+    tenant: str | None = Field(None, max_length=200)
+    moved_to: str | None = Field(None, pattern=rf"^{CELL.pattern}$")
+    console: str | None = Field(None, pattern=r"^(/[a-z0-9][a-z0-9_-]{0,62}){1,3}$")
+
+
+State: TypeAlias = Literal["ready", "not_ready", "silent"]
+#: Why a cell that answers did not say what it has to do: nobody gave a key for it; it refused the key; it answered
+#: something else; it calls itself by another name.
+Because: TypeAlias = Literal["no_key", "key_refused", "not_understood", "another_cell"]
+
+
+@dataclass(frozen=True, slots=True)
+class CellAnswer:
+    """`load`: None if the cell did not say; `because`: why. `seconds`: how long the question took."""
+
+    cell: str
+    address: str
+    state: State
+    load: CellLoad | None
+    because: Because | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A job or a tenant in a cell. `tenant`: None if only the map was asked."""
+
+    cell: str
+    address: str
+    tenant: str | None
+    moved_to: str | None
+    console: str | None
+
+
+class CellKeys:
+    """The keys by which this cell asks the others. A changed file is read again; one that holds no keys leaves the last
+    keys in force.
+    """
+
+    def __init__(self, secret: SecretStr) -> None:
+        """Raises ValueError, which shows no key."""
+        self._secret = secret
+        self._text = secret.get_secret_value()
+        self._keys = parse_keys(self._text)
+
+    def of(self, cell: str) -> str | None:
+        text = self._secret.get_secret_value()  # reads a changed file
+        if text != self._text:
+            self._text = text
+            try:
+                self._keys = parse_keys(text)
+            except ValueError as error:
+                log.warning("the keys of the cells cannot be read: the last keys stay in force", error=str(error))
+        return self._keys.get(cell)
+
+
+def parse_keys(text: str) -> dict[str, str]:
+    """The key of each cell: `{"b": "lh_b_..."}`. An empty text has none. Raises ValueError, which shows no key."""
+    if not text:
+        return {}
+    try:
+        keys = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        raise ValueError("the keys of the cells are no JSON") from None
+    if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
+        raise ValueError("the keys of the cells are no object with a key for each cell")
+    for cell, key in keys.items():
+        if parse_key(key) is None:
+            raise ValueError(f"the key of cell {cell[:20]!r} has not the form of a key")
+    return keys
+
+
+@asynccontextmanager
+async def asking() -> AsyncIterator[httpx2.AsyncClient]:
+    """A client that follows no redirect and no proxy, and keeps no cookie for another host."""
+    async with httpx2.AsyncClient(
+        timeout=None,
+        follow_redirects=False,
+        trust_env=False,
+        headers={"Accept": "application/json", "User-Agent": "leasehold"},
+    ) as http:
+        yield http
+
+
+async def ask(
+    http: httpx2.AsyncClient, cell: str, address: str, key: str | None, seconds: float = LIMIT_SECONDS
+) -> CellAnswer:
+    """Ask a cell whether it serves, and with a key also what it has to do. Raises nothing for a cell that is silent, or
+    that answers nonsense.
+    """
+    began = monotonic()
+    serves, response = await asyncio.gather(
+        _get(http, f"{address}/readyz", None, seconds),
+        _get(http, f"{address}{OWN_PATH}", key, seconds) if key is not None else _nothing(),
+    )
+    load, because = _load_of(cell, response, has_key=key is not None)
+    if serves is None and response is None:
+        state: State = "silent"
+        because = None
+    else:
+        state = "ready" if serves is not None and serves[0] == HTTPStatus.OK else "not_ready"
+    return CellAnswer(cell, address, state, load, because, round(monotonic() - began, 3))
+
+
+_Response: TypeAlias = tuple[int, bytes] | None
+
+
+def _load_of(cell: str, response: _Response, *, has_key: bool) -> tuple[CellLoad | None, Because | None]:
+    if not has_key:
+        return None, "no_key"
+    if response is None:
+        return None, "not_understood"
+    status, body = response
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.MISDIRECTED_REQUEST):
+        return None, "key_refused"
+    try:
+        load = CellLoad.model_validate_json(body) if status == HTTPStatus.OK else None
+    except ValidationError:
+        load = None
+    if load is None:
+        return None, "not_understood"
+    return (load, None) if load.cell == cell else (None, "another_cell")
+
+
+async def _nothing() -> _Response:
+    return None
+
+
+async def _get(http: httpx2.AsyncClient, url: str, key: str | None, seconds: float) -> _Response:
+    """Status and body. None: no whole answer came in time, or it is longer than any that is understood."""
+    check_nothing_held("another cell")
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    try:
+        async with asyncio.timeout(seconds), http.stream("GET", url, headers=headers) as answer:
+            body = b""
+            async for piece in answer.aiter_bytes():
+                body += piece
+                if len(body) > _MAX_BYTES:
+                    return answer.status_code, b""
+            return answer.status_code, body
+    except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError, OSError):
+        return None
+
+
+class OtherCells:
+    """The other cells, as this API process asks them. Requests that come together, or within some seconds, share what a
+    cell answered. A cell that was silent last is asked again, but nobody waits for it.
+    """
+
+    def __init__(self, cells: Cells, keys: CellKeys, http: httpx2.AsyncClient) -> None:
+        self.own = cells.own
+        self._cells = cells
+        self._keys = keys
+        self._http = http
+        self._questions: dict[tuple[str, str], _Question] = {}
+
+    @property
+    def map(self) -> CellMap:
+        return self._cells.map
+
+    async def status(self) -> list[CellAnswer]:
+        """What each other cell of the map answers, by name. It waits at most LIMIT_SECONDS."""
+        others = [(cell, address) for cell, address in sorted(self.map.addresses.items()) if cell != self.own]
+        for gone in self._questions.keys() - set(others):
+            self._questions.pop(gone).task.cancel()
+        for cell, address in others:
+            question = self._questions.get((cell, address))
+            if question is None or (question.task.done() and monotonic() >= question.until):
+                last = None if question is None else question.answer
+                self._questions[cell, address] = _Question(self._question(cell, address), last)
+        current = [self._questions[other] for other in others]
+        waited_for = [question.task for question in current if question.last is None or question.last.state != "silent"]
+        if waited_for:
+            await asyncio.wait(waited_for)
+        return [answer for question in current if (answer := question.answer) is not None]
+
+    def _question(self, cell: str, address: str) -> asyncio.Task[CellAnswer]:
+        question = ask(self._http, cell, address, self._keys.of(cell))
+        return asyncio.create_task(question, context=Context())  # it may outlive the request that began it
+
+    async def find(self, *, job_id: UUID | None = None, tenant: str | None = None) -> tuple[list[Found], list[str]]:
+        """The other cells that have the job or the tenant, and the names of those that did not answer. The first cell
+        from which nothing has moved away ends the search.
+        """
+        query = urlencode({"job": str(job_id)} if job_id is not None else {"tenant": tenant or ""})
+        others = {cell: address for cell, address in self.map.addresses.items() if cell != self.own}
+        questions = {
+            asyncio.create_task(self._find_in(cell, address, query), context=Context()): cell
+            for cell, address in others.items()
+        }
+        found: list[Found] = []
+        silent: list[str] = []
+        waiting = set(questions)
+        try:
+            while waiting and not any(one.moved_to is None for one in found):
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    holding = task.result()
+                    if holding is None:
+                        silent.append(questions[task])
+                    elif holding.found:
+                        cell = questions[task]
+                        found.append(Found(cell, others[cell], holding.tenant, holding.moved_to, holding.console))
+        finally:
+            for task in waiting:
+                task.cancel()
+        return sorted(found, key=lambda one: (one.moved_to is not None, one.cell)), sorted(silent)
+
+    async def _find_in(self, cell: str, address: str, query: str) -> CellHolding | None:
+        key = self._keys.of(cell)
+        if key is None:
+            return None
+        response = await _get(self._http, f"{address}{FIND_PATH}?{query}", key, LIMIT_SECONDS)
+        try:
+            if response is None or response[0] != HTTPStatus.OK:
+                return None
+            return CellHolding.model_validate_json(response[1])
+        except ValidationError:
+            return None
+
+    async def close(self) -> None:
+        tasks = [question.task for question in self._questions.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Question:
+    """A question to one cell. `last`: the answer to the question before."""
+
+    def __init__(self, task: asyncio.Task[CellAnswer], last: CellAnswer | None) -> None:
+        self.task = task
+        self.last = last
+        self.until = monotonic() + _SHARED_SECONDS
+
+    @property
+    def answer(self) -> CellAnswer | None:
+        """The last answer of the cell."""
+        return self.task.result() if self.task.done() and not self.task.cancelled() else self.last
+
+
+@asynccontextmanager
+async def open_other_cells(settings: Settings, cells: Cells | None) -> AsyncIterator[OtherCells | None]:
+    """None: the installation is no cell. Raises BadSetting for keys that cannot be read."""
+    if cells is None:
+        yield None
+        return
+    try:
+        keys = CellKeys(settings.cells_keys)
+    except ValueError as error:
+        raise BadSetting("LEASEHOLD_CELLS_KEYS", str(error)) from None
+    async with asking() as http:
+        others = OtherCells(cells, keys, http)
+        try:
+            yield others
+        finally:
+            await others.close()
+
+
+def answer_of_own(load: Mapping[str, Any], cell: str, version: str, console: str | None) -> CellLoad:
+    """What this cell says of itself. `load`: what `cell_reads.load` has read."""
+    return CellLoad.model_validate({**load, "cell": cell, "version": version, "console": console})

@@ -1,0 +1,1 @@
+"""Several installations that share the tenants among them."""

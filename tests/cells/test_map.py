@@ -1,0 +1,94 @@
+"""The map of cells: what it may say, and how a cell reads it again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from leasehold.domain.errors import BadSetting, WrongCell
+from leasehold.security.cells import Cells, parse
+from leasehold.settings import Settings
+
+TWO = {"cells": {"a": "https://a.example/", "b": "https://b.example/api"}, "tenants": {"acme": "b"}}
+
+
+def written(path: Path, document: object) -> Path:
+    path.write_bytes(orjson.dumps(document))
+    return path
+
+
+def cells_of(path: Path, own: str = "a") -> Cells:
+    found = Cells.of(Settings(_env_file=None, cell=own, cells_file=str(path)))
+    assert found is not None
+    return found
+
+
+def test_an_installation_without_a_name_is_no_cell() -> None:
+    assert Cells.of(Settings(_env_file=None)) is None
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        [],
+        {"cells": {"a": "https://a.example"}, "tenant": {}},
+        {"cells": ["a"]},
+        {"cells": {"A": "https://a.example"}},
+        {"cells": {"twelveletter": "https://a.example"}},
+        {"cells": {"a": "a.example"}},
+        {"cells": {"a": "https://user:password@a.example"}},
+        {"cells": {"a": "https://a.example/?x=1"}},
+        {"cells": {"a": "https://a.example"}, "tenants": {"acme": "b"}},
+        {"cells": {"a": "https://a.example"}, "tenants": {"acme": 1}},
+    ],
+)
+def test_a_map_that_makes_no_sense_is_refused(document: object) -> None:
+    with pytest.raises(ValueError, match=r"map of cells|cell|URL"):
+        parse(orjson.dumps(document).decode())
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", orjson.dumps({"cells": {"b": "https://b.example"}})])
+def test_a_cell_does_not_start_without_a_map_that_names_it(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "cells.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BadSetting, match="LEASEHOLD_CELLS_FILE"):
+        cells_of(path)
+    with pytest.raises(BadSetting, match="LEASEHOLD_CELLS_FILE"):
+        Cells.of(Settings(_env_file=None, cell="a"))
+
+
+def test_a_tenant_of_another_cell_is_sent_there_and_all_others_stay(tmp_path: Path) -> None:
+    cells = cells_of(written(tmp_path / "cells.json", TWO))
+    cells.refuse_elsewhere("nobody knows where")
+    with pytest.raises(WrongCell) as refused:
+        cells.refuse_elsewhere("acme")
+    assert (refused.value.cell, refused.value.address) == ("b", "https://b.example/api")
+    cells_of(tmp_path / "cells.json", own="b").refuse_elsewhere("acme")
+
+
+def test_a_key_of_a_cell_that_the_map_does_not_name_is_only_a_wrong_key(tmp_path: Path) -> None:
+    cells = cells_of(written(tmp_path / "cells.json", TWO))
+    for own_or_unknown in (None, "a", "c"):
+        cells.refuse_key_of(own_or_unknown)
+    with pytest.raises(WrongCell):
+        cells.refuse_key_of("b")
+
+
+def test_a_changed_map_holds_at_once_and_a_broken_one_never(tmp_path: Path) -> None:
+    path = written(tmp_path / "cells.json", TWO)
+    cells = cells_of(path)
+    written(path, TWO | {"tenants": {"acme": "a"}})
+    cells.refuse_elsewhere("acme")
+    broken: object
+    for broken in ({"cells": {"b": "https://b.example"}}, []):
+        written(path, broken)
+        cells.refuse_elsewhere("acme")
+    path.unlink()
+    cells.refuse_elsewhere("acme")
+    new = written(tmp_path / "new.json", TWO)
+    new.replace(path)
+    with pytest.raises(WrongCell):
+        cells.refuse_elsewhere("acme")

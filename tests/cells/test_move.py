@@ -1,0 +1,365 @@
+"""A tenant moves to another cell: nothing is lost, nothing is done twice, and a cut-off move goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+from asyncpg import Connection
+
+from leasehold.cli import moving
+from leasehold.cli.moving import Move, abort, clean, move_tenant, state_of_move
+from leasehold.domain.errors import Conflict, Invalid, NotFound
+from leasehold.domain.registry import Pipelines
+from leasehold.security.sealing import Sealing
+from leasehold.settings import Settings
+from leasehold.storage import ObjectStore
+from leasehold.worker.worker import Worker
+from tests.api.conftest import client_of
+from tests.cells.conftest import DEMONSTRATIONS, Cell, Two
+from tests.support.bucket import Bucket
+
+if TYPE_CHECKING:
+    from types_aiobotocore_s3 import S3Client
+
+MOVE = Move("acme", "b", drain_seconds=20)
+SECONDS = 30.0
+
+
+def settings_of(cell: Cell) -> Settings:
+    return cell.running.services.settings
+
+
+async def moved(two: Two, move: Move = MOVE) -> dict[str, Any]:
+    return await move_tenant(settings_of(two.a), settings_of(two.b), move)
+
+
+@asynccontextmanager
+async def rows_of(cell: Cell) -> AsyncIterator[Connection]:
+    connection = await asyncpg.connect(cell.database_url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def numbers(cell: Cell) -> dict[str, int]:
+    """The rows of the tenant, by table, without those that stay in each cell."""
+    async with rows_of(cell) as rows:
+        return {
+            table: await rows.fetchval(f"SELECT count(*) FROM {table} WHERE tenant_id = 'acme'")
+            for table in ("api_key", "job", "task", "run", "history", "idempotency", "job_tag")
+        }
+
+
+async def submit(url: str, key: str, **more: Any) -> str:
+    async with client_of(url, key) as client:
+        answer = await client.post("/v1/runs", json={"template": "noop", "payload": {}} | more)
+        assert answer.status_code == 202, answer.text
+        return str(answer.json()["id"])
+
+
+@asynccontextmanager
+async def working(cell: Cell, path: Path) -> AsyncIterator[None]:
+    changes = {"work_dir": str(path), "poll_seconds": 0.05, "amqp_queue_prefix": f"cell-{cell.name}-{path.name}"}
+    await asyncio.to_thread(path.mkdir, exist_ok=True)
+    async with Worker(settings_of(cell).model_copy(update=changes), Pipelines.from_source(DEMONSTRATIONS)):
+        yield
+
+
+async def ended(cell: Cell, jobs: set[str]) -> None:
+    """Wait until all of these jobs have succeeded in the cell, each after one claim of its only step."""
+    async with rows_of(cell) as rows, asyncio.timeout(SECONDS):
+        while True:
+            found = await rows.fetch(
+                "SELECT j.id, j.status, t.attempt FROM job j JOIN task t ON t.job_id = j.id"
+                " WHERE j.tenant_id = 'acme' AND j.pipeline = 'noop'"
+            )
+            if {str(row["id"]) for row in found if row["status"] == "succeeded"} >= jobs:
+                assert {row["attempt"] for row in found if str(row["id"]) in jobs} == {1}
+                return
+            await asyncio.sleep(0.05)
+
+
+async def test_a_tenant_moves_with_all_that_it_has_and_works_on_with_its_key(two: Two, tmp_path: Path) -> None:
+    key = await two.a.key()
+    async with working(two.a, tmp_path / "a"):
+        done = await submit(two.a.running.url, key, tags={"team": "x"})
+        await ended(two.a, {done})
+    waiting = await submit(two.a.running.url, key)
+    before = await numbers(two.a)
+    paths = (two.a.path, two.b.path)
+    answer = await moved(two, Move("acme", "b", paths))
+    assert (answer["stage"], answer["from"], answer["to"]) == ("moved", "a", "b")
+    assert await numbers(two.b) == before
+    assert [json.loads(path.read_text())["tenants"] for path in paths] == [{"acme": "b"}] * 2
+    async with client_of(two.b.running.url, key) as client:
+        assert (await client.get(f"/v1/runs/{done}")).json()["status"] == "succeeded"
+    async with working(two.a, tmp_path / "a"), working(two.b, tmp_path / "b"):
+        new = await submit(two.b.running.url, key)
+        await ended(two.b, {done, waiting, new})
+    async with rows_of(two.a) as rows:
+        assert await rows.fetchval("SELECT status FROM job WHERE id = $1", waiting) != "succeeded"
+    await clean(settings_of(two.a), settings_of(two.b), MOVE)
+    assert set((await numbers(two.a)).values()) == {0}
+    async with rows_of(two.a) as rows:
+        assert await rows.fetchval("SELECT count(*) FROM pg_trigger WHERE starts_with(tgname, 'moving_')") == 0
+
+
+async def test_objects_and_unusual_values_arrive_as_they_are(two: Two, s3_server: Bucket, s3_client: S3Client) -> None:
+    key = await two.a.key()
+    job = await submit(two.a.running.url, key)
+    other_job = await submit(two.a.running.url, await two.a.key("other"))
+    bucket = await s3_server.fresh(s3_client)
+    target = settings_of(two.b).model_copy(update={"s3_bucket": bucket.bucket})
+    stores = ObjectStore.from_settings(settings_of(two.a)), ObjectStore.from_settings(target)
+    for store in stores:
+        await store.open()
+    try:
+        for owner in (job, other_job):
+            await stores[0].put(f"jobs/{owner}/only/x.txt", b"result", content_type="text/plain", metadata={})
+        async with rows_of(two.a) as rows:
+            task = await rows.fetchval("SELECT id FROM task WHERE job_id = $1", job)
+            await rows.execute(
+                "INSERT INTO output (task_id, name, job_id, step, key, size, sha256, content_type)"
+                " VALUES ($1, 'x.txt', $2, 'only', $3, 6, '', 'text/plain')",
+                task, job, f"jobs/{job}/only/x.txt",
+            )  # fmt: skip
+            await rows.execute("INSERT INTO result VALUES ($1, 'null')", task)
+            for number in range(3):
+                await rows.execute(
+                    "INSERT INTO signal (job_id, tenant_id, name, payload) VALUES ($1, 'acme', $2, $3)",
+                    job, f"n{number}", r'[1e30, "a\\ \n", null]',
+                )  # fmt: skip
+        answer = await move_tenant(settings_of(two.a), target, MOVE)
+        assert answer["objects"] == 1
+        assert [one.key async for one in stores[1].list("")] == [f"jobs/{job}/only/x.txt"]
+        copy, original = await stores[1].head(f"jobs/{job}/only/x.txt"), await stores[0].head(f"jobs/{job}/only/x.txt")
+        assert copy is not None
+        assert original is not None
+        assert (copy.sha256, copy.content_type) == (original.sha256, "text/plain")
+        async with rows_of(two.a) as old, rows_of(two.b) as new:
+            for query in (
+                "SELECT value::text FROM result",
+                "SELECT name, payload::text FROM signal ORDER BY id",
+                "SELECT * FROM output",
+                "SELECT * FROM history WHERE tenant_id = 'acme' ORDER BY job_id, seq",
+                "SELECT * FROM api_key WHERE tenant_id = 'acme'",
+            ):
+                assert [dict(row) for row in await new.fetch(query)] == [dict(row) for row in await old.fetch(query)]
+        await clean(settings_of(two.a), target, MOVE)
+        assert [one.key async for one in stores[0].list("")] == [f"jobs/{other_job}/only/x.txt"]
+    finally:
+        for store in stores:
+            await store.close()
+        await bucket.delete(s3_client)
+
+
+async def test_a_store_with_two_addresses_is_one_store_and_keeps_its_objects(two: Two) -> None:
+    job = await submit(two.a.running.url, await two.a.key())
+    source = settings_of(two.a)
+    target = settings_of(two.b).model_copy(update={"s3_endpoint": f"{source.s3_endpoint}/"})
+    store = ObjectStore.from_settings(source)
+    await store.open()
+    try:
+        await store.put(f"jobs/{job}/input/x", b"x", content_type="text/plain", metadata={})
+        await move_tenant(source, target, MOVE)
+        await clean(source, target, MOVE)
+        assert [one.key async for one in store.list("jobs/")] == [f"jobs/{job}/input/x"]
+    finally:
+        await store.close()
+
+
+async def test_the_old_cell_refuses_what_is_new_and_goes_on_to_serve_others(two: Two) -> None:
+    key, other = await two.a.key(), await two.a.key("other")
+    await submit(two.a.running.url, key)
+    await moved(two)
+    async with client_of(two.a.running.url, key) as client:  # the map has not changed
+        answer = await client.post("/v1/runs", json={"template": "noop", "payload": {}})
+    assert (answer.status_code, answer.json()["code"]) == (503, "tenant_moving")
+    assert int(answer.headers["retry-after"]) > 0
+    await submit(two.a.running.url, other)
+
+
+async def test_a_tenant_moves_while_clients_submit_and_workers_work(two: Two, tmp_path: Path) -> None:
+    """Each job that was acknowledged ends once, in one of the two cells."""
+    key = await two.a.key()
+    acknowledged: set[str] = set()
+    stop = asyncio.Event()
+
+    async def keep_submitting() -> None:
+        url = two.a.running.url
+        while not stop.is_set():
+            async with client_of(url, key) as client:
+                answer = await client.post("/v1/runs", json={"template": "noop", "payload": {}})
+            if answer.status_code == 202:
+                acknowledged.add(answer.json()["id"])
+            elif answer.status_code == 421:
+                url = answer.headers["leasehold-cell-address"]
+            else:
+                assert answer.json()["code"] == "tenant_moving", answer.text
+            await asyncio.sleep(0.01)
+
+    async with working(two.a, tmp_path / "a"), working(two.b, tmp_path / "b"), asyncio.TaskGroup() as group:
+        group.create_task(keep_submitting())
+        while len(acknowledged) < 20:
+            await asyncio.sleep(0.01)
+        await moved(two, Move("acme", "b", (two.a.path, two.b.path), 20))
+        so_far = len(acknowledged)
+        while len(acknowledged) < so_far + 20:
+            await asyncio.sleep(0.01)
+        stop.set()
+        await ended(two.b, acknowledged)
+    async with rows_of(two.a) as old, rows_of(two.b) as new:
+        claims = "SELECT job_id, count(*) AS n FROM history WHERE kind = 'claimed' GROUP BY job_id"
+        both = [{row["job_id"]: row["n"] for row in await rows.fetch(claims)} for rows in (old, new)]
+    assert {both[1][job] for job in both[1]} == {1}
+    assert all(both[1][job] == claims for job, claims in both[0].items())
+
+
+async def test_a_move_that_is_killed_after_any_commit_goes_on(two: Two, tmp_path: Path) -> None:
+    key = await two.a.key()
+    waiting = {await submit(two.a.running.url, key) for _ in range(3)}
+    target = tmp_path / "b.env"
+    target.write_text("\n".join(variables(two.b)))
+    arguments = ["cells", "move", "acme", "--to", "b", "--target-env", str(target), "--json"]
+    environment = os.environ | dict(line.split("=", 1) for line in variables(two.a))
+    stages = [""]
+    commits = 1
+    while True:
+        program = _KILLED.format(commits=commits)
+        outcome = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-c", program, *arguments], env=environment, capture_output=True
+        )
+        if outcome.returncode == 0:
+            break
+        assert outcome.returncode == -signal.SIGKILL, outcome.stderr.decode()
+        stages.append((await state_of_move(settings_of(two.a), "acme"))["stage"])
+        commits = commits + 1 if stages[-1] == stages[-2] else 1  # within a stage, the next try comes further
+    assert set(stages) >= {"drain", "copy", "switch"}
+    two.place(acme="b")
+    async with working(two.a, tmp_path / "a"), working(two.b, tmp_path / "b"):
+        await ended(two.b, waiting)
+
+
+_KILLED = """
+from leasehold.runtime import failpoints
+from leasehold.cli.main import app
+failpoints.arm("commit.cells:kill:{commits}")
+app()
+"""
+
+
+def variables(cell: Cell) -> list[str]:
+    settings = settings_of(cell)
+    return [
+        f"LEASEHOLD_CELL={cell.name}",
+        f"LEASEHOLD_CELLS_FILE={cell.path}",
+        f"LEASEHOLD_DATABASE_URL={cell.database_url}",
+        f"LEASEHOLD_S3_ENDPOINT={settings.s3_endpoint}",
+        f"LEASEHOLD_S3_BUCKET={settings.s3_bucket}",
+        f"LEASEHOLD_S3_ACCESS_KEY={settings.s3_access_key.get_secret_value()}",
+        f"LEASEHOLD_S3_SECRET_KEY={settings.s3_secret_key.get_secret_value()}",
+        f"LEASEHOLD_SEALING_KEYS={settings.sealing_keys.get_secret_value()}",
+    ]
+
+
+@pytest.mark.parametrize("stage", ["drain", "copy", "switch"])
+async def test_an_aborted_move_leaves_the_tenant_as_it_was(
+    two: Two, tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = await two.a.key()
+    waiting = await submit(two.a.running.url, key)
+    async with rows_of(two.a) as rows:
+        due = await rows.fetchval("SELECT available_at FROM task WHERE job_id = $1", waiting)
+
+    async def cut_off(*_: Any) -> None:
+        raise ConnectionResetError
+
+    next_deed = {"drain": "_drain", "copy": "copy_rows", "switch": "_switch"}[stage]
+    with monkeypatch.context() as patch:
+        patch.setattr(moving, next_deed, cut_off)
+        with pytest.raises(ConnectionResetError):
+            await moved(two)
+    assert (await state_of_move(settings_of(two.a), "acme"))["stage"] == stage
+    await abort(settings_of(two.a), settings_of(two.b), MOVE)
+    assert set((await numbers(two.b)).values()) == {0}
+    async with rows_of(two.a) as rows, rows_of(two.b) as theirs:
+        assert await rows.fetchval("SELECT available_at FROM task WHERE job_id = $1", waiting) == due
+        assert await theirs.fetchval("SELECT count(*) FROM pg_class WHERE starts_with(relname, 'moving_')") == 0
+    async with working(two.a, tmp_path / "a"):
+        await ended(two.a, {waiting, await submit(two.a.running.url, key)})
+    with pytest.raises(NotFound, match="No move of acme"):
+        await state_of_move(settings_of(two.a), "acme")
+
+
+async def test_a_move_waits_for_steps_that_run_and_says_so(two: Two) -> None:
+    key = await two.a.key()
+    job = await submit(two.a.running.url, key)
+    async with rows_of(two.a) as rows:
+        await rows.execute(
+            "UPDATE task SET status = 'running', lease_owner = gen_random_uuid(), lease_until = 'infinity'"
+            " WHERE job_id = $1",
+            job,
+        )
+        with pytest.raises(Conflict, match="1 steps of acme still run") as refused:
+            await moved(two, Move("acme", "b", drain_seconds=0))
+        assert refused.value.code == "still_running"
+        await rows.execute("UPDATE task SET status = 'pending', lease_owner = NULL, lease_until = NULL")
+    assert (await moved(two))["stage"] == "moved"
+
+
+async def test_wrong_uses_are_refused_before_anything_changes(two: Two) -> None:
+    key = await two.a.key()
+    await submit(two.a.running.url, key)
+    a, b = settings_of(two.a), settings_of(two.b)
+    with pytest.raises(NotFound, match="no rows of a tenant nobody"):
+        await moved(two, Move("nobody", "b"))
+    with pytest.raises(Invalid, match="lives in cell a already"):
+        await moved(two, Move("acme", "a"))
+    with pytest.raises(Invalid, match="those of cell b, not c"):
+        await moved(two, Move("acme", "c"))
+    with pytest.raises(Invalid, match="is no cell"):
+        await move_tenant(a.model_copy(update={"cell": ""}), b, MOVE)
+    with pytest.raises(Conflict, match="same database"):
+        await move_tenant(a, b.model_copy(update={"database_url": a.database_url}), MOVE)
+    async with rows_of(two.b) as rows:
+        head = await rows.fetchval("SELECT version_num FROM alembic_version")
+        await rows.execute("UPDATE alembic_version SET version_num = 'older'")
+        with pytest.raises(Conflict, match="schemas of the two cells differ"):
+            await moved(two)
+        await rows.execute("UPDATE alembic_version SET version_num = $1", head)
+    await two.b.key()
+    with pytest.raises(Conflict, match="has rows of acme already, in the table api_key"):
+        await moved(two)
+    await submit(two.a.running.url, key)  # nothing holds the tenant
+
+
+async def test_a_tenant_does_not_move_to_a_cell_that_cannot_open_its_secrets(two: Two) -> None:
+    await two.a.key()
+    sealed = Sealing(settings_of(two.a)).seal(b"secret")
+    async with rows_of(two.a) as rows:
+        await rows.execute("INSERT INTO callback_secret (tenant_id, secrets) VALUES ('acme', $1)", [sealed])
+    with pytest.raises(Conflict, match="LEASEHOLD_SEALING_KEYS"):
+        await moved(two)
+
+
+def test_the_file_of_the_other_cell_shows_no_value_when_it_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "b.env"
+    for text in ("postgresql://u:hidden@h/d", "LEASEHOLD_AMQP_URL=amqp://u:hidden@h"):
+        path.write_text(text)
+        with pytest.raises(Invalid) as refused:
+            moving.target_settings(path)
+        assert "hidden" not in str(refused.value)
+    with pytest.raises(Invalid, match="No such file"):
+        moving.target_settings(tmp_path / "none")

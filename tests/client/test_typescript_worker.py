@@ -1,0 +1,200 @@
+"""clients/typescript/src/worker.js under Node, against a real API: it works, fails, stops, and gives tasks back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from leasehold.api.auth.security import EXTERNAL_WORK
+from leasehold.db.database import Connection
+from leasehold.security.credentials import create_key
+from leasehold.transitions import sweeps
+from tests.api.conftest import Running
+from tests.client.front import Front, fronting
+from tests.client.test_typescript import NODE, needs_node
+from tests.factories import Rows, assert_history
+from tests.runs.conftest import Client, client, running, runs_settings, step_of
+from tests.runs.test_external import claim, settle
+
+__all__ = ["client", "running", "runs_settings"]  # fixtures
+HERE = Path(__file__).parent
+SECONDS = 60.0
+STEPS = [{"id": "make", "queue": "reports", "retry": {"max_attempts": 2, "backoff_seconds": [0]}}]
+pytestmark = needs_node
+
+
+@dataclass
+class Outside:
+    """The worker's process, and the front between it and the API."""
+
+    process: Process
+    front: Front
+
+    async def says(self, name: str) -> Any:
+        """The value of the next line with this name."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(SECONDS):
+            while line := await self.process.stdout.readline():
+                said, value = json.loads(line)
+                if said == name:
+                    return value
+        assert self.process.stderr is not None
+        raise AssertionError((await self.process.stderr.read()).decode() or f"it ended and never said {name}")
+
+    async def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        assert await self.says("ended")
+        assert await self.process.wait() == 0
+
+
+@asynccontextmanager
+async def working(url: str, rows: Connection, *, grace_seconds: float = 30.0) -> AsyncIterator[Outside]:
+    key = await create_key(rows, tenant_id="acme", client_id="node", scopes=(EXTERNAL_WORK,))
+    async with fronting(url) as front:
+        environment = dict(os.environ) | {"LEASEHOLD_URL": front.url, "LEASEHOLD_API_KEY": key.text}
+        process = await asyncio.create_subprocess_exec(
+            str(NODE), str(HERE / "typescript_worker.mjs"), "reports", str(grace_seconds),
+            env=environment, stdout=PIPE, stderr=PIPE,
+        )  # fmt: skip
+        outside = Outside(process, front)
+        try:
+            await outside.says("ready")
+            yield outside
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+async def begin(client: Client, do: str, *more: dict[str, Any]) -> str:
+    assert (await client.post("/v1/templates", type=do, steps=[*STEPS, *more])).status_code == 201
+    return await client.start(do, payload={"do": do})
+
+
+async def test_it_reads_and_writes_files_reports_logs_and_emits(
+    client: Client, running: Running, rows: Connection
+) -> None:
+    async with working(running.url, rows) as outside:
+        run = await begin(client, "files", {"id": "use", "queue": "reports"})
+        said = await client.until(run, "succeeded", "failed")
+        await outside.stop()
+    text = "a,b\n1,ü\n"
+    used = {"read": text, "results": {"make": {"made": 1}}, "unknown": "RangeError"}
+    assert said["result"] == {"make": {"made": 1}, "use": used}
+    assert await rows.fetchval("SELECT summary FROM progress p JOIN task t ON t.id = p.task_id WHERE t.step = 'make'")
+    (line,) = (await client.http.get(f"/v1/runs/{run}/logs", params={"step": "make"})).json()["lines"]
+    assert (line["message"], line["fields"]) == ("made \N{REPLACEMENT CHARACTER}", {"rows": 1})
+    chunks = (await client.http.get(f"/v1/runs/{run}/stream")).json()["chunks"]
+    assert [one["chunk"] for one in chunks] == ["tok", {"en": 1}]
+    await assert_history(Rows(rows), UUID(run))
+
+
+@pytest.mark.parametrize(
+    ("do", "code"),
+    [
+        ("permanent", "broken"),
+        ("odd", "handler_error"),
+        ("refused", "invalid_request"),
+        ("infinite", "handler_error"),
+    ],
+)
+async def test_what_a_handler_throws_or_returns_wrongly_fails_the_attempt(
+    client: Client, running: Running, rows: Connection, do: str, code: str
+) -> None:
+    async with working(running.url, rows) as outside:
+        said = await client.until(await begin(client, do), "failed", "succeeded")
+        await outside.stop()
+    assert (said["status"], said["error"]["code"]) == ("failed", code)
+
+
+async def test_an_attempt_that_may_be_repeated_is(client: Client, running: Running, rows: Connection) -> None:
+    async with working(running.url, rows) as outside:
+        said = await client.until(await begin(client, "later"), "failed", "succeeded")
+        await outside.stop()
+    assert said["result"] == {"make": {"attempt": 2}}
+
+
+async def test_it_settles_through_an_outage(client: Client, running: Running, rows: Connection) -> None:
+    """What was done once is not done again for a request that was lost."""
+    async with working(running.url, rows) as outside:
+        run = await begin(client, "outage")
+        assert await outside.says("outage") == 1
+        outside.front.failures = ["refuse"]  # a heartbeat
+        async with asyncio.timeout(SECONDS):
+            while outside.front.failures:
+                await asyncio.sleep(0.02)
+        outside.front.failures = ["503", "break", "429", "502", "lose"]
+        outside.process.send_signal(signal.SIGUSR2)
+        said = await client.until(run, "succeeded", "failed")
+        await outside.stop()
+        assert outside.front.failures == []
+    assert said["result"] == {"make": {"calls": 1}}
+
+
+async def test_it_hears_of_a_cancel_and_acknowledges_it(client: Client, running: Running, rows: Connection) -> None:
+    async with working(running.url, rows) as outside:
+        run = await begin(client, "waits")
+        await outside.says("waits")
+        await client.post(f"/v1/runs/{run}/cancel")
+        assert await outside.says("stopped by") == "Cancelled"
+        await client.until(run, "cancelled")
+        await outside.stop()
+
+
+async def test_a_lost_lease_stops_the_task_and_the_worker_works_on(
+    client: Client, running: Running, rows: Connection
+) -> None:
+    async with working(running.url, rows) as outside:
+        run = await begin(client, "waits")
+        await outside.says("waits")
+        task_id = await rows.fetchval("SELECT id FROM task WHERE job_id = $1", UUID(run))
+        await rows.execute("UPDATE task SET lease_until = clock_timestamp() WHERE id = $1", task_id)
+        await sweeps.expire_leases(rows, [], 5)
+        task = await claim(client, "w2", wait=5)
+        assert await outside.says("stopped by") == "LeaseLost"
+        assert step_of(await client.look(run), "make")["state"] == "running"
+        assert (await settle(client, task, "complete", result={"by": "w2"})).status_code == 200
+        other = await client.until(await begin(client, "later"), "succeeded", "failed")
+        await outside.stop()
+    assert (await client.look(run))["result"] == {"make": {"by": "w2"}}
+    assert other["status"] == "succeeded"
+    await assert_history(Rows(rows), UUID(run))
+
+
+@pytest.mark.parametrize(("do", "grace_seconds"), [("waits", 30.0), ("deaf", 0.5)])
+async def test_a_worker_that_stops_gives_its_task_back(
+    client: Client, running: Running, rows: Connection, do: str, grace_seconds: float
+) -> None:
+    """Also that of a handler that does not listen, once the grace is over. The attempt does not count."""
+    async with working(running.url, rows, grace_seconds=grace_seconds) as outside:
+        run = await begin(client, do)
+        assert await outside.says(do) == 1
+        await outside.stop()
+        task = await claim(client, "w2")
+    assert (task["run_id"], task["attempt"], task["epoch"]) == (run, 1, 2)
+
+
+async def test_a_task_that_a_stopped_workers_claim_brings_is_given_back(
+    client: Client, running: Running, rows: Connection
+) -> None:
+    assert (await client.post("/v1/templates", type="waits", steps=STEPS)).status_code == 201
+    async with working(running.url, rows) as outside:
+        async with asyncio.timeout(SECONDS):
+            while not any(path == "/v1/external/claim" for _, path, _ in outside.front.seen):
+                await asyncio.sleep(0.01)
+        outside.process.send_signal(signal.SIGTERM)
+        run = await client.start("waits", payload={"do": "waits"})
+        assert await outside.says("ended")
+        task = await claim(client, "w2")
+    assert (task["run_id"], task["attempt"]) == (run, 1)

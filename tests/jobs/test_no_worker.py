@@ -1,0 +1,221 @@
+"""A task that no living worker has code for waits unharmed, and the explanation of its job says who is missing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx2
+import pytest
+
+from leasehold import App, Context
+from leasehold.db.database import Connection, connect
+from leasehold.settings import Settings
+from leasehold.transitions import workers
+from leasehold.worker.worker import Worker
+
+SECONDS = 30.0
+
+
+#: What its users deploy.
+SHOP = App("shop")
+#: An older release of it: there is no `add` yet.
+OLDER_SHOP = App("shop")
+
+
+@SHOP.task
+async def add(number: int) -> int:
+    return number + 1
+
+
+@SHOP.workflow
+async def order(ctx: Context, number: int) -> int:
+    return await ctx.run(add, number)
+
+
+@OLDER_SHOP.task
+async def adds(number: int) -> int:
+    return number
+
+
+@pytest.fixture(autouse=True)
+async def _submitting(settings: Settings) -> AsyncIterator[None]:
+    SHOP.use(settings.model_copy(update={"tenant": "acme"}))
+    yield
+    await asyncio.to_thread(SHOP.close)
+
+
+@asynccontextmanager
+async def working(settings: Settings, folder: Path, app: App, **changes: Any) -> AsyncIterator[Worker]:
+    quick = {"work_dir": str(folder), "poll_seconds": 0.05, "renew_seconds": 1.0} | changes
+    async with Worker(settings.model_copy(update=quick), app.pipelines()) as worker:
+        yield worker
+
+
+async def reasons(client: httpx2.AsyncClient, job: UUID) -> list[dict[str, Any]]:
+    answer = await client.get(f"/v1/jobs/{job}/explain")
+    assert answer.status_code == 200, answer.text
+    said: list[dict[str, Any]] = answer.json()["reasons"]
+    return said
+
+
+async def put_off(rows: Connection, job: UUID) -> dict[str, Any]:
+    """The first task of the job that waits: a worker without its code has claimed it."""
+    async with asyncio.timeout(SECONDS):
+        while not (row := await rows.fetchrow("SELECT * FROM task WHERE job_id = $1 AND status = 'waiting'", job)):
+            await asyncio.sleep(0.02)
+    return dict(row)
+
+
+async def test_a_task_that_the_workers_of_its_queue_do_not_know_is_explained_and_done_by_one_that_does(
+    client: httpx2.AsyncClient, rows: Connection, settings: Settings, tmp_path: Path
+) -> None:
+    async with working(settings, tmp_path / "older", OLDER_SHOP):
+        job = (await add.asubmit(1)).id
+        await put_off(rows, job)
+        unknown, later = await reasons(client, job)
+    assert (unknown["code"], unknown["task"], unknown["queue"]) == ("unknown_task", "shop.add", "default")
+    assert unknown["message"] == (
+        "No worker serves shop.add: no worker of the queue default has its code. No worker with the code of shop.add "
+        "has been seen. They have shop.adds."
+    )
+    assert unknown["nearest"] == ["shop.adds"]
+    assert later["code"] == "waiting_until"
+
+    await rows.execute("UPDATE task SET available_at = clock_timestamp() WHERE job_id = $1", job)
+    async with working(settings, tmp_path / "newer", SHOP), asyncio.timeout(SECONDS):
+        while not await rows.fetchval("SELECT finished_at IS NOT NULL FROM job WHERE id = $1", job):
+            await asyncio.sleep(0.02)
+    assert [reason["code"] for reason in await reasons(client, job)] == ["ended"]
+
+
+async def test_being_put_off_by_workers_without_its_code_costs_a_task_no_attempt_and_ends_it_never(
+    rows: Connection, settings: Settings, tmp_path: Path
+) -> None:
+    """More often than the task may fail or lose its worker. Between two claims each worker leaves it alone."""
+    async with working(settings, tmp_path, OLDER_SHOP):
+        job = (await add.asubmit(1)).id
+        for epoch in range(1, 10):
+            task = await put_off(rows, job)
+            assert (task["epoch"], task["attempt"], task["errors"], task["losses"]) == (epoch, 0, 0, 0)
+            assert task["available_at"] - datetime.now(UTC) > timedelta(seconds=20)
+            await rows.execute(
+                "UPDATE task SET status = 'retry', available_at = clock_timestamp() WHERE id = $1", task["id"]
+            )
+    async with working(settings, tmp_path, SHOP):
+        assert await (await add.asubmit(2)).aresult() == 3
+        await rows.execute("UPDATE task SET available_at = clock_timestamp() WHERE job_id = $1", job)
+        assert await add.find(job).aresult() == 2
+
+
+async def test_a_step_of_a_workflow_that_no_worker_of_its_queue_knows_is_named(
+    client: httpx2.AsyncClient, rows: Connection
+) -> None:
+    """The step is of the workflow's job, and its code of another task."""
+    job = (await order.asubmit(1)).id
+    await workers.register(rows, uuid4(), host="h", pid=1, version="1", queues=["default"], handlers=["shop.add.run"])
+    (reason,) = await reasons(client, job)
+    assert (reason["code"], reason["task"]) == ("unknown_task", "shop.order")
+    await rows.execute("UPDATE task SET handler = 'shop.add.run' WHERE job_id = $1", job)
+    (reason,) = await reasons(client, job)
+    assert reason["code"] == "behind_others"
+
+
+async def test_when_a_worker_with_its_code_was_last_there_outlives_the_worker(
+    client: httpx2.AsyncClient, rows: Connection, settings: Settings, tmp_path: Path
+) -> None:
+    job = (await add.asubmit(1)).id
+    (reason,) = await reasons(client, job)
+    assert reason["code"] == "no_worker"
+    assert "last_seen" not in reason
+    assert reason["message"] == (
+        "No worker serves the queue default. No worker with the code of shop.add has been seen."
+    )
+    async with working(settings, tmp_path, SHOP):
+        await add.find(job).aresult()
+    job = (await add.asubmit(1)).id
+    (reason,) = await reasons(client, job)
+    seen = datetime.fromisoformat(reason["last_seen"])
+    assert datetime.now(UTC) - seen < timedelta(minutes=2)
+    assert reason["message"] == (
+        f"No worker serves the queue default. A worker with the code of shop.add was last seen at {seen.isoformat()}."
+    )
+
+
+async def test_workers_that_have_its_code_and_serve_other_queues_are_told_of(
+    client: httpx2.AsyncClient, settings: Settings, tmp_path: Path
+) -> None:
+    async with working(settings, tmp_path, SHOP, worker_queues="mail"):
+        job = (await add.asubmit(1)).id
+        (reason,) = await reasons(client, job)
+    assert reason["message"] == (
+        "No worker serves the queue default. Workers that have the code of shop.add serve other queues."
+    )
+
+
+async def test_a_worker_of_an_older_release_of_the_platform_may_know_every_task(
+    client: httpx2.AsyncClient, rows: Connection
+) -> None:
+    job = (await add.asubmit(1)).id
+    await workers.register(rows, uuid4(), host="h", pid=1, version="0", queues=["default"])
+    (reason,) = await reasons(client, job)
+    assert reason["code"] == "behind_others"
+    many = [f"shop.t{number}.run" for number in range(workers.MAX_HANDLERS + 1)]
+    crowded = uuid4()
+    await workers.register(rows, crowded, host="h", pid=1, version="1", queues=["default"], handlers=many)
+    assert await rows.fetchval("SELECT handlers FROM worker WHERE id = $1", crowded) is None
+
+
+async def test_a_worker_that_died_or_drains_does_not_serve(
+    client: httpx2.AsyncClient, rows: Connection, settings: Settings
+) -> None:
+    job = (await add.asubmit(1)).id
+    worker, session = uuid4(), await connect(settings, "worker")
+    key = await workers.register(
+        rows, worker, host="h", pid=1, version="1", queues=["default"], handlers=["shop.add.run"]
+    )
+    assert await workers.appear(session, worker, key)
+    (reason,) = await reasons(client, job)
+    assert reason["code"] == "behind_others"
+    await rows.execute("UPDATE worker SET draining = true")
+    assert (await reasons(client, job))[0]["code"] == "no_worker"
+    await rows.execute("UPDATE worker SET draining = false")
+    await session.close()
+    async with asyncio.timeout(SECONDS):  # PostgreSQL drops the lock when the session has ended
+        while (await reasons(client, job))[0]["code"] != "no_worker":
+            await asyncio.sleep(0.02)
+    assert "last_seen" in (await reasons(client, job))[0]
+
+
+async def test_the_handlers_of_workers_that_ended_are_remembered_once_and_forgotten_after_ninety_days(
+    rows: Connection,
+) -> None:
+    async def names() -> dict[str, timedelta]:
+        found = await rows.fetch("SELECT name, clock_timestamp() - seen_at AS age FROM known_handler")
+        return {row["name"]: row["age"] for row in found}
+
+    silent, ended = uuid4(), uuid4()
+    for worker, handlers in ((silent, ["a.b", "a.c"]), (ended, ["a.c", "a.d"])):
+        await workers.register(rows, worker, host="h", pid=1, version="1", queues=["q"], handlers=handlers)
+    await rows.execute("UPDATE worker SET seen_at = seen_at - interval '1 day' WHERE id = $1", silent)
+    await workers.unregister(rows, ended)
+    await workers.forget_workers(rows, 3600.0)
+    ages = await names()
+    assert ages.keys() == {"a.b", "a.c", "a.d"}
+    assert ages["a.b"] > timedelta(hours=23)
+    assert ages["a.c"] < timedelta(hours=1)  # the later of the two
+    await rows.execute("UPDATE known_handler SET seen_at = seen_at - interval '89 days 1 hour' WHERE name <> 'a.d'")
+    await workers.forget_handlers(rows)
+    assert (await names()).keys() == {"a.c", "a.d"}
+    await rows.execute(
+        "INSERT INTO known_handler SELECT 'x.s' || n, clock_timestamp() + n * interval '1 ms'"
+        " FROM generate_series(1, 10000) AS n"
+    )
+    await workers.forget_handlers(rows)
+    assert len(await names()) == 10_000
+    assert not {"a.c", "a.d"} & (await names()).keys()

@@ -1,0 +1,34 @@
+"""An operation keeps its rate."""
+
+from __future__ import annotations
+
+import pytest
+
+from leasehold.pipelines.operations.pace import CATCH_UP_SECONDS, next_time
+
+
+def jobs_within(seconds: float, seconds_of_batch: float, rate: int, jobs: int = 100) -> int:
+    """The jobs that an operation acts on within `seconds`, if it waits for its pace before each batch."""
+    now, next_at, acted = 1000.0, 0.0, 0
+    while now < 1000.0 + seconds:
+        now = max(now, next_at) + seconds_of_batch
+        next_at = next_time(next_at, now, jobs, rate)
+        acted += jobs
+    return acted
+
+
+@pytest.mark.parametrize("seconds_of_batch", [0.001, 0.02, 0.045])
+def test_an_operation_is_not_slower_than_its_rate_by_the_time_of_its_batches(seconds_of_batch: float) -> None:
+    """Asked for 2,000 a second, an operation whose batches took 40 ms once made 1,100."""
+    assert 0.98 * 20_000 <= jobs_within(10, seconds_of_batch, 2000) <= 1.02 * 20_000
+
+
+def test_an_operation_whose_batches_take_longer_than_its_rate_goes_as_fast_as_it_can() -> None:
+    assert jobs_within(10, 0.2, 2000) == 5000
+
+
+def test_an_operation_does_not_hurry_after_a_pause() -> None:
+    next_at = next_time(0.0, 1000.0, 100, 1000)
+    assert next_at == 1000.1
+    assert next_time(next_at, 2000.0, 100, 1000) == pytest.approx(2000.1 - CATCH_UP_SECONDS)
+    assert next_time(next_at, next_at + CATCH_UP_SECONDS / 2, 100, 1000) == pytest.approx(1000.2)
