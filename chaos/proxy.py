@@ -91,6 +91,8 @@ class Link:
         self._freed = asyncio.Event()
         self._drops: Literal["", "requests", "replies"] = ""
         self._cut_at = ""
+        self._hold_at: Callable[[str, bytes], bool] | None = None
+        self._held_next: Collection[str] = ()
 
     @property
     def open_connections(self) -> int:
@@ -124,6 +126,16 @@ class Link:
         self._freed.clear()
         self._held = labels
 
+    def hold_from(self, is_first: Callable[[str, bytes], bool], labels: Collection[str]) -> None:
+        """Hold `labels` from the next request on of which `is_first` is true. It gets the connection's label and the
+        request's bytes.
+        """
+        self._hold_at, self._held_next = is_first, labels
+
+    @property
+    def hold_pending(self) -> bool:
+        return self._hold_at is not None
+
     def drop_replies(self) -> None:
         """Drop the answers, and pass the requests. `heal` ends this and resets all connections, because no stream can
         go on after a gap.
@@ -149,6 +161,7 @@ class Link:
         self.weather = Weather()
         self._held = ()
         self._cut_at = ""
+        self._hold_at = None
         if self._drops:
             self._drops = ""
             self.reset()
@@ -179,6 +192,9 @@ class Link:
     ) -> None:
         try:
             while data := await source.read(_CHUNK):
+                if from_client and self._hold_at is not None and self._hold_at(connection.tap.label, data):
+                    self._hold_at = None
+                    self.hold(self._held_next)
                 await self._held_back(connection, source, len(data))
                 await self._pass_on(connection, data, sink, from_client=from_client)
         except ConnectionError:

@@ -12,6 +12,11 @@ from chaos.stack import Installation
 
 _HELD = ("leasehold settlements", "leasehold heartbeat")
 _SETTLEMENTS = "leasehold settlements"
+#: A worker settles together all attempts that end while it waits for an answer. In this many seconds, several do.
+_GATHERING = 1.0
+#: PostgreSQL's documentation, "Message Formats": a Bind message gives a prepared statement its parameters.
+_BIND = b"B"
+_RESULTS = 3
 
 
 class NetworkFaults:
@@ -47,11 +52,17 @@ class NetworkFaults:
 
     async def _hold_settlement(self, fault: Fault) -> int:
         """Hold the worker's settlements and its heartbeat. The settlements arrive when another worker has the leases,
-        because this one could not renew them.
+        because this one could not renew them. The first of them is a completion of several attempts with results: a
+        settlement without results could be accepted by mistake, and no invariant would show it.
         """
         [link] = self._links(fault)
         traffic = TrafficWatch([link])
-        link.hold(_HELD)
+        link.hold((_SETTLEMENTS,))
+        await asyncio.sleep(_GATHERING)
+        link.heal()
+        link.hold_from(_has_results, _HELD)
+        if not await wait_until(lambda: not link.hold_pending):
+            link.hold(_HELD)
         await asyncio.sleep(fault.seconds)
         held = traffic.since.held
         link.heal()
@@ -104,3 +115,8 @@ class NetworkFaults:
         for link in links:
             link.heal()
         return traffic.since.lost
+
+
+def _has_results(label: str, request: bytes) -> bool:
+    """Whether the request completes at least `_RESULTS` attempts whose result names their run (chaos.steps)."""
+    return label == _SETTLEMENTS and request[:1] == _BIND and request.count(b'{"run":') >= _RESULTS

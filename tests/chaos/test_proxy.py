@@ -120,6 +120,21 @@ async def test_a_hold_can_be_for_connections_of_one_name(link: Link) -> None:
     free_writer.close()
 
 
+async def test_a_hold_can_begin_with_a_request_of_one_kind(link: Link, echo: Echo) -> None:
+    reader, writer = await opened(link, b"held")
+    link.hold_from(lambda label, request: label == "held" and request == b"second", ["held"])
+    writer.write(b"first")
+    assert await reader.readexactly(5) == b"first"
+    assert link.hold_pending
+    writer.write(b"second")
+    await nothing_comes(reader)
+    assert not link.hold_pending
+    assert b"second" not in echo.got
+    link.heal()
+    assert await reader.readexactly(6) == b"second"
+    writer.close()
+
+
 async def test_a_one_way_link_delivers_requests_and_loses_the_answers(link: Link, echo: Echo) -> None:
     reader, writer = await opened(link)
     link.drop_replies()
