@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from chaos.catalogue import APIS
 from chaos.plan import Plan
 
 _ENDPOINTS = {
@@ -46,7 +47,7 @@ _ALWAYS: dict[str, dict[str, int]] = {
     "I7": {"look at leases": 1},
     "I10": {"outbox at rest": 1},
     "I21": {f"foreign {kind}": 1 for kind in ("media", "job", "run", "schedule", "webhook")},
-    "I24": {"process": 5, "directory": 1, "sessions": 1, "locks": 1},
+    "I24": {"directory": 1, "sessions": 1, "locks": 1},
 }
 _ALWAYS_WITH_BROKER = {"I11": {"queue ready": 3, "queue held": 3}}
 
@@ -60,6 +61,7 @@ def floors_of(plan: Plan, *, broker: bool) -> dict[str, dict[str, int]]:
     counts = [*_ALWAYS.items(), *(_ALWAYS_WITH_BROKER.items() if broker else ())]
     for number, minimum in counts:
         floors.setdefault(number, {}).update(minimum)
+    floors["I24"]["process"] = len(plan.workers) + len(APIS)
     if plan.has_only_failovers:
         floors["I27"] = {"promotion": len(plan.blows), "step": int(8 * plan.seconds)}
     return floors

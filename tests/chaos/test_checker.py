@@ -16,7 +16,7 @@ from chaos.checks.floors import floors_of
 from chaos.evidence import Request, StoredObject
 from chaos.history import History
 from chaos.pipelines import PUT_BACK
-from chaos.plan import make_plan
+from chaos.plan import DIRECTED, make_plan
 from chaos.receiver import Delivery
 from chaos.starvation import Starved
 from tests.chaos.histories import ME, OTHER, SHA, T0, at, sound, task_row
@@ -62,6 +62,11 @@ def test_an_empty_history_is_red_for_all_that_a_run_must_have_seen() -> None:
     floors = floors_of(make_plan(1), broker=True)
     verdicts = judge_by(History(sound().terms), floors)
     assert [verdict.number for verdict in verdicts if not verdict.red] == []
+
+
+def test_each_process_of_a_plan_is_looked_at_when_the_run_has_ended() -> None:
+    assert floors_of(make_plan(1), broker=True)["I24"]["process"] == 5
+    assert floors_of(DIRECTED["epoch"], broker=True)["I24"]["process"] == 3
 
 
 @pytest.mark.parametrize(("number", "what"), [("I8", "run"), ("I3", "step")])
