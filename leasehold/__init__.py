@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         ObjectMissing,
         Permanent,
         Retryable,
+        SignalInvalid,
         TaskFailed,
     )
     from leasehold.domain.kind import Kind
@@ -77,6 +78,7 @@ __all__ = [
     "Run",
     "RunTerms",
     "Settings",
+    "SignalInvalid",
     "SkipIf",
     "Snooze",
     "Step",
@@ -107,7 +109,7 @@ _MODULES = {
     "domain.concurrency_limit": ("ConcurrencyLimit",),
     "domain.errors": (
         "Cancelled", "DeclarationError", "InvalidArguments", "LeaseholdError", "LeaseLost", "NotWhileUndoing",
-        "ObjectMissing", "Permanent", "Retryable", "TaskFailed",
+        "ObjectMissing", "Permanent", "Retryable", "SignalInvalid", "TaskFailed",
     ),
     "domain.kind": ("Kind",),
     "domain.pipeline": ("Limits", "Pipeline", "RunTerms", "SkipIf", "Step"),

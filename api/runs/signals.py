@@ -22,11 +22,7 @@ from leasehold.api.runs.runs import find_head
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
-from leasehold.domain.errors import Invalid
 from leasehold.domain.template import encoded_payload
-from leasehold.evaluation.child import first_mismatch
-from leasehold.evaluation.evaluator import mismatch_sentence
-from leasehold.evaluation.flat import compiled
 from leasehold.transitions.workflows import signals
 
 router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=AuthenticatedFirst)
@@ -75,9 +71,6 @@ async def signal_run(
     hints: list[Announcement] = []
 
     async def work(connection: Connection) -> Answer:
-        schema = await signals.schema_of(connection, run_id, caller.tenant_id, name)
-        if schema is not None and (problem := first_mismatch(compiled(schema), payload)) is not None:
-            raise Invalid("invalid_payload", mismatch_sentence(*problem))
         at_most = services.settings.run_signals
         hints.extend(await signals.send(connection, run_id, caller.tenant_id, name, payload, at_most=at_most))
         await record(connection, caller, "job.signalled", run_id, kind="run", name=name)

@@ -77,7 +77,8 @@ class Run(Generic[R]):
     def signal(self, name: str, payload: Any = None) -> None:
         """Send a signal to the run's workflow: `payload` is JSON or a pydantic model.
 
-        Raises NotFound, Conflict `run_ended`, TooMany `too_many_signals`, and Unreachable: the signal may be stored.
+        Raises NotFound, Conflict `run_ended`, Invalid `invalid_payload` when the run waits for the signal now and the
+        payload does not fit, TooMany `too_many_signals`, and Unreachable: the signal may be stored.
         """
         self._connections.call(self._signal(name, payload))
 

@@ -22,6 +22,7 @@ LeaseholdError
 ├── DeclarationError            a pipeline is declared wrongly: the process refuses to start
 ├── SchemaLocked                a migration did not get a lock on a table in time: run it again
 ├── TaskFailed                  a run that was waited for has failed, expired or was cancelled
+│   └── SignalInvalid           a workflow waited for a signal, and its payload does not fit the model of the wait
 ├── NotWhileUndoing             a workflow whose run is being cancelled made a call that such a run cannot make
 ├── TransactionRefused          `submit_in` could not write in the caller's transaction: nothing was written
 ├── ResultUnreadable            a stored result does not fit the type that the code declares for it
@@ -221,6 +222,24 @@ class TaskFailed(LeaseholdError):
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
+
+
+class SignalInvalid(TaskFailed):
+    """The payload of a signal does not fit the model of the wait that consumed it. It came before the wait, so nothing
+    could refuse it; or a validator of the model's own refuses it. `path`: the JSON pointer to the value that does not
+    fit. Empty: the payload as a whole.
+    """
+
+    def __init__(self, signal: str, path: str, reason: str) -> None:
+        super().__init__(
+            "signal_invalid",
+            f"the payload of the signal {signal} does not fit at {path or 'its root'}: {reason}. It is consumed."
+            " The workflow may catch SignalInvalid and wait again; a run that this error ended waits again when it is"
+            " retried. Then whoever has the scope runs:write can send the signal again",
+        )
+        self.signal = signal
+        self.path = path
+        self.reason = reason
 
 
 class NotWhileUndoing(LeaseholdError):

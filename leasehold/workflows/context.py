@@ -117,8 +117,8 @@ class Context:
     def wait_for(self, name: str, model: Any = Any, /, *, timeout: timedelta | float | None = None) -> Pending[Any]:
         """Wait for the signal `name`, also for one that came before. Gives its payload, checked against `model`.
 
-        Raises TimeoutError where it is awaited when `timeout` has passed, and TaskFailed `signal_invalid` for a payload
-        that does not fit.
+        Raises TimeoutError where it is awaited when `timeout` has passed, and SignalInvalid for a payload that came
+        before and does not fit: catch it, and wait again.
         """
         adapter: TypeAdapter[Any] = TypeAdapter(model)
         schema = None if model is Any else adapter.json_schema()

@@ -16,9 +16,19 @@ from typing import Any
 from uuid import UUID
 
 import orjson
+from pydantic import ValidationError
 
-from leasehold.domain.errors import Cancelled, LeaseLost, NotWhileUndoing, Permanent, StepError, TaskFailed
+from leasehold.domain.errors import (
+    Cancelled,
+    LeaseLost,
+    NotWhileUndoing,
+    Permanent,
+    SignalInvalid,
+    StepError,
+    TaskFailed,
+)
 from leasehold.domain.ids import new_id
+from leasehold.domain.json_pointer import first_mismatch_of
 from leasehold.domain.states import JOB_TERMINAL
 from leasehold.domain.storable import storable_text
 from leasehold.runtime.foreign_errors import contained, text_of
@@ -68,6 +78,7 @@ class Driver:
         self._length = 0
         self._replay = Replay(())
         self._signals: deque[StoredSignal] = deque()
+        self._misfits: list[tuple[SignalCall[Any], int]] = []  # waits that raised SignalInvalid, with the signal's id
         self._main: Branch | None = None
         self._active: Branch | None = None
         self._ready: deque[Branch] = deque()
@@ -99,6 +110,7 @@ class Driver:
         finally:
             for task in self._locals:
                 task.cancel()
+        await self._reopen(port, main.error)
         outcome = self._ended(main)
         # `calls` may still have a signal that was consumed last. A cancel that is requested now came after the end of
         # the code, and must not change how the run ends.
@@ -132,6 +144,15 @@ class Driver:
             return True
         self.calls = [*calls, *self.calls]
         return False
+
+    async def _reopen(self, port: Port, error: BaseException | None) -> None:
+        """If the payload of a signal ends the run, record its wait as open, without the signal: a run that is retried
+        then waits for another one. If the wait is recorded as done already, a retry meets the same payload.
+        """
+        for call, signal in self._misfits:
+            if call.error is error and any(written.signal == signal for written in self.calls):
+                self.calls = [_opened(call, signal) if one.signal == signal else one for one in self.calls]
+                await self._commit(port)
 
     # --- for the context
 
@@ -253,20 +274,21 @@ class Driver:
             value = {"value": signal.payload, "at": signal.at.isoformat()}
             self._write(Call(call.branch, call.number, "signal", call.name, "done", value, signal=signal.id))
             self._deliver(call, branch, signal.payload, signal.at)
+            if call.error is not None:
+                self._misfits.append((call, signal.id))
         elif entry is not None and entry.seconds == 0:
             self._write(Call(call.branch, call.number, "signal", call.name, "timed_out"))
             self._reject(call, TimeoutError(f"no signal {call.name} came in time"))
         else:
             if entry is None:
-                schema = None if call.schema is None else {"schema": call.schema}
-                self._write(Call(call.branch, call.number, "signal", call.name, value=schema, delay=call.seconds))
+                self._write(_opened(call))
             self._wait(call, call.seconds if entry is None else entry.seconds)
 
     def _deliver(self, call: SignalCall[Any], branch: Branch, payload: Any, at: datetime) -> None:
         try:
             value = call.decode(payload)
-        except ValueError as error:
-            self._reject(call, TaskFailed("signal_invalid", f"the signal {call.name} does not fit: {error}"))
+        except ValidationError as error:
+            self._reject(call, SignalInvalid(call.name, *first_mismatch_of(error)))
             return
         branch.now = max(branch.now, at)
         call.resolve(value)
@@ -506,6 +528,12 @@ class Driver:
 
     def _branch_of(self, call: Journaled[Any]) -> Branch:
         return self._branches[call.branch]
+
+
+def _opened(call: SignalCall[Any], signal: int | None = None) -> Call:
+    """The journal's row of a wait that goes on. `signal`: the id of a signal that it consumes and does not take."""
+    schema = None if call.schema is None else {"schema": call.schema}
+    return Call(call.branch, call.number, "signal", call.name, value=schema, delay=call.seconds, signal=signal)
 
 
 def _undoes(call: Journaled[Any], branch: Branch) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from leasehold import App, Cancelled, Context, NotWhileUndoing, Permanent, Retry, TaskFailed, current
+from leasehold import App, Cancelled, Context, NotWhileUndoing, Permanent, Retry, SignalInvalid, TaskFailed, current
 
 app = App("shop")
 #: What ran, in this process: {task: its arguments}.
@@ -82,6 +82,19 @@ async def approved(ctx: Context, seconds: float | None = None) -> str:
     except TimeoutError:
         return "nobody approved"
     return f"{first.by}, {second.by}"
+
+
+@app.workflow
+async def insists(ctx: Context) -> list[str]:
+    """What was wrong with each signal that does not fit, and then who approved."""
+    refusals = []
+    while True:
+        try:
+            approval = await ctx.wait_for("approved", Approval)
+        except SignalInvalid as error:
+            refusals.append(f"{error.signal} {error.path}: {error.reason}")
+        else:
+            return [*refusals, approval.by]
 
 
 @app.workflow

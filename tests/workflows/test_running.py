@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from leasehold import App, DeclarationError
+from leasehold.domain.errors import Invalid
+from leasehold.transitions import jobs
 from tests.workflows import shop
 from tests.workflows.conftest import SECONDS, Runs, Start
 from tests.workflows.shop import Order
@@ -156,13 +158,61 @@ async def test_a_wait_times_out_and_a_later_signal_changes_nothing(runs: Runs, w
     assert await runs.journal(run) == [("", 1, "signal", "approved", "timed_out")]
 
 
-async def test_a_signal_that_does_not_fit_is_raised_where_it_was_awaited(runs: Runs, worker_of: Start) -> None:
-    """It came before the wait, so nobody could refuse it."""
+async def test_a_signal_that_came_before_its_wait_and_does_not_fit_ends_the_run_with_the_way_out(
+    runs: Runs, worker_of: Start
+) -> None:
+    """Nobody knew the model when it came. A replay of the run waits for another signal."""
     run = await runs.submit(shop.approved)
     await runs.signal(run, "approved", {"by": 7})
     await worker_of()
     status, error = await runs.ended(run)
     assert (status, error["code"]) == ("failed", "signal_invalid")
+    for words in ("signal approved", "at /by: Input should be a valid string", "SignalInvalid", "runs:write"):
+        assert words in error["message"]
+    assert "errors.pydantic.dev" not in error["message"]
+    assert await runs.journal(run) == [("", 1, "signal", "approved", "open")]
+    await jobs.replay(runs.connection, run, "t")
+    await runs.waits(run)
+    with pytest.raises(Invalid):  # the model of the wait is known now
+        await runs.signal(run, "approved", {"by": 7})
+    for name in ("anna", "bert"):
+        await runs.signal(run, "approved", {"by": name})
+    assert await runs.ended(run) == ("succeeded", "anna, bert")
+
+
+@MEMORY
+async def test_a_workflow_that_catches_a_signal_that_does_not_fit_waits_for_the_next(
+    runs: Runs, worker_of: Start, memory: int
+) -> None:
+    run = await runs.submit(shop.insists)
+    await runs.signal(run, "approved", {"by": 7})
+    await worker_of(workflow_memory=memory)
+    await runs.until(run, "(SELECT count(*) = 2 FROM journal e WHERE e.job_id = j.id)")
+    await runs.waits(run)
+    await runs.signal(run, "approved", {"by": "anna"})
+    refusal = "approved /by: Input should be a valid string"
+    assert await runs.ended(run) == ("succeeded", [refusal, "anna"])
+
+
+@MEMORY
+async def test_of_two_signals_before_the_wait_the_first_may_be_wrong(runs: Runs, worker_of: Start, memory: int) -> None:
+    run = await runs.submit(shop.insists)
+    await runs.signal(run, "approved", {})
+    await runs.signal(run, "approved", {"by": "anna"})
+    await worker_of(workflow_memory=memory)
+    assert await runs.ended(run) == ("succeeded", ["approved /by: Field required", "anna"])
+    assert await runs.connection.fetchval("SELECT count(*) FROM signal WHERE job_id = $1", run) == 0
+
+
+async def test_a_signal_that_does_not_fit_the_wait_is_refused_whoever_sends_it(runs: Runs, worker_of: Start) -> None:
+    await worker_of()
+    run = await runs.submit(shop.insists)
+    await runs.waits(run)
+    with pytest.raises(Invalid, match="does not fit at /by: 7 is not of type") as refused:
+        await runs.signal(run, "approved", {"by": 7})
+    assert refused.value.code == "invalid_payload"
+    await runs.signal(run, "approved", {"by": "anna"})
+    assert await runs.ended(run) == ("succeeded", ["anna"])
 
 
 @MEMORY

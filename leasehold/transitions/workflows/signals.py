@@ -9,7 +9,10 @@ from uuid import UUID
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
-from leasehold.domain.errors import Conflict, NotFound, TooMany
+from leasehold.domain.errors import Conflict, Invalid, NotFound, TooMany
+from leasehold.evaluation.child import first_mismatch
+from leasehold.evaluation.evaluator import mismatch_sentence
+from leasehold.evaluation.flat import compiled
 
 #: Seconds after which a client may try again when a run has too many signals.
 _RETRY_SECONDS = 5.0
@@ -92,13 +95,18 @@ async def send(
     """Store the signal, and wake the workflow if it waits for it. Call it in a transaction; publish the hints after the
     commit.
 
-    Raises NotFound `run_not_found`, Conflict `run_ended`, and TooMany `too_many_signals` when `at_most` wait already.
+    Raises NotFound `run_not_found`; Conflict `run_ended`; Invalid `invalid_payload` when the run waits for the signal
+    now, and the payload does not fit the model of the wait; and TooMany `too_many_signals` when `at_most` wait already.
     """
     job = await connection.fetchrow(_LOCK, run_id, tenant_id)
     if job is None:
         raise NotFound("run_not_found", "There is no such run.")
     if job["ended"] or job["cancelling"]:
         raise Conflict("run_ended", "The run has ended, or is being cancelled: it takes no signals.")
+    # Behind the lock: a wait that a suspension has written meanwhile counts, too.
+    schema = await schema_of(connection, run_id, tenant_id, name)
+    if schema is not None and (problem := first_mismatch(compiled(schema), payload)) is not None:
+        raise Invalid("invalid_payload", mismatch_sentence(*problem))
     rows = await connection.fetch(SEND, run_id, tenant_id, name, payload, at_most)
     if not rows:
         message = f"The run has {at_most} signals that it has not consumed (LEASEHOLD_RUN_SIGNALS)."
