@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -44,12 +44,14 @@ from leasehold.db import audit
 from leasehold.db.audit import Target
 from leasehold.db.database import Connection, connected
 from leasehold.db.poolers import refuse_shared_sessions
-from leasehold.domain.errors import Conflict, Invalid, NotFound
+from leasehold.domain.errors import Conflict, Invalid, NotFound, StoreError
 from leasehold.domain.ids import new_id
+from leasehold.limits.uploads import remove_below
 from leasehold.security.cells import parse
 from leasehold.security.sealing import Sealing, Unsealable
 from leasehold.settings import Settings
 from leasehold.storage import ObjectStore, Stored
+from leasehold.storage.s3 import PutRefused
 
 #: The longest that one statement of a move may take, in seconds: a large tenant has large tables.
 _STATEMENT_SECONDS = 24 * 3600.0
@@ -67,6 +69,12 @@ ON CONFLICT (tenant_id) DO UPDATE SET from_cell = $2, to_cell = $3, direction = 
 """
 _SECRETS = """
 SELECT secrets FROM webhook WHERE tenant_id = $1 UNION ALL SELECT secrets FROM callback_secret WHERE tenant_id = $1
+"""
+# Keys with a `/` at the end are prefixes of forms, which the API of the old cell has refused.
+_EXPECTED = "SELECT key FROM upload WHERE tenant_id = $1 AND open AND right(key, 1) <> '/' ORDER BY key"
+_OPEN_UPLOADS = """
+SELECT count(*) AS uploads, max(writable_until) + interval '1 minute' AS last FROM upload
+WHERE tenant_id = $1 AND open AND writable_until + interval '1 minute' > clock_timestamp()
 """
 _SAME = "SELECT pg_try_advisory_lock(hashtextextended('leasehold cells move ' || $1, 0))"
 
@@ -169,14 +177,27 @@ async def _opened(settings: Settings, other: Settings, move: Move) -> AsyncItera
 
 async def _are_one(store: ObjectStore, other: ObjectStore) -> bool:
     """Whether both lead to the same bucket: one bucket may have two addresses, and what is deleted in one is then gone
-    in both.
+    in both. Raises Conflict `target_store` if the other takes no objects.
     """
     key = f"probe/move-{new_id()}"
     await store.put(key, b"?", content_type="text/plain", metadata={})
     try:
-        return await other.head(key) is not None
+        if await other.head(key) is not None:
+            return True
+    except StoreError as error:
+        raise _no_store(error) from error
     finally:
         await store.delete(key)
+    try:  # now, and not when the tenant stands still
+        await other.put(key, b"?", content_type="text/plain", metadata={})
+        await other.delete(key)
+    except StoreError as error:
+        raise _no_store(error) from error
+    return False
+
+
+def _no_store(error: StoreError) -> Conflict:
+    return Conflict("target_store", f"The store of the other cell takes no objects ({error}): mend its settings first.")
 
 
 async def _revisions(connection: Connection) -> list[tuple[str, str]]:
@@ -218,6 +239,7 @@ async def move_tenant(settings: Settings, other: Settings, move: Move) -> dict[s
             await _set_stage(cells, move, "moved")
         for path, text in maps:
             _replace(path, text)
+        objects += await _copy_late_uploads(cells, move)
         return {
             "tenant": move.tenant,
             "from": cells.own,
@@ -311,11 +333,15 @@ async def abort(settings: Settings, other: Settings, move: Move) -> dict[str, An
 
 
 async def clean(settings: Settings, other: Settings, move: Move) -> dict[str, Any]:
-    """Delete what this cell has of a tenant that has moved. Raises NotFound without a move, Conflict before its end."""
+    """Delete what this cell has of a tenant that has moved. Raises NotFound without a move, Conflict before its end and
+    while clients may still send to this cell.
+    """
     async with _opened(settings, other, move) as cells:
         row = await _moving(cells, move)
         if row["stage"] != "moved" or not await _is_live(cells, move):
             raise Conflict("not_moved", f"{move.tenant} has not moved yet: its stage is {row['stage']}.")
+        await _refuse_open_uploads(cells, move)
+        objects = await _copy_late_uploads(cells, move)
         if not cells.shares_store:
             await _delete_objects(cells, cells.source_store, move)
         async with cells.source.transaction():
@@ -324,7 +350,7 @@ async def clean(settings: Settings, other: Settings, move: Move) -> dict[str, An
             await cells.source.execute("DELETE FROM tenant_move WHERE tenant_id = $1", move.tenant)
             await _record(cells.source, "tenant.move_cleaned", move.tenant, cells.own, move.to)
         await cells.target.execute("DELETE FROM tenant_move WHERE tenant_id = $1", move.tenant)
-        return {"tenant": move.tenant, "from": cells.own, "to": move.to, "stage": "cleaned"}
+        return {"tenant": move.tenant, "from": cells.own, "to": move.to, "stage": "cleaned", "objects": objects}
 
 
 async def state_of_move(settings: Settings, tenant: str) -> dict[str, Any]:
@@ -380,14 +406,16 @@ async def _copy_objects(cells: _Cells, move: Move) -> int:
     return copied
 
 
-async def _copy_object(source: ObjectStore, target: ObjectStore, key: str) -> int:
+async def _copy_object(source: ObjectStore, target: ObjectStore, key: str, *, only_new: bool = False) -> int:
     """Returns 1, or 0 for an object that is gone by now: it had expired. Raises Conflict `copy_differs`."""
     stored = await source.head(key)
     if stored is None:
         return 0
     if stored.sha256 and _same(stored, await target.head(key)):
         return 1
-    async with target.upload(key, content_type=stored.content_type, metadata=stored.metadata) as upload:
+    async with target.upload(
+        key, content_type=stored.content_type, metadata=stored.metadata, only_new=only_new
+    ) as upload:
         async for piece in source.pieces(key):
             await upload.write(piece)
         written = await upload.finish()
@@ -395,6 +423,10 @@ async def _copy_object(source: ObjectStore, target: ObjectStore, key: str) -> in
         raise Conflict("copy_differs", f"The copy of the object {key} differs. Run the command again.")
     if not _same(stored, await target.head(key)):
         raise Conflict("copy_differs", f"The object {key} is not in the other store. Run the command again.")
+    if not stored.sha256:  # a client sent it: so the store knows no digest, and a client may send it once more
+        copy, now = await target.digest(key, max_bytes=stored.size), await source.head(key)
+        if copy.sha256 != written.sha256 or now is None or now.etag != stored.etag:
+            raise Conflict("copy_differs", f"The object {key} has changed meanwhile. Run the command again.")
     return 1
 
 
@@ -402,9 +434,34 @@ def _same(stored: Stored, copy: Stored | None) -> bool:
     return copy is not None and (copy.size, copy.sha256) == (stored.size, stored.sha256)
 
 
+async def _copy_late_uploads(cells: _Cells, move: Move) -> int:
+    """Copy what clients have sent to the old store since the copy, for uploads that the new cell still expects.
+    Returns the number of these objects. An object that the new store has already stays as it is.
+    """
+    copied = 0
+    if not cells.shares_store:
+        for row in await cells.target.fetch(_EXPECTED, move.tenant):
+            key = row["key"]
+            if await cells.target_store.head(key) is None:
+                with suppress(PutRefused):  # the client has sent it to the new store meanwhile
+                    copied += await _copy_object(cells.source_store, cells.target_store, key, only_new=True)
+    return copied
+
+
+async def _refuse_open_uploads(cells: _Cells, move: Move) -> None:
+    """Raises Conflict `uploads_open` while this cell's URLs take uploads of the tenant, or a form may still arrive."""
+    row = await cells.source.fetchrow(_OPEN_UPLOADS, move.tenant)
+    if row is not None and row["uploads"]:
+        raise Conflict(
+            "uploads_open",
+            f"Clients may still send {row['uploads']} uploads of {move.tenant} to cell {cells.own}:"
+            f" run the command again after {row['last']:%H:%M:%S} UTC.",
+        )
+
+
 async def _delete_objects(cells: _Cells, store: ObjectStore, move: Move) -> None:
     for prefix in await object_prefixes(cells.source, move.tenant, cells.tables):
-        await store.delete(*[stored.key async for stored in store.list(prefix)])
+        await remove_below(store, prefix)
 
 
 # --- the map

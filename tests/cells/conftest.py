@@ -80,8 +80,19 @@ def cell_settings() -> dict[str, Any]:
 
 
 @pytest.fixture
+def settings_of_b() -> dict[str, Any]:
+    """What the cell `b` has otherwise than the cell `a`."""
+    return {}
+
+
+@pytest.fixture
 async def two(
-    settings: Settings, postgres: Databases, migrated_template: str, tmp_path: Path, cell_settings: dict[str, Any]
+    settings: Settings,
+    postgres: Databases,
+    migrated_template: str,
+    tmp_path: Path,
+    cell_settings: dict[str, Any],
+    settings_of_b: dict[str, Any],
 ) -> AsyncIterator[Two]:
     other = await postgres.create_database(migrated_template)
     urls = {"a": settings.database_url.get_secret_value(), "b": other}
@@ -97,7 +108,8 @@ async def two(
                 "pipelines": DEMONSTRATIONS,
                 "sealing_keys": SecretStr(Fernet.generate_key().decode()),
             }
-            running = await stack.enter_async_context(serving(settings.model_copy(update=own | cell_settings)))
+            chosen = own | cell_settings | (settings_of_b if name == "b" else {})
+            running = await stack.enter_async_context(serving(settings.model_copy(update=chosen)))
             cells[name] = Cell(name, running, url, path)
         made = Two(cells["a"], cells["b"])
         made.place()

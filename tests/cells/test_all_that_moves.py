@@ -29,6 +29,7 @@ from leasehold.cli.main import app
 from leasehold.cli.reconcile import SuspiciousBucket, reconcile
 from leasehold.db import audit
 from leasehold.limits import uploads
+from leasehold.pipelines.generation import rows as generations
 from leasehold.pipelines.media.housekeeping import abandoned_uploads
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
@@ -276,11 +277,15 @@ async def test_the_old_cell_deletes_no_object_of_a_tenant_that_has_moved(two: Tw
         picture = await MediaApi(old.http).upload()
         job = await old.start("noop", {})
     late = "clock_timestamp() - interval '1 day'"
+    source = "sources/0123456789abcdef/image.png"
     async with rows_of(two.a) as rows:
+        await generations.keep_source(rows, "acme", source, timedelta(hours=1))
+        await generations.keep_source(rows, "other", "sources/fedcba9876543210/image.png", timedelta(hours=-1))
         code, _printed, errors = await move(two, tmp_path)
         assert code == 0, errors
-        await rows.execute("ALTER TABLE media DISABLE TRIGGER USER; ALTER TABLE upload DISABLE TRIGGER USER;"
-                           " ALTER TABLE job DISABLE TRIGGER USER")  # fmt: skip
+        for table in ("media", "upload", "job", "source_image"):
+            await rows.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")
+        await rows.execute(f"UPDATE source_image SET expires_at = {late}")
         await rows.execute(f"UPDATE media SET expires_at = {late}")
         await rows.execute(f"UPDATE upload SET look_at = {late}, writable_until = {late}, forget_at = {late}")
         await rows.execute(
@@ -291,10 +296,12 @@ async def test_the_old_cell_deletes_no_object_of_a_tenant_that_has_moved(two: Tw
         assert await abandoned_uploads(rows) == []
         assert await uploads.due(rows) == []
         assert await sweeps.forgettable_jobs(rows) == []
+        assert await generations.expired_sources(rows) == ["sources/fedcba9876543210/image.png"]
         await rows.execute("UPDATE tenant_move SET stage = 'drain'")  # they were due otherwise
         assert [unit[1] for unit in await abandoned_uploads(rows)] == [picture.original_key]
         assert [due.key for due in await uploads.due(rows)] == [picture.original_key]
         assert [str(one.job_id) for one in await sweeps.forgettable_jobs(rows)] == [job]
+        assert source in await generations.expired_sources(rows)
 
 
 async def test_the_command_shows_aborts_and_cleans_a_move(two: Two, tmp_path: Path) -> None:
