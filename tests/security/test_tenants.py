@@ -22,7 +22,6 @@ from leasehold.settings import Settings
 from tests.api.conftest import Running, client_of
 from tests.api.fuzz_things import SWITCHED, TEMPLATE, WORKER, Subject, Things
 from tests.api.test_contract import client, everything, things
-from tests.support.containers import until
 
 __all__ = ["client", "everything", "things"]
 
@@ -113,15 +112,6 @@ async def names_of(rows: Connection, tenant: str) -> set[str]:
     return found
 
 
-async def _announced(rows: Connection) -> bool:
-    """No job of acme waits for the broker to confirm its hint."""
-    none: bool = await rows.fetchval(
-        "SELECT NOT EXISTS (SELECT FROM outbox o JOIN job j ON j.id = o.job_id WHERE j.tenant_id = 'acme'"
-        " AND j.status IN ('pending', 'queued'))"
-    )
-    return none
-
-
 async def answer_of(http: httpx2.AsyncClient, sent: dict[str, Any]) -> tuple[int, str]:
     """The answer; of one that does not end (a stream) its beginning."""
     async with http.stream(**sent) as answer:
@@ -151,7 +141,6 @@ async def test_no_operation_shows_or_changes_what_is_anothers(
                     listed.append(sent)
                 continue
             tried += 1
-            await until(lambda: _announced(rows))  # the API itself writes on when a hint is confirmed
             before = await fingerprint(rows, "acme")
             status, text = await answer_of(theirs, sent)
             refused = (409, "lease_lost") if name in LOST else (404, "_not_found")
