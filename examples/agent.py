@@ -34,7 +34,7 @@ async def ask_model(messages: list[Message]) -> Reply:
         httpx2.AsyncClient(timeout=60) as client,
         client.stream("POST", os.environ["MODEL_URL"], json=body) as response,
     ):
-        response.raise_for_status()  # an error of the server: the step is tried again, and its stream begins again
+        response.raise_for_status()  # after an error the step is tried again, and its stream begins anew
         async for line in lines_of(response):
             chunk = json.loads(line)
             if "token" in chunk:

@@ -1,6 +1,6 @@
 """A pipeline of your own: two steps with a file between them, their handlers, and the registry.
 
-leasehold worker examples.letters:pipelines
+`leasehold worker examples.letters:pipelines` runs it.
 """
 
 from leasehold import Attempt, Pipeline, Pipelines, Step

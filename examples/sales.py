@@ -1,4 +1,4 @@
-"""A data pipeline: files of the object store, one task a file, and their sum."""
+"""A data pipeline: one step cuts a day into files, a part adds up each file, and the step adds up the parts."""
 
 import csv
 import io
@@ -32,8 +32,8 @@ async def total(attempt: Attempt) -> FanOut | Done:
     if parts is None:
         return FanOut("part", await split(attempt))
     sums: Counter[str] = Counter()
-    for one in parts:
-        sums.update(one)
+    for part_sums in parts:
+        sums.update(part_sums)
     return Done(value=dict(sums))
 
 
@@ -50,7 +50,7 @@ async def split(attempt: Attempt) -> list[str]:
 
 @sales.handles("part")
 async def part(attempt: Attempt) -> dict[str, Any]:
-    """One file: any worker may have it."""
+    """Add up one file. Any worker may run a part."""
     text = (await attempt.read(await attempt.item())).decode()
     sums: Counter[str] = Counter()
     for row in csv.DictReader(io.StringIO(text)):

@@ -1,4 +1,4 @@
-"""What a type checker sees of tasks. mypy and pyright check this file: each `assert_type` is one of their answers."""
+"""The types of tasks and their results. mypy and pyright check this file, and each `assert_type` must hold for both."""
 
 from datetime import timedelta
 from typing import assert_type
@@ -70,9 +70,9 @@ async def checked(order: Order) -> None:
     assert_type(await index([order]), list[int])
     assert_type(count(["a"]), list[int])
     assert_type(count.local("a"), int)
-    index.submit([order])  # type: ignore[call-overload]  # an item, and not a list
-    send_receipt.submit(1)  # type: ignore[call-overload]  # no Order
-    send_receipt.submit(order, keys="one")  # type: ignore[call-overload]  # no such option
-    tagged.submit(name=1)  # type: ignore[call-overload]  # no str
-    add.submit(1, b="x")  # type: ignore[call-overload]  # no int
-    add.options(key="one").submit("x")  # type: ignore[arg-type]  # no int
+    index.submit([order])  # type: ignore[call-overload]  # it takes one item, not a list
+    send_receipt.submit(1)  # type: ignore[call-overload]  # 1 is not an Order
+    send_receipt.submit(order, keys="one")  # type: ignore[call-overload]  # there is no option `keys`
+    tagged.submit(name=1)  # type: ignore[call-overload]  # 1 is not a str
+    add.submit(1, b="x")  # type: ignore[call-overload]  # "x" is not an int
+    add.options(key="one").submit("x")  # type: ignore[arg-type]  # "x" is not an int

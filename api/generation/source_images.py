@@ -83,7 +83,7 @@ class _Form:
     """
 
     def __init__(self, services: Services, caller: Caller) -> None:
-        self.limit_fields: dict[str, str] = {}
+        self.limit_fields: dict[str, str] = {}  # the RateLimit fields of the answer
         self._services = services
         self._caller = caller
         self._max_bytes = services.settings.generation_source_max_bytes
@@ -101,8 +101,8 @@ class _Form:
             raise
 
     async def _expire_new_keys(self) -> None:
-        """Expire the new images of a refused form: no client knows them, and the next housekeeping deletes them. During
-        an outage they stay until their own end.
+        """Expire the new images of a refused form, so that the next housekeeping deletes them: no client knows them. If
+        PostgreSQL is away, they expire at the end of their normal lifetime.
         """
         if self._new_keys:
             with best_effort("deletions of refused forms"):
@@ -144,7 +144,8 @@ class _Form:
             raise Invalid("unsupported_format", "A source image is a JPEG, PNG or WebP.")
         file_name = f"{hashlib.sha256(image).hexdigest()}.{_EXTENSIONS[kind]}"
         tenant_id = self._caller.tenant_id
-        owner = hashlib.sha256(tenant_id.encode()).hexdigest()[:16]  # a tenant's name may be no valid part of a key
+        # A tenant's name may have characters that a key may not have.
+        owner = hashlib.sha256(tenant_id.encode()).hexdigest()[:16]
         key = f"sources/{owner}/{file_name}"
         async with self._services.pool.acquire() as connection, connection.transaction():
             self.limit_fields = await self._services.admission.charge_upload(connection, self._caller.payer)

@@ -25,7 +25,7 @@ from leasehold.pipelines.operations.pipeline import bulk_operation
 
 @dataclass(frozen=True, slots=True)
 class JobAccess:
-    """A job that the caller may name, its kind, and the caller: an operator acts as a caller of the job's tenant."""
+    """A job that the caller may name, with its kind. `caller`: acts for the job's tenant, also if it is an operator."""
 
     row: Row
     kind: JobKind
@@ -44,8 +44,8 @@ class JobAccess:
 
 
 def access_of(services: Services, caller: Caller, row: Row) -> JobAccess:
-    """The caller's access to a job. `row`: the job, which a query with `tenant_of(caller)` has read. Raises as
-    `check_targets`.
+    """The caller's access to a job. `row`: the job, read by a query that was bounded by `tenant_of(caller)`. Raises
+    Forbidden as `check_targets` does.
     """
     if row["pipeline"] == bulk_operation.name:
         check_targets(caller, row["tenant_id"], row["params"])
@@ -90,16 +90,16 @@ def nameable_jobs_of(
 async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool = False) -> JobAccess:
     """Read the job. `write`: the caller will change it.
 
-    Raises NotFound `job_not_found`, also for a job of another tenant or of a kind that the caller has no scope for;
-    Gone `job_deleted`, `job_expired`; Forbidden if the caller may only read the job, and `write` is set, and for
-    an operation on other tenants' jobs.
+    Raises NotFound `job_not_found`, also for a job of another tenant or of a kind that the caller has no scope for.
+    Raises Gone `job_deleted`, `job_expired`. Raises Forbidden if `write` is set and the caller may only read the job.
+    Also raises Forbidden for an operation on other tenants' jobs, as `check_targets` does.
     """
     tenant_id = tenant_of(caller)
     async with services.pool.acquire() as connection:
         row = await job_reads.find_job(connection, tenant_id, job_id)
         tombstone = None if row is not None else await job_reads.find_tombstone(connection, tenant_id, job_id)
-    record = row if row is not None else tombstone
-    kind = None if record is None else services.job_kinds.of(record["pipeline"], is_run=record["is_run"])
+    found = row if row is not None else tombstone
+    kind = None if found is None else services.job_kinds.of(found["pipeline"], is_run=found["is_run"])
     if kind is None or kind.scopes is None or not {kind.scopes.read, kind.scopes.write} & caller.scopes:
         raise NotFound("job_not_found", "There is no such job.")
     if tombstone is not None:

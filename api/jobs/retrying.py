@@ -16,7 +16,7 @@ from leasehold.domain.errors import Invalid
 
 
 async def retry(services: Services, access: JobAccess, body: RetryRequest) -> dict[str, str]:
-    """Retry the job and return the RateLimit fields. Raises the problems of `retryJob`."""
+    """Retry the job and return the RateLimit fields. Raises the problems that the endpoint `retryJob` documents."""
     check_retry(access)
     caller, params = access.caller, None
     if body.payload is not None:

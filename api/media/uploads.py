@@ -74,8 +74,8 @@ async def create_upload_url(
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     ticket = UploadTicket.model_validate_json(answer.body)
     if answer.age.total_seconds() > ticket.expires_in / 2 and await _extended(services, caller, ticket):
-        # Half of the first URL's time has passed: the same media gets a new URL. Before that, the first answer is
-        # repeated as it was, also its `expires_in`.
+        # More than half of the first URL's time has passed: the same media gets a new URL. An earlier repetition gets
+        # the first answer unchanged, with the first `expires_in`.
         ticket = await _ticket(services, ticket.media_id, ticket.original_key, upload)
     headers = rate_limit_headers | {"Location": f"/media/{ticket.media_id}"}
     return Response(ticket.model_dump_json(), answer.status_code, headers, media_type="application/json")
@@ -241,7 +241,7 @@ async def _write_job(
     """Write the job of a picture of `size` bytes, and charge the caller, in one transaction. Returns also the RateLimit
     fields.
 
-    None: another request has decided about the picture, and the caller is charged nothing.
+    Returns None for the job if another request decided about the picture first. Then the caller is charged nothing.
     """
     queues = queues_of(caller.tenant_id, media)
     async with (
@@ -259,8 +259,8 @@ async def _write_job(
 
 
 async def _refuse(services: Services, caller: Caller, picture: MediaView, refusal: Refusal) -> UUID:
-    """Record the picture as FAILED, and raise Invalid with the reason. If another request has decided about the picture
-    before: return the job that it started, or raise its refusal.
+    """Record the picture as FAILED, and raise Invalid with the reason. If another request decided about the
+    picture first, return the job that it started, or raise its refusal.
     """
     async with services.pool.acquire() as connection, connection.transaction():
         refused = await transitions.refuse_upload(

@@ -22,7 +22,7 @@ from leasehold.runtime.periodic import Periodic
 
 _EVERY_SECONDS = 10.0
 _MAX_PATH_CHARACTERS = 200
-#: The code of a refusal, and the refused actor without the request's id: equal refusals are counted together.
+#: The code of a refusal, and the actor without the id of the request. Refusals with equal values share a count.
 _Refused: TypeAlias = tuple[str, Actor]
 #: The actor of all refusals beyond the bound.
 _OTHERS = Actor("key", "others")
@@ -47,11 +47,11 @@ class Refusals:
         self._at_most = at_most
         self._counts: Counter[_Refused] = Counter()
         self._firsts: dict[_Refused, _FirstRefusal] = {}
-        self._turns = Periodic("refusals", self._flush, every=_EVERY_SECONDS)
+        self._periodic_flush = Periodic("refusals", self._flush, every=_EVERY_SECONDS)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._turns.run())
+        self._task = asyncio.create_task(self._periodic_flush.run())
 
     async def close(self) -> None:
         if self._task is not None:
@@ -60,7 +60,7 @@ class Refusals:
 
     async def flush(self) -> None:
         """Write the rows now. If the database is away, the refusals stay counted until the next write."""
-        await self._turns.once()
+        await self._periodic_flush.once()
 
     def add(self, code: str, actor: Actor, path: str) -> None:
         """Count a refusal: `code` is the problem's code."""
@@ -79,23 +79,23 @@ class Refusals:
         """Write the rows of each audit chain in a transaction of its own."""
         counts, firsts = self._counts, self._firsts
         self._counts, self._firsts = Counter(), {}
-        while counts:
-            tenant_id = _chain_of(next(iter(counts)))
-            of_chain = [refused for refused in counts if _chain_of(refused) == tenant_id]
+        while counts:  # each turn writes one chain
+            chain = _chain_of(next(iter(counts)))
+            in_chain = [refused for refused in counts if _chain_of(refused) == chain]
             try:
                 async with self._pool.acquire() as connection, connection.transaction():
-                    for code, actor in of_chain:
+                    for code, actor in in_chain:
                         first = firsts[code, actor]
                         await audit.record(
                             connection, replace(actor, request_id=first.request_id), "sign_in.refused",
-                            Target("sign_in", code, tenant_id),
+                            Target("sign_in", code, chain),
                             count=counts[code, actor], first_at=first.at, first_path=first.path,
                         )  # fmt: skip
             except BaseException:
-                for refused, number in counts.items():  # add them to the newer refusals, which keeps the bound
+                for refused, number in counts.items():  # count them again: `_count` keeps the bound
                     self._count(refused, number, firsts[refused])
                 raise
-            for refused in of_chain:
+            for refused in in_chain:
                 del counts[refused]
 
 

@@ -43,7 +43,7 @@ class Turnstile:
             self._leave(tenant_id)
 
     async def _enter(self, tenant_id: str) -> None:
-        if self._has_room(tenant_id):  # no request waits for this room: `_serve` would have admitted it
+        if self._has_room(tenant_id):  # nobody waits for this room: `_serve` admits waiting requests first
             self._inside[tenant_id] += 1
             return
         if len(self._waiting.get(tenant_id, ())) >= self._max_waiting:
@@ -54,7 +54,7 @@ class Turnstile:
             async with asyncio.timeout(self._patience):
                 await turn
         except BaseException as error:
-            if turn.done() and not turn.cancelled():
+            if turn.done() and not turn.cancelled():  # `_serve` admitted it just before
                 self._leave(tenant_id)
             else:
                 self._forget(tenant_id, turn)
@@ -66,8 +66,8 @@ class Turnstile:
         return self.inside < self._at_most and self._inside[tenant_id] < self._per_tenant
 
     def _serve(self) -> None:
-        """While there is room, admit a waiting request: the first one of the first tenant in line that may have another
-        holder. That tenant then goes to the end of the line.
+        """Admit waiting requests while there is room. Take the first tenant in line that has fewer than `per_tenant`
+        holders, and admit its oldest request. Then put the tenant at the end of the line.
         """
         while (tenant_id := next(filter(self._has_room, self._waiting), None)) is not None:
             queue = self._waiting.pop(tenant_id)

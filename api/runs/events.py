@@ -15,7 +15,7 @@ from leasehold.api.http.openapi import problems
 from leasehold.api.http.streams import ANSWERS, HEADERS, LastEventId, event_number, stream
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
-from leasehold.api.runs.runs import find_head
+from leasehold.api.runs.runs import find_listed_run
 from leasehold.db.event_reads import EventView
 from leasehold.domain.states import JOB_TERMINAL
 
@@ -42,7 +42,7 @@ async def stream_run_events(
 ) -> Response:
     services = services_of(request)
     after = event_number(last_event_id)
-    run = await find_head(services, caller, run_id)
+    run = await find_listed_run(services, caller, run_id)
     if run["status"] in JOB_TERMINAL and run["event_seq"] <= after:
         return Response(status_code=HTTPStatus.NO_CONTENT)
     return StreamingResponse(

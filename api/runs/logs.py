@@ -13,7 +13,7 @@ from leasehold.api.jobs.following import INVALID, PAGE_OR_SSE, ItemsQuery, answe
 from leasehold.api.jobs.logs import LOG, LOG_DESCRIPTION, STREAM, STREAM_DESCRIPTION
 from leasehold.api.jobs.schemas import LogPage, StreamPage
 from leasehold.api.process.services import services_of
-from leasehold.api.runs.runs import Reader, find_head
+from leasehold.api.runs.runs import Reader, find_listed_run
 
 router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=AuthenticatedFirst)
 _CODES = {HTTPStatus.NOT_FOUND: "`run_not_found`"} | INVALID
@@ -29,7 +29,7 @@ _CODES = {HTTPStatus.NOT_FOUND: "`run_not_found`"} | INVALID
 )
 async def read_run_logs(request: Request, run_id: UUID, caller: Reader, query: ItemsQuery) -> Response:
     services = services_of(request)
-    await find_head(services, caller, run_id)
+    await find_listed_run(services, caller, run_id)
     return await answer(services, LOG, services.log_watch, caller.tenant_id, run_id, query)
 
 
@@ -43,5 +43,5 @@ async def read_run_logs(request: Request, run_id: UUID, caller: Reader, query: I
 )
 async def read_run_stream(request: Request, run_id: UUID, caller: Reader, query: ItemsQuery) -> Response:
     services = services_of(request)
-    await find_head(services, caller, run_id)
+    await find_listed_run(services, caller, run_id)
     return await answer(services, STREAM, services.stream_watch, caller.tenant_id, run_id, query)

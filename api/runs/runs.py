@@ -108,10 +108,10 @@ async def find_run(services: Services, caller: Caller, run_id: UUID) -> Row:
     return _known(row, run_id)
 
 
-async def find_head(services: Services, caller: Caller, run_id: UUID) -> Row:
+async def find_listed_run(services: Services, caller: Caller, run_id: UUID) -> Row:
     """Read the run as lists have it, without its payload, steps and outputs. Raises as `find_run`."""
     async with services.pool.acquire() as connection:
-        row = await run_reads.find_head(connection, caller.tenant_id, run_id)
+        row = await run_reads.find_listed_run(connection, caller.tenant_id, run_id)
     return _known(row, run_id)
 
 
@@ -155,4 +155,4 @@ async def cancel_run(request: Request, run_id: UUID, caller: Writer, body: Reaso
 )
 async def explain_run(request: Request, run_id: UUID, caller: Reader) -> Response:
     services = services_of(request)
-    return json_response(await explain(services, caller.tenant_id, await find_head(services, caller, run_id)))
+    return json_response(await explain(services, caller.tenant_id, await find_listed_run(services, caller, run_id)))

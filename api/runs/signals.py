@@ -14,11 +14,11 @@ from leasehold.api.auth.security import RUNS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import problems
-from leasehold.api.http.responses import encoded as response_body
+from leasehold.api.http.responses import encoded as encoded_body
 from leasehold.api.http.responses import json_response, publish_and_admit
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
-from leasehold.api.runs.runs import find_head
+from leasehold.api.runs.runs import find_listed_run
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
@@ -45,8 +45,8 @@ class SignalAccepted(BaseModel):
     "/{run_id}/signals/{name}",
     operation_id="signalRun",
     summary="Send a signal to a run",
-    description="A workflow consumes each signal once, in the order in which they came, also one that came before it "
-    "waited. The payload is checked against the model of the wait, if the run waits for the signal now.",
+    description="A workflow consumes each signal once, in the order in which the signals came. A signal may come "
+    "before the workflow waits for it. While the run waits for it, the payload must fit the model of the wait.",
     status_code=202,
     response_model=SignalAccepted,
     responses=problems({
@@ -65,16 +65,16 @@ async def signal_run(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     services = services_of(request)
-    await find_head(services, caller, run_id)
+    await find_listed_run(services, caller, run_id)
     payload = None if body is None else body.payload
     encoded = encoded_payload({"payload": payload})
-    hints: list[Announcement] = []
+    hints: list[Announcement] = []  # stays empty if the request repeats an earlier one
 
     async def work(connection: Connection) -> Answer:
         at_most = services.settings.run_signals
         hints.extend(await signals.send(connection, run_id, caller.tenant_id, name, payload, at_most=at_most))
         await record(connection, caller, "job.signalled", run_id, kind="run", name=name)
-        return Answer(HTTPStatus.ACCEPTED, response_body({"id": run_id, "name": name}))
+        return Answer(HTTPStatus.ACCEPTED, encoded_body({"id": run_id, "name": name}))
 
     request_hash = fingerprint(f"POST /v1/runs/{run_id}/signals/{name}".encode(), encoded)
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)

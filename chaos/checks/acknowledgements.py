@@ -11,8 +11,8 @@ from chaos.checks.verdict import NotApplicable, Observation, observed
 from chaos.evidence import Row
 from chaos.history import History
 
-#: How far apart, in seconds, the proxy and the audit's triggers may see the same moment.
-_CLOCK = 0.005
+#: The clocks of the proxy and of the audit's triggers may differ by this many seconds.
+_CLOCK_DIFFERENCE = 0.005
 _RUNNABLE = ("pending", "retry", "waiting")
 
 
@@ -30,15 +30,15 @@ def i9(history: History) -> Iterator[Observation]:
             f"{record.process} acknowledged the hint of {history.name_of(record.task)}"
             f" {1000 * (record.at - record.since):.0f} ms after its delivery, although the task could be claimed all"
             " the time",
-            good=closed <= record.at + _CLOCK or not _was_claimable_throughout(history, changes, record),
+            good=closed <= record.at + _CLOCK_DIFFERENCE or not _was_claimable_throughout(history, changes, record),
         )
 
 
 def _was_claimable_throughout(history: History, changes: list[Change], record: HintRecord) -> bool:
     """Whether the task could be claimed at every moment between the delivery and the ACK of its hint."""
-    start = max(0, bisect_right([change.at for change in changes], record.since - _CLOCK) - 1)
+    start = max(0, bisect_right([change.at for change in changes], record.since - _CLOCK_DIFFERENCE) - 1)
     for index in range(start, len(changes)):
-        if changes[index].at > record.at + _CLOCK:
+        if changes[index].at > record.at + _CLOCK_DIFFERENCE:
             break
         until = changes[index + 1].at if index + 1 < len(changes) else record.at
         if not _is_claimable(history, changes[index].row, min(until, record.at)):
@@ -49,10 +49,10 @@ def _was_claimable_throughout(history: History, changes: list[Change], record: H
 
 
 def _is_claimable(history: History, task: Row, at: float) -> bool:
-    """Whether a worker could claim the task, by the true clock and by the database's. Both must agree: the holder of a
-    lease cannot know that a jump of the database's clock has ended the lease.
+    """Whether a worker could claim the task by both clocks: the true one and the database's. A jump of the database's
+    clock may end a lease early, and the holder of the lease cannot know that.
     """
     at = min(at, history.by_database(at))
-    if task["status"] == "running":  # a task that has lost its last worker fails, and nobody claims it
+    if task["status"] == "running":  # after `max_losses` lost workers the task fails, and no worker may claim it
         return seconds(task["lease_until"]) < at and task["losses"] < history.terms.max_losses
     return task["status"] in _RUNNABLE and seconds(task["available_at"]) <= at

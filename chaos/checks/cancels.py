@@ -10,7 +10,7 @@ from chaos.history import History
 from chaos.pipelines import PUT_BACK, TAKES_BACK
 
 #: The audit's trigger reads the clock a little before the commit. A claim within this time, in seconds, is not late.
-_CLOCK = 0.005
+_CLOCK_DIFFERENCE = 0.005
 #: If the worker that sweeps stands still, another one takes over within this time (as for I7).
 _SWEEPER_SECONDS = 10.0
 
@@ -40,7 +40,7 @@ def i15(history: History) -> Iterator[Observation]:
 def _not_stopped(history: History, request: Change, *, starved: bool = True) -> Iterator[str]:
     """`starved`: whether the time counts for which processes waited for a processor."""
     job = request.row
-    yield from _begun_after(history, job["id"], request.at + _CLOCK, may_undo=True)
+    yield from _begun_after(history, job["id"], request.at + _CLOCK_DIFFERENCE, may_undo=True)
     allowed_seconds = history.terms.lease_seconds + job["grace_seconds"]
     ended = history.ended_at.get(job["id"])
     if ended is None:

@@ -11,7 +11,7 @@ from chaos.checks.verdict import Observation, observed
 from chaos.history import History, is_external
 
 #: How far apart, in seconds, the proxy and the audit's triggers may see the same moment.
-_CLOCK = 0.005
+_CLOCK_DIFFERENCE = 0.005
 
 
 def i10(history: History) -> Iterator[Observation]:
@@ -49,7 +49,8 @@ def _dropped_unconfirmed(history: History) -> Iterator[Observation]:
             if insert := inserts.get(change.before["id"]):  # the clock may have jumped back between row and trigger
                 written = min(written - insert.ahead, insert.at)
             is_confirmed = any(
-                publish.since >= written - _CLOCK and publish.at <= change.at + _CLOCK for publish in confirmed[task]
+                publish.since >= written - _CLOCK_DIFFERENCE and publish.at <= change.at + _CLOCK_DIFFERENCE
+                for publish in confirmed[task]
             )
             sentence = f"the hint of {history.name_of(task)} was dropped from the outbox without a confirm"
             yield observed("hint dropped", sentence, good=is_confirmed)

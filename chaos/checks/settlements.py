@@ -10,7 +10,7 @@ from chaos.evidence import Row
 from chaos.history import Claim, History
 
 #: The journal and the audit read one clock. Their times of two events in a row differ by at most this, in seconds.
-_CLOCK = 0.005
+_CLOCK_DIFFERENCE = 0.005
 
 
 def i6(history: History) -> Iterator[Observation]:
@@ -36,7 +36,7 @@ def i6(history: History) -> Iterator[Observation]:
                     f"{history.name_of(task)} was completed at epoch {before['epoch']} by {change.process} although"
                     " the handler that ran at this epoch had not ended"
                 )
-                yield observed("completion", sentence, good=any(end <= change.at + _CLOCK for end in ends))
+                yield observed("completion", sentence, good=any(end <= change.at + _CLOCK_DIFFERENCE for end in ends))
 
 
 def _stale_results(history: History) -> Iterator[Observation]:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import Counter
 
-from chaos.load import direct, errands, media, operating, orders, runs, schedules
+from chaos.load import conversions, direct, errands, generations, media, operations, runs, schedules, workflows
 from chaos.load.diary import WORDS, Diary, Sender
 from chaos.load.external import ExternalWorkers
 from chaos.load.media import PICTURE_TYPE, picture
@@ -77,15 +77,15 @@ class Load:
         diary = self.diary
         return {
             "media": media.sender(diary),
-            "conversion": orders.converter(diary),
-            "generation": orders.buyer(diary),
+            "conversion": conversions.sender(diary),
+            "generation": generations.sender(diary),
             **{pipeline.name: runs.starter(diary, pipeline) for pipeline in BY_HTTP},
             **{f"direct {pipeline.name}": direct.submitter(diary, pipeline) for pipeline in BY_DIRECT},
             "direct cancel": direct.canceller(diary),
             "direct schedule": direct.scheduler(diary),
-            "operation": operating.operator(diary),
-            "workflow": operating.conductor(diary),
-            "workflow cancel": operating.takes_back(diary),
+            "operation": operations.sender(diary),
+            "workflow": workflows.signaller(diary),
+            "workflow cancel": workflows.canceller(diary),
             "batch": runs.batcher(diary),
             "cancel": runs.canceller(diary),
             "mend": runs.mender(diary),

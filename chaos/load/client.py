@@ -74,10 +74,10 @@ class Client:
         patience: float = PATIENCE_SECONDS,
         **content: Any,
     ) -> Outcome:
-        """Send the request until its answer is final. `again`: then send it once more, as a client may.
+        """Send the request until its answer is final. `again`: after a success send it once more, because clients may.
 
         `patience`: for how many seconds to repeat it; 0: send it once. `content`: arguments of httpx2 for a body that
-        is no JSON.
+        is not JSON.
         """
         headers = self._authorization | ({"Idempotency-Key": key} if key else {})
         if body is not None:
@@ -133,8 +133,8 @@ class Client:
     # --- the events of a job
 
     async def follow(self, path: str, pieces: list[tuple[int, list[int]]], at_most: int = 3) -> None:
-        """Read a job's events until the job has ended. After `at_most` events, disconnect and resume. `pieces` gets
-        each cursor with the numbers of the events after it.
+        """Read a job's events until the job has ended. After `at_most` events, disconnect and resume. Append each
+        cursor to `pieces`, with the numbers of the events that came after it.
         """
         cursor, has_ended = 0, False
         while not has_ended:

@@ -99,6 +99,13 @@ def canceller(diary: Diary) -> Sender:
     return send
 
 
+def unknown_if_missing(outcome: Outcome) -> str:
+    """`unknown` if an API of the older release answered, which lacks the endpoint: a newer API may have got an earlier
+    try.
+    """
+    return "unknown" if outcome.status == HTTPStatus.NOT_FOUND else ""
+
+
 def of_cancel(outcome: Outcome) -> str:
     """The value of `Request.answer` for a cancel. `accepted`: the run is cancelled; `stopping`: it was asked to stop;
     `refused`: it had ended before.

@@ -1,4 +1,4 @@
-"""Writes every page that differs from the code, and prints its name."""
+"""Writes every generated file whose text has changed, and prints its name."""
 
 from __future__ import annotations
 

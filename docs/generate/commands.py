@@ -31,8 +31,8 @@ def page() -> str:
 
 
 def _commands(path: str, command: Any) -> Iterator[str]:
-    """The sections of the command and of the commands below it. `command`: of Typer's copy of click, which has no
-    types.
+    """The sections of the command and of the commands below it. `command`: an object of Typer's copy of click, which
+    has no types.
     """
     children = getattr(command, "commands", None)
     if children is not None:

@@ -20,7 +20,7 @@ with every request. Every answer has an `X-Request-Id`.
 An error is an RFC 9457 problem with a stable `code`: [all codes](errors.md). The statuses in the next table are left
 out below, where an operation answers them with these codes.
 """
-#: A status that at least this share of the operations answers with the same codes is written once.
+#: If at least this share of the operations answers a status with the same codes, the page lists them once.
 _COMMON_SHARE = 0.8
 
 
@@ -79,7 +79,9 @@ def _operations(contract: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[st
 
 
 def _common(operations: list[tuple[str, str, dict[str, Any]]]) -> set[tuple[str, str]]:
-    """The answers (status, description) that are written once, for all operations."""
+    """The answers (status, description) that the page lists once, for all operations. They are those that nearly all
+    operations give, and those about the request's body that many give.
+    """
     answers = [
         (status, answer["description"])
         for _, _, operation in operations

@@ -57,14 +57,14 @@ def _counted() -> list[Described]:
 
 
 class _Row(dict[str, Any]):
-    """A row that has every column, so that every metric can be made of it. Nobody reads the values."""
+    """A row that has every column, so that every metric can be made from it. The page shows no value."""
 
     def __missing__(self, key: str) -> int:
         return 0
 
 
 class _Rows(dict[str, list[_Row]]):
-    """One row as the answer to every question of the exporter."""
+    """Has one row for each question of the exporter."""
 
     def __contains__(self, key: object) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Finds the errors with a stable code in the syntax of the code: the class, the code, and the sentence for a person."""
+"""Finds the errors that have a stable code, by reading the syntax tree of each module."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _PROBLEM = "Problem"
 
 
 class Raised(NamedTuple):
-    """One error in the code. `kind`: the class; of a Problem, the name of its status in HTTPStatus. `sentence`:
-    `{name}` stands for a value.
+    """One place that raises an error. `kind`: the name of the class; for a Problem, that of its status in HTTPStatus.
+    `sentence`: the message for a person, in which `{name}` stands for a value.
     """
 
     kind: str
@@ -64,7 +64,9 @@ def _text(node: ast.expr) -> str:
 
 
 def _name(node: ast.expr) -> str:
-    """A name for the value of an expression: that of the variable or attribute; of a call, of its last argument."""
+    """A name for the value of an expression: the name of the variable or attribute. For a call, that of its last
+    argument.
+    """
     if isinstance(node, ast.Attribute):
         return "type" if node.attr == "__name__" else node.attr.strip("_").lower()
     if isinstance(node, ast.Name):

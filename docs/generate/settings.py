@@ -1,4 +1,4 @@
-"""Every setting, in the groups that leasehold/settings.py puts them in."""
+"""Every setting, in the groups of leasehold/settings.py."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ OPERATIONS = frozenset({
 
 
 def subset() -> str:
-    """The OpenAPI document with OPERATIONS alone, and with the schemas that they need, as text."""
+    """The text of the OpenAPI document with only OPERATIONS and the schemas that they need."""
     whole = _without_sentences(document(make_app(Settings.model_construct())))
     paths = {
         path: {method: operation for method, operation in item.items() if operation["operationId"] in OPERATIONS}
@@ -40,14 +40,14 @@ def subset() -> str:
     return f"{json.dumps(part, indent=1)}\n"
 
 
-#: The keys of sentences. A sentence changes no type: without sentences, the types change only when a field does.
+#: The keys whose values are sentences. They are left out, so that a new sentence does not change the generated types.
 _SENTENCES = frozenset({"description", "summary", "title", "examples", "example"})
-#: Fields of the document whose keys are names of fields, schemas or statuses: no key of these is a sentence.
+#: Fields of the document whose keys are names of fields, schemas or statuses. Such a key never marks a sentence.
 _KEYED_BY_NAME = frozenset({"properties", "schemas", "responses"})
 
 
 def _without_sentences(part: Any, field: str = "") -> Any:
-    """The part without sentences, and without the answers of errors. `field`: the field that has the part."""
+    """The part without sentences and without error responses. `field`: the name of the field that has the part."""
     if isinstance(part, list):
         return [_without_sentences(item) for item in part]
     if not isinstance(part, dict):

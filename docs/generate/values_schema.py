@@ -1,4 +1,4 @@
-"""The names of settings and secrets in the schema of the chart's values: helm refuses a wrong one."""
+"""The schema of the chart's values. It has the names of all settings and secrets, so that helm refuses a wrong name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OF_THE_CHART = {
 
 
 def text() -> str:
-    """The schema with the names of today."""
+    """The schema with the names that the settings have now."""
     schema = json.loads(PATH.read_text())
     secrets = [name for name, field in Settings.model_fields.items() if holds_secrets(field.annotation)]
     plain = Settings.model_fields.keys() - set(secrets) - OF_THE_CHART - {"failpoints"}

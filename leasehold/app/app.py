@@ -1,4 +1,4 @@
-"""`App`: the tasks of a program, declared as functions. `leasehold dev MODULE:app` and `leasehold worker` run them."""
+"""`App`: a program declares functions as tasks with it. `leasehold dev MODULE:app` and `leasehold worker` run them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from leasehold.app.batch_task import BatchTask
 from leasehold.app.batches import Batches
 from leasehold.app.connection import Connections
+from leasehold.app.decorators import BatchDecorator, TaskDecorator, WorkflowDecorator
 from leasehold.app.middleware import Middleware, around
 from leasehold.app.place import declaration_error
 from leasehold.app.processes import Processes
@@ -35,53 +36,6 @@ Q = ParamSpec("Q")
 A = TypeVar("A")
 T = TypeVar("T")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-class TaskDecorator(Protocol):
-    """The type of the decorator that `@app.task(...)` with options returns."""
-
-    @overload
-    def __call__(
-        self, function: Callable[[], Coroutine[Any, Any, T]], /
-    ) -> KeywordTask[..., T, Coroutine[Any, Any, T]]: ...
-    @overload
-    def __call__(self, function: Callable[[], T], /) -> KeywordTask[..., T, T]: ...
-    @overload
-    def __call__(  # type: ignore[overload-overlap]  # a coroutine function is a function, too: the first overload wins
-        self, function: Callable[Concatenate[A, Q], Coroutine[Any, Any, T]], /
-    ) -> PositionalTask[A, Q, T, Coroutine[Any, Any, T]]: ...
-    @overload
-    def __call__(self, function: Callable[Concatenate[A, Q], T], /) -> PositionalTask[A, Q, T, T]: ...
-    @overload
-    def __call__(  # type: ignore[overload-cannot-match]  # functions with named parameters only do
-        self, function: Callable[P, Coroutine[Any, Any, T]], /
-    ) -> KeywordTask[P, T, Coroutine[Any, Any, T]]: ...
-    @overload
-    def __call__(self, function: Callable[P, T], /) -> KeywordTask[P, T, T]: ...  # type: ignore[overload-cannot-match]  # as above
-
-
-class BatchDecorator(Protocol):
-    """The type of the decorator that `@app.task(batch=...)` returns."""
-
-    @overload
-    def __call__(
-        self, function: Callable[[list[A]], Coroutine[Any, Any, list[T]]], /
-    ) -> BatchTask[A, T, Coroutine[Any, Any, list[T]]]: ...
-    @overload
-    def __call__(self, function: Callable[[list[A]], list[T]], /) -> BatchTask[A, T, list[T]]: ...
-
-
-class WorkflowDecorator(Protocol):
-    """The type of the decorator that `@app.workflow(...)` with options returns."""
-
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Context, A, Q], Coroutine[Any, Any, T]], /
-    ) -> PositionalWorkflow[A, Q, T]: ...
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, T]], /
-    ) -> KeywordWorkflow[P, T]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +99,11 @@ class App:
         function runs in a separate process; at the time limit the worker kills the process and all that it started.
         `isolated`: the function runs in the sandbox, without network; choose it for files of strangers. `limit`: how
         many runs of the task run at once, and how many start each minute. `unique`: which submissions give the same
-        run. `debounce`: submissions with the same key (that of `unique`, or `key=`) become one run. It starts this long
-        after the last of them, with the arguments of the last. `batch`: the function takes a list of items and returns
-        a list of results; each item is a run. `on_failure`: a task that runs when a run has failed for good or expired;
-        it takes a leasehold.Failed. `cancel_grace`: how long an attempt may take to stop when its run is cancelled, in
-        whole seconds, at most an hour; then the worker stops it.
+        run. `debounce`: submissions with the same key (of `unique`, or `key=`) become one run. The run starts this long
+        after the last submission, with the arguments of the last. `batch`: the function takes a list of items and
+        returns a list of results; each item is a run. `on_failure`: a task that runs when a run has failed for good or
+        has expired; the task takes a leasehold.Failed. `cancel_grace`: how long an attempt of a cancelled run may take
+        to stop, in whole seconds, at most an hour; then the worker stops the attempt.
         """
         terms = TaskTerms(**options)
         if function:
@@ -182,9 +136,9 @@ class App:
         """Declare the `async def` below, whose first parameter is a Context, as a workflow. Raises DeclarationError.
 
         `name`: the workflow's name, if it is not the function's. `queue`: only workers that serve this queue run it.
-        `version`: `ctx.version` of new runs.
-        `timeout`: the longest that the function may run between two waits. `cancel_grace`: how long a cancelled run may
-        take to undo its work, in whole seconds, at most an hour; then it ends by force.
+        `version`: new runs have it as `ctx.version`.
+        `timeout`: the longest time between two waits of the function. `cancel_grace`: how long a cancelled run may
+        take to undo its work, in whole seconds, at most an hour; then the platform ends the run.
         """
         terms = WorkflowTerms(**options)
         if function:
@@ -225,7 +179,7 @@ class App:
         `expression`: five fields, or @hourly, @daily, @weekly, @monthly, @yearly. `zone`: an IANA time zone. `overlap`:
         what happens when a run is due while the run before is unfinished. `catch_up`: after a pause, which of the runs
         that were due within `catch_up_within` still start. `options`: those of `task`. All parameters of the function
-        need defaults. When a worker starts, it writes the schedule. It pauses schedules that are no longer in the code.
+        need defaults. A worker writes the schedule when it starts. It pauses schedules that the code no longer has.
         """
         terms = TaskTerms(**options)
 
@@ -263,9 +217,10 @@ class App:
         return function
 
     def middleware(self, function: Middleware, /) -> Middleware:
-        """Run the async generator below around each attempt of the app's tasks, except isolated ones. It takes the
-        attempt, as `current()` returns it. Its part before the `yield` runs before the task's function. Its part after
-        the `yield` runs when the function has ended; if the function raised, the `yield` raises the same error.
+        """Run the async generator below around each attempt of the app's tasks, except isolated ones. The
+        generator takes the attempt, as `current()` returns it. Its part before the `yield` runs before the task's
+        function. Its part after the `yield` runs when the function has ended; if the function raised, the `yield`
+        raises the same error.
 
         The middleware that is declared first is the outermost. Raises DeclarationError for a function that is no async
         generator.
@@ -284,7 +239,7 @@ class App:
 
     @asynccontextmanager
     async def opened(self, settings: Settings) -> AsyncIterator[Opened]:
-        """What all tasks of the app share in a worker, for the block. A worker opens it once."""
+        """Open what all tasks of the app share in a worker. Each worker opens it once."""
         async with AsyncExitStack() as stack:
             state = None if self._lifespan is None else await stack.enter_async_context(self._lifespan())
             processes = Processes(settings)
@@ -302,6 +257,7 @@ class App:
         self.tasks[task.name] = task
 
     def _refuse_mixed_queue(self, task: Task[..., Any]) -> None:
+        """Raises DeclarationError if the queue of the task has tasks both isolated and not isolated."""
         (step,) = task.pipeline.steps
         for other in self.tasks.values():
             (other_step,) = other.pipeline.steps
@@ -312,7 +268,7 @@ class App:
                 )
 
     def add(self, *others: Pipeline | Kind) -> None:
-        """Serve further pipelines and kinds with the app: for jobs with several steps or files."""
+        """Serve further pipelines and kinds with the app, for jobs with several steps or with files."""
         self._others += others
 
     def use(self, settings: Settings) -> None:
@@ -321,8 +277,8 @@ class App:
 
     def use_api(self, url: str | None = None, key: str | None = None, *, timeout: float = 60.0) -> None:
         """Submit through the HTTP API, with an API key and without a database URL. `url`, `key`: by default
-        LEASEHOLD_URL and LEASEHOLD_API_KEY. `timeout`: for how many seconds a request is tried again while the API does
-        not answer, or has no room; then it raises Unavailable.
+        LEASEHOLD_URL and LEASEHOLD_API_KEY. `timeout`: for how many seconds a request is repeated while the API does
+        not answer or has no room; then the call raises Unavailable.
 
         The API must serve the app. `submit_in`, `id=`, `unique=` without a `key=`, and `debounce=` need the database.
         """
@@ -332,8 +288,8 @@ class App:
 
     @asynccontextmanager
     async def serving(self, settings: Settings | None = None) -> AsyncIterator[Worker]:
-        """Run a worker for this app in this process, inside the block: for a small program, and for tests. At the end
-        of the block the worker starts nothing more, and waits up to `drain_seconds` for what runs.
+        """Run a worker for this app in this process during the block, for a small program or a test. At the end of the
+        block the worker claims no further task, and waits up to `drain_seconds` for the attempts that run.
         """
         from leasehold.app.logging import log_to_the_program  # noqa: PLC0415 - declaring a task loads no worker
         from leasehold.worker.worker import Worker  # noqa: PLC0415 - as above
@@ -346,7 +302,7 @@ class App:
                 await worker.drain()
 
     def close(self) -> None:
-        """Close the connections of this process. The next submission opens them again."""
+        """Close the app's connections. The next submission opens them again."""
         self.connections.close()
 
     def pipelines(self) -> Pipelines:
@@ -362,7 +318,7 @@ class App:
 
 
 def caller_locals(frame: FrameType | None) -> Mapping[str, Any]:
-    """The local names of the frame's caller, for annotations that name a class of a function's body."""
+    """The local names of the frame's caller. An annotation may name a class that a function's body defines."""
     caller = None if frame is None else frame.f_back
     return {} if caller is None else dict(caller.f_locals)
 

@@ -13,8 +13,8 @@ from leasehold.app import results as encoding
 from leasehold.app.arguments import Arguments
 from leasehold.app.batches import Batches, result_alone
 from leasehold.app.current import Current, enter, leave
-from leasehold.app.limits import ResultLimits
 from leasehold.app.process_frames import CallOfProcess
+from leasehold.app.result_limits import ResultLimits
 from leasehold.app.results import Results
 from leasehold.app.terms import TaskTerms
 from leasehold.domain.errors import Permanent
@@ -44,7 +44,7 @@ class Handling:
     def plain(self, attempt: Any) -> Done:
         """Handle a leasehold.PlainAttempt: call a plain function in this thread."""
         encoded = self._call_function(attempt.params, attempt)
-        if ResultLimits.of(attempt.opened).is_small(encoded):
+        if ResultLimits.of_worker(attempt.opened).is_small(encoded):
             return Done(value=encoding.inline(encoded))
         attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE)
         return Done(value=encoding.stored())
@@ -102,7 +102,7 @@ class Handling:
         return await self._done(attempt, await attempt.opened.processes.run(call, attempt))
 
     async def _done(self, attempt: Any, encoded: bytes) -> Done:
-        if ResultLimits.of(attempt.opened).is_small(encoded):
+        if ResultLimits.of_worker(attempt.opened).is_small(encoded):
             return Done(value=encoding.inline(encoded))
         await attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE)
         return Done(value=encoding.stored())
@@ -110,7 +110,7 @@ class Handling:
     def isolated(self, work: Work) -> Done:
         """Handle a leasehold.Work: call the function in this process, which is the sandbox's child."""
         encoded = self._call_function(work.params, work)
-        if ResultLimits.of(None).is_small(encoded):
+        if ResultLimits.of_worker(None).is_small(encoded):
             return Done(value=encoding.inline(encoded))
         path = work.directory / encoding.OUTPUT
         path.write_bytes(encoded)

@@ -8,28 +8,28 @@ from uuid import UUID
 
 from leasehold.app.calls import Call
 from leasehold.app.connection import Connections
-from leasehold.app.drivers.choosing import foreign_of
-from leasehold.app.drivers.foreign import Foreign, run_now
+from leasehold.app.drivers.adapters import Adapter, run_now
+from leasehold.app.drivers.choosing import adapter_of
 from leasehold.app.writing import write
 from leasehold.domain.errors import TransactionRefused
-from leasehold.runtime.pacing import PIECE
+from leasehold.runtime.pacing import PIECE_SIZE
 from leasehold.settings import Settings
 
 
 def write_in(connection: Any, calls: Sequence[Call[Any]], connections: Connections) -> list[UUID]:
     """Write on a connection of a sync driver. Raises TypeError for an async one."""
-    foreign = foreign_of(connection)
-    if not foreign.is_sync:
+    adapter = adapter_of(connection)
+    if not adapter.is_sync:
         raise TypeError(f"a {type(connection).__name__} needs an event loop: await task.asubmit_in(...)")
-    return run_now(_write(foreign, calls, _settings_of(connections)))
+    return run_now(_write(adapter, calls, _settings_of(connections)))
 
 
 async def awrite_in(connection: Any, calls: Sequence[Call[Any]], connections: Connections) -> list[UUID]:
     """Write on a connection of an async driver. Raises TypeError for a sync one."""
-    foreign = foreign_of(connection)
-    if foreign.is_sync:
+    adapter = adapter_of(connection)
+    if adapter.is_sync:
         raise TypeError(f"a {type(connection).__name__} blocks the event loop: call task.submit_in(...)")
-    return await _write(foreign, calls, _settings_of(connections))
+    return await _write(adapter, calls, _settings_of(connections))
 
 
 def _settings_of(connections: Connections) -> Settings:
@@ -42,14 +42,14 @@ def _settings_of(connections: Connections) -> Settings:
     return connections.settings
 
 
-async def _write(foreign: Foreign, calls: Sequence[Call[Any]], settings: Settings) -> list[UUID]:
-    await foreign.check()
-    connection: Any = foreign  # it has the asyncpg methods that `write` uses
+async def _write(adapter: Adapter, calls: Sequence[Call[Any]], settings: Settings) -> list[UUID]:
+    await adapter.check()
+    connection: Any = adapter  # it has the asyncpg methods that `write` uses
     ids: list[UUID] = []
-    # PIECE calls at a time: for more, `jobs.submit` would wait in an event loop, which a sync driver does not have.
-    for first in range(0, len(calls), PIECE):
+    # PIECE_SIZE calls at a time: for more, `jobs.submit` would wait in an event loop, which a sync driver lacks.
+    for first in range(0, len(calls), PIECE_SIZE):
         written = await write(
-            connection, calls[first : first + PIECE], settings.tenant, settings.retention_days * 86_400
+            connection, calls[first : first + PIECE_SIZE], settings.tenant, settings.retention_days * 86_400
         )
         ids += written.ids
     return ids

@@ -12,10 +12,12 @@ Middleware: TypeAlias = Callable[[Current], AsyncIterator[None]]
 
 
 def around(task: str, middleware: Sequence[Middleware]) -> Callable[[Any], AbstractAsyncContextManager[None]]:
-    """The context that the worker enters around each attempt of the task. `middleware`: the first is the outermost."""
+    """Returns a context manager. The worker enters it around each attempt of the task, and `current()` then returns the
+    attempt (Current). `middleware`: the first is the outermost.
+    """
 
     @asynccontextmanager
-    async def entered(attempt: Any) -> AsyncIterator[None]:
+    async def around_attempt(attempt: Any) -> AsyncIterator[None]:
         current = Current(task, attempt)
         token = enter(current)
         try:
@@ -26,4 +28,4 @@ def around(task: str, middleware: Sequence[Middleware]) -> Callable[[Any], Abstr
         finally:
             leave(token)
 
-    return entered
+    return around_attempt

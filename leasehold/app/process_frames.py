@@ -30,7 +30,7 @@ class Kind(IntEnum):
     LOG = 7
 
 
-#: What a function raised or logged. Without the validator a lone surrogate in it could not be sent.
+#: A text that the function raised or logged. The validator removes what UTF-8 or PostgreSQL cannot hold.
 _Text: TypeAlias = Annotated[str, AfterValidator(storable_text)]
 
 
@@ -48,7 +48,7 @@ class CallOfProcess(BaseModel):
 
 
 class LineOfProcess(BaseModel):
-    """A line that the function has logged. `trace`: of the exception that was logged with it."""
+    """A line that the function has logged. `trace`: the traceback of the exception that was logged with it."""
 
     level: int
     logger: _Text
@@ -57,7 +57,7 @@ class LineOfProcess(BaseModel):
 
 
 class FailedInProcess(BaseModel):
-    """The exception of the function. `after`: seconds, of Retryable."""
+    """The exception of the function. `after`: the seconds that a Retryable names until the next attempt."""
 
     code: _Text
     message: _Text

@@ -43,7 +43,7 @@ class Task(Generic[P, R]):
     """A declared function. `name`: `APP.TASK`, the name of its pipeline. `place`: file and line of the function."""
 
     #: How many leading parameters of the function are no arguments: 1 for a workflow, whose first is its context.
-    _skip = 0
+    _leading_parameters = 0
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Task(Generic[P, R]):
         self.place = place_of(function)
         self.terms = terms
         hints = self._hints(function, names)
-        self.arguments = Arguments(function, hints, skip=self._skip)
+        self.arguments = Arguments(function, hints, skip=self._leading_parameters)
         self.results = Results(function, hints)
         self.pipeline = pipeline_of(app, function, terms, self.arguments)
         self.name = self.pipeline.name

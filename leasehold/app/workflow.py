@@ -11,8 +11,8 @@ from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeAlias, Ty
 from leasehold.app import results as encoding
 from leasehold.app.arguments import Arguments
 from leasehold.app.connection import Connections
-from leasehold.app.limits import ResultLimits
 from leasehold.app.place import declaration_error
+from leasehold.app.result_limits import ResultLimits
 from leasehold.app.results import Results
 from leasehold.app.task import KeywordTask, PositionalTask, Task
 from leasehold.app.terms import TaskTerms
@@ -44,8 +44,8 @@ class WorkflowHandling:
         self._arguments = arguments
         self._results = results
 
-    async def loop(self, attempt: Any) -> Any:
-        """For the worker's inline attempt. Returns a Done, or the suspension that the worker settles."""
+    async def run_until_wait(self, attempt: Any) -> Any:
+        """Run the function until it ends or waits. Returns a Done, or the suspension that the worker settles."""
         from leasehold.workflows.context import Context  # noqa: PLC0415 - declaring a workflow needs no engine
 
         positional, named = self._arguments.decoded(attempt.params)
@@ -58,19 +58,19 @@ class WorkflowHandling:
         if not outcome.ended:
             return outcome.suspension
         encoded = self._results.encoded(outcome.result)
-        if ResultLimits.of(attempt.opened).is_small(encoded):
+        if ResultLimits.of_worker(attempt.opened).is_small(encoded):
             return Done(value=encoding.inline(encoded))
         await attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE)
         return Done(value=encoding.stored())
 
 
 class _WorkflowTask(Task[P, R]):
-    """The methods in which both kinds of workflows differ from a task."""
+    """What both kinds of workflows do in another way than a task."""
 
-    _skip = 1
+    _leading_parameters = 1  # the context
 
     def _handler(self) -> Callable[..., Any]:
-        return WorkflowHandling(self.function, self.arguments, self.results).loop
+        return WorkflowHandling(self.function, self.arguments, self.results).run_until_wait
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> R:  # noqa: ARG002 - the signature of a task
         """Raises TypeError: a workflow needs a server, which keeps its journal."""
@@ -103,7 +103,9 @@ Workflow: TypeAlias = "PositionalWorkflow[Any, ..., Any] | KeywordWorkflow[..., 
 def workflow_of(
     app: str, function: Callable[..., Any], terms: WorkflowTerms, names: Mapping[str, Any], connections: Connections
 ) -> Workflow:
-    """The workflow of a function. Raises DeclarationError with file and line."""
+    """The workflow of a function. `names`: local names of the declaring scope. Raises DeclarationError with file
+    and line.
+    """
     _check(function)
     takes_positional = any(
         parameter.kind in _POSITIONAL for parameter in list(inspect.signature(function).parameters.values())[1:]

@@ -1,28 +1,16 @@
-"""Writes API keys in the database, for `leasehold keys`. Makes the key pair that signs packages of converted models,
-for `leasehold signing-key`.
-"""
+"""Writes API keys in the database, for `leasehold keys`."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
-
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from leasehold.cli.running import command_actor
 from leasehold.db.database import connected
 from leasehold.limits import keys
 from leasehold.security.credentials import NewKey, list_keys
 from leasehold.settings import Settings
-
-
-def make_signing_key() -> dict[str, str]:
-    """A new Ed25519 key pair, `private` and `public`, in base64. It is stored nowhere."""
-    key = Ed25519PrivateKey.generate()
-    pair = {"private": key.private_bytes_raw(), "public": key.public_key().public_bytes_raw()}
-    return {name: base64.b64encode(raw).decode() for name, raw in pair.items()}
 
 
 async def create_one(

@@ -54,12 +54,12 @@ def _pages(
 def _followed(
     client: ApiClient, job: str, after: int, step: str | None, attempt: int | None
 ) -> Iterator[dict[str, Any]]:
-    """The lines until the job's end. The stream is resumed when it breaks, and when the API ends it to check the key
-    again.
+    """Yield the lines until the job has ended. Resume the stream when it breaks, and when the API ends it to check the
+    key again. Stop at a stream without lines that began after the job's end: no line can follow.
     """
     path = f"/v1/jobs/{path_part(job)}"
     client.get(path)  # an API that does not answer from the start is no interruption
-    has_ended = False  # whether the job had ended before this stream began: a stream without lines is then the last
+    has_ended = False  # whether the job had ended when the last stream without lines was over
     while True:
         last = after
         try:

@@ -193,7 +193,7 @@ def signing_key() -> None:
     """Make a key pair for packages. Workers sign with `private` (LEASEHOLD_CONVERSION_SIGNING_KEY). Readers of packages
     verify with `public`.
     """
-    from leasehold.cli.keys import make_signing_key  # noqa: PLC0415 - each command loads only what it needs
+    from leasehold.cli.signing_key import make_signing_key  # noqa: PLC0415 - each command loads only what it needs
 
     typer.echo(json.dumps(make_signing_key()))
 

@@ -24,7 +24,7 @@ from uuid import uuid4
 
 import httpx2
 
-from leasehold.client.external_output import Output
+from leasehold.client.external_output import OutputBuffer
 from leasehold.client.requests import KeyAuth
 from leasehold.client.retrying import problem_of
 from leasehold.domain.errors import Cancelled, LeaseholdError, LeaseLost, Permanent, Retryable, StepError
@@ -32,18 +32,18 @@ from leasehold.runtime.foreign_errors import text_of
 from leasehold.runtime.gather import cancel_and_wait
 
 _CONFLICT, _EXISTS_ALREADY, _TOO_MANY = 409, 412, 429
-#: With these the API refuses the key itself, and so every further request, settlements included.
+#: The API refuses the key itself with these statuses, so it will refuse every further request, also a settlement.
 _KEY_REFUSED = (401, 403)
 #: Seconds between two tries, after the API did not answer or was overloaded.
 _OUTAGE_SECONDS = 2.0
-#: Seconds for which a worker that stops tries to give its task back.
-_GIVE_BACK_SECONDS = 5.0
+#: Seconds for which a stopping worker tries to release its task.
+_RELEASE_SECONDS = 5.0
 #: The API's limits for the code and the message of a failure.
 _CODE = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
 _MAX_MESSAGE = 2000
 #: The most characters of a text in a line of the log.
 _MAX_TEXT = 65_536
-#: Seconds between two requests with what a task logs and emits.
+#: Seconds between two requests that send the log lines and chunks of a task.
 _OUTPUT_SECONDS = 0.5
 _MAX_RETRY_AFTER = timedelta(days=7)
 
@@ -69,8 +69,8 @@ class Task:
     sent: dict[str, str] = field(default_factory=dict)  # {name: SHA-256} of the files that `write` has uploaded
 
     def __post_init__(self) -> None:
-        self._lines = Output(partial(self._send_items, "logs", "lines"))
-        self._chunks = Output(partial(self._send_items, "stream", "chunks"))
+        self._lines = OutputBuffer(partial(self._send_items, "logs", "lines"))
+        self._chunks = OutputBuffer(partial(self._send_items, "stream", "chunks"))
 
     @property
     def id(self) -> str:
@@ -132,7 +132,8 @@ class Task:
 
     def log(self, message: str, *, level: str = "info", trace: str = "", **fields: Any) -> None:
         """Add a line to the run's log: sent within a second, and before the task is settled. `level`: debug, info,
-        warning, error or critical. `trace`: a traceback. `fields`: JSON. Raises TypeError and ValueError for others.
+        warning, error or critical. `trace`: a traceback. `fields`: JSON. Raises TypeError and ValueError for
+        fields that are not JSON.
         """
         line = {"message": _sendable(message)[:_MAX_TEXT], "level": level, "logger": self.step, "fields": fields,
                 "traceback": _sendable(trace)[-_MAX_TEXT:], "at": datetime.now(UTC).isoformat()}  # fmt: skip
@@ -141,7 +142,7 @@ class Task:
 
     def emit(self, chunk: Any) -> bool:
         """Append a chunk (a text, or another JSON value) to the run's stream, which clients follow. False: the attempt
-        has emitted too much, and the stream is cut. Raises TypeError and ValueError for what is no JSON.
+        has emitted too much, and the stream is cut. Raises TypeError and ValueError for a value that is not JSON.
         """
         _check_json(chunk)
         return self._chunks.add(chunk)
@@ -160,6 +161,7 @@ class Task:
                 output.drop()
 
     async def _send_items(self, verb: str, name: str, first: int, items: list[Any]) -> bool:
+        """Send the items in the field `name`. `first`: the number of items[0]. True: the API accepts no more."""
         answer = await self.post(verb, first=first, **{name: items})
         return bool(answer["cut"])
 
@@ -199,8 +201,8 @@ class ExternalWorker:
         await self._store.aclose()
 
     async def serve(self, handle: Handler) -> None:
-        """Work until cancelled, one task at a time; then give the task back, which costs it no attempt. While the API
-        does not answer, or has no room, wait and try again.
+        """Work on one task at a time, until cancelled. A cancel releases the current task, which costs the task no
+        attempt. While the API does not answer, or has no room, wait and try again.
 
         Raises Refused if the API refuses the key or the queues.
         """
@@ -211,7 +213,7 @@ class ExternalWorker:
                 await asyncio.sleep(_OUTAGE_SECONDS)
 
     async def work_once(self, handle: Handler, *, wait: float = 0.0) -> bool:
-        """Claim a task, do it and settle it. False: none was due within `wait` seconds, which are 30 at most."""
+        """Claim a task, run its handler and settle it. False: no task was due within `wait` seconds (at most 30)."""
         answer = await self._ask(
             "/v1/external/claim", queues=self._queues, wait=wait, lease_seconds=self._lease_seconds
         )
@@ -245,7 +247,7 @@ class ExternalWorker:
         except LeaseLost:
             raise
         except asyncio.CancelledError:
-            await self._give_back(task)
+            await self._release(task)
             raise
         except Exception as error:  # noqa: BLE001 - a handler may raise anything: the attempt failed
             task.log(text_of(error), level="error", trace="".join(traceback.format_exception(error)))
@@ -260,12 +262,12 @@ class ExternalWorker:
                 # The API refuses this result, so the attempt has failed. The worker must go on with the next task.
                 await self._settle(task, "fail", **_failure_of(Retryable(str(error), code=error.code)))
 
-    async def _give_back(self, task: Task) -> None:
-        """This worker stops: another may have the task at once, and the attempt does not count. If the API does not
-        answer, the lease ends later by itself.
+    async def _release(self, task: Task) -> None:
+        """Release the task, because this worker stops. Another worker may claim it at once, and the attempt does not
+        count. If the API does not answer, the lease ends later by itself.
         """
         with suppress(httpx2.HTTPError, TimeoutError, Refused, LeaseLost):
-            async with asyncio.timeout(_GIVE_BACK_SECONDS):
+            async with asyncio.timeout(_RELEASE_SECONDS):
                 with suppress(httpx2.HTTPError):
                     await task.flush()
                 await task.post("release")
@@ -313,7 +315,7 @@ class ExternalWorker:
 
 
 def _check_json(value: Any) -> None:
-    """Encode the value as the HTTP library does. Raises TypeError and ValueError for what is no JSON."""
+    """Encode the value as the HTTP library does. Raises TypeError and ValueError for a value that is not JSON."""
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 _ITEMS_PER_REQUEST = 500
 
 
-class Output:
+class OutputBuffer:
     """The items of one attempt that the API does not have yet: the lines of its log, or the chunks of its stream.
 
     `send(first, items)`: sends the items, and returns whether the API accepts no more of this attempt (it is cut).

@@ -57,7 +57,7 @@ class Batch(Answer):
 
 
 class JobAfterAction(Answer):
-    """A job after a cancel, a retry or a delete that waits for its running steps."""
+    """A job after a cancel, after a retry, or after a delete that has to wait for the job's running steps."""
 
     id: UUID
     status: Status
@@ -184,6 +184,8 @@ class Event(Answer):
 
 
 class LogLine(Answer):
+    """A line of a job's log. `n`: its number in the job, from 1."""
+
     n: int
     at: datetime
     step: str
@@ -211,8 +213,8 @@ class LogPage(Answer):
 
 
 class Chunk(Answer):
-    """An item of a job's stream. `restart`: the step runs again, and its chunks of earlier attempts are void. `cut`:
-    the attempt has emitted too much. Neither of them carries a `chunk`.
+    """An item of a job's stream. `n`: its number in the stream. `restart`: the step runs again, and its chunks of
+    earlier attempts are void. `cut`: the attempt has emitted too much. Only the event `chunk` has a `chunk` and an `n`.
     """
 
     event: Literal["chunk", "restart", "cut"]

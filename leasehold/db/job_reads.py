@@ -1,6 +1,7 @@
 """Reads jobs of every kind: a job, the reasons for its wait, its ledger, and dead letters. Each read is one statement.
 
-Every query has the tenant as a parameter. None reads the jobs of all tenants: for operators of the installation.
+Every query has the tenant as a parameter. For an operator of the installation the parameter may be None: such a query
+reads the jobs of all tenants.
 """
 
 from __future__ import annotations
@@ -100,9 +101,8 @@ async def find_tombstone(connection: Connection, tenant_id: str | None, job_id: 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Which dead letters to read. A pipeline may belong to a kind of work. `owned`: the pipelines of all kinds.
-    `pipelines`: those of them whose dead letters are read. `runs`: also read those of runs, and of pipelines without a
-    kind.
+    """Which dead letters to read. `pipelines`: read the dead letters of these pipelines. `runs`: also read the dead
+    letters of runs, and of pipelines that belong to no kind of work. `owned`: all pipelines that belong to a kind.
     """
 
     runs: bool
@@ -140,7 +140,7 @@ WHERE ($4::text IS NULL OR coalesce(r.template, j.pipeline) = $4) AND ($5::text 
 async def dead_letters(
     connection: Connection,
     tenant_id: str,
-    wanted: DeadLetterFilter,
+    chosen: DeadLetterFilter,
     *,
     before: tuple[datetime, UUID] | None = None,
     since: datetime | None = None,
@@ -154,7 +154,7 @@ async def dead_letters(
         return await connection.fetch(
             f"SELECT * FROM ({DEAD_LETTERS}) AS d WHERE ($10::text IS NULL OR fingerprint = $10)"
             " ORDER BY at DESC, task_id DESC LIMIT $11",
-            *_parameters(tenant_id, wanted, before, since),
+            *_parameters(tenant_id, chosen, before, since),
             fingerprint,
             limit,
         )
@@ -162,19 +162,19 @@ async def dead_letters(
 
 def _parameters(
     tenant_id: str,
-    wanted: DeadLetterFilter,
+    chosen: DeadLetterFilter,
     before: tuple[datetime, UUID] | None = None,
     since: datetime | None = None,
 ) -> tuple[object, ...]:
     at, task_id = before or (None, None)
     return (
-        tenant_id, at, task_id, wanted.template, wanted.code, wanted.runs, list(wanted.pipelines), list(wanted.owned),
+        tenant_id, at, task_id, chosen.template, chosen.code, chosen.runs, list(chosen.pipelines), list(chosen.owned),
         since,
     )  # fmt: skip
 
 
 async def dead_letter_groups(
-    connection: Connection, tenant_id: str, wanted: DeadLetterFilter, limit: int, of_last: int = MAX_GROUPED
+    connection: Connection, tenant_id: str, chosen: DeadLetterFilter, limit: int, of_last: int = MAX_GROUPED
 ) -> Sequence[Row]:
     """Groups of the latest `of_last` dead letters. A group has one template, step, code and message; messages that
     differ only in numbers and ids count as the same.
@@ -184,7 +184,7 @@ async def dead_letter_groups(
         " max(at) AS last_at, (array_agg(message ORDER BY at DESC))[1] AS message"
         f" FROM ({DEAD_LETTERS} ORDER BY t.finished_at DESC LIMIT $11) AS d"
         " GROUP BY fingerprint, pipeline, is_run, template, step, code ORDER BY n DESC, fingerprint LIMIT $10",
-        *_parameters(tenant_id, wanted),
+        *_parameters(tenant_id, chosen),
         limit,
         of_last,
     )

@@ -48,7 +48,7 @@ HEAD = f"""
 """
 
 
-async def find_head(connection: Connection, tenant_id: str, run_id: UUID) -> Row | None:
+async def find_listed_run(connection: Connection, tenant_id: str, run_id: UUID) -> Row | None:
     """The run with the columns of `list_runs`, without steps and outputs. None: no such run, or another tenant's."""
     return await connection.fetchrow(HEAD, run_id, tenant_id)
 

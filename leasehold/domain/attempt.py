@@ -81,8 +81,8 @@ class Attempt(AttemptIdentity, Protocol):
         """Commit the note now. Every later attempt of the step sees it, even if this attempt dies at once.
 
         `connection`: lent by `connection()`, with a transaction open. The note commits with that transaction, and only
-        while this attempt has its lease: so what the transaction changes happens once. Call `remember` last in the
-        transaction, because it locks the task. Raises LeaseLost when another claim has the task by now: let the
+        while this attempt has its lease: so the changes of the transaction happen once. Call `remember` last in the
+        transaction, because it locks the task. Raises LeaseLost if another claim has the task by now. Then let the
         transaction roll back.
         """
 

@@ -1,7 +1,8 @@
 """The instants at which a schedule fires: five-field cron expressions in an IANA time zone.
 
-At daylight saving the library cronsim follows Debian's cron. A time that the clock skips fires once, right after the
-gap. A time that the clock repeats fires once, the first time. `*` in minutes or hours fires by elapsed time.
+When daylight saving begins or ends, the library cronsim follows Debian's cron. A time that the clock skips fires once,
+right after the gap. A time that the clock repeats fires once, the first time. Exception: a schedule with `*` in minutes
+or hours fires by elapsed time.
 
 Time zones come from the package `tzdata`, never from the host: every worker then knows each zone that the API accepted.
 """
@@ -30,7 +31,7 @@ ALIASES = {
     "@hourly": "0 * * * *",
 }
 _FIELDS = 5
-#: Clients' instants must lie between FIRST and LAST: every zone can show these, and PostgreSQL can store them.
+#: A client's instant must lie between FIRST and LAST: every zone can show it, and PostgreSQL can store it.
 FIRST = datetime(1970, 1, 1, tzinfo=UTC)
 LAST = datetime(2999, 12, 31, tzinfo=UTC)
 

@@ -34,7 +34,7 @@ INSPECTION_SECONDS = 60
 #: A URL counts as expired this many seconds after its end, because clocks differ.
 _GRACE_SECONDS = 60
 #: A transfer that began before its URL expired may take this long.
-SLOWEST = timedelta(days=1)
+SLOWEST_TRANSFER = timedelta(days=1)
 _RETRY_SECONDS = 60.0
 _NO_ATTEMPT = (None, None)
 #: No writer of the platform needs longer for one object.
@@ -117,7 +117,7 @@ async def open_upload(
         await _check_room(connection, tenant_id, size, settings.upload_unfinished_bytes)
     first_inspection = seconds + _GRACE_SECONDS if exact or key.endswith("/") else INSPECTION_SECONDS
     await connection.execute(
-        _OPEN, key, tenant_id, counted_bytes, at_most, seconds, first_inspection, SLOWEST, exact, *attempt
+        _OPEN, key, tenant_id, counted_bytes, at_most, seconds, first_inspection, SLOWEST_TRANSFER, exact, *attempt
     )
 
 

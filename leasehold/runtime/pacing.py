@@ -8,14 +8,13 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 
-#: Items between two pauses. Callers also use it as the number of items of one statement. PIECE items are handled in a
-#: few milliseconds.
-PIECE = 100
+#: Items between two pauses: a few milliseconds of work. Callers also write this many items in one statement.
+PIECE_SIZE = 100
 
 
 async def paced(items: Sequence[_T]) -> AsyncIterator[_T]:
-    """Yield each item. After every `PIECE` items let the event loop run other tasks."""
+    """Yield each item. After every `PIECE_SIZE` items let the event loop run other tasks."""
     for number, item in enumerate(items, 1):
         yield item
-        if number % PIECE == 0:
+        if number % PIECE_SIZE == 0:
             await asyncio.sleep(0)

@@ -12,8 +12,8 @@ import pytest
 
 from chaos.load import PAUSES, Load, client, direct
 from chaos.load.client import Client
+from chaos.load.conversions import model
 from chaos.load.diary import Diary, Sender
-from chaos.load.orders import model
 from chaos.load.runs import start, starter
 from chaos.pipelines import KINDS, LARGE_BYTES, declared, gated, paced, short, wrong
 from chaos.settings import SINGLE_PUT_BYTES

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from leasehold.cli.keys import make_signing_key
+from leasehold.cli.signing_key import make_signing_key
 from leasehold.domain.errors import DeclarationError
 from leasehold.pipelines.conversion import nef
 from leasehold.pipelines.conversion.pipeline import conversion

@@ -321,7 +321,7 @@ async def test_what_only_asks_whether_a_run_is_there_reads_none_of_its_steps(cli
     plan = "\n".join(row[0] for row in await rows.fetch(f"EXPLAIN {run_reads.HEAD}", run, "acme"))
     for table in ("task", "result", "failure", "progress", "output"):
         assert f" on {table} " not in plan
-    head = await run_reads.find_head(rows, "acme", run)
+    head = await run_reads.find_listed_run(rows, "acme", run)
     assert head is not None
     assert (head["id"], head["status"]) == (run, "queued")
-    assert await run_reads.find_head(rows, "another", run) is None
+    assert await run_reads.find_listed_run(rows, "another", run) is None

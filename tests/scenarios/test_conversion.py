@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx2
 
-from leasehold.cli.keys import make_signing_key
+from leasehold.cli.signing_key import make_signing_key
 from leasehold.pipelines.conversion import nef
 from leasehold.security.credentials import create_key
 from tests.conversion.models import network

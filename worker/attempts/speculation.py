@@ -36,7 +36,7 @@ def steps_after(pipeline: Pipeline, step: Step) -> list[Step]:
 
 
 def _only_next(pipeline: Pipeline, step: Step) -> Step | None:
-    """The step that alone needs `step` and needs nothing else, if this worker may run it in a child at once."""
+    """The one step that needs `step`. None if it needs another step too, or if this worker may not run it at once."""
     dependents = [other for other in pipeline.steps if step.name in other.needs]
     if len(dependents) != 1 or dependents[0].needs != (step.name,):
         return None
@@ -49,9 +49,10 @@ def _only_next(pipeline: Pipeline, step: Step) -> Step | None:
 class Speculation:
     """One speculative execution.
 
-    `bound_to`: the task whose attempt discards the speculation when that attempt ends. At first it is the task that
-    started the speculation. If this worker goes on with the job's next step, it is that step's task. At last it is the
-    task that takes the speculation.
+    `bound_to`: a task. When its attempt ends, that attempt discards the speculation. First this is the task that
+    started the speculation. If this worker then runs the job's next step, it is that step's task. After `take` it is
+    the task that took the speculation.
+    `owner_task`: the task that took the speculation. None before `take`.
     `files`: the inputs, in the speculation's own `directory`.
     `sha256`: the digests of the inputs; they are complete once the attempt that writes the last input has published it.
     """
@@ -81,8 +82,8 @@ class Speculation:
         self.sha256 |= {name: sha256 for name, sha256 in outputs.items() if name in self.files}
 
     def take(self, claimed: Claimed, on_progress: Callable[[float, str], None]) -> None:
-        """Give the speculation to the attempt: the attempt's log gets the lines logged so far, and the progress of the
-        speculation is reported from now on.
+        """Give the speculation to the attempt. The attempt's log gets the lines that were logged so far. From now on
+        the attempt reports the speculation's progress.
         """
         recorder = current()
         if self.recorder is not None and recorder is not None:

@@ -4,7 +4,7 @@ import os
 import sys
 
 from celery import Celery
-from stamps import note, paced
+from stamps import paced, record_wait
 
 PROCESSES = os.environ["PEER_PROCESSES"]
 
@@ -25,7 +25,7 @@ def noop():
 
 @app.task(name="stamped")
 def stamped(asked):
-    note(asked)
+    record_wait(asked)
 
 
 if __name__ == "__main__":

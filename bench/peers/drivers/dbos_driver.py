@@ -7,7 +7,7 @@ import time
 from statistics import median
 
 from dbos import DBOS, DBOSClient
-from stamps import note, paced
+from stamps import paced, record_wait
 
 URL = os.environ["PEER_DATABASE_URL"]
 DBOS(config={"name": "peer", "system_database_url": URL, "log_level": "ERROR", "application_version": "1"})
@@ -20,7 +20,7 @@ def noop():
 
 @DBOS.workflow(name="stamped")
 def stamped(asked):
-    note(asked)
+    record_wait(asked)
 
 
 @DBOS.step(name="nothing")

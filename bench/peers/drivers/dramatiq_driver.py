@@ -7,7 +7,7 @@ import threading
 import dramatiq
 import psycopg
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
-from stamps import note, paced
+from stamps import paced, record_wait
 
 PROCESSES = os.environ["PEER_PROCESSES"]
 
@@ -34,7 +34,7 @@ def noop():
 
 @dramatiq.actor
 def stamped(asked):
-    note(asked)
+    record_wait(asked)
 
 
 if __name__ == "__main__":

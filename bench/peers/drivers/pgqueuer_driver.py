@@ -6,7 +6,7 @@ import sys
 import asyncpg
 import uvloop
 from pgqueuer import AsyncpgDriver, PgQueuer, Queries
-from stamps import note, paced_async
+from stamps import paced_async, record_wait
 
 
 async def main():
@@ -31,7 +31,7 @@ async def main():
 
         @queue.entrypoint("stamped")
         async def stamped(job):
-            note(float(job.payload))
+            record_wait(float(job.payload))
 
         await queue.run(batch_size=100)
 

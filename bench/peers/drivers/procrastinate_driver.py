@@ -5,7 +5,7 @@ import sys
 
 import procrastinate
 import uvloop
-from stamps import note, paced_async
+from stamps import paced_async, record_wait
 
 app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=os.environ["PEER_DATABASE_URL"]))
 
@@ -17,7 +17,7 @@ async def noop():
 
 @app.task(name="stamped")
 async def stamped(asked):
-    note(asked)
+    record_wait(asked)
 
 
 async def main():

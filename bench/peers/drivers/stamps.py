@@ -1,4 +1,6 @@
-"""Shared by the drivers of `delays`: paces submissions, and writes how long each job waited for its handler."""
+"""Paces submissions, and writes how long each job waited for its handler. The drivers use it in the benchmark of delays
+(bench/peers/delays.py), which names the file PEER_STAMPS.
+"""
 
 import asyncio
 import os
@@ -6,8 +8,8 @@ import time
 from pathlib import Path
 
 
-def note(submitted_at):
-    """Write the wait of a job. Its handler calls this first."""
+def record_wait(submitted_at):
+    """Write how long the job waited. The job's handler calls this first."""
     waited = time.time() - submitted_at
     with Path(os.environ["PEER_STAMPS"]).open("a") as stamps:
         stamps.write(f"{waited}\n")

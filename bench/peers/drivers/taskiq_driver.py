@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 
-from stamps import note, paced_async
+from stamps import paced_async, record_wait
 from taskiq_aio_pika import AioPikaBroker
 from taskiq_pg.asyncpg import AsyncpgResultBackend
 
@@ -22,7 +22,7 @@ async def noop():
 
 @broker.task(task_name="stamped")
 async def stamped(asked):
-    note(asked)
+    record_wait(asked)
 
 
 async def submit(jobs):

@@ -1,14 +1,14 @@
-"""Finds the driver of a connection that the user gives. It imports no driver: the user's program has loaded its own."""
+"""Finds the adapter of the user's connection. It imports no driver: the user's program has loaded it already."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-from leasehold.app.drivers.foreign import Asyncpg, AsyncPsycopg, AsyncSqlAlchemy, Foreign, Psycopg, SqlAlchemy
+from leasehold.app.drivers.adapters import Adapter, Asyncpg, AsyncPsycopg, AsyncSqlAlchemy, Psycopg, SqlAlchemy
 
-#: (module, class) of a connection, and the class in foreign.py that adapts it. The first row that fits counts.
-_DRIVERS: tuple[tuple[str, str, type[Any]], ...] = (
+#: (module, class) of a connection, and its adapter. The first row that fits counts.
+_ADAPTERS: tuple[tuple[str, str, type[Any]], ...] = (
     ("sqlalchemy.ext.asyncio", "AsyncSession", AsyncSqlAlchemy),
     ("sqlalchemy.ext.asyncio", "AsyncConnection", AsyncSqlAlchemy),
     ("sqlalchemy.orm", "Session", SqlAlchemy),
@@ -24,14 +24,14 @@ _SUPPORTED = (
 )
 
 
-def foreign_of(connection: Any) -> Foreign:
-    """The adapter of the user's connection (foreign.py). Raises TypeError for a connection of an unknown driver."""
+def adapter_of(connection: Any) -> Adapter:
+    """The adapter of the user's connection. Raises TypeError for a connection of an unknown driver."""
     unwrapped = _unwrapped(connection)
-    for module, name, driver in _DRIVERS:
+    for module, name, adapter_class in _ADAPTERS:
         kind = getattr(sys.modules.get(module), name, None)
         if kind is not None and isinstance(unwrapped, kind):
-            foreign: Foreign = driver(unwrapped)
-            return foreign
+            adapter: Adapter = adapter_class(unwrapped)
+            return adapter
     below = "" if unwrapped is connection else f" over a {type(unwrapped).__module__}.{type(unwrapped).__qualname__}"
     raise TypeError(f"a {type(connection).__name__}{below} is no connection to submit in: give {_SUPPORTED}")
 

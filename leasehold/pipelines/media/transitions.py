@@ -81,7 +81,7 @@ async def register(
 async def extend_upload(connection: Connection, tenant_id: str, key: str, seconds: float) -> bool:
     """Let a client send to `key` for `seconds` from now. False: the upload is finished, or expires before that."""
     extended_key = await connection.fetchval(
-        EXTEND_UPLOAD, key, tenant_id, seconds, uploads.SLOWEST, uploads.INSPECTION_SECONDS
+        EXTEND_UPLOAD, key, tenant_id, seconds, uploads.SLOWEST_TRANSFER, uploads.INSPECTION_SECONDS
     )
     return extended_key is not None
 

@@ -33,7 +33,8 @@ log = structlog.get_logger(__name__)
 class Outcome:
     """The outcome of a batch. `acted`: the jobs that were changed. `busy`: the targets that another transaction held.
 
-    After the commit, the caller counts `ended`, and admits jobs at `limits`, which the jobs `departed` have left.
+    After the commit the caller counts the jobs in `ended`. It then admits waiting jobs at `limits`: the jobs in
+    `departed` have left their places there.
     """
 
     acted: list[UUID] = field(default_factory=list)
@@ -80,7 +81,7 @@ async def _cancel(
     for target in targets:
         if target.id in effects.states:
             outcome.acted.append(target.id)
-        else:  # the job is locked, and was a target: only this reason is left
+        else:  # the locked job has not ended, so only this reason is left
             sentence = "The template of this job does not support cancelling."
             outcome.refusals.append(Refusal(target.id, "cancel_not_supported", sentence))
 
@@ -110,9 +111,9 @@ async def _delete(
 async def _retry_charged(
     context: OperationContext, connection: Connection, operation: Operation, job_ids: Sequence[UUID], tenant_id: str
 ) -> Outcome:
-    """Retry the jobs. Each retry is charged as a submission, and the rates are locked first, as by every submission."""
+    """Retry the jobs. Each retry is charged as a submission. As in every submission, the rates are locked first."""
     payer = Payer(tenant_id, operation.payer_key)
-    async with context.admission.submitting(connection, payer, {}, len(job_ids)) as paid:
+    async with context.admission.submitting(connection, payer, {}, len(job_ids)) as charge:
         rows, busy = await operations.lock(connection, operation.action, job_ids, tenant_id, operation.at)
         outcome = Outcome(busy=busy)
         targets = [_target(context, row) for row in rows]
@@ -122,7 +123,7 @@ async def _retry_charged(
         async def retry_together() -> None:
             await revive_together(context.actions, connection, to_revive_together)
             for target in to_revive_together:
-                await context.admission.add_queues_of(connection, paid, target.id)
+                await context.admission.add_queues_of(connection, charge, target.id)
 
         is_done = bool(to_revive_together) and await _act_together(
             connection, to_revive_together, outcome, retry_together
@@ -140,7 +141,7 @@ async def _retry_charged(
                 outcome.limits |= set(effects.limits)
                 outcome.departed += effects.departed
                 outcome.ended += effects.ended
-                await context.admission.add_queues_of(connection, paid, target.id)
+                await context.admission.add_queues_of(connection, charge, target.id)
 
             await _act_alone(connection, target, outcome, retry)
         await context.admission.refund(connection, payer, len(job_ids) - len(outcome.acted))

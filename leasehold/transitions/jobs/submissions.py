@@ -11,7 +11,7 @@ from typing import Any
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.runtime.gather import cancel_and_wait
-from leasehold.runtime.pacing import PIECE
+from leasehold.runtime.pacing import PIECE_SIZE
 from leasehold.transitions import concurrency
 from leasehold.transitions.jobs.records import NewJob, job_record, task_records
 
@@ -80,14 +80,14 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 async def submit(connection: Connection, jobs: Sequence[NewJob]) -> list[Announcement]:
     """Write new jobs (pending, queued or waiting_worker): for each job its row, its run, a task for each step, the
-    first event and the hints. All jobs or none are written. Each statement writes about `PIECE` tasks.
+    first event and the hints. All jobs or none are written. Each statement writes about `PIECE_SIZE` tasks.
 
     Publish the returned hints once the transaction has committed. A job id that exists already raises
     asyncpg.UniqueViolationError and writes nothing. Jobs with concurrency limits are held: call `concurrency.admit`
     after the commit. Raises Invalid when the parameters skip every step.
     """
     most_steps = max((len(new.pipeline.steps) for new in jobs), default=1)
-    jobs_per_piece = max(1, PIECE // most_steps)
+    jobs_per_piece = max(1, PIECE_SIZE // most_steps)
     limited = [new for new in jobs if new.limits]
     in_pieces = len(jobs) > jobs_per_piece
     # A single statement needs no transaction of its own, and no savepoint in the caller's.

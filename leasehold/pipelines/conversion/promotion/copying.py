@@ -19,7 +19,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import BadGateway, Conflict, StoreError
 from leasehold.limits.uploads import Acquire
 from leasehold.pipelines.conversion.promotion import ownership as promotions
-from leasehold.pipelines.conversion.promotion.ownership import KeyChange, PromoteCall, exists
+from leasehold.pipelines.conversion.promotion.ownership import KeyChange, PromoteCall, target_exists
 from leasehold.pipelines.conversion.promotion.targets import Existing, Target, is_configured, open_target
 from leasehold.runtime.transient import TRY_AGAIN, until_answered
 from leasehold.settings import Settings
@@ -107,7 +107,7 @@ class Promoter:
             case Existing.UNKNOWN, False:
                 await self._create(call, copy, known_absent=False)
             case _:
-                raise exists(copy.key)  # nobody knows who wrote this object, so nobody may overwrite it
+                raise target_exists(copy.key)  # nobody knows who wrote this object, so nobody may overwrite it
 
     async def _replace(self, call: PromoteCall, copy: Copy, backup: str) -> None:
         await self._target.back_up(copy.key, backup)

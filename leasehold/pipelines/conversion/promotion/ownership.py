@@ -192,14 +192,14 @@ async def _conflict_at(connection: Connection, tenant_id: str, key: str) -> Conf
     busy = await connection.fetchval(
         "SELECT turn IS NOT NULL FROM promoted_object WHERE key = $1 AND tenant_id = $2", key, tenant_id
     )
-    return in_progress() if busy else exists(key)
+    return in_progress() if busy else target_exists(key)
 
 
 def in_progress() -> Conflict:
     return Conflict("promotion_in_progress", "Another request is promoting to the same place.", retry_after=5)
 
 
-def exists(key: str) -> Conflict:
+def target_exists(key: str) -> Conflict:
     message = f"There is an object at {key} already. `replace` overwrites only objects that the same tenant promoted."
     return Conflict("target_exists", message)
 

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import structlog
 
 from leasehold.domain.errors import BadGateway, StoreError, Unavailable
-from leasehold.pipelines.conversion.promotion.ownership import exists
+from leasehold.pipelines.conversion.promotion.ownership import target_exists
 from leasehold.security.egress import Answer, Egress, EgressFailed, EgressRefused
 from leasehold.security.oauth import Client, Tokens
 from leasehold.settings import Settings
@@ -68,7 +68,7 @@ class Target(Protocol):
         """Put the backup back to the key."""
 
     async def remove(self, key: str, call_id: str) -> None:
-        """Remove the object, if the call created it. A target that does not record the call removes it in any case."""
+        """Remove the object if the call created it. A target that does not record calls always removes it."""
 
 
 @asynccontextmanager
@@ -119,7 +119,7 @@ class _Bucket:
         try:
             await self._copy(self._store, source, self._target_store, key, size, call_id, only_new=self._conditional)
         except PutRefused:
-            raise exists(key) from None
+            raise target_exists(key) from None
         return True
 
     async def replace(self, key: str, source: str, size: int, call_id: str) -> None:
@@ -165,8 +165,8 @@ class _Bucket:
 
 @contextmanager
 def _as_bad_gateway(key: str) -> Iterator[None]:
-    """Raise errors of a store as BadGateway, except PutRefused: the caller handles an object that lies
-    there already.
+    """Raise errors of a store as BadGateway. Exception: PutRefused stays, because the caller handles an object that
+    lies at the key already.
     """
     try:
         yield
@@ -178,9 +178,9 @@ def _as_bad_gateway(key: str) -> Iterator[None]:
 
 
 class _FileService:
-    """An HTTP file service, asked with a bearer token. `PUT {base}/{key}` creates an object (with `If-None-Match: *`)
-    or replaces it, and `DELETE` removes it. `HEAD` and `GET` are used if the service has them. A service at a private
-    address is refused, unless a setting allows its network.
+    """An HTTP file service. Each request has a bearer token. `PUT {base}/{key}` creates an object (with
+    `If-None-Match: *`) or replaces it, and `DELETE` removes it. `HEAD` and `GET` are used if the service has them. A
+    service at a private address is refused, unless a setting allows its network.
     """
 
     def __init__(self, egress: Egress, store: ObjectStore, base: str, token: str, tokens: Tokens | None) -> None:
@@ -209,7 +209,7 @@ class _FileService:
         }
         answer = await self._ask("PUT", key, request_headers, partial(self._store.pieces, source))
         if answer.status in (HTTPStatus.PRECONDITION_FAILED, HTTPStatus.CONFLICT):
-            raise exists(key)
+            raise target_exists(key)
         if not _is_success(answer):
             raise _refused(key, answer)
         return answer.status == HTTPStatus.CREATED
@@ -278,7 +278,7 @@ class _FileService:
     ) -> Answer:
         answer = await self._ask_once(method, key, request_headers, content)
         if answer.status == HTTPStatus.UNAUTHORIZED and self._tokens is not None:
-            self._tokens.forget()  # the token was revoked early: ask once more with a fresh token
+            self._tokens.forget()  # the token was revoked early: send the request once more with a fresh token
             answer = await self._ask_once(method, key, request_headers, content)
         return answer
 

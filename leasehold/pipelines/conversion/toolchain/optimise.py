@@ -22,8 +22,8 @@ _OLDEST_OPSET = 7  # the oldest opset that onnxruntime promises to run
 
 
 def check(model: onnx.ModelProto, limits: ModelLimits) -> tuple[onnx.ModelProto, list[str]]:
-    """Check the model. Returns it with a fixed batch, inferred shapes and an opset that onnxruntime promises to run;
-    and a sentence for each change.
+    """Check the model. Returns the model with a fixed batch, inferred shapes and an opset that onnxruntime promises to
+    run. Also returns a sentence for each change.
     """
     changes = fix_inputs(model)
     model.ir_version = min(model.ir_version, _IR_VERSION)
@@ -71,7 +71,7 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
         slim.ByteSize()  # raises if folded constants make the model larger than protobuf can write
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001 - without onnxslim the model is only slower: `facts` then shows no change
+    except Exception:  # noqa: BLE001 - the unsimplified model is only slower; the report then shows no change
         return model
     slim.ir_version = min(slim.ir_version, _IR_VERSION)
     return slim
@@ -97,6 +97,7 @@ def largest_difference(trials: list[tuple[Tensors, Tensors]], optimised: Path) -
 
 
 def _largest_difference(first: Tensors, second: Tensors) -> float:
+    """As `largest_difference`, for one input. Infinite if names, shapes or non-finite values differ."""
     if first.keys() != second.keys():
         return float("inf")
     worst = 0.0

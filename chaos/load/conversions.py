@@ -1,4 +1,4 @@
-"""Clients of conversions and generations. They cancel some of them while they run."""
+"""The client of conversions. It cancels some of them while they run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from chaos.load.diary import Diary, Sender
 
-#: The prompt has the request's key: so the checker finds the generation of an order in the provider's ledger.
-PROMPT = "picture {}"
-#: One of this many is cancelled.
+#: The client cancels one conversion of this many.
 _CANCELLED = 4
 
 
@@ -38,13 +36,13 @@ def model() -> bytes:
     return onnx_model.SerializeToString()
 
 
-def converter(diary: Diary) -> Sender:
-    """Submits conversions. Each has its key as its user, because a user has at most one unfinished conversion."""
-    content, turns = model(), count()
+def sender(diary: Diary) -> Sender:
+    """Submits conversions. The request's key is also the user: a user may have only one unfinished conversion."""
+    content, numbers = model(), count()
 
     async def send(tenant: str) -> None:
         client, key = diary.client(tenant), diary.key()
-        cancels = next(turns) % _CANCELLED == 0
+        cancels = next(numbers) % _CANCELLED == 0
         form = {"user_id": key, "model_id": "40000", "version": "0001", "platform": "720"}
         outcome = await client.request(
             "POST", "/api/v1/jobs", key=key, again=diary.is_sent_twice(),
@@ -60,31 +58,6 @@ def converter(diary: Diary) -> Sender:
         answer = "" if not outcome.good else "accepted" if outcome.body["status"] == "cancelled" else "stopping"
         diary.record(
             "cancel", tenant, f"cancel {job}", outcome, job=job, endpoint="POST /api/v1/jobs/cancel", answer=answer
-        )
-
-    return send
-
-
-def buyer(diary: Diary) -> Sender:
-    """Submits generations to a provider that honours tokens, and to one that does not. Neither may sell twice."""
-    turns = count()
-
-    async def send(tenant: str) -> None:
-        client, key = diary.client(tenant), diary.key()
-        provider, cancels = diary.rng.choice(("gateway", "jimeng")), next(turns) % _CANCELLED == 0
-        body = {"prompt": f"{PROMPT.format(key)} #work=1", "provider": provider, "task_id": key}
-        outcome = await client.request("POST", "/v1/images/generations", body, key=key, again=diary.is_sent_twice())
-        jobs = tuple((str(body["data"]["job_id"]),) for body in outcome.answered)
-        job = jobs[-1][0] if jobs else ""
-        diary.record("generation", tenant, key, outcome, job=job, endpoint="POST /v1/images/generations", answers=jobs)
-        if not job or not cancels:
-            return
-        await asyncio.sleep(diary.rng.uniform(0.0, 1.5))
-        outcome = await client.request("POST", "/v1/images/cancel", {"task_id": key})
-        # The answer is about the order. Whether the job is cancelled, only its row shows.
-        answer = "stopping" if outcome.good else ""
-        diary.record(
-            "cancel", tenant, f"cancel {job}", outcome, job=job, endpoint="POST /v1/images/cancel", answer=answer
         )
 
     return send

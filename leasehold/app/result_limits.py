@@ -22,8 +22,10 @@ class ResultLimits:
     store: bool
 
     @classmethod
-    def of(cls, opened: Any) -> Self:
-        """The limits of the settings in `opened`. None, as in a child process: the defaults of the settings."""
+    def of_worker(cls, opened: Any) -> Self:
+        """The limits that the worker's settings give. `opened`: what the app opened in this worker, with its settings.
+        None, as in a child process: the limits are the defaults of the settings.
+        """
         if opened is not None:
             settings: Settings = opened.settings
             return cls(settings.result_inline_bytes, settings.result_max_bytes, settings.object_store == "s3")

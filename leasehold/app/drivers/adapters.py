@@ -1,6 +1,6 @@
-"""Adapts a connection of the user's program to the methods of asyncpg that the platform's statements use.
+"""The adapters give a connection of the user's program the asyncpg methods that the platform's statements use.
 
-Only the user's program begins, commits and rolls back its transaction: nothing here does.
+Only the user's program begins, commits and rolls back its transaction: no adapter does.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _TRANSACTION_FAILED = (
 )
 
 
-class Foreign(ABC):
-    """A connection of one driver. `is_sync`: its methods never wait for an event loop (see `run_now`)."""
+class Adapter(ABC):
+    """The user's connection, with methods of asyncpg. `is_sync`: they never wait for an event loop (see `run_now`)."""
 
     is_sync = False
 
@@ -72,7 +72,7 @@ def sqlstate_of(error: BaseException) -> str | None:
     return None
 
 
-class Asyncpg(Foreign):
+class Asyncpg(Adapter):
     """An asyncpg.Connection, also one of a pool."""
 
     def __init__(self, connection: Any) -> None:
@@ -88,7 +88,7 @@ class Asyncpg(Foreign):
         return [row_of(row.keys(), row.values()) for row in rows]
 
 
-class _Psycopg(Foreign):
+class _Psycopg(Adapter):
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
@@ -137,7 +137,7 @@ _READ_MARK = "SELECT current_setting('leasehold.in_transaction', true)"
 _AUTOCOMMIT = "the connection is in autocommit: submit inside a transaction (isolation_level is not AUTOCOMMIT)"
 
 
-class _SqlAlchemy(Foreign):
+class _SqlAlchemy(Adapter):
     async def check(self) -> None:
         await self.fetchval(_SET_MARK)
         if await self.fetchval(_READ_MARK) != "1":
@@ -176,7 +176,7 @@ class AsyncSqlAlchemy(_SqlAlchemy):
 
 
 def _text(statement: str) -> Any:
-    from sqlalchemy import text  # noqa: PLC0415 - the user's connection is of it, so it is loaded
+    from sqlalchemy import text  # noqa: PLC0415 - the user's program has loaded SQLAlchemy
 
     return text(for_sqlalchemy(statement))
 

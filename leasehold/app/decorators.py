@@ -1,0 +1,67 @@
+"""The types of the decorators that `App.task` and `App.workflow` return. From them a type checker knows what a declared
+function becomes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+
+from leasehold.app.batch_task import BatchTask
+from leasehold.app.task import KeywordTask, PositionalTask
+from leasehold.app.workflow import KeywordWorkflow, PositionalWorkflow
+
+if TYPE_CHECKING:
+    from leasehold.workflows.context import Context
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+class TaskDecorator(Protocol):
+    """The type of the decorator that `@app.task(...)` with options returns."""
+
+    @overload
+    def __call__(
+        self, function: Callable[[], Coroutine[Any, Any, T]], /
+    ) -> KeywordTask[..., T, Coroutine[Any, Any, T]]: ...
+    @overload
+    def __call__(self, function: Callable[[], T], /) -> KeywordTask[..., T, T]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a coroutine function is a function, too: the first overload wins
+        self, function: Callable[Concatenate[A, Q], Coroutine[Any, Any, T]], /
+    ) -> PositionalTask[A, Q, T, Coroutine[Any, Any, T]]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[A, Q], T], /) -> PositionalTask[A, Q, T, T]: ...
+    @overload
+    def __call__(  # type: ignore[overload-cannot-match]  # functions with named parameters only do
+        self, function: Callable[P, Coroutine[Any, Any, T]], /
+    ) -> KeywordTask[P, T, Coroutine[Any, Any, T]]: ...
+    @overload
+    def __call__(self, function: Callable[P, T], /) -> KeywordTask[P, T, T]: ...  # type: ignore[overload-cannot-match]  # as above
+
+
+class BatchDecorator(Protocol):
+    """The type of the decorator that `@app.task(batch=...)` returns."""
+
+    @overload
+    def __call__(
+        self, function: Callable[[list[A]], Coroutine[Any, Any, list[T]]], /
+    ) -> BatchTask[A, T, Coroutine[Any, Any, list[T]]]: ...
+    @overload
+    def __call__(self, function: Callable[[list[A]], list[T]], /) -> BatchTask[A, T, list[T]]: ...
+
+
+class WorkflowDecorator(Protocol):
+    """The type of the decorator that `@app.workflow(...)` with options returns."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Context, A, Q], Coroutine[Any, Any, T]], /
+    ) -> PositionalWorkflow[A, Q, T]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, T]], /
+    ) -> KeywordWorkflow[P, T]: ...
