@@ -76,4 +76,4 @@ def _item(form: Form, job_id: str, action: Any) -> SettleItem:
     except ValidationError as error:
         raise Invalid("invalid_request", f"Nothing was settled: {job_id}: {error.errors()[0]['msg']}.") from None
     except ValueError:
-        raise Invalid("invalid_request", "The form names a job by something that is no id.") from None
+        raise Invalid("invalid_request", "The form names a job by something that is not an id.") from None

@@ -35,7 +35,7 @@ _DOUBTFUL = re.compile(rb"NaN|Infinity|\\u[dD][89a-fA-F]|[eE]\+?[0-9]{3}|[0-9]{3
 
 
 def refusal(body: bytes, max_depth: int) -> Problem | None:
-    """The problem of a body that is no strict JSON, has lists and objects deeper than `max_depth`, or integers beyond
+    """The problem of a body that is not strict JSON, has lists and objects deeper than `max_depth`, or integers beyond
     64 bits. None: a parser may read the body, and refuses what else is wrong with it.
     """
     return _too_deep_or_large(body, max_depth) or _not_strict(body)

@@ -35,11 +35,11 @@ _MISSING = {HTTPStatus.NOT_FOUND: "`operation_not_found`"}
     "",
     operation_id="createOperation",
     summary="Cancel, retry or delete every job that a filter finds",
-    description="The answer is 202 with the operation, a job of the kind `operation`: workers do it, in small "
-    "batches. `POST /v1/jobs/{id}/cancel` aborts it. It acts on jobs that exist now, and never on one that is created "
-    "later; a retry acts on jobs that have failed by now, a cancel on unfinished jobs. `dry_run` changes nothing: the "
-    "answer is 200 with a count and examples. A delete needs `jobs:delete`, the others `jobs:operate`. It acts only on "
-    "jobs of kinds for which the key has the write scope.",
+    description="The answer is 202 with the operation, which is a job of the kind `operation`. Workers run it in small "
+    "batches, and `POST /v1/jobs/{id}/cancel` aborts it. An operation acts on jobs that exist now, and never on jobs "
+    "that are created later. A retry acts on jobs that have failed by now, a cancel on unfinished jobs. `dry_run` changes "
+    "nothing: the answer is 200 with a count and examples. A delete needs `jobs:delete`, the others `jobs:operate`. "
+    "An operation acts only on jobs of kinds for which the key has the write scope.",
     status_code=202,
     response_model=OperationAnswer,
     responses=problems({
@@ -93,7 +93,7 @@ async def get_operation(request: Request, operation_id: UUID, caller: Reader) ->
     "/{operation_id}/refusals",
     operation_id="listRefusals",
     summary="List the jobs that a bulk operation could not act on",
-    description="Each with its code. An operation keeps at most LEASEHOLD_OPERATION_REFUSALS of them, and counts all.",
+    description="Each refused job with its code. An operation keeps at most LEASEHOLD_OPERATION_REFUSALS refusals, and counts all.",
     response_model=RefusalList,
     responses=problems(_MISSING | {HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`"}),
 )

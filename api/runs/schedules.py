@@ -218,7 +218,7 @@ async def create_schedule(
 async def _prepared(services: Services, row: Row) -> schedules.Prepared:
     """As `schedules.prepare`, but no connection is held while the payload is checked.
 
-    Raises TooMany or Unavailable if the payload cannot be checked now: that is no fault of the schedule.
+    Raises TooMany or Unavailable if the payload cannot be checked now: that is not the fault of the schedule.
     """
     try:
         async with services.pool.acquire() as connection:

@@ -28,7 +28,7 @@ def i25(history: History) -> Iterator[Observation]:
 def _lease_at(history: History, change: Change) -> str:
     """The lease of the workflow's own task when the row of the call was written; "": nobody held it.
 
-    The statement that suspends a workflow writes the call and gives the lease back. So of a change by the same
+    The statement that suspends a workflow writes the call and releases the lease. So of a change by the same
     transaction, the row before the change counts.
     """
     row: Row | None = None

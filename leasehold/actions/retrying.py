@@ -97,7 +97,7 @@ def _new_run(target: Target, template_version: TemplateVersion, params: dict[str
 async def _revive_other(
     actions: Actions, connection: Connection, target: Target, from_step: str | None
 ) -> CreatedRun | None:
-    """As `revive`, for a job that is no run."""
+    """As `revive`, for a job that is not a run."""
     row, tenant_id = target.row, target.tenant_id
     pipeline = actions.kinds.pipeline(row["pipeline"])
     if pipeline is None:

@@ -207,7 +207,7 @@ class App:
         """Declare the async generator below as the app's lifespan. A worker runs it to its `yield` before it serves the
         app, and to its end when it stops. Tasks read the yielded value as `current().state`.
 
-        Raises DeclarationError for a second lifespan, and for a function that is no async generator.
+        Raises DeclarationError for a second lifespan, and for a function that is not an async generator.
         """
         if self._lifespan is not None:
             raise declaration_error(function, f"the app {self.name} has a lifespan already")
@@ -222,8 +222,8 @@ class App:
         function. Its part after the `yield` runs when the function has ended; if the function raised, the `yield`
         raises the same error.
 
-        The middleware that is declared first is the outermost. Raises DeclarationError for a function that is no async
-        generator.
+        The middleware that is declared first is the outermost. Raises DeclarationError for a function that is not
+        an async generator.
         """
         if not inspect.isasyncgenfunction(inspect.unwrap(function)):
             raise declaration_error(function, "a middleware is an async def with one yield")

@@ -1,8 +1,8 @@
 """Checks, when a process starts, whether it connects through a pooler (PgBouncer) that cannot do what it needs.
 
-In a pooler's transaction mode, each transaction may run on another session of the server. Then everything fails that
-PostgreSQL keeps with a session: advisory locks, LISTEN, and prepared statements that the pooler does not know of. In
-such a case the process refuses to start, and the error names the setting to change.
+In a pooler's transaction mode, each transaction may run on another session of the server. Then
+everything fails that belongs to a session: advisory locks, LISTEN, and prepared statements that the pooler does not
+know of. In such a case the process refuses to start, and the error names the setting to change.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ async def _keeps_statements(connection: Connection) -> bool:
 
 async def _shares_sessions(connection: Connection, other: Connection) -> bool:
     """Whether the pooler lends one session to both connections in turn. `connection` sets a value in its session. Then
-    `other` takes a session and keeps it. PgBouncer lends the session that was returned last, so `other` gets that of
-    `connection`, whose next session then lacks the value.
+    `other` takes a session and keeps it. PgBouncer lends the session that was returned last. So `other` gets the session
+    of `connection`, and the next session of `connection` lacks the value.
 
     The statements have no parameters, so that asyncpg sends them without a prepared statement.
     """

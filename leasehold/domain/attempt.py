@@ -87,7 +87,7 @@ class Attempt(AttemptIdentity, Protocol):
         """
 
     async def item(self) -> Any:
-        """The FanOut item that this part works on. None for a step that is no part."""
+        """The FanOut item that this part works on. None for a step that is not a part."""
 
     async def joined(self) -> list[Any] | None:
         """The results of the parts that this step fanned out into, in the items' order. None before the fan-out."""

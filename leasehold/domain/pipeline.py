@@ -250,7 +250,7 @@ class Pipeline:
                 raise DeclarationError(f"{self.name}.{step.name} is a part: it needs no steps, a fan-out starts it")
 
     def _check_reads(self, step: Step, by_name: dict[str, Step]) -> None:
-        # A part may read the outputs of every step that is no part, also of the step that fans out: it reads the
+        # A part may read the outputs of every step that is not a part, also of the step that fans out: it reads the
         # outputs that are committed when it runs.
         ancestors = {other.name for other in by_name.values() if not other.part} if step.part else set()
         queue = list(step.needs)

@@ -61,8 +61,8 @@ async def tenant_rules(connection: Connection, tenants: Collection[str]) -> dict
 
 
 async def submit(connection: Connection, job: NewJob) -> Submitted:
-    """(new) -> pending, for a job that is no run. It waits at its own limits, and at the declared ones that apply. Call
-    this in a transaction.
+    """(new) -> pending, for a job that is not a run. It waits at its own limits, and at the declared ones that apply.
+    Call this in a transaction.
     """
     rules = (await tenant_rules(connection, {job.tenant_id}))[job.tenant_id]
     limits = [*job.limits, *applicable_limits(rules.limits, job.tenant_id, job.pipeline, job.params)]

@@ -23,7 +23,9 @@ log = structlog.get_logger(__name__)
 
 
 class Directories:
-    """The worker has one. A directory exists only after `make` or the first use: most inline attempts need none."""
+    """The directories of all attempts of one worker. `make` or the first use makes an attempt's directory: most inline
+    attempts need none.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root

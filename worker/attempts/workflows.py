@@ -188,7 +188,9 @@ class _Port:
             raise LeaseLost
         if not journal.is_cut:
             return journal
-        async with self._workflows.pool.acquire() as connection:  # a long journal: no other workflow waits for it
+        async with (
+            self._workflows.pool.acquire() as connection
+        ):  # the rest of a long journal: read it apart, so that no other workflow waits
             return await reading.read(connection, self._lease)
 
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:

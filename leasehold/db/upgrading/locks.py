@@ -22,7 +22,7 @@ MODES = (
     "ACCESS EXCLUSIVE",
 )
 _WORK = ("", "scan", "rewrite")
-_READS, _WRITES, _BESIDE, _SHARE, _REFERENCE, _ALONE = (MODES[place] for place in (0, 2, 3, 4, 5, 7))
+_READS, _WRITES, _LETS_WRITE, _SHARE, _REFERENCE, _ALONE = (MODES[place] for place in (0, 2, 3, 4, 5, 7))
 #: Functions whose value differs from row to row: a column with such a default makes PostgreSQL rewrite the table.
 _VOLATILE = ("clock_timestamp", "gen_random_uuid", "random", "timeofday", "nextval", "txid_current", "uuid_generate")
 
@@ -41,7 +41,7 @@ class Lock:
         place = MODES.index(self.mode)
         if place == len(MODES) - 1:
             return "reads and writes"
-        return "writes" if place > MODES.index(_BESIDE) else ""
+        return "writes" if place > MODES.index(_LETS_WRITE) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +125,9 @@ def _create_index(schema: Schema, found: re.Match[str], text: str) -> Effect:
     unique, concurrently, name, table = found.groups()
     schema.index_tables[name] = table
     narrows = ""
-    if unique and table not in schema.fresh and not _is_about_what_is_new(schema, text):
+    if unique and table not in schema.fresh and not _is_about_new_columns(schema, text):
         narrows = f"{table} refuses rows that older code may write: the unique index {name}"
-    return Effect((Lock(table, _BESIDE if concurrently else _SHARE, "scan"),), narrows)
+    return Effect((Lock(table, _LETS_WRITE if concurrently else _SHARE, "scan"),), narrows)
 
 
 def _drop_index(schema: Schema, found: re.Match[str], _text: str) -> Effect:
@@ -135,7 +135,7 @@ def _drop_index(schema: Schema, found: re.Match[str], _text: str) -> Effect:
     table = schema.index_tables.get(name)
     if table is None:
         return Effect(known="IF EXISTS" in found[0])
-    return Effect((Lock(table, _BESIDE if concurrently else _ALONE),))
+    return Effect((Lock(table, _LETS_WRITE if concurrently else _ALONE),))
 
 
 def _alter_table(schema: Schema, found: re.Match[str], _text: str) -> Effect:
@@ -168,20 +168,20 @@ def _add_column(schema: Schema, table: str, found: re.Match[str], action: str) -
 
 def _add_constraint(schema: Schema, table: str, found: re.Match[str], action: str) -> Effect:
     work = "" if "NOT VALID" in action or "USING INDEX" in action else "scan"
-    narrows = "" if _is_about_what_is_new(schema, action) else f"{table} refuses rows that older code may write"
+    narrows = "" if _is_about_new_columns(schema, action) else f"{table} refuses rows that older code may write"
     if found[2] == "FOREIGN KEY":
-        # The rows of the other table are found by their key.
+        # PostgreSQL finds the rows of the other table by their key, so it does not scan that table.
         return Effect((Lock(table, _REFERENCE, work), *_references(action)), narrows)
     return Effect((Lock(table, _ALONE, work),), narrows)
 
 
 def _validate(_schema: Schema, table: str, _found: re.Match[str], _action: str) -> Effect:
-    return Effect((Lock(table, _BESIDE, "scan"),))
+    return Effect((Lock(table, _LETS_WRITE, "scan"),))
 
 
 def _store(_schema: Schema, table: str, _found: re.Match[str], _action: str) -> Effect:
     """SET (fillfactor) changes only pages that PostgreSQL writes later."""
-    return Effect((Lock(table, _BESIDE),))
+    return Effect((Lock(table, _LETS_WRITE),))
 
 
 def _narrow(work: str, reason: str) -> Callable[[Schema, str, re.Match[str], str], Effect]:
@@ -220,7 +220,7 @@ def _sources(text: str) -> list[str]:
     return re.findall(rf"\b(?:FROM|JOIN) {_NAME}", text)
 
 
-def _is_about_what_is_new(schema: Schema, text: str) -> bool:
+def _is_about_new_columns(schema: Schema, text: str) -> bool:
     return any(re.search(rf"\b{column}\b", text) for column in schema.added)
 
 

@@ -26,7 +26,7 @@ def sign_package(settings: Settings, files: Mapping[str, Path]) -> None:
 
 
 def key_of(text: str) -> Ed25519PrivateKey:
-    """The key that the setting holds. Raises DeclarationError for a text that is no key."""
+    """The key that the setting holds. Raises DeclarationError for a text that is not a key."""
     try:
         return Ed25519PrivateKey.from_private_bytes(base64.b64decode(text, validate=True))
     except (ValueError, binascii.Error):

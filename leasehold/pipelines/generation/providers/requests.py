@@ -142,7 +142,7 @@ def text_at(body: Mapping[str, Any], name: str) -> str:
 def urls_in(output: Any) -> tuple[str, ...]:
     """The links in a provider's output, which is a text, an object with `url`, or a list or an object of these.
 
-    A text that is no link is skipped: Ark puts a message in place of a refused picture. The function does not recurse,
+    The function skips a text that is not a link: Ark puts a message in place of a refused picture. It does not recurse,
     because the provider decides how deep its answer is nested.
     """
     urls: list[str] = []
