@@ -37,9 +37,9 @@ _MISSING = {HTTPStatus.NOT_FOUND: "`operation_not_found`"}
     summary="Cancel, retry or delete every job that a filter finds",
     description="The answer is 202 with the operation, which is a job of the kind `operation`. Workers run it in small "
     "batches, and `POST /v1/jobs/{id}/cancel` aborts it. An operation acts on jobs that exist now, and never on jobs "
-    "that are created later. A retry acts on jobs that have failed by now, a cancel on unfinished jobs. `dry_run` changes "
-    "nothing: the answer is 200 with a count and examples. A delete needs `jobs:delete`, the others `jobs:operate`. "
-    "An operation acts only on jobs of kinds for which the key has the write scope.",
+    "that are created later. A retry acts on jobs that have failed by now, a cancel on unfinished jobs. `dry_run` "
+    "changes nothing: the answer is 200 with a count and examples. A delete needs `jobs:delete`, the others need "
+    "`jobs:operate`. An operation acts only on jobs of kinds for which the key has the write scope.",
     status_code=202,
     response_model=OperationAnswer,
     responses=problems({
