@@ -93,7 +93,8 @@ async def get_operation(request: Request, operation_id: UUID, caller: Reader) ->
     "/{operation_id}/refusals",
     operation_id="listRefusals",
     summary="List the jobs that a bulk operation could not act on",
-    description="Each refused job with its code. An operation keeps at most LEASEHOLD_OPERATION_REFUSALS refusals, and counts all.",
+    description="Each refused job with its code. An operation keeps at most LEASEHOLD_OPERATION_REFUSALS of them, and "
+    "counts all.",
     response_model=RefusalList,
     responses=problems(_MISSING | {HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`"}),
 )

@@ -89,8 +89,8 @@ async def _keeps_statements(connection: Connection) -> bool:
 
 async def _shares_sessions(connection: Connection, other: Connection) -> bool:
     """Whether the pooler lends one session to both connections in turn. `connection` sets a value in its session. Then
-    `other` takes a session and keeps it. PgBouncer lends the session that was returned last. So `other` gets the session
-    of `connection`, and the next session of `connection` lacks the value.
+    `other` takes a session and keeps it. PgBouncer lends the session that was returned last: so `other` gets the one
+    that `connection` had, and the next session of `connection` lacks the value.
 
     The statements have no parameters, so that asyncpg sends them without a prepared statement.
     """
