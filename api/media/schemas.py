@@ -67,7 +67,7 @@ class CompleteRequest(BaseModel):
     variants: list[VariantName] = Field([], max_length=20, description="Further outputs, each made at most once.")
     priority: Literal["high", "normal", "low"] = "normal"
     step_priority: dict[Literal["resize", "compress", "webp"], Literal["high", "normal", "low"]] = Field(
-        {}, description="The priorities of steps that differ from the picture's."
+        {}, description="The priority of each step whose priority differs from the picture's."
     )
     tags: Tags = {}
     callback_url: CallbackUrl = None

@@ -74,11 +74,12 @@ class ProcessFaults:
         pid, process = slot.pid, slot.process_name
         if pid is None or not slot.log.stat().st_size:
             return 0  # it has not begun to listen for the signal
-        there, back = (signal.SIGUSR1, signal.SIGUSR2)[:: 1 if "ahead" in fault.name else -1]
-        slot.signal(there)
+        is_ahead = "ahead" in fault.name
+        move, move_back = (signal.SIGUSR1, signal.SIGUSR2) if is_ahead else (signal.SIGUSR2, signal.SIGUSR1)
+        slot.signal(move)
         await asyncio.sleep(fault.seconds)
         if slot.pid == pid:  # else the process has ended meanwhile
-            slot.signal(back)
+            slot.signal(move_back)
         return sum(
             line["what"] == "clock" and line["process"] == process for line in journal.read(self._installation.journal)
         )

@@ -61,8 +61,8 @@ class Broker(Protocol):
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
         """Send the hints without waiting between them. Returns for each hint whether the broker confirmed it.
 
-        False: the hint was not sent, or that is unknown; the relay sends it again. Without a connection, all are False
-        at once.
+        False: the hint was not sent, or nobody knows whether it was. The relay sends such a hint again. Without a
+        connection, all are False at once.
         Raises only the cancellation of the caller's own task.
         """
 

@@ -14,7 +14,8 @@ def level() -> int:
 
 def log_line(logger: str, line_level: int, message: str, *, trace: str, child: int) -> None:
     """Log the line in the context of the caller, which names the attempt. The record has the name of the child's
-    logger, but no logger of that name is made: a hostile child could name any number. `child`: the process id.
+    logger, but this process makes no such logger, because a hostile child could send any number of names. `child`: the
+    process id.
     """
     if not _CHILD_LOG.isEnabledFor(line_level):
         return

@@ -49,8 +49,8 @@ class Claimer:
         return self._heartbeat.holds(task_id)
 
     def holds_for_certain(self, task_id: UUID) -> bool:
-        """Whether this worker holds the task, and that is certain (`Heartbeat.ownership_confirmed`): then a hint of the
-        task tells nothing new.
+        """Whether this worker certainly holds the task (`Heartbeat.ownership_confirmed`). Then a hint of the task brings
+        no news.
         """
         return self._heartbeat.holds(task_id) and self._heartbeat.ownership_confirmed(task_id)
 
@@ -70,7 +70,7 @@ class Claimer:
             owner = await self._dead_owner(task_id)
             if owner is not None:
                 return await self._batcher.claim(task_id, (owner,))
-        # The sweeper may have ended the lease while the first claim waited: that claim still saw the lease.
+        # The first claim saw a lease. The sweeper may have ended that lease during the pauses.
         return await self._batcher.claim(task_id)
 
     async def poll(self, queues: tuple[str, ...], limit: int, overdue: float, rooms: Rooms) -> Polled:
