@@ -49,8 +49,8 @@ class Claimer:
         return self._heartbeat.holds(task_id)
 
     def holds_for_certain(self, task_id: UUID) -> bool:
-        """Whether this worker certainly holds the task (`Heartbeat.ownership_confirmed`). Then a hint of the task brings
-        no news.
+        """Whether this worker certainly holds the task (`Heartbeat.ownership_confirmed`). Then a hint of the task
+        brings no news.
         """
         return self._heartbeat.holds(task_id) and self._heartbeat.ownership_confirmed(task_id)
 
