@@ -385,6 +385,23 @@ def test_the_gateway_sends_a_cell_the_keys_that_it_has_made() -> None:
     assert alone["spec"]["rules"] == [keyed]
 
 
+def test_cells_at_private_addresses_are_reached_by_the_rule_of_the_documentation() -> None:
+    page = (CHART.parents[2] / "docs/operations/kubernetes.md").read_text()
+    (block,) = [text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "cells_keys" in text]
+    values = yaml.safe_load(block)
+    chosen = [f"networkPolicy.servers={json.dumps(values['networkPolicy']['servers'])}",
+              f"secrets.cells_keys={json.dumps(values['secrets']['cells_keys'])}"]  # fmt: skip
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())["networkPolicy"]["servers"]
+    private = {"to": [{"ipBlock": {"cidr": "10.20.0.0/16"}}], "ports": [{"port": 443}]}
+    plain, ruled = objects("fleet", "NetworkPolicy"), objects("fleet", "NetworkPolicy", *chosen)
+    for component in ("api", "console"):
+        before, after = (of[f"jobs-leasehold-{component}"]["spec"]["egress"] for of in (plain, ruled))
+        assert private not in before
+        assert [rule for rule in after if rule not in before] == [*defaults, private]
+        variables = environment(pods("fleet", *chosen)[f"jobs-leasehold-{component}"])
+        assert variables["LEASEHOLD_CELLS_KEYS_FILE"].endswith("/cells_keys")
+
+
 def test_an_installation_without_a_name_has_nothing_of_cells() -> None:
     for pod in pods("least").values():
         assert "LEASEHOLD_CELL" not in environment(pod)
