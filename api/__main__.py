@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from leasehold.api.app import make_app
 from leasehold.api.http.connections import allow_files, guarded
 from leasehold.db.poolers import check_pooler
-from leasehold.domain.errors import BadSetting, DeclarationError
+from leasehold.domain.errors import BadSetting, CodeBroken, DeclarationError
 from leasehold.runtime import failpoints
 from leasehold.runtime.garbage import freeze_loaded
 from leasehold.runtime.transient import TRY_AGAIN
@@ -103,6 +103,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with suppress(*TRY_AGAIN):  # the API starts without its database
             uvloop.run(check_pooler(settings))
         server = make_server(settings, host=options.host, port=options.port)
+    except CodeBroken as error:
+        log.error("not started", reason=str(error), exception=error.trace)  # noqa: TRY400 - without frames of ours
+        raise SystemExit(error.exit_status) from error
     except (BadSetting, DeclarationError) as error:
         log.error("not started", reason=str(error))  # noqa: TRY400 - the reason suffices, without a traceback
         raise SystemExit(1) from error

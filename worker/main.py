@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 import uvloop
 
-from leasehold.domain.errors import BadSetting, DeclarationError
+from leasehold.domain.errors import BadSetting, CodeBroken, DeclarationError
 from leasehold.runtime import failpoints
 from leasehold.runtime.garbage import freeze_loaded
 from leasehold.runtime.gather import cancel_and_wait
@@ -79,6 +79,9 @@ def main() -> None:
         begin_traces("worker")
     try:
         uvloop.run(serve(settings, health))
+    except CodeBroken as error:
+        log.error("not started", reason=str(error), exception=error.trace)  # noqa: TRY400 - without frames of ours
+        raise SystemExit(error.exit_status) from error
     except (BadSetting, DeclarationError) as error:
         log.error("not started", reason=str(error))  # noqa: TRY400 - a traceback would hide the reason
         raise SystemExit(1) from error

@@ -18,7 +18,16 @@ _EVERY_SECONDS = 0.5
 _SKIPPED = frozenset({"node_modules", "__pycache__", "venv", "site-packages", "build", "dist"})
 #: At most this many files are watched: reading the times of more would take too long.
 _MOST_FILES = 5000
-_CHECK = "import sys; from leasehold.domain.registry import Pipelines; Pipelines.from_source(sys.argv[1])"
+#: Loads the code of the first argument. The user's code may print to stderr, too: so a NUL begins the answer.
+_CHECK = """
+import sys
+from leasehold.domain.errors import CodeBroken, DeclarationError
+from leasehold.domain.registry import Pipelines
+try:
+    Pipelines.from_source(sys.argv[1])
+except DeclarationError as error:
+    sys.exit(f"\\0{error}\\n{error.trace}" if isinstance(error, CodeBroken) else f"\\0{error}")
+"""
 
 
 async def reload_on_change(installation: Installation, console: Console) -> None:
@@ -55,7 +64,10 @@ async def _problem(source: str) -> str | None:
         process.kill()
         await process.wait()
         raise
-    return None if process.returncode == 0 else errors.decode(errors="replace").strip().rpartition("\n")[2]
+    if process.returncode == 0:
+        return None
+    _, mark, described = errors.decode(errors="replace").strip().rpartition("\0")
+    return described if mark else described.rpartition("\n")[2]
 
 
 def times_of(folder: Path) -> dict[Path, int]:

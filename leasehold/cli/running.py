@@ -13,16 +13,16 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from leasehold.cli.terminal import print_line
+from leasehold.cli.terminal import harmless, print_line
 from leasehold.domain.audit import Actor
-from leasehold.domain.errors import BrokerUnavailable, LeaseholdError, StoreUnavailable
+from leasehold.domain.errors import BrokerUnavailable, CodeBroken, LeaseholdError, StoreUnavailable
 from leasehold.settings import Settings
 
 _T = TypeVar("_T")
 
 #: Exit statuses: the action failed or was refused; the command was used wrongly (typer's own status for that); a server
-#: does not answer, and the command may be tried again.
-FAILED, WRONG_USE, UNREACHABLE = 1, 2, 3
+#: does not answer, and the command may be tried again; a module of the user's raised an error when it was imported.
+FAILED, WRONG_USE, UNREACHABLE, BROKEN_CODE = 1, 2, 3, CodeBroken.exit_status
 
 
 def environment() -> Settings:
@@ -58,7 +58,15 @@ def use_source(source: str | None) -> None:
     try:
         Pipelines.from_source(os.environ["LEASEHOLD_PIPELINES"])
     except LeaseholdError as error:
-        raise print_failure(str(error)) from None
+        raise _failure_of(error, FAILED) from None
+
+
+def _failure_of(error: BaseException, status: int) -> typer.Exit:
+    """Print the error. Returns the exception that ends the command."""
+    if not isinstance(error, CodeBroken):
+        return print_failure(_sentence_of(error), status)
+    typer.echo(harmless(error.trace), err=True)
+    return print_failure(str(error), BROKEN_CODE)
 
 
 def print_failure(sentence: str, status: int = FAILED) -> typer.Exit:
@@ -87,7 +95,7 @@ def run_or_exit(work: Coroutine[Any, Any, _T]) -> _T:
         raise typer.Exit(130) from None
     except expected as error:
         is_away = isinstance(error, (*TRY_AGAIN, StoreUnavailable, BrokerUnavailable))
-        raise print_failure(_sentence_of(error), UNREACHABLE if is_away else FAILED) from None
+        raise _failure_of(error, UNREACHABLE if is_away else FAILED) from None
 
 
 def _sentence_of(error: BaseException) -> str:

@@ -20,6 +20,7 @@ LeaseholdError
 │       └── Unreachable         503  PostgreSQL did not answer a program that reads, cancels or signals a run
 ├── BadSetting                  a LEASEHOLD_* variable cannot be used: the process refuses to start
 ├── DeclarationError            a pipeline is declared wrongly: the process refuses to start
+│   └── CodeBroken              a module of the user's raised an error while it was imported
 ├── SchemaLocked                a migration did not get a lock on a table in time: run it again
 ├── TaskFailed                  a run that was waited for has failed, expired or was cancelled
 │   └── SignalInvalid           a workflow waited for a signal, and its payload does not fit the model of the wait
@@ -202,6 +203,17 @@ class Unreachable(Unavailable):
 
 class DeclarationError(LeaseholdError):
     """A pipeline, step or handler is declared wrongly."""
+
+
+class CodeBroken(DeclarationError):
+    """A module of the user's raised an error while it was imported. `trace`: the traceback, without frames of ours."""
+
+    #: With this status a program ends that met the error.
+    exit_status = 4
+
+    def __init__(self, sentence: str, trace: str) -> None:
+        super().__init__(sentence)
+        self.trace = trace
 
 
 class SchemaLocked(LeaseholdError):

@@ -14,7 +14,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
-from leasehold.domain.errors import DeclarationError
+from leasehold.domain.broken_code import broken_code
+from leasehold.domain.errors import DeclarationError, LeaseholdError
 from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import Pipeline
 
@@ -118,7 +119,7 @@ class Pipelines:
         """The registry that `source` ("module:name") names: an App, a registry, or a callable that returns the
         registry. Without `:name` it is `app`. The module may lie in the current folder.
 
-        Raises DeclarationError when there is none, and what the callable raises.
+        Raises DeclarationError when there is none, CodeBroken when the module raises, and what the callable raises.
         """
         named = _object_at(source)
         is_app = not isinstance(named, type) and callable(getattr(named, "pipelines", None))
@@ -144,16 +145,27 @@ class Pipelines:
 
 
 def _object_at(source: str) -> Any:
-    """The object that `source` ("module:name") names. Raises DeclarationError."""
+    """The object that `source` ("module:name") names. Raises DeclarationError, and CodeBroken."""
     module, _, name = source.partition(":")
     if "/" in module or not all(module.split(".")):
         raise DeclarationError(f"{source!r} names no module: write MODULE:NAME, as in shop.tasks:app")
     import_from_current_folder()
     try:
-        return getattr(importlib.import_module(module), name or "app")
-    except (ImportError, AttributeError) as error:
-        hint = f"; {Path.cwd()} is searched, too" if isinstance(error, ModuleNotFoundError) else ""
+        imported = importlib.import_module(module)
+    except LeaseholdError:
+        raise
+    except (Exception, SystemExit) as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+        if not is_missing and (broken := broken_code(source, error)) is not None:
+            raise broken from error
+        if not isinstance(error, ImportError):
+            raise
+        hint = f"; {Path.cwd()} is searched, too" if is_missing else ""
         raise DeclarationError(f"cannot load pipelines from {source!r}: {error}{hint}") from error
+    try:
+        return getattr(imported, name or "app")
+    except AttributeError as error:
+        raise DeclarationError(f"cannot load pipelines from {source!r}: {error}") from error
 
 
 def _needs_arguments(make: Callable[..., Any]) -> bool:

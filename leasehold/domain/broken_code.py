@@ -1,0 +1,37 @@
+"""Describes an error that the user's own code raised while it was imported: the traceback without the platform's
+frames, and one sentence.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from traceback import TracebackException
+
+from leasehold.domain.errors import CodeBroken
+
+#: The files of the platform, of Python's import, and of code that a library makes: a user can change nothing there. The
+#: links of our repository are not resolved, because code has the name under which Python found its file.
+_OURS = (f"{Path(__file__).parent.parent}/", "<", importlib.__file__)
+
+
+def broken_code(source: str, error: BaseException) -> CodeBroken | None:
+    """The error that says where the code of `source` is broken. None: `error` came from no code of the user's."""
+    report = TracebackException.from_exception(error)
+    _keep_users_frames(report)
+    if isinstance(error, SyntaxError):
+        place = f"{error.filename}:{error.lineno}"
+    elif report.stack:
+        place = f"{report.stack[-1].filename}:{report.stack[-1].lineno}"
+    else:
+        return None
+    sentence = f"{source} cannot be loaded: {type(error).__name__} at {place}"
+    return CodeBroken(sentence, "".join(report.format()).rstrip())
+
+
+def _keep_users_frames(report: TracebackException) -> None:
+    """Remove the other frames from the traceback, and from those of the errors that came before it."""
+    report.stack[:] = [frame for frame in report.stack if not frame.filename.startswith(_OURS)]
+    for earlier in (report.__cause__, report.__context__):
+        if earlier is not None:
+            _keep_users_frames(earlier)
