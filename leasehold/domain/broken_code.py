@@ -12,7 +12,7 @@ from leasehold.domain.errors import CodeBroken
 
 #: The files of the platform, of Python's import, and of code that a library makes: a user can change nothing there. The
 #: links of our repository are not resolved, because code has the name under which Python found its file.
-_OURS = (f"{Path(__file__).parent.parent}/", "<", importlib.__file__)
+_NOT_OF_THE_USER = (f"{Path(__file__).parent.parent}/", "<", importlib.__file__)
 
 
 def broken_code(source: str, error: BaseException) -> CodeBroken | None:
@@ -31,7 +31,7 @@ def broken_code(source: str, error: BaseException) -> CodeBroken | None:
 
 def _keep_users_frames(report: TracebackException) -> None:
     """Remove the other frames from the traceback, and from those of the errors that came before it."""
-    report.stack[:] = [frame for frame in report.stack if not frame.filename.startswith(_OURS)]
+    report.stack[:] = [frame for frame in report.stack if not frame.filename.startswith(_NOT_OF_THE_USER)]
     for earlier in (report.__cause__, report.__context__):
         if earlier is not None:
             _keep_users_frames(earlier)

@@ -44,9 +44,9 @@ def test_a_module_that_raises_shows_the_users_frames_and_one_sentence(tmp_path: 
     ended = _run(_shop(tmp_path, code), LEASEHOLD, command, "shop:app")
     last, error = BROKEN[code]
     assert (ended.returncode, ended.stdout) == (BROKEN_CODE, "")
-    *trace, said = ended.stderr.splitlines()
+    *trace, sentence = ended.stderr.splitlines()
     place = f"{tmp_path / 'parts' / 'inner.py'}:{len(code.splitlines())}"
-    assert said == f"leasehold: shop:app cannot be loaded: {error} at {place}"
+    assert sentence == f"leasehold: shop:app cannot be loaded: {error} at {place}"
     assert any(line.startswith(last) for line in trace)
     files = {line.split('"')[1] for line in trace if line.lstrip().startswith("File ")}
     assert files == {str(tmp_path / "shop.py"), str(tmp_path / "parts" / "inner.py")}
