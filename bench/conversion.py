@@ -183,7 +183,7 @@ async def _speeds(
     """Bytes a second of downloads from the store itself, and through the API, measured in turns."""
     store = ObjectStore.from_settings(installation.settings)
     await store.open()
-    signed = await store.sign_get(job["result_object_keys"]["onnx"], seconds=600)
+    signed = store.sign_get(job["result_object_keys"]["onnx"], seconds=600)
     await store.close()
     through_api, from_store = [], []
     for _ in range(scale.model_downloads):

@@ -56,7 +56,7 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     tenant_id, now = access.caller.tenant_id, datetime.now(UTC)
     body = answer(access)
     steps, outputs = body["steps"], body["outputs"]
-    job = await with_links(services, access, body | {"outputs": outputs[:_MAX_OUTPUTS]})
+    job = with_links(services, access, body | {"outputs": outputs[:_MAX_OUTPUTS]})
     explanation = await explain(services, tenant_id, access.row, _DEPTH)
     async with services.pool.acquire() as connection:
         events = await event_reads.events_after(

@@ -253,7 +253,7 @@ async def _cancel(request: Request, kind: Kind, body: CancelRequest, caller: Cal
     hints, ended = cancellation
     count_ended_jobs(ended)
     await publish_and_admit(services, hints, limit_ids, [row["job_id"]])
-    return await answer(services, current or row)
+    return answer(services, current or row)
 
 
 async def _cancel_and_withdraw(

@@ -101,7 +101,7 @@ async def _query(
     headers = {"ETag": etag(row)} | ({} if is_finished(row) else {"Retry-After": "1"})
     if matches(if_none_match, headers["ETag"]) and not consume:
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
-    generation_answer = await answer(services, row)
+    generation_answer = answer(services, row)
     if consume and is_finished(row):
         async with services.pool.acquire() as connection:
             if not await generations.consume(connection, caller.tenant_id, row["job_id"]):

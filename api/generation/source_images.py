@@ -68,7 +68,7 @@ async def upload_images(request: Request, caller: Writer) -> Response:
         raise form_too_slow() from None
     except StoreError as error:
         raise BadGateway("store_unavailable", "The image could not be stored. Try again soon.") from error
-    urls = [await services.store.sign_get(key, seconds=lifetime) for key in keys]
+    urls = [services.store.sign_get(key, seconds=lifetime) for key in keys]
     answer: dict[str, Any] = {
         "created": int(time()),
         "data": [{"url": url} for url in urls],

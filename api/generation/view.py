@@ -49,9 +49,9 @@ def unknown(task_id: str) -> GenerationAnswer:
     )
 
 
-async def answer(services: Services, row: Row) -> GenerationAnswer:
+def answer(services: Services, row: Row) -> GenerationAnswer:
     text = status_text(row)
-    urls = [await _url(services, row, key) for key in row["keys"] or []] if text == "completed" else []
+    urls = [_url(services, row, key) for key in row["keys"] or []] if text == "completed" else []
     return GenerationAnswer(
         created=int(time()),
         data=GenerationState(
@@ -76,12 +76,12 @@ def etag(row: Row) -> str:
     return weak_etag(version + (f".{int(time() // (_MAX_URL_SECONDS / 2))}" if is_finished(row) else ""))
 
 
-async def _url(services: Services, row: Row, key: str) -> str:
+def _url(services: Services, row: Row, key: str) -> str:
     base = services.settings.cdn_base_url
     if base is not None:
         return f"{base.rstrip('/')}/{key}"
     seconds_left = (row["expires_at"] - datetime.now(UTC)).total_seconds()
-    return await services.store.sign_get(key, seconds=max(1, min(int(seconds_left), _MAX_URL_SECONDS)))
+    return services.store.sign_get(key, seconds=max(1, min(int(seconds_left), _MAX_URL_SECONDS)))
 
 
 def _error(row: Row) -> GenerationError:

@@ -68,7 +68,7 @@ async def get_job(
         headers["Retry-After"] = "1"
     if matches(if_none_match, headers["ETag"]):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
-    return json_response(await with_links(services, access, body), headers=headers)
+    return json_response(with_links(services, access, body), headers=headers)
 
 
 def _etag(services: Services, access: JobAccess, body: dict[str, Any]) -> str:

@@ -129,7 +129,7 @@ def _parent(row: Row, kind: JobKind) -> dict[str, Any] | None:
         return None
 
 
-async def with_links(services: Services, access: JobAccess, body: dict[str, Any]) -> dict[str, Any]:
+def with_links(services: Services, access: JobAccess, body: dict[str, Any]) -> dict[str, Any]:
     """The answer with a signed URL for each of the first outputs. A link downloads: whatever the content type is, no
     browser shows it as a page.
     """
@@ -137,14 +137,14 @@ async def with_links(services: Services, access: JobAccess, body: dict[str, Any]
         return body
     linked = []
     for number, output in enumerate(body["outputs"]):
-        url = await _url(services, output) if number < MAX_LINKS else None
+        url = _url(services, output) if number < MAX_LINKS else None
         linked.append(output | _without_none(url=url))
     return body | {"outputs": linked}
 
 
-async def _url(services: Services, output: Mapping[str, Any]) -> str | None:
+def _url(services: Services, output: Mapping[str, Any]) -> str | None:
     seconds, name = services.settings.download_url_seconds, output["name"].rpartition("/")[2]
     try:
-        return await services.store.sign_get(output["key"], seconds=seconds, download_name=name)
+        return services.store.sign_get(output["key"], seconds=seconds, download_name=name)
     except StoreAbsent:
         return None

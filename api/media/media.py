@@ -69,7 +69,7 @@ async def get_media(
     if matches(if_none_match, headers["ETag"]):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
     response.headers.update(headers)
-    return await media_answer(services, media)
+    return media_answer(services, media)
 
 
 @router.delete(

@@ -76,7 +76,7 @@ async def create_upload_url(
     if answer.age.total_seconds() > ticket.expires_in / 2 and await _extended(services, caller, ticket):
         # More than half of the first URL's time has passed: the same media gets a new URL. An earlier repetition gets
         # the first answer unchanged, with the first `expires_in`.
-        ticket = await _ticket(services, ticket.media_id, ticket.original_key, upload)
+        ticket = _ticket(services, ticket.media_id, ticket.original_key, upload)
     headers = rate_limit_headers | {"Location": f"/media/{ticket.media_id}"}
     return Response(ticket.model_dump_json(), answer.status_code, headers, media_type="application/json")
 
@@ -124,13 +124,13 @@ async def _register(services: Services, connection: Connection, caller: Caller, 
         lifetime=timedelta(seconds=services.settings.upload_unfinished_seconds),
     )
     log.info("upload registered", media_id=str(media_id))
-    ticket = await _ticket(services, media_id, key, upload)
+    ticket = _ticket(services, media_id, key, upload)
     return Answer(HTTPStatus.CREATED, ticket.model_dump_json().encode())
 
 
-async def _ticket(services: Services, media_id: UUID, key: str, upload: UploadRequest) -> UploadTicket:
+def _ticket(services: Services, media_id: UUID, key: str, upload: UploadRequest) -> UploadTicket:
     seconds = services.settings.upload_url_seconds
-    url = await services.store.sign_put(
+    url = services.store.sign_put(
         key, content_type=upload.content_type, seconds=seconds, content_length=upload.content_length
     )
     return UploadTicket(media_id=media_id, upload_url=url, original_key=key, expires_in=seconds)

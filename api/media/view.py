@@ -74,7 +74,7 @@ def is_finished(media: MediaView) -> bool:
     return media.error is not None or media.job_status in JOB_TERMINAL
 
 
-async def media_answer(services: Services, media: MediaView) -> MediaAnswer:
+def media_answer(services: Services, media: MediaView) -> MediaAnswer:
     """The answer of GET. Without a CDN its URLs are signed."""
     status = media_status(media)
     ready = status == "READY"
@@ -82,8 +82,8 @@ async def media_answer(services: Services, media: MediaView) -> MediaAnswer:
         media_id=media.id,
         status=status,
         job_id=media.job_id,
-        final_url=await _url(services, media, _FINAL) if ready else None,
-        variants=(await _variants(services, media) or None) if ready else None,
+        final_url=_url(services, media, _FINAL) if ready else None,
+        variants=(_variants(services, media) or None) if ready else None,
         original=_original(media),
         steps=[_step(step) for step in media.steps],
         error=_error(media),
@@ -92,7 +92,7 @@ async def media_answer(services: Services, media: MediaView) -> MediaAnswer:
     )
 
 
-async def _url(services: Services, media: MediaView, name: str | None) -> str | None:
+def _url(services: Services, media: MediaView, name: str | None) -> str | None:
     """The URL of an output. None if no such output is committed."""
     key = f"{media.output_prefix}/{name}"
     if key not in media.outputs:
@@ -100,13 +100,13 @@ async def _url(services: Services, media: MediaView, name: str | None) -> str | 
     base = services.settings.cdn_base_url
     if base is not None:
         return f"{base.rstrip('/')}/{key}"
-    return await services.store.sign_get(key, seconds=services.settings.download_url_seconds)
+    return services.store.sign_get(key, seconds=services.settings.download_url_seconds)
 
 
-async def _variants(services: Services, media: MediaView) -> dict[str, VariantAnswer]:
+def _variants(services: Services, media: MediaView) -> dict[str, VariantAnswer]:
     variants: dict[str, VariantAnswer] = {}
     for name, variant in VARIANTS.items():
-        url = await _url(services, media, variant.output)
+        url = _url(services, media, variant.output)
         if url is not None:
             row = media.outputs[f"{media.output_prefix}/{variant.output}"]
             variants[name] = VariantAnswer(url=url, bytes=row.size, content_type=row.content_type)

@@ -126,18 +126,18 @@ async def claim(request: Request, body: ClaimRequest, caller: Worker) -> Respons
             inputs = await external.needed_steps(connection, [claimed.lease.task_id for claimed in claimed_tasks])
         if claimed_tasks or not await services.queues.runnable(queues, max(0.0, deadline - monotonic())):
             tasks = [
-                _task(claimed, body.lease_seconds) | await _inputs(services, inputs[claimed.lease.task_id])
+                _task(claimed, body.lease_seconds) | _inputs(services, inputs[claimed.lease.task_id])
                 for claimed in claimed_tasks
             ]
             return json_response({"tasks": tasks})
 
 
-async def _inputs(services: Services, steps: Sequence[Any]) -> dict[str, Any]:
+def _inputs(services: Services, steps: Sequence[Any]) -> dict[str, Any]:
     """The results of the steps that the task needs, by name, and a signed URL for each file that they made."""
     seconds = services.settings.download_url_seconds
     files = [
         {name: file[name] for name in ("name", "size", "sha256", "content_type")}
-        | {"step": row["step"], "url": await services.store.sign_get(file["key"], seconds=seconds)}
+        | {"step": row["step"], "url": services.store.sign_get(file["key"], seconds=seconds)}
         for row in steps
         for file in row["files"] or ()
     ]

@@ -86,7 +86,7 @@ async def announce_files(request: Request, task_id: UUID, body: NewFiles, caller
         files=[
             FileTicket(
                 name=file.name,
-                url=await services.store.sign_put(
+                url=services.store.sign_put(
                     key,
                     content_type=file.content_type,
                     seconds=settings.upload_url_seconds,

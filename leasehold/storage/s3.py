@@ -23,6 +23,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from leasehold.domain.errors import ObjectMissing, StoreError, StoreUnavailable
 from leasehold.runtime.holding import check_nothing_held
 from leasehold.settings import Settings
+from leasehold.storage.signing import credentials_of
 from leasehold.telemetry.outages import STORE
 from leasehold.telemetry.store import REQUESTS
 
@@ -63,10 +64,7 @@ class _Credentials(AioCredentials):
         super().__init__("", "")
 
     async def get_frozen_credentials(self) -> ReadOnlyCredentials:  # type: ignore[override]  # as aiobotocore has it: a coroutine
-        settings = self._settings
-        return ReadOnlyCredentials(
-            settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value(), None
-        )
+        return credentials_of(self._settings)
 
 
 class _CredentialProvider:

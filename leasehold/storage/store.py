@@ -34,6 +34,7 @@ from leasehold.settings import Settings
 from leasehold.storage.content import CHUNK, digest_of, digest_of_bytes
 from leasehold.storage.multipart import put_in_parts
 from leasehold.storage.s3 import PutRefused, open_client, request, suppress_refused_range, with_lower_names
+from leasehold.storage.signing import UrlSigner
 from leasehold.storage.streaming import Upload
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class ObjectStore:
         self._bucket = settings.s3_bucket
         self._opened = AsyncExitStack()
         self._client: S3Client
-        self._signer: S3Client
+        self._signer: UrlSigner
         self.conditional = settings.s3_conditional_puts == "yes"
         self._conditional_puts_known = settings.s3_conditional_puts != "probe"
         self._probing = asyncio.Lock()
@@ -98,12 +99,14 @@ class ObjectStore:
     async def open(self) -> None:
         settings = self._settings
         if self.is_absent:
-            self._client = self._signer = cast("S3Client", _Absent())
+            self._client, self._signer = cast("S3Client", _Absent()), cast("UrlSigner", _Absent())
             return
         self._client = await self._opened.enter_async_context(open_client(settings, settings.s3_endpoint))
-        self._signer = self._client
-        if settings.s3_public_endpoint is not None:
-            self._signer = await self._opened.enter_async_context(open_client(settings, settings.s3_public_endpoint))
+        if settings.s3_public_endpoint is None:
+            self._signer = await UrlSigner.of_client(self._client, settings)
+        else:
+            async with open_client(settings, settings.s3_public_endpoint) as public:
+                self._signer = await UrlSigner.of_client(public, settings)
 
     @property
     def is_absent(self) -> bool:
@@ -430,14 +433,14 @@ class ObjectStore:
 
     # --- signed URLs
 
-    async def sign_get(self, key: str, *, seconds: int, download_name: str | None = None) -> str:
+    def sign_get(self, key: str, *, seconds: int, download_name: str | None = None) -> str:
         """A URL that reads the object for `seconds`."""
-        parameters: dict[str, Any] = {"Bucket": self._bucket, "Key": key}
+        query = {}
         if download_name is not None:
-            parameters["ResponseContentDisposition"] = f"attachment; filename*=UTF-8''{quote(download_name)}"
-        return await self._signer.generate_presigned_url("get_object", Params=parameters, ExpiresIn=seconds)
+            query["response-content-disposition"] = f"attachment; filename*=UTF-8''{quote(download_name)}"
+        return self._signer.sign("GET", key, seconds=seconds, query=query)
 
-    async def sign_put(
+    def sign_put(
         self, key: str, *, content_type: str, seconds: int, content_length: int | None = None, only_new: bool = False
     ) -> str:
         """A URL that writes the object for `seconds`. The client must send this content type and, if given, this
@@ -446,12 +449,12 @@ class ObjectStore:
         `only_new`: if the store honours `If-None-Match`, it refuses to overwrite. The client must then send the header
         `If-None-Match: *`.
         """
-        parameters: dict[str, Any] = {"Bucket": self._bucket, "Key": key, "ContentType": content_type}
+        headers = {"Content-Type": content_type}
         if content_length is not None:
-            parameters["ContentLength"] = content_length
+            headers["Content-Length"] = str(content_length)
         if only_new and self.conditional:
-            parameters["IfNoneMatch"] = "*"
-        return await self._signer.generate_presigned_url("put_object", Params=parameters, ExpiresIn=seconds)
+            headers["If-None-Match"] = "*"
+        return self._signer.sign("PUT", key, seconds=seconds, headers=headers)
 
     def _timeout_for(self, size: int) -> asyncio.Timeout:
         return asyncio.timeout(self._seconds_for(size))

@@ -133,7 +133,7 @@ async def test_a_signed_url_signs_the_condition_if_it_is_for_something_new(
     refusing: ObjectStore,
     only_new: bool,
 ) -> None:
-    url = await refusing.sign_put("u", content_type="text/plain", seconds=60, only_new=only_new)
+    url = refusing.sign_put("u", content_type="text/plain", seconds=60, only_new=only_new)
     assert ("if-none-match" in parse_qs(urlsplit(url).query)["X-Amz-SignedHeaders"][0].split(";")) is only_new
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import asyncpg
+import httpx2
 import pytest
 from pydantic import SecretStr
 
@@ -64,8 +66,11 @@ async def test_the_store_is_asked_with_the_new_key(settings: Settings, tmp_path:
     try:
         with pytest.raises(StoreError, match="refused the platform's credentials"):
             await store.put("rotated", b"bytes", content_type="text/plain", metadata={})
-        path.write_text(right)
-        await store.put("rotated", b"bytes", content_type="text/plain", metadata={})
+        async with httpx2.AsyncClient() as client:
+            assert (await client.get(store.sign_get("rotated", seconds=60))).status_code == HTTPStatus.FORBIDDEN
+            path.write_text(right)
+            await store.put("rotated", b"bytes", content_type="text/plain", metadata={})
+            assert (await client.get(store.sign_get("rotated", seconds=60))).content == b"bytes"
     finally:
         await store.close()
 

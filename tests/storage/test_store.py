@@ -145,19 +145,19 @@ async def test_a_large_file_goes_up_in_parts_and_comes_back_whole(store: ObjectS
 async def test_a_signed_url_admits_its_content_type_and_length_and_nothing_else(
     store: ObjectStore, store_settings: Settings
 ) -> None:
-    url = await store.sign_put("u", content_type="image/png", seconds=60, content_length=4)
+    url = store.sign_put("u", content_type="image/png", seconds=60, content_length=4)
     async with httpx2.AsyncClient() as client:
         if not store.conditional:  # moto does not check signatures
             for data, kind in ((b"1234", "image/jpeg"), (b"12345", "image/png")):
                 assert (await client.put(url, content=data, headers={"Content-Type": kind})).status_code == 403
             assert await store.head("u") is None
         assert (await client.put(url, content=b"1234", headers={"Content-Type": "image/png"})).is_success
-        assert (await client.get(await store.sign_get("u", seconds=60))).content == b"1234"
+        assert (await client.get(store.sign_get("u", seconds=60))).content == b"1234"
     assert store_settings.s3_secret_key.get_secret_value() not in url
 
 
 async def test_a_signed_url_for_something_new_overwrites_nothing_where_the_store_can_refuse(store: ObjectStore) -> None:
-    url = await store.sign_put("u", content_type="text/plain", seconds=60, content_length=4, only_new=True)
+    url = store.sign_put("u", content_type="text/plain", seconds=60, content_length=4, only_new=True)
     headers = {"Content-Type": "text/plain"} | ({"If-None-Match": "*"} if await store.probe_once() else {})
     async with httpx2.AsyncClient() as client:
         answers = [(await client.put(url, content=data, headers=headers)).status_code for data in (b"1234", b"5678")]
@@ -193,7 +193,7 @@ async def test_a_digest_is_of_all_the_bytes_and_of_no_more_than_allowed(store: O
 async def test_signed_urls_name_the_public_endpoint(store_settings: Settings) -> None:
     store = ObjectStore(store_settings.model_copy(update={"s3_public_endpoint": "https://files.example.com"}))
     await store.open()
-    assert (await store.sign_get("k", seconds=60)).startswith("https://files.example.com/")
+    assert store.sign_get("k", seconds=60).startswith("https://files.example.com/")
     await store.close()
 
 
