@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
+from typing import NamedTuple
 
 import structlog
 
@@ -44,20 +45,41 @@ READS = counter(
 #: The label `part` of the API's requests, and of the exporter.
 REQUESTS, EXPORTER = "requests", "exporter"
 
-# The end of the primary's log in bytes; NULL: this server is a standby. The system identifier is the same on a primary
-# and on its standbys.
+# The end of the primary's log in bytes, and its timeline, which each promotion raises; both NULL: this server is a
+# standby. The system identifier is the same on a primary and on its standbys.
 _PRIMARY_PLACE = """
 -- replica_primary_place
-SELECT CASE WHEN NOT pg_is_in_recovery() THEN (pg_current_wal_lsn() - '0/0')::bigint END AS place, system_identifier
+SELECT CASE WHEN NOT pg_is_in_recovery() THEN (pg_current_wal_lsn() - '0/0')::bigint END AS place, system_identifier,
+  CASE WHEN NOT pg_is_in_recovery()
+    THEN ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer END AS timeline
 FROM pg_control_system()
 """
 
-# How much of the log the standby has replayed; NULL: this server is no standby.
+# How much of the log the standby has replayed; NULL: this server is no standby. The newest timeline that it is known to
+# have reached: by its receiver, which only some roles may see, or by its last restart point.
 _STANDBY_PLACE = """
 -- replica_standby_place
-SELECT CASE WHEN pg_is_in_recovery() THEN (pg_last_wal_replay_lsn() - '0/0')::bigint END AS place, system_identifier
+SELECT CASE WHEN pg_is_in_recovery() THEN (pg_last_wal_replay_lsn() - '0/0')::bigint END AS place, system_identifier,
+  greatest(
+    (SELECT received_tli FROM pg_stat_wal_receiver),
+    (SELECT timeline_id FROM pg_control_checkpoint()),
+    (SELECT min_recovery_end_timeline FROM pg_control_recovery())
+  ) AS timeline
 FROM pg_control_system()
 """
+
+
+class _Place(NamedTuple):
+    """What one of the statements above answers."""
+
+    place: int | None
+    system_identifier: int
+    timeline: int | None
+
+    @property
+    def history(self) -> tuple[int, int | None]:
+        """Servers with the same one write and replay the same log: after a promotion the old primary's is another."""
+        return self.system_identifier, self.timeline
 
 
 class ReplicaUnusable(Exception):
@@ -80,7 +102,7 @@ class Replica:
         self._max_lag = settings.database_replica_max_lag
         self._seconds = settings.database_host_timeout
         self._notes: deque[tuple[float, int]] = deque()  # (monotonic time, length of the primary's log in bytes)
-        self._system: int | None = None
+        self._history: tuple[int, int | None] | None = None  # the primary's
         self._as_of = monotonic()
         self._problem = "it was not read yet"
 
@@ -103,18 +125,20 @@ class Replica:
 
         A standby that does not answer is no outage of the database. Raises one of TRY_AGAIN for the primary.
         """
+        standby = None
         try:
             async with asyncio.timeout(2 * self._seconds):  # to connect, and to answer
-                place, system = await self._place_of(self._pool, _STANDBY_PLACE)
+                standby = await self._place_of(self._pool, _STANDBY_PLACE)
         except TRY_AGAIN as error:
-            place, system, problem = None, None, f"it does not answer: {type(error).__name__}"
+            problem = f"it does not answer: {type(error).__name__}"
         noted_at = monotonic()
-        length, self._system = await self._place_of(self._primary, _PRIMARY_PLACE)
-        if length is not None:
-            self._remember(noted_at, length)
-        if system is not None:
+        primary = await self._place_of(self._primary, _PRIMARY_PLACE)
+        if primary.place is not None:
+            self._history = primary.history
+            self._remember(noted_at, primary.place)
+        if standby is not None:
             try:
-                self._as_of, problem = self._instant_of(place, system, length), ""
+                self._as_of, problem = self._instant_of(standby, primary.place), ""
             except ReplicaUnusable as error:
                 problem = str(error)
         self._record(problem)
@@ -123,9 +147,7 @@ class Replica:
         """An instant, by monotonic(): the connection reads every commit before it. Raises ReplicaUnusable, or one of
         TRY_AGAIN.
         """
-        row = await connection.fetchrow(_STANDBY_PLACE)
-        assert row is not None
-        return self._instant_of(row["place"], row["system_identifier"])
+        return self._instant_of(await _ask(connection, _STANDBY_PLACE))
 
     def leave(self, error: BaseException) -> None:
         """Send reads to the primary until the next note, because a read from the standby has failed."""
@@ -137,34 +159,30 @@ class Replica:
         uses it: it reads seldom, so it keeps no notes. Raises ReplicaUnusable, or one of TRY_AGAIN, within
         `database_host_timeout`.
         """
-        wanted = await primary.fetchrow(_PRIMARY_PLACE)
-        assert wanted is not None
+        wanted = await _ask(primary, _PRIMARY_PLACE)
         async with self._pool.acquire(timeout=self._seconds) as connection:
             try:
                 async with asyncio.timeout(self._seconds):
-                    while not await self._has(connection, wanted["place"], wanted["system_identifier"]):  # noqa: ASYNC110 - the event is on another machine
+                    while not await self._has(connection, wanted):  # noqa: ASYNC110 - the event is on another machine
                         await asyncio.sleep(_POLL_SECONDS)
                 yield connection
             except BaseException:
                 connection.terminate()  # the pool would wait for a silent server when it takes the connection back
                 raise
 
-    async def _has(self, connection: Connection, length: int | None, system: int) -> bool:
-        row = await connection.fetchrow(_STANDBY_PLACE)
-        assert row is not None
-        if row["place"] is None or length is None or row["system_identifier"] != system:
+    async def _has(self, connection: Connection, primary: _Place) -> bool:
+        standby = await _ask(connection, _STANDBY_PLACE)
+        if standby.place is None or primary.place is None or standby.history != primary.history:
             raise ReplicaUnusable("it is no standby of this primary")
-        return bool(row["place"] >= length)
+        return standby.place >= primary.place
 
-    async def _place_of(self, pool: Pool, statement: str) -> tuple[int | None, int]:
+    async def _place_of(self, pool: Pool, statement: str) -> _Place:
         async with pool.acquire() as connection:
             try:
-                row = await connection.fetchrow(statement, timeout=self._seconds)
+                return await _ask(connection, statement, self._seconds)
             except BaseException:
                 connection.terminate()  # as in `caught_up`
                 raise
-        assert row is not None
-        return row["place"], row["system_identifier"]
 
     def _remember(self, now: float, length: int) -> None:
         if self._notes and length < self._notes[-1][1]:
@@ -173,15 +191,15 @@ class Replica:
         while self._notes[0][0] < now - self._max_lag:
             self._notes.popleft()
 
-    def _instant_of(self, place: int | None, system: int, length: int | None = None) -> float:
-        """The instant up to which a standby has every commit. `place`: the bytes of the log that it has replayed; None:
-        it is no standby. `system`: its system identifier. `length`: how long the primary's log was after `place` was
-        read; None: not known. Raises ReplicaUnusable.
+    def _instant_of(self, standby: _Place, length: int | None = None) -> float:
+        """The instant up to which a standby has every commit. `length`: how long the primary's log was after the
+        standby had answered; None: not known. Raises ReplicaUnusable.
         """
+        place = standby.place
         if place is None:
             raise ReplicaUnusable("it takes writes, so it is no standby")
-        if system != self._system or (length is not None and place > length):
-            raise ReplicaUnusable("it follows another primary")
+        if standby.history != self._history or (length is not None and place > length):
+            raise ReplicaUnusable("it follows another primary, or has not reached the last promotion yet")
         as_of = next((at for at, noted_length in reversed(self._notes) if noted_length <= place), None)
         if as_of is None or monotonic() - as_of > self._max_lag:
             raise ReplicaUnusable("it is too far behind")
@@ -195,6 +213,12 @@ class Replica:
         elif problem and not self._problem:
             log.warning("reads that may be stale go to the primary", standby=problem)
         self._problem = problem
+
+
+async def _ask(connection: Connection, statement: str, timeout: float | None = None) -> _Place:
+    row = await connection.fetchrow(statement, timeout=timeout)
+    assert row is not None
+    return _Place(**row)
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -21,6 +22,7 @@ from fastapi.routing import APIRoute
 from prometheus_client import REGISTRY
 from pydantic import SecretStr
 
+from chaos.replicas import copy
 from leasehold.api.app import make_app
 from leasehold.api.auth.security import JOBS_READ, OPERATE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
@@ -280,6 +282,86 @@ async def test_the_standby_of_another_primary_is_not_read(cluster: Cluster, run_
             with pytest.raises(ReplicaUnusable):
                 async with replica.caught_up(primary):
                     pass
+
+
+async def test_a_standby_with_the_lost_tail_of_the_old_primary_is_not_read(run_directory: Path) -> None:
+    """It never comes back by itself: its log and the new primary's are two. Once the new primary's log is longer, their
+    lengths no longer say so.
+    """
+    async with cluster_in(run_directory / "tailed", "asynchronous") as cluster:
+        left = Postgres(run_directory / "tailed-left", durable=True)
+        try:
+            await cluster.cut_replication()
+            await copy(cluster.primary, left)
+            await left.start()
+            async with connected(settings_of(cluster), "test") as primary:
+                await job(primary)
+            await until_equal(cluster.primary, left)
+            await cluster.fail_over()
+            after = Cluster(cluster.standby, left)
+            pool = await pool_of(after)
+            async with (
+                open_replica(settings_of(after, database_replica_max_lag=600.0), "test", 1, pool) as replica,
+                connected(settings_of(after), "test") as primary,
+            ):
+                assert replica is not None
+                await replica.note()
+                assert "another primary" in replica.problem
+                tail = await replayed(left)
+                while await primary.fetchval("SELECT pg_current_wal_lsn() - '0/0'") <= tail:
+                    await job(primary)
+                await replica.note()
+                assert "another primary" in replica.problem
+                with pytest.raises(ReplicaUnusable, match="this primary"):
+                    async with replica.caught_up(primary):
+                        pass
+            pool.terminate()
+        finally:
+            await left.kill()
+            await left.forget()
+            shutil.rmtree(left.directory, ignore_errors=True)
+
+
+async def test_a_standby_of_the_promoted_one_serves_again(run_directory: Path) -> None:
+    async with cluster_in(run_directory / "promoted", "asynchronous") as cluster:
+        await cluster.fail_over()
+        behind = Postgres(run_directory / "promoted-behind", durable=True)
+        try:
+            await copy(cluster.standby, behind)
+            await behind.start()
+            after = Cluster(cluster.standby, behind)
+            async with connected(settings_of(after), "test") as primary:
+                await job(primary)
+            await until_equal(cluster.standby, behind)
+            pool = await pool_of(after)
+            async with open_replica(settings_of(after), "test", 1, pool) as replica, asyncio.timeout(SECONDS):
+                assert replica is not None
+                while not replica.serves:
+                    await replica.note()
+                    await asyncio.sleep(0.05)
+            pool.terminate()
+        finally:
+            await behind.kill()
+            await behind.forget()
+            shutil.rmtree(behind.directory, ignore_errors=True)
+
+
+async def until_equal(primary: Postgres, standby: Postgres) -> None:
+    """Wait until the standby has replayed all that the primary has written."""
+    connection = await asyncpg.connect(primary.url)
+    length = await connection.fetchval("SELECT pg_current_wal_lsn() - '0/0'")
+    await connection.close()
+    async with asyncio.timeout(SECONDS):
+        while await replayed(standby) < length:
+            await asyncio.sleep(0.02)
+
+
+async def replayed(standby: Postgres) -> int:
+    """The bytes of the log that the standby has replayed."""
+    connection = await asyncpg.connect(standby.url)
+    place: int = await connection.fetchval("SELECT pg_last_wal_replay_lsn() - '0/0'")
+    await connection.close()
+    return place
 
 
 async def pool_of(cluster: Cluster) -> Any:
