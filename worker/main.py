@@ -1,6 +1,7 @@
-"""The worker's process: settings, logs, signals.
+"""The worker's process: it reads the settings, starts the log, and runs one worker until a signal ends it.
 
-SIGTERM or SIGINT drains the worker; a second one stops it at once. While the worker starts, the first one stops it.
+SIGTERM or SIGINT drains the worker; a second signal stops it at once. While the worker starts, the first signal stops
+it at once.
 """
 
 from __future__ import annotations
@@ -29,18 +30,21 @@ log = structlog.get_logger(__name__)
 
 
 async def serve(settings: Settings, health: Health | None = None) -> None:
-    """Run one worker until a signal or an operator stops it and it has drained. Raises the error that ended a part of
-    the worker.
+    """Run one worker until a signal or an operator has stopped it and its attempts have ended. Raises the error that
+    ended a part of the worker.
     """
     first_signal = asyncio.Event()
     second_signal = asyncio.Event()
     loop = asyncio.get_running_loop()
-    starting = asyncio.current_task()
+    starting = asyncio.current_task()  # None once the worker has started
 
     def on_signal() -> None:
-        if starting is not None and not first_signal.is_set():
+        if first_signal.is_set():
+            second_signal.set()
+            return
+        first_signal.set()
+        if starting is not None:
             starting.cancel()
-        (second_signal if first_signal.is_set() else first_signal).set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
@@ -53,12 +57,12 @@ async def serve(settings: Settings, health: Health | None = None) -> None:
     except asyncio.CancelledError:
         if starting is None:
             raise
-        starting.uncancel()
+        starting.uncancel()  # `on_signal` has cancelled the start
     log.info("stopped")
 
 
 async def _first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
-    """Wait until one coroutine ends, and cancel the others. Raises the error of the one that ended, if it raised."""
+    """Wait until one coroutine ends, and cancel the others. If the first one raised an error, raises it."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -80,7 +84,7 @@ def main() -> None:
     try:
         uvloop.run(serve(settings, health))
     except CodeBroken as error:
-        log.error("not started", reason=str(error), exception=error.trace)  # noqa: TRY400 - without frames of ours
+        log.error("not started", reason=str(error), exception=error.trace)  # noqa: TRY400 - only the user's frames
         raise SystemExit(error.exit_status) from error
     except (BadSetting, DeclarationError) as error:
         log.error("not started", reason=str(error))  # noqa: TRY400 - a traceback would hide the reason

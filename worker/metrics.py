@@ -1,7 +1,7 @@
 """The metrics of a worker. Labels are bounded: pipelines, steps, queues and outcomes, never ids.
 
-Metrics that every attempt updates are tallies. A tally has no lock, because one thread uses it: the event loop's or the
-heartbeat's. The other metrics are those of the Prometheus client library, which locks them.
+Metrics that every attempt updates are tallies. A tally has no lock: only one thread may use it, the main loop's or the
+heartbeat's. All other metrics are objects of the Prometheus client library, which have locks.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ CHILD_PEAK = histogram(
     buckets=[size * MIB for size in (64, 128, 256, 512, 768, 1024, 1536, 2048, 4096)],
 )
 
-# These label values exist from the start. A counter that appeared with its first event would hide that event from
-# `increase()`.
+# Create these label values at the start. If a counter appeared only with its first event, PromQL's `increase()` would
+# not see that event.
 for _result in ("claimed", "duplicate", "stale"):
     HINTS.labels(_result)
 HINTS_CLAIMED = HINTS.labels("claimed")
 for _source in ("hint", "look", "next"):
     CLAIMS.labels(_source)
-_code = Bounded()  # bounds the number of different codes: handlers choose them
+_bounded_code = Bounded()  # bounds the number of different codes, because handlers choose them
 #: The state that a task was claimed in -> the label `kind` of its wait.
 _KINDS = {"pending": "new", "retry": "retry", "waiting": "poll"}
 
@@ -107,7 +107,7 @@ def ended(pipeline: str, step: str, outcome: str, seconds: float, example: Mappi
 
 def failed(pipeline: str, step: str, outcome: str, code: str) -> None:
     """Count a failed attempt. `outcome`: `retried`, or `failed` for good."""
-    (RETRIES if outcome == "retried" else DEAD).labels(pipeline, step, _code(code)).inc()
+    (RETRIES if outcome == "retried" else DEAD).labels(pipeline, step, _bounded_code(code)).inc()
 
 
 def observe_duration(statement: str, began: float) -> None:

@@ -71,15 +71,15 @@ log = structlog.get_logger(__name__)
 _BATCH = 128
 #: Seconds for which a worker that starts waits for the database.
 _PATIENCE_SECONDS = 60.0
-#: Before it claims, a worker waits for its presence for at most this many seconds.
+#: A worker waits for its presence before it claims tasks, for at most this many seconds.
 _PRESENCE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     """The open parts. `ready`: the queues that the worker may serve at once. `is_complete`: `ready` has all queues that
-    it may serve. `warming`: a task that ends when the children have started; its result is all queues that the worker
-    may serve. `loops`: name -> function to run as a task.
+    the worker may serve. `warming`: a task that ends when the children have started; its result is all queues that the
+    worker may serve. `loops`: name -> a function that the worker runs as a task.
     """
 
     pool: Pool
@@ -226,8 +226,8 @@ async def _open_servers(
     queues: ServedQueues,
     warming: asyncio.Task[frozenset[str]],
 ) -> tuple[Pool, Broker, ObjectStore, dict[str, Any]]:
-    """Open the connections and the inline pipelines while the children load their handlers, which takes a second on
-    other cores. Wait for the children only if the worker has no inline queue to serve meanwhile.
+    """Open the connections and the inline pipelines. Meanwhile the children load their handlers on other cores, which
+    takes a second. Wait for the children only if the worker has no inline queue to serve.
     """
     broker = make_broker(settings)
     store = ObjectStore.from_settings(settings)
@@ -241,7 +241,7 @@ async def _open_servers(
         try:
             await store.probe()
         except StoreError as error:
-            # Until a probe succeeds, the worker assumes a store without conditional writes: slower, never wrong.
+            # Until a probe succeeds, the worker assumes a store without conditional writes. That is slower, but safe.
             log.warning("the object store does not answer yet", error=str(error))
 
     stack.push_async_callback(broker.close)
@@ -257,7 +257,7 @@ async def _open_servers(
 
 
 async def _servable_queues(warm_up: WarmUp, queues: ServedQueues, settings: Settings) -> frozenset[str]:
-    """Wait for the children. Returns the queues that the worker may serve, by the fences of this kernel."""
+    """Wait for the children. Returns the queues that the worker may serve, given the fences that this kernel offers."""
     await result_of(warm_up.started)
     allowed = isolation.may_serve(warm_up.children.isolation, queues.every, queues.isolated, settings)
     if not queues.isolated <= allowed:
@@ -279,9 +279,9 @@ async def _open_pipelines(
         if opener is None:
             continue
         if opener not in by_opener:
-            opening = loaded.opened(settings, pipelines)
-            assert opening is not None
-            by_opener[opener] = await stack.enter_async_context(opening)
+            context = loaded.opened(settings, pipelines)
+            assert context is not None
+            by_opener[opener] = await stack.enter_async_context(context)
         opened[name] = by_opener[opener]
     return opened
 

@@ -1,4 +1,4 @@
-"""Which queues a worker serves, and which of them need child processes. `Worker` computes it once, at its start."""
+"""The queues that a worker serves, and the queues among them that need child processes. `Worker` computes both once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class ServedQueues:
     have an isolated step.
 
     `isolated_pipelines`: the pipelines with a step in one of the queues and with an isolated step. `inline_pipelines`:
-    the same, with an inline step. A pipeline may be in both. `slots`: by queue; queues of one pool of slots share them.
+    the same, with an inline step. A pipeline may be in both. `slots`: the slots by queue. Queues of one slot pool share
+    its slots, so each of them has the number of the pool.
     """
 
     every: frozenset[str]
@@ -46,15 +47,19 @@ class ServedQueues:
         return cls(
             every=every,
             isolated=frozenset(queue for queue in every if unpinned_queue(queue) in isolated_queues),
-            isolated_pipelines=tuple(p.name for p in served if any(step.isolated for step in p.steps)),
-            inline_pipelines=tuple(p.name for p in served if not all(step.isolated for step in p.steps)),
+            isolated_pipelines=tuple(pipe.name for pipe in served if any(step.isolated for step in pipe.steps)),
+            inline_pipelines=tuple(pipe.name for pipe in served if not all(step.isolated for step in pipe.steps)),
             slots={queue: _slots(settings, served, isolated_queues, unpinned_queue(queue)) for queue in every},
         )
 
 
 def _slots(settings: Settings, served: Iterable[Pipeline], isolated: Collection[str], queue: str) -> int:
-    """The slots of the pool that serves `queue`. `Pipeline.slots` names a setting; None: `worker_concurrency`."""
+    """The slots of the slot pool that serves `queue`. A pipeline with slots of its own names the setting with their
+    number (`Pipeline.slots`). All other inline pipelines share `worker_concurrency`.
+    """
     if queue in isolated:
         return number_of_children(settings)
-    own = (p.slots for p in served if p.slots is not None and any(step.queue == queue for step in p.steps))
-    return int(getattr(settings, next(own, "worker_concurrency")))
+    for pipeline in served:
+        if pipeline.slots is not None and any(step.queue == queue for step in pipeline.steps):
+            return int(getattr(settings, pipeline.slots))
+    return settings.worker_concurrency

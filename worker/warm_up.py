@@ -1,7 +1,7 @@
-"""Starts the children of a worker before the rest of the worker: their handlers load on another core meanwhile.
+"""Starts the children of a worker before the rest of the worker: they load their handlers on other cores meanwhile.
 
-`Worker` enters `warm_up` first. This module must not import the rest of the worker: that takes about half as long as a
-zygote needs to load its handlers.
+`Worker` enters `warm_up` first. This module must not import the rest of the worker: that import takes about half as
+long as a zygote needs to load its handlers.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from leasehold.worker.served_queues import ServedQueues
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """The children that start. The task `started` ends when all zygotes have loaded their handlers. It raises
-    DeclarationError if a zygote cannot load them.
+    """The children that start. The task `started` ends when all zygotes have loaded their handlers. The task raises
+    DeclarationError if a zygote cannot load its handlers.
     """
 
     work_dir: Path
@@ -34,10 +34,10 @@ class WarmUp:
 
 @asynccontextmanager
 async def warm_up(settings: Settings, queues: ServedQueues, worker: UUID) -> AsyncIterator[WarmUp]:
-    """Start the children for the block; does not wait for them. The end of the block kills the children and removes the
-    work directory.
+    """Start the children for the block, without waiting for them. The end of the block kills the children and removes
+    the work directory.
     """
-    with WorkDir(_root(settings), worker) as work_dir:
+    with WorkDir(_work_root(settings), worker) as work_dir:
         children = Children(
             number_of_children(settings) if queues.isolated_pipelines else 0,
             pipelines=sorted(queues.isolated_pipelines),
@@ -52,5 +52,5 @@ async def warm_up(settings: Settings, queues: ServedQueues, worker: UUID) -> Asy
             await children.close()
 
 
-def _root(settings: Settings) -> Path:
+def _work_root(settings: Settings) -> Path:
     return Path(settings.work_dir) if settings.work_dir else Path(os.environ.get("TMPDIR", "/tmp")) / "leasehold"  # noqa: S108 - WorkDir checks who owns it

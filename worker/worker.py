@@ -1,8 +1,8 @@
 """One worker: `async with Worker(settings)` serves its queues until `drain`, or until the end of the block.
 
 parts.py opens the parts of the worker. This module starts them, adds the isolated queues when their children are ready,
-and stops the worker. The import of parts.py takes 0.3 s. So a worker with only isolated queues imports it while the
-children load their handlers.
+and stops the worker. A worker with only isolated queues imports parts.py while the children load their handlers,
+because that import takes 0.3 s.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _PARTS = "leasehold.worker.parts"
-#: Seconds from the start to the self-check: by then the broker has connected, or it is away.
+#: Seconds from the start to the self-check. By then the broker has connected, or is away.
 _CHECK_AFTER_SECONDS = 5.0
 _PULSE_SECONDS = 5.0
 
 
 class Worker:
-    """One worker. `queues`: the queues that it serves now. The isolated queues are added when the children have
-    started, because only then the worker knows which fences confine them.
+    """One worker. `queues`: the queues that it serves now. Isolated queues are added when the children have started:
+    only then the worker knows which fences confine the children.
     """
 
     parts: Parts
 
     def __init__(self, settings: Settings, pipelines: Pipelines | None = None, *, health: Health | None = None) -> None:
-        self.id = new_id()  # new at every start: a reused id would hide the leases of the process before
+        self.id = new_id()  # new at every start: else the leases of a dead process would look like this worker's
         self.settings = settings
         self.pipelines = completed(pipelines if pipelines is not None else Pipelines.from_source(settings.pipelines))
         check_settings(kinds_of(self.pipelines))
@@ -93,7 +93,7 @@ class Worker:
             await self.parts.slot_pools.finished()
 
     async def failed(self) -> None:
-        """Never returns. Raises the error that ended a part which must not end: the process should end, too."""
+        """Wait for ever. Raises the first error that ends a part of the worker: the process should then end."""
         await asyncio.shield(self._failure)
 
     # --- start
@@ -131,8 +131,8 @@ class Worker:
             self._run("isolated queues", self._serve_isolated)
 
     async def _serve_isolated(self) -> None:
-        """Serve the isolated queues, too, as soon as their children are ready. If the handlers cannot be loaded, the
-        worker drains first and then raises DeclarationError, so that the running attempts can end.
+        """Serve the isolated queues, too, as soon as their children are ready. If the handlers cannot be loaded, let
+        the running attempts end (drain), and then raise DeclarationError.
         """
         try:
             queues = await asyncio.shield(self.parts.warming)
@@ -150,7 +150,7 @@ class Worker:
     def _mark_complete(self) -> None:
         self.complete.set()
         # A worker whose children lack fences serves only its inline queues. It does not become ready: else a rolling
-        # update would replace a worker that serves all queues by this one.
+        # update would replace workers that serve all queues by workers that do not.
         self.health.is_ready = not self._draining and self.queues == self._chosen.every
 
     def _log_serving(self, later: frozenset[str]) -> None:
@@ -163,7 +163,7 @@ class Worker:
         )
 
     async def _check(self) -> None:
-        """Run the self-check once and log its findings: so an operator learns early which guarantees do not hold."""
+        """Run the self-check once and log its findings: an operator learns early which guarantees do not hold."""
         from leasehold.selfcheck import as_log, check_all  # noqa: PLC0415 - a later import shortens the start
 
         await asyncio.sleep(_CHECK_AFTER_SECONDS)
@@ -180,7 +180,7 @@ class Worker:
     # --- loops
 
     async def _pulse(self) -> None:
-        """Show the liveness probe that the event loop runs."""
+        """Record that the event loop runs, for the liveness probe."""
         while True:
             self.health.turned()
             await asyncio.sleep(_PULSE_SECONDS)

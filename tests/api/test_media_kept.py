@@ -22,7 +22,7 @@ async def keep_house(api: Running) -> None:
     services = api.services
     house = Housekeeping(services.settings, services.pool.acquire, services.store, SHIPPED)
     await house.uploads()
-    await house.of_kinds()["abandoned_uploads"]()
+    await house.turns_of_kinds()["abandoned_uploads"]()
     await house.retention()
 
 

@@ -406,7 +406,7 @@ async def test_an_upload_that_cannot_be_forgotten_keeps_no_other(rows: Connectio
         )
     await poison(rows, "media", "{row}.original_key = 'media/stays'")
     for _ in range(3):
-        await housekeeping.of_kinds()["abandoned_uploads"]()
+        await housekeeping.turns_of_kinds()["abandoned_uploads"]()
     assert {row["original_key"] for row in await rows.fetch("SELECT original_key FROM media")} == {"", "media/stays"}
     assert sorted((await set_aside(rows, "abandoned_uploads")).values()) == [1, 1]
 
@@ -422,7 +422,7 @@ async def test_a_source_image_that_cannot_be_forgotten_keeps_no_other(
         )
     await poison(rows, "source_image", "{row}.key = 'sources/stays'")
     for _ in range(3):
-        await housekeeping.of_kinds()["expired_sources"]()
+        await housekeeping.turns_of_kinds()["expired_sources"]()
     assert await set_aside(rows, generations.SOURCES) == {"": 1, "sources/stays": 1}
     assert await rows.fetchval("SELECT count(*) FROM source_image") == 2
 

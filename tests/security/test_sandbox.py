@@ -25,7 +25,7 @@ from leasehold.transitions import jobs
 from leasehold.worker.sandbox import landlock, seccomp
 from leasehold.worker.sandbox.children import Children
 from leasehold.worker.sandbox.fences import Fences
-from leasehold.worker.sandbox.spares import WAITING
+from leasehold.worker.sandbox.spares import SPARE_CHILDREN
 from leasehold.worker.sandbox.zygote_process import scrubbed_environment
 from leasehold.worker.worker import Worker
 from tests.factories import Rows
@@ -115,7 +115,7 @@ async def test_no_other_process_can_be_read_signalled_traced_or_slowed(prison: P
     own = prison.attempt()
     running = asyncio.create_task(prison.attack("waits", attempt=own))
     await until((own / "out" / "here").exists, "one runs")
-    await until(lambda: len(spares._idle) == WAITING, "others wait")
+    await until(lambda: len(spares._idle) == SPARE_CHILDREN, "others wait")
     pids = {
         "the worker": os.getpid(),
         "the zygote": spares._zygote.pid,

@@ -18,7 +18,7 @@ from leasehold.domain.pipeline import Step
 from leasehold.domain.verdicts import Done, File
 from leasehold.storage.store import ObjectStore
 from leasehold.worker.attempts.inline import InlineAttempt
-from leasehold.worker.attempts.publishing import publish_outputs, replaceable, writer_of
+from leasehold.worker.attempts.publishing import publish_outputs, replacement_rule, writer_of
 from leasehold.worker.leases.held_lease import HeldLease
 
 TASK = uuid4()
@@ -29,7 +29,9 @@ def held(epoch: int, task: UUID = TASK, *, seconds: float = 60.0) -> HeldLease:
 
 
 async def write(store: ObjectStore, by: HeldLease, data: bytes) -> None:
-    await store.put("k", data, content_type="text/plain", metadata=writer_of(by.lease), may_replace=replaceable(by))
+    await store.put(
+        "k", data, content_type="text/plain", metadata=writer_of(by.lease), may_replace=replacement_rule(by)
+    )
 
 
 async def test_a_predecessor_whose_lease_was_taken_early_replaces_nothing(store: ObjectStore) -> None:

@@ -23,7 +23,7 @@ from leasehold.domain.lease import Lease
 from leasehold.runtime.foreign_errors import call_in_thread, contained, text_of
 from leasehold.worker.attempts.directories import Directories
 from leasehold.worker.attempts.failures import as_step_error
-from leasehold.worker.attempts.workflows import _gives_coroutine
+from leasehold.worker.attempts.workflows import _returns_coroutine
 
 
 class Unprintable(Exception):
@@ -98,5 +98,5 @@ def test_an_object_with_an_async_call_is_awaited() -> None:
 
     async def function() -> None: ...
 
-    assert all(_gives_coroutine(partial(call)) for call in (function, Asynchronous(), Asynchronous().__call__))
-    assert not any(_gives_coroutine(partial(call)) for call in (Plain(), len, dict, lambda: None))
+    assert all(_returns_coroutine(partial(call)) for call in (function, Asynchronous(), Asynchronous().__call__))
+    assert not any(_returns_coroutine(partial(call)) for call in (Plain(), len, dict, lambda: None))

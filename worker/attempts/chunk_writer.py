@@ -3,7 +3,8 @@ rest before their settlements.
 
 An attempt that produces nothing costs no statement. The settlement of an attempt waits until the attempt's last chunk
 is written: so a settled attempt has all its lines. A killed attempt loses at most the items since the last write. All
-attempts share one connection for log lines and one for stream chunks. The first chunk opens its connection.
+attempts share one connection for log lines and one for stream chunks. Each connection opens when its first chunk is
+written.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ log = structlog.get_logger(__name__)
 EVERY_SECONDS = 0.2
 #: The most chunks of one statement.
 _BATCH = 128
-#: A write waits while the database is away, for any time, as a settlement does.
+#: Seconds for which a write waits while the database is away: without limit, as for a settlement.
 _PATIENCE = float("inf")
 
 
 class Buffer(Protocol):
-    """The items that an attempt has produced and that are not in the database yet. `on_first` is called when an empty
-    buffer gets its first item.
+    """The items that an attempt has produced and that no write has taken yet. The buffer calls `on_first` whenever it
+    is empty and gets an item.
     """
 
     on_first: Callable[[], None] | None
@@ -50,7 +51,7 @@ _C = TypeVar("_C")
 
 
 class AttemptBuffer(Generic[_B]):
-    """The buffer of one attempt. `writing`: the last write of this buffer that has begun."""
+    """The buffer of one attempt. `writing`: the write of this buffer that began last."""
 
     __slots__ = ("buffer", "claimed", "writing")
 
@@ -63,8 +64,8 @@ class AttemptBuffer(Generic[_B]):
 class ChunkWriter(Generic[_B, _C]):
     """Writes one sort of item for all attempts of the worker. Create it in the event loop that runs the attempts.
 
-    `name`: the name of the duty and of the connection. `chunk_of(claimed, first_number, items)`: makes the chunk that
-    `append` writes; `first_number` is the number of the first item.
+    `name`: names the connection, the periodic task and the metric's label. `chunk_of(claimed, first_number, items)`:
+    makes the chunk that `append` writes; `first_number` is the number of the first item.
     """
 
     def __init__(
@@ -115,24 +116,25 @@ class ChunkWriter(Generic[_B, _C]):
         await self._wake.wait()
         self._wake.clear()
         while self._unwritten:
-            self._write(self._unwritten.popleft())
+            self._begin_write(self._unwritten.popleft())
 
     async def finish(self, attempt: AttemptBuffer[_B]) -> None:
         """End the writing for an attempt that has ended. Returns once all its items are written."""
         attempt.buffer.close()
-        self._write(attempt)
+        self._begin_write(attempt)
         if attempt.writing is not None:
             await asyncio.shield(attempt.writing)
 
     async def close(self) -> None:
-        """End the writing. Items that are not written now are lost, and are counted."""
+        """End the writing. Items that are not in the database by now are lost, and a metric counts them."""
         await self._batcher.close()
         while self._unwritten:
             # The closed batcher refuses the chunk, and `_count_lost` counts its items.
-            self._write(self._unwritten.popleft())
+            self._begin_write(self._unwritten.popleft())
         await asyncio.gather(*self._writes, return_exceptions=True)
 
-    def _write(self, attempt: AttemptBuffer[_B]) -> None:
+    def _begin_write(self, attempt: AttemptBuffer[_B]) -> None:
+        """Begin to write the items that the attempt's buffer has now, if it has any."""
         first_number, items = attempt.buffer.take()
         if not items:
             return
@@ -143,12 +145,12 @@ class ChunkWriter(Generic[_B, _C]):
         attempt.writing.add_done_callback(self._writes.discard)
 
     async def _write_chunk(self, chunk: _C, items: int) -> None:
-        """Write the chunk. A chunk that PostgreSQL refuses is dropped: a line that cannot be stored must not fail an
+        """Write the chunk. If PostgreSQL refuses the chunk, drop it: a line that cannot be stored must not fail its
         attempt.
         """
         try:
             await self._batcher.ask(chunk)
-        except asyncio.CancelledError:  # the writer was closed: nobody else cancels a write
+        except asyncio.CancelledError:  # only `close` cancels a write
             self._count_lost(items, "the worker ended before PostgreSQL had them")
             raise
         except Exception as error:  # noqa: BLE001 - of any kind: the chunk is at fault, not the attempt

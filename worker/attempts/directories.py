@@ -1,7 +1,7 @@
-"""Makes, names and removes the directories of attempts, and puts a file there that asks a handler to stop.
+"""Makes, names and removes the directories of attempts.
 
-An attempt's directory lies beneath the worker's work directory. A child reads its inputs in `in`, writes to `out`, and
-finds the file that asks it to stop (frames.CANCEL) beside both.
+An attempt's directory lies beneath the worker's work directory. A child reads its inputs in `in` and writes to `out`.
+The worker asks the child to stop by making a file (frames.CANCEL) beside these two.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ log = structlog.get_logger(__name__)
 
 
 class Directories:
-    """The directories of all attempts of one worker. `make` or the first use makes an attempt's directory: most inline
-    attempts need none.
+    """The directories of all attempts of one worker. An isolated attempt calls `make`. An inline attempt makes its
+    directory when the handler first asks for it: most handlers never do.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._adopted: dict[tuple[UUID, int], Path] = {}
+        self._adopted: dict[tuple[UUID, int], Path] = {}  # by task and epoch
 
     def of(self, lease: Lease) -> Path:
         """The directory of the attempt with this lease."""
@@ -42,9 +42,9 @@ class Directories:
         return directory
 
     def make_linked(self, lease: Lease, step: str, files: Mapping[str, Path]) -> tuple[Path, dict[str, Path]]:
-        """Make a directory for the speculative execution of `step`, beside the attempt with `lease`. It has hard links
-        to `files`, because the originals are removed with that attempt's directory. Raises OSError, and leaves nothing
-        then.
+        """Make a directory for a speculative execution of `step`, which the attempt with `lease` starts. The directory
+        has hard links to `files`, because the originals are removed with that attempt's directory. Returns the
+        directory and the links. Raises OSError; then the directory is removed again.
         """
         directory = self._root / f"{lease.task_id}-{lease.epoch}-{step}"
         linked = {name: directory / "in" / str(number) for number, name in enumerate(files)}
@@ -58,7 +58,7 @@ class Directories:
         return directory, linked
 
     def adopt(self, lease: Lease, directory: Path) -> None:
-        """The attempt with `lease` uses the directory of a speculative execution."""
+        """From now on, `directory` of a speculative execution is the directory of the attempt with `lease`."""
         self._adopted[_key(lease)] = directory
 
     def request_stop(self, lease: Lease) -> None:
@@ -68,7 +68,7 @@ class Directories:
         except FileNotFoundError:
             pass  # the attempt has no directory, and so no child
         except OSError as error:
-            log.warning("a handler cannot be asked to stop; it is cancelled after its grace", error=str(error))
+            log.warning("cannot ask a handler to stop: it is cancelled when its grace ends", error=str(error))
 
     async def remove(self, lease: Lease) -> None:
         """Remove the attempt's directory. The removal goes on if the caller is cancelled meanwhile."""

@@ -1,8 +1,11 @@
-"""Turns the exception of an attempt into a failure: a code, a cause, and the pause before the next attempt."""
+"""Turns the exception of an attempt into a failure: a code, a cause, and the pause before the next attempt. The runner
+calls it when a handler, a child or the object store has raised.
+"""
 
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import dropwhile
 from traceback import StackSummary, TracebackException
 
 import structlog
@@ -31,15 +34,15 @@ from leasehold.transitions.settlements import Failure
 
 log = structlog.get_logger(__name__)
 
-#: The pause after an unforeseen exception. The second one in a row is permanent (see Runner).
+#: The pause after an unforeseen exception. The second in a row fails the task for good (see Runner).
 _AFTER_UNFORESEEN = (timedelta(seconds=4),)
 _MAX_MESSAGE = 2000  # characters
-#: The folder of the worker's own code. Its frames stand above the handler's in a traceback, and explain nothing.
-_OWN_FRAMES = __file__.removesuffix("attempts/failures.py")
+#: The folder of the worker's own code. In a traceback its frames stand above the handler's, and explain nothing.
+_WORKER_FOLDER = __file__.removesuffix("attempts/failures.py")
 
 
 def as_step_error(error: BaseException) -> StepError:
-    """The step error that stands for `error`, which may be of the handler, the child or the store."""
+    """The step error for an exception of the handler, the child or the store."""
     match error:
         case StepError():
             return error
@@ -67,25 +70,26 @@ def _from_store_error(error: StoreError) -> StepError:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback of an attempt's error, from the handler's first frame on. For an isolated step, the child has
-    sent it.
+    """The traceback of an attempt's error and its causes, without the worker's frames above the handler's first frame.
+    If no frame is the handler's, the traceback has all frames. The error of an isolated step has the child's traceback.
     """
     if isinstance(error, StepError) and error.trace:
         return error.trace
     formatter = TracebackException.from_exception(error)
-    parts: list[TracebackException] = [formatter]
-    while (cause := parts[-1].__cause__ or parts[-1].__context__) is not None:
-        parts.append(cause)
-    begins = [_begin_of_handler(part) for part in parts]
-    if any(begin is not None for begin in begins):
-        for part, begin in zip(parts, begins, strict=True):
-            part.stack = StackSummary.from_list([] if begin is None else list(part.stack)[begin:])
+    chain: list[TracebackException] = [formatter]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(cause)
+    handler_stacks = [_from_handler_on(part) for part in chain]
+    if any(handler_stacks):
+        for part, stack in zip(chain, handler_stacks, strict=True):
+            part.stack = stack
     return "".join(formatter.format())
 
 
-def _begin_of_handler(part: TracebackException) -> int | None:
-    """The index of the first frame that is not the worker's; None: all frames are the worker's."""
-    return next((n for n, frame in enumerate(part.stack) if not frame.filename.startswith(_OWN_FRAMES)), None)
+def _from_handler_on(part: TracebackException) -> StackSummary:
+    """The stack from its first frame that is not the worker's; empty if all frames are the worker's."""
+    frames = dropwhile(lambda frame: frame.filename.startswith(_WORKER_FOLDER), part.stack)
+    return StackSummary.from_list(list(frames))
 
 
 def failure_of(claimed: Claimed, step: Step, error: StepError) -> Failure:
@@ -106,5 +110,6 @@ def failure_of(claimed: Claimed, step: Step, error: StepError) -> Failure:
 
 def _storable(text: str) -> str:
     """The text without secrets, and in a form that PostgreSQL can store."""
-    # Redact before the cut, because half of a secret is not recognised. The first cut bounds the time of the search.
+    # Redact before the cut to `_MAX_MESSAGE`: the search does not recognise half of a secret. The cut to four times
+    # that length only bounds the time of the search.
     return storable_text(redact(text[: 4 * _MAX_MESSAGE])[:_MAX_MESSAGE])

@@ -34,7 +34,7 @@ from leasehold.worker.attempts.directories import Directories
 from leasehold.worker.attempts.inputs import item_of, sources_of
 from leasehold.worker.attempts.journals import Journals
 from leasehold.worker.attempts.plain import in_thread, is_plain
-from leasehold.worker.attempts.publishing import replaceable, writer_of
+from leasehold.worker.attempts.publishing import replacement_rule, writer_of
 from leasehold.worker.attempts.reporter import Reporter
 from leasehold.worker.attempts.slot import Slot
 from leasehold.worker.attempts.stalls import Watched
@@ -46,7 +46,8 @@ from leasehold.workflows.pending import Outcome
 
 #: An inline handler reads its inputs into memory. Larger inputs belong to isolated steps.
 MAX_READ_BYTES = 64 * 1024 * 1024
-#: Seconds for which a plain handler waits for a free thread. Then the attempt snoozes for as many seconds.
+#: Seconds for which a plain handler waits for a free thread. If none becomes free, the attempt snoozes for the same
+#: time.
 _THREAD_SECONDS = 5.0
 #: The most parts that one step may fan out into.
 MAX_ITEMS = 1000
@@ -83,7 +84,7 @@ class InlineAttempt:
         self.params = _params(pipeline, claimed)
         self.outputs: dict[str, Output] = {}
         self.used_directory = False
-        self._source = attempt_logs.source()
+        self._log_source = attempt_logs.source()
 
     @property
     def pipeline(self) -> Pipeline:
@@ -152,7 +153,7 @@ class InlineAttempt:
             source,
             content_type=content_type,
             metadata=writer_of(self.lease),
-            may_replace=replaceable(self._held),
+            may_replace=replacement_rule(self._held),
         )
         self.outputs[name] = Output(name, stored.key, stored.size, stored.sha256, stored.content_type)
 
@@ -177,11 +178,10 @@ class InlineAttempt:
         # The log context names job, task and step already.
         if structlog.get_config()["processors"][-1:] == [structlog.stdlib.ProcessorFormatter.wrap_for_formatter]:
             return structlog.get_logger(self.pipeline.module)
-        # structlog is not set up as the worker does it, for example in a user's own program: it would render the line
-        # as text, and the fields would be lost. So wrap the standard logger, which keeps them.
-        plain = logging.getLogger(self.pipeline.module)
+        # Here structlog has another configuration than in a worker, for example in a user's own program. It would
+        # render the line as text and lose the fields. So wrap the standard logger, which keeps the fields.
         return structlog.wrap_logger(
-            plain,
+            logging.getLogger(self.pipeline.module),
             processors=[structlog.stdlib.filter_by_level, structlog.stdlib.render_to_log_kwargs],
             wrapper_class=structlog.stdlib.BoundLogger,
         )
@@ -190,7 +190,7 @@ class InlineAttempt:
         self._reporter.report(self.lease, float(percent), summary)
 
     def emit(self, chunk: Any) -> bool:
-        stream = None if self._source is None else self._source.recorder.stream
+        stream = None if self._log_source is None else self._log_source.recorder.stream
         return stream is not None and stream.emit(chunk)
 
     def checkpoint(self) -> None:
@@ -221,8 +221,8 @@ class InlineAttempt:
         if connection is not None:
             await notes.remember(connection, self.lease, note)
             return
-        async with self._pool.acquire() as own:
-            await notes.remember(own, self.lease, note)
+        async with self._pool.acquire() as own_connection:
+            await notes.remember(own_connection, self.lease, note)
 
 
 def _params(pipeline: Pipeline, claimed: Claimed) -> Any:
@@ -233,7 +233,7 @@ def _params(pipeline: Pipeline, claimed: Claimed) -> Any:
 
 
 class InlineAttempts:
-    """All inline attempts of one worker. `opened`: pipeline -> the context that the pipeline's opener has opened.
+    """Runs all inline attempts of one worker. `opened`: pipeline -> the context that the pipeline's opener has opened.
     `on_most_stuck`: see Threads.
     """
 
@@ -257,7 +257,7 @@ class InlineAttempts:
         self._threads = Threads(settings.worker_threads, on_most_stuck)
         self.workflows = Workflows(settings, pool, store, journals, self._threads)
         self._blocked_after = settings.loop_blocked_seconds
-        self._plain: dict[tuple[str, str], bool] = {}
+        self._plain: dict[tuple[str, str], bool] = {}  # by pipeline and step
 
     async def perform(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, held: HeldLease, seconds: float, slot: Slot
@@ -283,7 +283,7 @@ class InlineAttempts:
                 await self._directories.remove(claimed.lease)
 
     def _is_plain(self, pipeline: Pipeline, step: str) -> bool:
-        """Whether the step's handler is a plain function. Remembered, because unwrapping takes 1 µs."""
+        """Whether the step's handler is a plain function. The answer is cached: to unwrap a handler takes 1 µs."""
         key = (pipeline.name, step)
         if key not in self._plain:
             self._plain[key] = is_plain(pipeline.handlers[step])
@@ -292,26 +292,32 @@ class InlineAttempts:
     async def _call_if_room(
         self, attempt: InlineAttempt, seconds: float
     ) -> Completion | Snoozing | Suspending | FanningOut:
-        """Reserve room for the attempt, then call the handler. The attempt snoozes if there is no room: no thread for a
-        plain handler, or no room by the pipeline's own rule.
+        """Reserve room for the attempt, then call the handler. Without room the attempt snoozes. A plain handler needs
+        a thread; a coroutine needs room by the pipeline's own rule, if the pipeline has one.
         """
-        pipeline, step = attempt.pipeline, attempt.step
-        is_plain_handler = self._is_plain(pipeline, step)
-        if not is_plain_handler and pipeline.room is None:
+        pipeline = attempt.pipeline
+        if self._is_plain(pipeline, attempt.step):
+            return await self._call_if_thread(attempt, seconds)
+        if pipeline.room is None:
             return await self._call_in_middlewares(attempt, seconds, None)
         async with AsyncExitStack() as stack:
-            thread: Reservation | None = None
-            if is_plain_handler:
-                thread = await self._threads.reserve(_THREAD_SECONDS, attempt.slot)
-                if thread is None:
-                    return Snoozing(attempt.lease, _THREAD_SECONDS)
-                stack.callback(thread.end)
-            elif (room := pipeline.room) is not None:
-                with attempt.slot.lent():
-                    has_room = await stack.enter_async_context(room(attempt))
-                if not has_room:
-                    return Snoozing(attempt.lease, _THREAD_SECONDS)
+            with attempt.slot.lent():
+                has_room = await stack.enter_async_context(pipeline.room(attempt))
+            if not has_room:
+                return Snoozing(attempt.lease, _THREAD_SECONDS)
+            return await self._call_in_middlewares(attempt, seconds, None)
+
+    async def _call_if_thread(
+        self, attempt: InlineAttempt, seconds: float
+    ) -> Completion | Snoozing | Suspending | FanningOut:
+        """Reserve a thread, then call the plain handler. The attempt snoozes if no thread becomes free."""
+        thread = await self._threads.reserve(_THREAD_SECONDS, attempt.slot)
+        if thread is None:
+            return Snoozing(attempt.lease, _THREAD_SECONDS)
+        try:
             return await self._call_in_middlewares(attempt, seconds, thread)
+        finally:
+            thread.end()
 
     async def _call_in_middlewares(
         self, attempt: InlineAttempt, seconds: float, thread: Reservation | None
@@ -339,7 +345,7 @@ class InlineAttempts:
         except TimeoutError as error:
             if not limit.expired():
                 raise  # the handler's own TimeoutError
-            # The TimeoutError as the cause shows in the attempt's log where the handler waited.
+            # `from error`: the traceback in the attempt's log then shows where the handler waited.
             raise StepTimeout("step_timeout", f"the step ran longer than {seconds:g} s") from error
         return _settlement(attempt, returned)
 

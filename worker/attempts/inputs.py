@@ -1,4 +1,4 @@
-"""Fetches the inputs of an isolated step, and verifies that their bytes are the ones that were written."""
+"""Fetches the inputs of an isolated step, and verifies their digests. The attempts (isolated.py, inline.py) call it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from leasehold.worker.attempts.output_cache import OutputCache
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An object that a step reads. `read`: the declared name, an input of the job or another step. `sha256`: the digest
-    of a step's output; None for an input of the job.
+    """An object that a step reads. `read`: the name in `Step.reads`, of an input of the job or of another step. `name`:
+    the name of the input or of the output. `sha256`: the digest of an output; None for an input of the job.
     """
 
     read: str
@@ -34,7 +34,7 @@ class Source:
 
 
 async def sources_of(pool: Pool, pipeline: Pipeline, step: Step, claimed: Claimed) -> list[Source]:
-    """The objects behind the step's declared reads. Raises Permanent when the job lacks a declared input."""
+    """The objects that `Step.reads` names. Raises Permanent when the job lacks a declared input."""
     sources = []
     for name in step.reads:
         if name in pipeline.inputs:
@@ -59,8 +59,8 @@ async def fetch(
 ) -> dict[str, tuple[Path, str]]:
     """Download all sources at once, except those in `cache`: name -> (file, sha256).
 
-    Raises Permanent for a missing object, because nobody will write it. Raises Permanent for an object larger than
-    `max_bytes`: the holder of a signed upload URL may have replaced it after the checks.
+    Raises Permanent for a missing object, because nobody will write it any more. Raises Permanent for an object larger
+    than `max_bytes`, too: a client with a signed upload URL may have replaced the object after the API checked it.
     """
 
     async def fetch_source(source: Source, path: Path) -> tuple[Path, str]:

@@ -71,9 +71,9 @@ class IsolatedAttempts:
         timeout: float,
         may_continue: Callable[[], bool],
     ) -> Completion:
-        """Run the attempt. If `may_continue` returns True, the attempt may start later steps speculatively. They run
-        until an attempt takes them, or until `discard_speculations` ends them. Raises what the handler, the child and
-        the store raise.
+        """Run the attempt. If `may_continue` returns True after the handler has ended, start later steps speculatively.
+        They run until an attempt takes them, or until `discard_speculations` ends them. Raises what the handler, the
+        child and the store raise.
         """
         sources = await sources_of(self._pool, pipeline, step, claimed)
         on_progress = partial(self._reporter.report, claimed.lease)
@@ -95,7 +95,7 @@ class IsolatedAttempts:
                     files = {name: path for name, (path, _) in fetched.items()}
                     directory = self._directories.of(claimed.lease)
                     done = await self._run(claimed, pipeline, step, files, directory, timeout, on_progress)
-            await self._finish(pipeline, step, done)
+            await self._run_finisher(pipeline, step, done)
             started = self._speculate(claimed, pipeline, step, sources, fetched, done) if may_continue() else []
             completion = await self._publish(claimed, pipeline, step, done, digest, held)
             for next_step in started:
@@ -109,11 +109,11 @@ class IsolatedAttempts:
             await self._directories.remove(claimed.lease)
 
     def discard_speculations(self, claimed: Claimed, next_step: Claimed | None) -> None:
-        """The attempt has ended: discard the speculation that it used, and those that it started and no other attempt
-        has taken.
+        """Call this when the attempt has ended. Discards the speculation that the attempt used, and the speculations
+        that it started and that no other attempt has taken.
 
-        Exception: this worker goes on with `next_step` of the job. Then the attempt at `next_step` owns the
-        speculations of later steps.
+        Exception: if this worker goes on with `next_step` of the job, the started speculations stay. From then on they
+        belong to the attempt at `next_step`.
         """
         if not self._speculations:
             return
@@ -163,8 +163,10 @@ class IsolatedAttempts:
             on_progress=on_progress,
         )
 
-    async def _finish(self, pipeline: Pipeline, step: Step, done: Done) -> None:
-        """Run the step's finisher, if it has one. It runs in the worker, and may use secrets that no child gets."""
+    async def _run_finisher(self, pipeline: Pipeline, step: Step, done: Done) -> None:
+        """Run the step's finisher, if it has one. A finisher runs in the worker, and may use secrets that no child
+        gets.
+        """
         finisher = pipeline.finishers.get(step.name)
         if finisher is not None:
             paths = {name: file.path for name, file in done.files.items()}
@@ -183,7 +185,9 @@ class IsolatedAttempts:
     def _take_speculation(
         self, claimed: Claimed, sources: list[Source], on_progress: Callable[[float, str], None]
     ) -> Speculation | None:
-        """The speculative execution of this very step with these very inputs, if there is one."""
+        """The speculative execution of this step with these inputs, if there is one. A speculation of the step with
+        other inputs is discarded.
+        """
         key = (claimed.job_id, claimed.step)
         speculation = self._speculations.get(key)
         if speculation is None:
@@ -206,13 +210,14 @@ class IsolatedAttempts:
     ) -> list[Speculation]:
         """Start the next step, and one later step for each further idle child.
 
-        The last step starts first, because the job ends with it. If no child is idle, the speculation waits for this
-        attempt's child to end, which also frees its memory.
+        The last step starts first, because the job ends with it. If no child is idle, only the next step starts, and
+        waits until this attempt's child has ended and its memory is free.
         """
-        if claimed.handler is not None:  # a job of a template: its next steps are not those of the handler's `pipeline`
+        if claimed.handler is not None:  # a job of a template: `pipeline` is the handler's, and lists other next steps
             return []
         started: list[Speculation] = []
-        for next_step in reversed(steps_after(pipeline, step)[: max(1, self._children.idle)]):
+        next_steps = steps_after(pipeline, step)[: max(1, self._children.idle)]
+        for next_step in reversed(next_steps):
             if (claimed.job_id, next_step.name) in self._speculations:
                 continue
             try:
@@ -230,13 +235,15 @@ class IsolatedAttempts:
     def _link_inputs(
         self, claimed: Claimed, step: Step, next_step: Step, sources: list[Source], fetched: Fetched, done: Done
     ) -> Speculation:
-        """A speculation of `next_step`, whose directory has links to the inputs. Raises OSError."""
-        earlier = {source.name: fetched[source.name] for source in sources if source.read in next_step.reads}
-        paths = {name: path for name, (path, _) in earlier.items()}
+        """A speculation of `next_step`, whose directory has links to the inputs: the inputs that `step` has fetched,
+        and the files that `step` has made. The digests of the latter follow when they are published. Raises OSError.
+        """
+        shared = {source.name: fetched[source.name] for source in sources if source.read in next_step.reads}
+        paths = {name: path for name, (path, _) in shared.items()}
         if step.name in next_step.reads:
             paths |= {name: file.path for name, file in done.files.items()}
         directory, files = self._directories.make_linked(claimed.lease, next_step.name, paths)
-        sha256 = {name: digest for name, (_, digest) in earlier.items()}
+        sha256 = {name: digest for name, (_, digest) in shared.items()}
         return Speculation(claimed.lease.task_id, claimed.params, directory, files, sha256)
 
     async def _run_speculatively(

@@ -1,4 +1,4 @@
-"""Reads and writes the journals of running workflows. All requests that wait share the next round trip."""
+"""Reads and writes the journals of running workflows, for workflows.py. Waiting requests share a round trip."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from leasehold.transitions.workflows.records import Recorded, Recording
 
 
 class Journals:
-    """Every workflow attempt of the worker awaits `read` and `record`. All use one connection. While the database is
-    away they wait, for any time.
+    """Every workflow attempt of the worker awaits `read` and `record`. All requests use one connection. While the
+    database is away they wait, for any time.
     """
 
     def __init__(self, settings: Settings, announce: Callable[[Sequence[Announcement]], None], at_most: int) -> None:
@@ -56,5 +56,5 @@ class Journals:
         if recordings:
             recorded, hints = await recording.record(connection, recordings)
             self.announce(hints)
-        read = iter(await reading.read_each(connection, readings))
-        return [recorded[item.lease.task_id] if isinstance(item, Recording) else next(read) for item in batch]
+        journals = iter(await reading.read_each(connection, readings))
+        return [recorded[item.lease.task_id] if isinstance(item, Recording) else next(journals) for item in batch]

@@ -1,6 +1,6 @@
-"""The log and the stream of each attempt. The runner opens both for a new attempt, and finishes both when it ends.
+"""The log and the stream of each attempt. The runner opens both for a new attempt, and finishes both at its end.
 
-Most attempts log and emit nothing: so the buffers of an attempt are made when its first line or chunk comes.
+Most attempts log and emit nothing. So an attempt has no buffers until its first line or chunk.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class LogAndStreamWriters:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.lock = Lock()  # held for a moment while the buffers of an attempt are made
-        self._buffer_lock = Lock()  # the buffers of all attempts share this lock, too
+        self.lock = Lock()  # for the making of buffers, in all attempts
+        self._buffer_lock = Lock()  # for the contents of buffers, in all attempts
         self.logs: ChunkWriter[Recorder, LogChunk] = ChunkWriter(settings, "logs", _log_chunk, logs.append)
         self.streams: ChunkWriter[Emissions, StreamChunk] = ChunkWriter(
             settings, "streams", _stream_chunk, streams.append
@@ -87,5 +87,6 @@ def _log_chunk(claimed: Claimed, first_number: int, lines: list[bytes]) -> LogCh
 
 
 def _stream_chunk(claimed: Claimed, first_number: int, chunks: list[bytes]) -> StreamChunk:
-    begins_anew = claimed.lease.epoch > 1 and claimed.was != "waiting"
-    return StreamChunk(claimed.lease, first_number, chunks, restarts=begins_anew and first_number == 1)
+    # An attempt at a snoozed or suspended task continues the stream. Any other later attempt begins the stream again.
+    begins_again = claimed.lease.epoch > 1 and claimed.was != "waiting"
+    return StreamChunk(claimed.lease, first_number, chunks, restarts=begins_again and first_number == 1)

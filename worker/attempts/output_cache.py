@@ -11,8 +11,8 @@ MAX_BYTES = 32 * 1024 * 1024
 
 
 class OutputCache:
-    """The cached outputs by object key and digest. If other bytes are committed under the same key, their digest
-    differs: so a lookup never returns wrong bytes.
+    """The cached outputs by object key and digest. Other bytes under the same key have another digest: so a lookup
+    never returns wrong bytes.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:

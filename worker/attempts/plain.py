@@ -1,4 +1,4 @@
-"""Runs a plain handler (not `async def`) in a thread, with an attempt whose methods block that thread."""
+"""Runs a plain handler (not `async def`) in a thread, and gives it a BlockingAttempt. inline.py calls `in_thread`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PUBLIC = frozenset(name for name in dir(PlainAttempt) if not name.startswith("_
 
 
 def is_plain(handler: Callable[..., Any]) -> bool:
-    """Whether the handler, without its decorators, is a plain function and no `async def`."""
+    """Whether the function beneath the handler's decorators is a plain function, not an `async def`."""
     inner = inspect.unwrap(handler)
     return not inspect.iscoroutinefunction(inner) and not inspect.iscoroutinefunction(type(inner).__call__)
 
@@ -28,22 +28,22 @@ class BlockingAttempt:
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
         self._loop = asyncio.get_running_loop()
-        self._over = False
+        self._has_ended = False
 
     def end(self) -> None:
         """The attempt has ended: from now on every use of this object in the thread raises Cancelled."""
-        self._over = True
+        self._has_ended = True
 
     def progress(self, percent: float, summary: str = "") -> None:
-        """As Attempt.progress. It sets an event of the loop, which only the loop's thread may do."""
-        if self._over:
+        """As Attempt.progress, which this calls in the event loop: only the loop's thread may set the loop's events."""
+        if self._has_ended:
             raise Cancelled
         self._loop.call_soon_threadsafe(self._attempt.progress, percent, summary)
 
     def __getattr__(self, name: str) -> Any:
         if name not in _PUBLIC:  # tools that print tracebacks read many attributes
             raise AttributeError(name)
-        if self._over:
+        if self._has_ended:
             raise Cancelled
         value = getattr(self._attempt, name)
         if inspect.iscoroutinefunction(value):
@@ -51,15 +51,16 @@ class BlockingAttempt:
         return value
 
     def _wait(self, method: Callable[..., Any], *positional: Any, **named: Any) -> Any:
+        """Run the method in the event loop. Blocks this thread until the method has returned."""
         result = asyncio.run_coroutine_threadsafe(method(*positional, **named), self._loop).result()
-        if self._over:
+        if self._has_ended:
             raise Cancelled
         return result
 
 
 async def in_thread(handler: Callable[..., Any], attempt: Attempt, thread: Reservation, names: tuple[str, str]) -> Any:
-    """Call the handler in a reserved thread. If the caller is cancelled, the thread runs on by itself. `names`: the
-    handler's pipeline and step.
+    """Call the handler in a reserved thread. If the caller is cancelled, the thread runs on, and the attempt's methods
+    raise Cancelled in it. `names`: the handler's pipeline and step.
     """
     blocking = BlockingAttempt(attempt)
     try:

@@ -41,8 +41,8 @@ def writer_of(lease: Lease) -> dict[str, str]:
     return {_WRITER: f"{lease.task_id} {lease.epoch} {lease.owner}"}
 
 
-def replaceable(held: HeldLease) -> Callable[[Stored], bool]:
-    """A function that the store asks whether this attempt may replace an object that exists under its key.
+def replacement_rule(held: HeldLease) -> Callable[[Stored], bool]:
+    """The rule by which the store decides whether this attempt may replace an object that exists under its key.
 
     The attempt may replace the object of an earlier attempt. It may not replace the object of a newer attempt, nor any
     object while its lease is not trusted. Trust alone is not enough: after an early takeover (the owner's presence
@@ -54,13 +54,14 @@ def replaceable(held: HeldLease) -> Callable[[Stored], bool]:
     """
 
     def may_replace(existing: Stored) -> bool:
-        task_id, epoch, owner = [*existing.metadata.get(_WRITER, "").split(" "), "", "", ""][:3]
         if not held.trusted():
             return False
-        if task_id != str(held.lease.task_id) or not epoch.isdecimal() or int(epoch) < held.lease.epoch:
+        task_id, epoch, owner = [*existing.metadata.get(_WRITER, "").split(" "), "", "", ""][:3]
+        if task_id != str(held.lease.task_id) or not epoch.isdecimal():  # the object names no attempt at this task
             return True
-        is_own_epoch = int(epoch) == held.lease.epoch
-        return is_own_epoch and (owner in ("", str(held.lease.owner)) or held.confirmed())
+        if int(epoch) != held.lease.epoch:
+            return int(epoch) < held.lease.epoch
+        return owner in ("", str(held.lease.owner)) or held.confirmed()
 
     return may_replace
 
@@ -77,7 +78,7 @@ async def publish_outputs(
             file.path if data is None else data,
             content_type=file.content_type,
             metadata={_DIGEST: digest, **writer_of(held.lease), **metadata},
-            may_replace=replaceable(held),
+            may_replace=replacement_rule(held),
         )
         if cache is not None and data is not None:
             cache.add(stored.key, stored.sha256, data)
@@ -99,7 +100,9 @@ def _read_small(path: Path) -> bytes | None:
 async def find_published(
     store: ObjectStore, prefix: str, step: Step, digest: str, held: HeldLease
 ) -> Completion | None:
-    """The completion with the outputs that an earlier attempt at the same work published. None unless all are there."""
+    """A completion with the outputs that an earlier attempt at the same work has published. None unless all outputs are
+    there.
+    """
     if step.writes is None:
         return None
     try:
@@ -126,15 +129,16 @@ def _output(name: str, stored: Stored) -> Output:
 def _encoded_manifest(outputs: list[Output], value: Any) -> str | None:
     """The manifest as base64 text; None if it is too long for the metadata."""
     manifest = orjson.dumps({"outputs": [asdict(output) for output in outputs], "value": value})
-    packed = base64.b64encode(manifest).decode()
-    return packed if len(packed) <= _MANIFEST_BYTES else None
+    encoded = base64.b64encode(manifest).decode()
+    return encoded if len(encoded) <= _MANIFEST_BYTES else None
 
 
-def _decoded_manifest(packed: str | None) -> dict[str, Any] | None:
-    if packed is None:
+def _decoded_manifest(encoded: str | None) -> dict[str, Any] | None:
+    """The manifest; None if the object has none, or one that this release cannot read."""
+    if encoded is None:
         return None
     try:
-        manifest = orjson.loads(base64.b64decode(packed, validate=True))
+        manifest = orjson.loads(base64.b64decode(encoded, validate=True))
     except ValueError:
         return None
     return manifest if isinstance(manifest, dict) and {"outputs", "value"} <= manifest.keys() else None

@@ -35,12 +35,12 @@ class Reporter:
         await self._reported.wait()
         self._reported.clear()
         latest, self._latest = self._latest, {}
-
-        async def write(batch: Sequence[Progress]) -> Sequence[None]:
-            await report(connection, batch)
-            return ()
-
         async with self._pool.acquire() as connection:
+
+            async def write(batch: Sequence[Progress]) -> Sequence[None]:
+                await report(connection, batch)
+                return ()
+
             await run_known_units(
                 connection, DUTY, list(latest.values()), write, lambda progress: progress.lease.task_id
             )

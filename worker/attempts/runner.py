@@ -52,12 +52,13 @@ _logger = logging.getLogger(__name__)  # each call of getLogger takes a lock
 #: Seconds for which the heartbeat renews a lease beyond the step's time limit: the attempt may still upload, or wait
 #: for the database.
 _GRACE_SECONDS = 120.0
-#: Seconds for which a worker snoozes a task whose pipeline it does not know: it may be of an older release.
+#: Seconds for which a worker snoozes a task whose pipeline it does not know: the worker may be of an older release.
 _UNKNOWN_SECONDS = 30.0
 
 _LAST_ERROR = "SELECT code FROM failure WHERE task_id = $1 AND cause = 'error' ORDER BY epoch DESC LIMIT 1"
 _UNFORESEEN_CODE = Unforeseen("").code
 
+#: The kind of settlement -> the outcome, as metrics, traces and log lines name it.
 _OUTCOME_OF_SETTLEMENT = {
     Completion: "succeeded",
     Failure: "failed",
@@ -72,7 +73,7 @@ _OUTCOME_OF_STATE = {"retry": "retried", "cancelled": "cancelled", "pending": "r
 
 
 class Runner:
-    """Serves all slot pools of the worker."""
+    """Runs the attempts of all slot pools of the worker."""
 
     def __init__(
         self,
@@ -107,13 +108,13 @@ class Runner:
             task.cancel()
 
     async def run(self, claimed: Claimed, parent: Mapping[str, str] | None, slot: Slot) -> Claimed | None:
-        """Run the attempt and settle it. Returns once PostgreSQL has answered, or the lease is lost.
+        """Run the attempt and settle it. Returns once PostgreSQL has answered the settlement, or the lease is lost.
 
         `parent`: the trace headers of the hint; None for a task that no hint announced.
         `slot`: the slot that the attempt runs in. While its `may_continue` returns True, the attempt may start the
         job's later steps speculatively, and the settlement of the step also claims the job's next step.
 
-        Returns the next step that the settlement claimed, or None.
+        Returns the job's next step, if the settlement has claimed one.
         """
         began = monotonic()
         self._starts.count(claimed.queue)
@@ -153,7 +154,7 @@ class Runner:
                     held.settlement_sent = True
                     outcome, next_step = await self._settle(claimed, settlement)
             finally:
-                # Drop the lease however the attempt ends: else the heartbeat would renew it until its time limit.
+                # Drop the lease in any case: else the heartbeat would renew it until the time limit has passed.
                 self._heartbeat.drop(held)
                 self._isolated.discard_speculations(claimed, next_step)
                 if isinstance(settlement, Suspending):
@@ -196,9 +197,8 @@ class Runner:
             self._running.discard(work)
 
     def _declaration(self, claimed: Claimed) -> tuple[Pipeline, Step] | None:
-        """The pipeline and step whose code runs: the job's own, or the handler that the job's template names.
-
-        None: this worker has not loaded it.
+        """The pipeline and step whose code runs: those of the task, or those that the job's template names as the
+        handler. None: this worker has not loaded that code.
         """
         handler = claimed.handler or f"{claimed.pipeline}.{claimed.step}"
         pipeline_name, _, step_name = handler.rpartition(".")
@@ -245,7 +245,7 @@ class Runner:
         held: HeldLease,
         log_and_stream: LogAndStream,
     ) -> Settlement | None:
-        """Wait for `work`. Returns the settlement that fits its end; None when the lease is no longer this worker's."""
+        """Wait for `work`. Returns the settlement that fits its end; None when this worker has lost the lease."""
         try:
             return await work
         except (asyncio.CancelledError, Cancelled) as stop:
@@ -258,11 +258,11 @@ class Runner:
             return settlement
         except (LeaseLost, ObjectExists):
             # ObjectExists: another attempt has written different bytes under this attempt's key, so another worker has
-            # probably taken the lease over. Settle nothing: the newer attempt does.
+            # probably taken the lease over. Settle nothing: the newer attempt settles the task.
             return None
         except BaseException as error:
             if not work.done():
-                raise  # this attempt itself ends: the error is not the handler's
+                raise  # something ends this attempt from outside: the error is not the handler's
             step_error = as_step_error(error)
             reason = f"{step_error.code}: {step_error.message}"
             log_and_stream.recorder.add_final("error", reason, trace=traceback_of(error))
@@ -298,7 +298,7 @@ class Runner:
         try:
             async with self._pool.acquire() as connection:
                 code = await connection.fetchval(_LAST_ERROR, claimed.lease.task_id)
-        except TRY_AGAIN:  # the database is away: a wrong False costs one more attempt
+        except TRY_AGAIN:  # the database is away; if False is wrong, the task gets one more attempt
             return False
         return bool(code == _UNFORESEEN_CODE)
 
@@ -315,7 +315,7 @@ class Runner:
         try:
             with traces.span("settle"):
                 answer = await self._settlements.settle(settlement)
-        except asyncpg.DataError as error:  # a value that PostgreSQL has no form for, such as a NUL in JSON
+        except asyncpg.DataError as error:  # the step returned a value that PostgreSQL cannot store: a NUL in JSON
             refused = Permanent("bad_output", f"PostgreSQL cannot store what the step returned: {error}")
             settlement, answer = await self._settle_refused(claimed, refused)
         except asyncpg.UniqueViolationError:
@@ -339,13 +339,13 @@ class Runner:
     async def _settle_refused(self, claimed: Claimed, error: Permanent) -> tuple[Failure, Answer]:
         """PostgreSQL refused the settlement's values: fail the attempt instead."""
         declared = self._declaration(claimed)
-        assert declared is not None  # its handler ran
+        assert declared is not None  # the handler has run
         failure = failure_of(claimed, declared[1], error)
         return failure, await self._settlements.settle(failure)
 
 
 def _claiming_next(settlement: Settlement, queue: str) -> Settlement:
-    """The settlement, which also claims a next step of the job: one of the same queue, so this slot may run it."""
+    """The settlement, changed so that it also claims a next step of the job in the same queue: this slot may run it."""
     if isinstance(settlement, Completion):
         return settlement.claiming_next()
     if isinstance(settlement, Suspending):
@@ -361,6 +361,6 @@ def _time_limit(claimed: Claimed, step: Step) -> float:
 def _outcome(settlement: Settlement, answer: Answer) -> str:
     if answer.verdict is Verdict.LOST:
         return "lost"
-    if answer.state == "waiting" and isinstance(settlement, Failure):  # a workflow that sees a cancel runs again
+    if answer.state == "waiting" and isinstance(settlement, Failure):  # a workflow runs again to see its job's cancel
         return "parked"
     return _OUTCOME_OF_STATE.get(answer.state or "") or _OUTCOME_OF_SETTLEMENT[type(settlement)]

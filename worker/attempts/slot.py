@@ -1,4 +1,4 @@
-"""What an attempt may ask of the slot that it runs in. The slot pool (worker/claiming) makes one for each attempt."""
+"""The slot of an attempt, as the attempt sees it. The slot pool (worker/claiming) makes a slot for each attempt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Slot(Protocol):
         ...
 
     def lent(self) -> AbstractContextManager[None]:
-        """Lend the slot to other attempts during the block, in which this attempt only waits for a thread or a process.
-        The lease stays. After the block the attempt has a slot again, at once.
+        """Lend the slot to other attempts during the block, while this attempt only waits for a thread or a process.
+        The attempt keeps its lease. At the end of the block it has a slot again, without waiting.
         """
         ...

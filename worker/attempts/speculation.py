@@ -27,16 +27,17 @@ def steps_after(pipeline: Pipeline, step: Step) -> list[Step]:
     """The steps after `step`, in order, that may start speculatively: each needs only the step before it, and reads
     only what `step` read or wrote.
     """
-    readable, following = {step.name, *step.reads}, []
-    candidate = _only_next(pipeline, step)
+    readable = {step.name, *step.reads}
+    following: list[Step] = []
+    candidate = _sole_dependent(pipeline, step)
     while candidate is not None and set(candidate.reads) <= readable:
         following.append(candidate)
-        candidate = _only_next(pipeline, candidate)
+        candidate = _sole_dependent(pipeline, candidate)
     return following
 
 
-def _only_next(pipeline: Pipeline, step: Step) -> Step | None:
-    """The one step that needs `step`. None if it needs another step too, or if this worker may not run it at once."""
+def _sole_dependent(pipeline: Pipeline, step: Step) -> Step | None:
+    """The step that needs only `step`, if no other step needs `step`. None if this worker may not run it at once."""
     dependents = [other for other in pipeline.steps if step.name in other.needs]
     if len(dependents) != 1 or dependents[0].needs != (step.name,):
         return None
@@ -49,7 +50,7 @@ def _only_next(pipeline: Pipeline, step: Step) -> Step | None:
 class Speculation:
     """One speculative execution.
 
-    `bound_to`: a task. When its attempt ends, that attempt discards the speculation. First this is the task that
+    `bound_to`: the task whose attempt discards the speculation when that attempt ends. First this is the task that
     started the speculation. If this worker then runs the job's next step, it is that step's task. After `take` it is
     the task that took the speculation.
     `owner_task`: the task that took the speculation. None before `take`.
@@ -82,8 +83,8 @@ class Speculation:
         self.sha256 |= {name: sha256 for name, sha256 in outputs.items() if name in self.files}
 
     def take(self, claimed: Claimed, on_progress: Callable[[float, str], None]) -> None:
-        """Give the speculation to the attempt. The attempt's log gets the lines that were logged so far. From now on
-        the attempt reports the speculation's progress.
+        """Give the speculation to the attempt: the attempt's log gets the lines that the speculation has logged so far,
+        and `on_progress` gets its progress from now on.
         """
         recorder = current()
         if self.recorder is not None and recorder is not None:
@@ -100,7 +101,7 @@ class Speculation:
         self.running.add_done_callback(_mark_retrieved)
 
     def discard(self) -> None:
-        """No attempt will take the speculation: kill its child, then remove its directory."""
+        """Kill the speculation's child, then remove its directory."""
         self.running.cancel()
         self.running.add_done_callback(lambda _running: remove_later(self.directory))
 

@@ -19,16 +19,17 @@ _warned_at: dict[tuple[str, str], float] = {}
 
 
 class Watched(Awaitable[_T], Generic[_T]):
-    """Await it in place of `work`. It measures and logs each stretch between two awaits of `work` that takes longer
-    than `at_most` seconds.
+    """`await Watched(work, ...)` returns and raises what `await work` does. It measures and logs each time that `work`
+    runs for longer than `limit_seconds` without waiting.
     """
 
-    def __init__(self, work: Awaitable[_T], pipeline: str, step: str, at_most: float) -> None:
+    def __init__(self, work: Awaitable[_T], pipeline: str, step: str, limit_seconds: float) -> None:
         self._work = work
         self._labels = (pipeline, step)
-        self._at_most = at_most
+        self._limit_seconds = limit_seconds
 
     def __await__(self) -> Generator[Any, Any, _T]:
+        """As `yield from`, step by step: run `work` until it waits, pass its future on, and give `work` the answer."""
         inner = self._work.__await__()
         send, throw = getattr(inner, "send", lambda _value: next(inner)), getattr(inner, "throw", None)
         value: Any = None
@@ -41,8 +42,8 @@ class Watched(Awaitable[_T], Generic[_T]):
                 result: _T = end.value
                 return result
             finally:
-                if (seconds := perf_counter() - began) > self._at_most:
-                    _blocked(*self._labels, seconds)
+                if (seconds := perf_counter() - began) > self._limit_seconds:
+                    _record_block(*self._labels, seconds)
             value, error = None, None
             try:
                 value = yield future
@@ -50,13 +51,14 @@ class Watched(Awaitable[_T], Generic[_T]):
                 error = raised
 
 
-def _blocked(pipeline: str, step: str, seconds: float) -> None:
+def _record_block(pipeline: str, step: str, seconds: float) -> None:
     metrics.BLOCKED.labels(pipeline, step).observe(seconds)
     now = monotonic()
     if now - _warned_at.get((pipeline, step), -_REMINDER_SECONDS) >= _REMINDER_SECONDS:
         _warned_at[pipeline, step] = now
         log.warning(
-            "a handler blocked the event loop: all other attempts waited; a plain function runs in a thread",
+            "a handler blocked the event loop, and all other attempts waited: make it a plain function, and it runs in "
+            "a thread",
             pipeline=pipeline,
             step=step,
             seconds=round(seconds, 3),

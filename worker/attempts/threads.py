@@ -1,4 +1,6 @@
-"""Runs plain functions in a bounded number of threads. No thread keeps the process from ending."""
+"""Runs plain functions in a bounded number of threads, for inline attempts and workflows. The process can end while a
+thread runs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ _Work: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 
 
 class Reservation:
-    """A thread that `Threads.reserve` keeps for its caller, who calls `run` once at most, and `end` in any case."""
+    """The right to one thread, from `Threads.reserve`. The caller calls `run` at most once, and `end` in any case."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
@@ -33,7 +35,7 @@ class Reservation:
 
     async def run(self, work: Callable[[], Any], handler: tuple[str, str]) -> Any:
         """Run `work` in the thread, with this task's context variables. Returns or raises what `work` does. `handler`:
-        the pipeline and the step whose code it is.
+        the pipeline and the step that `work` belongs to.
 
         A thread cannot be stopped. When this task is cancelled, `work` goes on in its thread, and its result is
         dropped. The thread is free again only when `work` has ended.
@@ -49,7 +51,7 @@ class Reservation:
 
 
 class Threads:
-    """At most `at_most` threads, each started when it is first needed. Make it in the event loop that calls `run`.
+    """At most `at_most` threads. Each starts when it is first needed. Create this in the event loop that calls `run`.
 
     `on_most_stuck`: called when over half of the threads are stuck. Only the end of the process frees them.
     """
@@ -58,30 +60,30 @@ class Threads:
         self._at_most = at_most
         self._on_most_stuck = on_most_stuck
         self._stuck = 0
-        self._free = asyncio.Semaphore(at_most)
+        self._free_threads = asyncio.Semaphore(at_most)
         self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._started = 0
-        self._idle = 0
+        self._idle = 0  # started threads that wait for work
         self._loop = asyncio.get_running_loop()
 
     async def reserve(self, seconds: float, slot: Slot) -> Reservation | None:
-        """Keep a thread for the attempt in `slot`, which is lent while no thread is free. None: no thread became free
-        within `seconds`.
+        """Reserve a thread for the attempt in `slot`. While no thread is free, the slot is lent. None: no thread became
+        free within `seconds`.
         """
-        if not self._free.locked():
-            await self._free.acquire()
+        if not self._free_threads.locked():
+            await self._free_threads.acquire()
             return Reservation(self)
         with slot.lent():
             try:
                 async with asyncio.timeout(seconds):
-                    await self._free.acquire()
+                    await self._free_threads.acquire()
             except TimeoutError:
                 return None
         return Reservation(self)
 
     def free(self) -> None:
         """Free a thread whose reservation ran nothing."""
-        self._free.release()
+        self._free_threads.release()
 
     async def run(self, work: Callable[[], Any], handler: tuple[str, str]) -> Any:
         """Run `work` in the thread of a reservation, as Reservation.run describes."""
@@ -100,14 +102,15 @@ class Threads:
                 self._loop.call_later(_STUCK_SECONDS, self._count_if_stuck, future, handler)
 
     def _count_if_stuck(self, future: Future[Any], handler: tuple[str, str]) -> None:
-        """The attempt has ended some time ago. Report its thread if it still runs."""
+        """Report the thread of an attempt that ended `_STUCK_SECONDS` ago, if the thread still runs."""
         if future.done():
             return
         self._stuck += 1
         metrics.STUCK_THREADS.labels(*handler).inc()
         pipeline, step = handler
         log.warning(
-            "a handler runs on in its thread after its attempt has ended: call checkpoint() in it, or use process=True",
+            "a handler runs on in its thread after its attempt has ended: call checkpoint() in the handler, or use "
+            "process=True",
             pipeline=pipeline,
             step=step,
             stuck=self._stuck,
@@ -120,9 +123,9 @@ class Threads:
 
     def _on_unstuck(self, handler: tuple[str, str], _future: Future[Any]) -> None:
         with suppress(RuntimeError):  # the loop is closed: the process ends
-            self._loop.call_soon_threadsafe(self._count_out, handler)
+            self._loop.call_soon_threadsafe(self._count_unstuck, handler)
 
-    def _count_out(self, handler: tuple[str, str]) -> None:
+    def _count_unstuck(self, handler: tuple[str, str]) -> None:
         self._stuck -= 1
         metrics.STUCK_THREADS.labels(*handler).dec()
 
@@ -130,7 +133,7 @@ class Threads:
         try:
             threading.Thread(target=self._serve, name=f"handler-{self._started + 1}", daemon=True).start()
         except RuntimeError:  # the system has no room for another thread now
-            self._free.release()
+            self._free_threads.release()
             raise
         self._started += 1
 
@@ -140,9 +143,10 @@ class Threads:
 
     def _mark_free(self) -> None:
         self._idle += 1
-        self._free.release()
+        self._free_threads.release()
 
     def _serve(self) -> None:
+        """The main function of each thread: do the work of the queue until the process ends."""
         while True:
             future, work = self._work.get()
             if not future.set_running_or_notify_cancel():

@@ -1,4 +1,6 @@
-"""The work directory of a worker process. The worker removes it at its end; after a kill, the next worker does."""
+"""The work directory of a worker process. The worker removes it at its end. If the worker is killed, the next worker to
+start removes it.
+"""
 
 from __future__ import annotations
 
@@ -46,28 +48,12 @@ class WorkDir:
             os.close(self._lock)
 
     def _sweep(self) -> None:
-        """Remove the directories of killed workers. The caller holds the lock of the root, so no other worker is
-        starting. A directory without a lock file is therefore of a worker that was killed while it made or removed the
-        directory.
+        """Remove the directories of killed workers. The caller holds the lock of the root: so no other worker starts
+        meanwhile.
         """
         for directory in self._root.iterdir():
-            if not _is_of_worker(directory):
-                continue
-            try:
-                lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-            except FileNotFoundError:
-                _remove(directory)
-                continue
-            except OSError:
-                continue
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                continue  # its worker lives
-            else:
-                _remove(directory)
-            finally:
-                os.close(lock)
+            if _is_of_worker(directory):
+                _remove_if_dead(directory)
 
 
 def _is_of_worker(directory: Path) -> bool:
@@ -77,8 +63,31 @@ def _is_of_worker(directory: Path) -> bool:
         return False
 
 
+def _remove_if_dead(directory: Path) -> None:
+    """Remove a worker's directory, unless that worker lives. No other worker may be starting: then a directory without
+    a lock file belongs to a worker that was killed while it made or removed the directory.
+    """
+    try:
+        lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        _remove(directory)
+        return
+    except OSError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        pass  # the worker lives: it holds the lock
+    else:
+        _remove(directory)
+    finally:
+        os.close(lock)
+
+
 def _remove(directory: Path) -> None:
-    """Remove what can be removed, the lock file last. While something remains, the next worker to start tries again."""
+    """Remove the directory as far as possible, the lock file last. If something remains, the next worker to start tries
+    again.
+    """
     with suppress(OSError):
         for path in directory.iterdir():
             if path.is_dir() and not path.is_symlink():

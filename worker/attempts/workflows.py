@@ -1,7 +1,8 @@
-"""Runs workflows: an attempt goes on until the workflow waits, and keeps its coroutine in memory for a while.
+"""Runs workflows: an attempt runs the workflow's function until it waits. inline.py calls `Workflows.drive`.
 
-A kept coroutine goes on under the next claim of the same task, if this worker knows that the suspension is committed.
-Otherwise the workflow's function runs again from its top, and the journal gives it the results of its earlier calls.
+The worker then keeps the coroutine in memory for a while. The coroutine goes on under the next claim of the same task,
+if this worker knows that the suspension is committed. Otherwise the workflow's function runs again from its top, and
+the journal gives it the results of its earlier calls.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ _MAX_RESULT_BYTES = 64 * 1024 * 1024
 
 @dataclass(slots=True)
 class _Suspended:
-    """A suspended driver. `epoch`: that of the lease under which the driver suspended. `committed`: PostgreSQL has
-    confirmed the suspension. `timer`: drops the driver.
+    """A suspended driver. `epoch`: the epoch of the lease under which it suspended. `committed`: PostgreSQL has
+    confirmed the suspension. `timer`: drops the driver when it has been in memory for long enough.
     """
 
     driver: Driver
@@ -63,7 +64,9 @@ class Attempt(Protocol):
 
 
 class Workflows:
-    """All workflow attempts of one worker, and the suspended drivers that it keeps in memory."""
+    """Runs all workflow attempts of one worker, and keeps their suspended drivers in memory. `keep_seconds`: how long
+    the runs that workflows start are kept after their end.
+    """
 
     def __init__(
         self, settings: Settings, pool: Pool, store: ObjectStore, journals: Journals, threads: Threads
@@ -111,7 +114,7 @@ class Workflows:
         """Call a function: in the loop if it is an `async def`, else in a thread. While no thread is free, the caller's
         slot is lent, and `check` is called once a second. `handler`: the caller's pipeline and step.
         """
-        if _gives_coroutine(function):
+        if _returns_coroutine(function):
             try:
                 return await function()
             except (SystemExit, KeyboardInterrupt) as error:
@@ -121,7 +124,7 @@ class Workflows:
         return await thread.run(function, handler)
 
     def settled(self, lease: Lease, *, committed: bool) -> None:
-        """Record PostgreSQL's answer to the suspension under this lease."""
+        """Record PostgreSQL's answer to the suspension under this lease: whether it is committed."""
         suspended = self._suspended.get(lease.task_id)
         if suspended is None or suspended.epoch != lease.epoch:
             return
@@ -149,8 +152,9 @@ class Workflows:
 
     def _keep(self, driver: Driver, lease: Lease, outcome: Outcome) -> None:
         """Keep the driver for a while, if something may make the workflow due soon."""
-        soon = outcome.ends is not None or (outcome.delay is not None and outcome.delay < self._memory_seconds)
-        if not soon or not self._max_suspended:
+        wakes_in_time = outcome.delay is not None and outcome.delay < self._memory_seconds
+        may_be_due_soon = outcome.ends is not None or wakes_in_time
+        if not may_be_due_soon or not self._max_suspended:
             driver.close()
             return
         while len(self._suspended) >= self._max_suspended:
@@ -188,9 +192,8 @@ class _Port:
             raise LeaseLost
         if not journal.is_cut:
             return journal
-        async with (
-            self._workflows.pool.acquire() as connection
-        ):  # the rest of a long journal: read it apart, so that no other workflow waits
+        # Read a long journal on another connection, so that no other workflow waits.
+        async with self._workflows.pool.acquire() as connection:
             return await reading.read(connection, self._lease)
 
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
@@ -204,10 +207,10 @@ class _Port:
         self.check()
         workflows = self._workflows
         assert record.child is not None
-        new = call.task.new_run(record.child, self._tenant, call.argument, workflows.keep_seconds)
+        new_run = call.task.new_run(record.child, self._tenant, call.argument, workflows.keep_seconds)
         async with workflows.pool.acquire() as connection:
             async with connection.transaction():
-                created = await children.start(connection, self._lease, record, new)
+                created = await children.start(connection, self._lease, record, new_run)
             if created is None:
                 return False
             workflows.journals.announce(created.hints)
@@ -235,5 +238,5 @@ class _Port:
             raise LeaseLost
 
 
-def _gives_coroutine(function: Callable[[], Any]) -> bool:
+def _returns_coroutine(function: Callable[[], Any]) -> bool:
     return not is_plain(function.func if isinstance(function, partial) else function)

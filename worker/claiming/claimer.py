@@ -16,15 +16,15 @@ from leasehold.worker.claiming.shares import Rooms
 from leasehold.worker.leases.claim_batcher import ClaimBatcher
 from leasehold.worker.leases.heartbeat import Heartbeat
 
-#: The broker redelivers a hint as soon as the socket of the worker that had it closes. PostgreSQL may drop that
-#: worker's presence a little later. So the claimer checks after each of these pauses (seconds) whether the owner has
-#: died.
+#: A worker that dies holds unacknowledged hints. The broker redelivers them as soon as the worker's socket closes, but
+#: PostgreSQL may drop the worker's presence a little later. So the claimer checks after each of these pauses (seconds)
+#: whether the owner has died.
 _TAKEOVER_PAUSES = (0.02, 0.1, 0.3)
 
 
 class Claimer:
-    """Serves all slot pools of a worker. `max_claims`: the most tasks of one poll. `takes_over`: presence is on, so the
-    claimer can see that the owner of a lease has died.
+    """Serves all slot pools of a worker. `max_claims`: the most tasks of one poll. `takes_over`: whether presence is
+    on; only then the claimer can see that the owner of a lease has died.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Claimer:
         return await self._batcher.claim(task_id)
 
     async def poll(self, queues: tuple[str, ...], limit: int, overdue: float, rooms: Rooms) -> Polled:
-        """Claim up to `limit` due tasks of `queues`. `rooms` bounds how many of them one tenant gets. The poll leaves
-        tasks that have been due for less than `overdue` seconds to their hints. If PostgreSQL's answer is lost, the
-        heartbeat releases the tasks that the poll has claimed.
+        """Claim up to `limit` due tasks of `queues`. `rooms` bounds how many of them one tenant gets. The poll claims
+        no task that has been due for less than `overdue` seconds: a hint announces it. If PostgreSQL's answer is lost,
+        the heartbeat releases the tasks that the poll has claimed.
         """
         polls = self._polls[queues]
         try:

@@ -11,7 +11,7 @@ from leasehold.worker.claiming.slot_pool import SlotPool
 
 
 class HintRouter:
-    """Each worker has one router. A slot pool gets hints as soon as `add` has been called for it."""
+    """Each worker has one router. A slot pool gets hints from the moment that it is passed to `add`."""
 
     def __init__(self, announcer: Announcer) -> None:
         self._announcer = announcer
@@ -25,7 +25,7 @@ class HintRouter:
         self._pools[delivery.hint.queue].deliver(delivery)
 
     def wake(self, queue: str) -> None:
-        """Have the slot pool of `queue` poll at once, because the broker may have lost hints of this queue."""
+        """Make the slot pool of `queue` poll at once. Called when the broker may have lost hints of this queue."""
         if queue in self._pools:
             self._pools[queue].poll_soon()
 

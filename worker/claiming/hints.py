@@ -31,7 +31,7 @@ class Hints:
         self._waiting.setdefault(delivery.hint.tenant, deque()).append(delivery)
 
     def remove(self, is_unwanted: Callable[[UUID], bool]) -> list[Delivery]:
-        """Remove the hints of the tasks that are unwanted. Returns their deliveries."""
+        """Remove the hints of those tasks for which `is_unwanted` returns True. Returns their deliveries."""
         removed: list[Delivery] = []
         for tenant, deliveries in list(self._waiting.items()):
             unwanted = [delivery for delivery in deliveries if is_unwanted(delivery.hint.task_id)]
@@ -74,11 +74,11 @@ class Hints:
         return chosen
 
     def lighter_tenant_waits(self, tenant: str) -> bool:
-        """Whether a hint waits here of another tenant that runs at least two steps fewer than `tenant`. Then a slot of
-        `tenant` should go to the other tenant.
+        """Whether another tenant has a hint here and runs at least two steps fewer than `tenant`. Then a slot of
+        `tenant` should go to that tenant.
         """
         bound = self._shares.running(tenant) - 1
         if bound <= 0 or not self._waiting or (len(self._waiting) == 1 and tenant in self._waiting):
-            return False
+            return False  # no other tenant can run fewer than `bound` steps, or no other tenant has a hint
         compared = islice(self._waiting, _MAX_COMPARED)
         return any(self._shares.running(other) < bound for other in compared if other != tenant)

@@ -1,5 +1,5 @@
-"""The polls of one slot pool. A poll reads no further back than the poll window, and counts the tasks of all tenants
-only when a new count is due.
+"""The polls of one slot pool. A poll reads no further back than the poll window. It counts the running tasks of all
+tenants only when a new count is due. The claimer calls `Polls.claim`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from leasehold.worker.claiming.tenant_load import TenantLoad
 
 
 class Polls:
-    """Call `claim` with the same queues each time, because the poll window belongs to these queues."""
+    """The poll window and the last count. Call `claim` with the same queues each time: the poll window holds for these
+    queues only.
+    """
 
     def __init__(self) -> None:
         self._window = PollWindow()

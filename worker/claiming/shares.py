@@ -1,4 +1,4 @@
-"""Counts how tenants share the slots of one pool. SlotPool asks this module; nothing here waits.
+"""Counts how tenants share the slots of one pool. The slot pool calls it before it starts a step or a poll.
 
 A pool cannot take a slot back from a step that runs for an hour. So it keeps slots for tenants that come later:
 
@@ -6,8 +6,8 @@ A pool cannot take a slot back from a step that runs for an hour. So it keeps sl
 - A tenant gets another shared slot only while it runs fewer steps than `GREED` times the number of unused slots.
 - The pool has `reserve` further slots. A tenant gets one of them only while it runs no step in the pool.
 
-A poll that runs may claim some tasks for a tenant. Until it ends, `may_take` counts them as if they ran already: so
-hints and the poll together give no tenant more than its share.
+While a poll runs, it may claim some tasks for a tenant. Until the poll ends, `may_take` counts these tasks as if they
+ran already. So hints and the poll together give no tenant more than its share.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Rooms:
 
     `by_tenant`: tenant -> (the steps that it runs in the pool, the tasks that the poll may claim for it).
     `for_others`: the tasks that the poll may claim for each tenant that is not in `by_tenant`.
-    `others_overdue`: the seconds for which the poll leaves a task of such a tenant to its hint; None: as for those in
-    `by_tenant`.
+    `others_overdue`: for these tenants, the poll claims only tasks that have been due for so many seconds; None: for as
+    many seconds as the tasks of all other tenants.
     """
 
     by_tenant: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
@@ -34,8 +34,8 @@ class Rooms:
 
 
 class Shares:
-    """The slots of one pool, and the tenants that use them. Without a `reserve` the pool has exactly `at_most` slots
-    and keeps none free for later tenants: a tenant that comes later waits for a slot that becomes free.
+    """The slots of one pool, and the tenants that use them. Without a `reserve` the pool has exactly `at_most` slots,
+    and any tenant may take all of them: a tenant that comes later waits until a slot becomes free.
     """
 
     def __init__(self, at_most: int, reserve: int = 0) -> None:
@@ -51,7 +51,7 @@ class Shares:
 
     @property
     def free(self) -> int:
-        """Shared slots that are neither busy nor kept for a poll; 0 or less while the reserve is in use."""
+        """Shared slots that are neither busy nor kept for a poll. 0 or less while the reserve is in use."""
         return self.slots - self.busy - self.kept_for_poll
 
     @property
@@ -82,13 +82,16 @@ class Shares:
         return not running and self.reserve_free > 0
 
     def may_keep(self, tenant: str) -> bool:
-        """Whether the tenant could take one of its slots again after giving it back."""
+        """Whether the tenant could take one of its slots again if it released the slot now."""
         running = self._running[tenant] - 1
         return running <= 0 or self._may_run(running, self.slots - self.busy + 1)
 
     def _may_run(self, running: int, unused: int) -> bool:
         """Whether a tenant with `running` steps may take one of `unused` shared slots."""
-        return unused > 0 and (not running or not self.reserve or running < min(self.at_most, GREED * unused))
+        if unused <= 0:
+            return False
+        is_unbounded = not running or not self.reserve
+        return is_unbounded or running < min(self.at_most, GREED * unused)
 
     def begin_poll(self, limit: int) -> Rooms:
         """Keep `limit` slots for a poll, until `end_poll`. Returns the rooms of the poll."""
@@ -98,7 +101,7 @@ class Shares:
         return rooms
 
     def end_poll(self) -> None:
-        """Return the slots that the poll kept. The caller then calls `take` for each task that the poll claimed."""
+        """Free the slots that were kept for the poll. The caller then calls `take` for each claimed task."""
         if self._poll is not None:
             self.kept_for_poll -= self._poll[0]
             self._poll = None
@@ -114,16 +117,16 @@ class Shares:
     def rooms(self, limit: int) -> Rooms:
         """The rooms of a poll that claims at most `limit` tasks."""
         if self.free <= 0:  # only the reserve is left: one step for each tenant that runs nothing here
-            return Rooms({tenant: (running, 0) for tenant, running in self._running.items()}, 1)
-        rooms = {tenant: (running, self._room(running, limit)) for tenant, running in self._running.items()}
-        return Rooms(rooms, self._room(0, limit))
+            return Rooms({tenant: (running, 0) for tenant, running in self._running.items()}, for_others=1)
+        by_tenant = {tenant: (running, self._room(running, limit)) for tenant, running in self._running.items()}
+        return Rooms(by_tenant, for_others=self._room(0, limit))
 
     def _room(self, running: int, limit: int) -> int | None:
         """How many more steps `_may_run` admits, one after another, for a tenant with `running` steps; None: at least
         `limit`.
 
-        `_may_run` admits step n + 1 while `running + n < GREED * (unused - n)`. The smallest n that fails is
-        `(GREED * unused - running) / (GREED + 1)`, rounded up.
+        After n more steps, `_may_run` admits another one if `running + n < GREED * (unused - n)`. The smallest n that
+        fails this test is `(GREED * unused - running) / (GREED + 1)`, rounded up.
         """
         unused = self.slots - self.busy
         rounded_up = -((running - GREED * unused) // (GREED + 1))

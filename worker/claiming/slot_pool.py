@@ -1,5 +1,5 @@
-"""A slot pool serves some queues with a fixed number of slots. A slot claims a task, runs its attempt, and only then
-ACKs the hint.
+"""A slot pool serves some queues with a fixed number of slots. For each hint it claims the task, runs the attempt in a
+slot, and only then ACKs the hint.
 
 A hint announces a task at once, but a hint may be lost. So the pool also polls: it reads the database every few
 seconds, and whenever the broker may have lost hints. A poll also finds the tasks that no hint announces: due retries,
@@ -37,28 +37,29 @@ from leasehold.worker.claiming.shares import Shares
 
 log = structlog.get_logger(__name__)
 
-#: If polls find new work and the consumer has delivered nothing for this long, the pool has the consumer rebuilt.
+#: If polls find new work and the consumer has delivered nothing for this long, the pool makes the broker rebuild it.
 _SILENCE_SECONDS = 30.0
 
 #: Seconds between two polls of a crowded pool, and the seconds for which tasks must have been due. Only a poll serves
-#: the tenants in turn: in the broker's queue, hints stand behind all hints of a tenant that floods the queue.
+#: the tenants in turn: in the broker's queue, a hint waits behind all hints of a tenant that floods the queue.
 _FAIR_SECONDS = 0.25
 #: A pool is crowded while hints wait in it, or while this part of its slots is busy. At about this part, the smallest
 #: window of unacknowledged hints is full (SHARES in broker/amqp/consumer.py): then the broker delivers no more hints of
 #: that queue and band.
 _CROWDED = 1 / 4
-#: Seconds for which a crowded pool leaves the task of a tenant that runs nothing here to its hint. A hint arrives
-#: within milliseconds, unless many hints of another tenant stand before it.
+#: If a tenant runs nothing here, a crowded pool polls its tasks when they have been due for this many seconds. Their
+#: hints arrive within milliseconds, unless many hints of another tenant are in front of them.
 _HINT_SECONDS = 0.05
-#: A full pool polls again when one attempt has ended for every 8 of its slots, or 0.02 s after the first one ended.
+#: A full pool polls again when as many attempts have ended as an 8th of its slots, or 0.02 s after the first end.
 _SLOTS_PER_END, _ENDS_SECONDS = 8, 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class _PollResult:
-    """What a poll found out. `plenty`: more tasks may be due. `hinted`: some claimed tasks were new, so hints announce
-    tasks of these queues. A poll that failed counts as hinted; for a poll that had no free slot, the last poll that
-    claimed tasks decides. `held_back`: some due tasks belong to tenants that have no room in this pool.
+    """What a poll found out. `plenty`: more tasks may be due. `hinted`: hints announce tasks of these queues, because
+    some claimed tasks were new. `held_back`: some due tasks belong to tenants that have no room in this pool.
+
+    A poll that failed counts as hinted. If a poll had no free slot, the last poll that claimed tasks decides `hinted`.
     """
 
     plenty: bool
@@ -72,7 +73,7 @@ class _Slot:
     def __init__(self, pool: SlotPool, tenant: str) -> None:
         self._pool = pool
         self._tenant = tenant
-        self._waiting = 0  # calls of one attempt may wait for threads side by side
+        self._waiting = 0  # how many calls of the attempt wait for threads now: a workflow makes several at once
         self._is_lent = False
 
     def may_continue(self) -> bool:
@@ -94,7 +95,7 @@ class _Slot:
 
 class SlotPool:
     """One pool. `slots`: how many slots one tenant may take. `reserve`: further slots, for tenants that run nothing in
-    this pool. `poll_seconds`: the pause between two polls.
+    this pool. `poll_seconds`: the pause between two polls of a pool that is not crowded.
     """
 
     def __init__(
@@ -119,9 +120,9 @@ class SlotPool:
         self._hints = Hints(self._shares)
         self._attempts: set[asyncio.Task[None]] = set()
         self._lent = 0  # slots of attempts that only wait for a thread or a process
-        self._acks: set[asyncio.Task[None]] = set()  # of hints that need no slot
+        self._acks: set[asyncio.Task[None]] = set()  # acknowledgements of hints that need no slot
         self._keeps_next = False  # the next free slot is kept for a poll
-        self._full_since: float | None = None  # since when tasks wait and no shared slot is free
+        self._full_since: float | None = None  # the time since which tasks wait and no shared slot is free
         self._poll_requested = False
         self._may_start = asyncio.Event()  # set when a hint arrives, and when a slot becomes free
         self._may_poll = asyncio.Event()
@@ -149,7 +150,7 @@ class SlotPool:
 
     def stop_claiming(self) -> None:
         """Claim nothing more. Waiting hints stay unacknowledged: the broker redelivers them to other workers. A poll
-        that is under way ends, and its tasks run: if it were cancelled, its tasks would wait for their leases to pass.
+        that is under way is not cancelled, and its tasks run: else its tasks would wait until their leases pass.
         """
         self._stopping = True
         if self._following is not None:
@@ -204,9 +205,9 @@ class SlotPool:
             self._may_poll.set()
 
     def lend(self, tenant: str) -> bool:
-        """Release the slot of an attempt that only waits for a thread or a process, for any other attempt. False: the
-        attempt keeps its slot, because as many attempts as one tenant may have slots wait without one already. So the
-        leases of this worker stay bounded.
+        """Release the slot of an attempt that only waits for a thread or a process, so that another attempt can use it.
+        False: too many attempts (as many as `slots`) wait without a slot already, and this attempt keeps its slot. This
+        bounds the leases of the worker.
         """
         if self._lent >= self.slots:
             return False
@@ -220,9 +221,9 @@ class SlotPool:
         self._shares.take(tenant)
 
     def _acknowledge_duplicates(self) -> None:
-        """Acknowledge the waiting hints of tasks that this worker holds: a poll has claimed these tasks before their
-        hints arrived. Otherwise the pool would believe that other tasks wait, and would interrupt the job of such a
-        task after its step.
+        """Acknowledge the waiting hints of tasks that this worker holds: a poll claimed these tasks before their hints
+        arrived. If these hints stayed, the pool would believe that other tasks wait. Then jobs of many steps would
+        leave their slots after each step.
         """
         duplicates = self._hints.remove(self._claimer.holds_for_certain)
         if not duplicates:
@@ -263,8 +264,8 @@ class SlotPool:
         await self._continue(next_step, claimed.tenant_id)
 
     async def _continue(self, claimed: Claimed | None, tenant: str) -> None:
-        """Run `claimed` in the same slot: the job's next step, which the settlement of the step before has claimed. Go
-        on until a settlement claims no further step.
+        """Run the job's next steps in the same slot. `claimed`: the next step, which the settlement of the step before
+        has claimed. Returns when a settlement has claimed no further step.
         """
         while claimed is not None:
             claimed = await self._run(claimed, "next", None, tenant)
@@ -293,20 +294,20 @@ class SlotPool:
         """Poll on request and every `_pause_seconds`. Poll again sooner while polls find plenty of tasks that no hint
         announced. Returns after `stop_claiming`.
         """
-        hintless = self._broker.name == "postgres"
+        has_broker = self._broker.name != "postgres"  # without RabbitMQ the broker only says that some task is due
         while not self._stopping:
             requested, self._poll_requested = self._poll_requested, False
             self._may_poll.clear()
-            hints_arrive = not hintless and self._broker.connected
+            hints_arrive = has_broker and self._broker.connected
             # While hints arrive, a poll claims only overdue tasks: else a hint and a poll would claim the same task.
             overdue = self._pause_seconds if hints_arrive and not requested else 0.0
             await self._fill_kept_slot(overdue)
             result = await self._claim_due(overdue)
-            again = result.plenty and not (hints_arrive and result.hinted)
+            polls_again = result.plenty and not (hints_arrive and result.hinted)
             if self._hints and self._is_full:
                 self._acknowledge_duplicates()
-            self._keep_slot_if_others_wait(others_wait=bool(self._hints) or again)
-            if not again:
+            self._keep_slot_if_others_wait(others_wait=bool(self._hints) or polls_again)
+            if not polls_again:
                 await self._wait_for_request()
             elif self._attempts and (result.held_back or self._shares.free <= 0):
                 await self._wait_for_slots()
@@ -325,14 +326,14 @@ class SlotPool:
                 await self._may_poll.wait()
 
     async def _wait_for_slots(self) -> None:
-        """Wait until an attempt has ended, and then a moment until others have ended, too: a poll for one task costs
+        """Wait until an attempt has ended, and then a moment for the ends of other attempts: a poll for one task costs
         about as much as a poll for many.
         """
         if await self._wait_for_ends(1, min(_FAIR_SECONDS, self._poll_seconds)):
             await self._wait_for_ends(self.slots // _SLOTS_PER_END, _ENDS_SECONDS)
 
     async def _wait_for_ends(self, attempts: int, seconds: float) -> bool:
-        """Wait until so many `attempts` have ended, at most `seconds`. Returns whether they have ended."""
+        """Wait until this number of `attempts` has ended, at most `seconds`. Returns whether they have ended."""
         self._ends_awaited = attempts
         self._awaited_ended.clear()
         if attempts <= 0:
@@ -344,15 +345,17 @@ class SlotPool:
 
     def _keep_slot_if_others_wait(self, *, others_wait: bool) -> None:
         """Keep the next free slot for a poll if other tasks have waited for `_FAIR_SECONDS` while no shared slot was
-        free. The poll gives that slot to the tenant that runs the fewest steps. A job of many steps then leaves its
-        slot after the step that runs now.
+        free. The poll gives that slot to the tenant that runs the fewest steps. To free a slot, a job of many steps
+        leaves its slot after the step that runs now (`may_continue`).
         """
         if not others_wait or not self._is_full:
             self._full_since = None
-        elif self._full_since is None:
-            self._full_since = monotonic()
-        since = self._full_since
-        self._set_keeps_next(keeps=since is not None and monotonic() - since >= min(_FAIR_SECONDS, self._poll_seconds))
+            self._set_keeps_next(keeps=False)
+            return
+        now = monotonic()
+        if self._full_since is None:
+            self._full_since = now
+        self._set_keeps_next(keeps=now - self._full_since >= min(_FAIR_SECONDS, self._poll_seconds))
 
     @property
     def _pause_seconds(self) -> float:
@@ -377,11 +380,11 @@ class SlotPool:
             self._may_start.set()
 
     async def _claim_due(self, overdue: float, at_most: int | None = None) -> _PollResult:
-        """Claim due tasks and run them in the free slots. If no shared slot is free, claim for tenants that run nothing
-        here, and run their tasks in the reserve.
+        """Claim due tasks and run them in the free slots. If no shared slot is free, claim tasks of tenants that run
+        nothing here, and run these in the reserve.
         """
         shares = self._shares
-        # At most half of the slots: the pool claims for one half while the attempts of the other half are settled.
+        # Claim for at most half of the slots: the attempts in the other half are settled meanwhile.
         limit = min(shares.free if shares.free > 0 else shares.reserve_free, at_most or max(1, self.slots // 2))
         if limit <= 0 or self._stopping:
             return _PollResult(plenty=True, hinted=not self._finds_unhinted, held_back=False)
@@ -411,14 +414,16 @@ class SlotPool:
             self._finds_unhinted = bool(polled.claimed) and not hinted
         return _PollResult(
             plenty=len(polled.claimed) == limit or polled.held_back,
-            # Assume that hints announce the tasks that are held back. Exception: polls find only tasks without hints,
-            # such as snoozed tasks and retries.
+            # Assume that hints announce the tasks that are held back. Exception: the last polls found only tasks
+            # without hints, such as snoozed tasks and retries.
             hinted=hinted or (polled.held_back and not self._finds_unhinted),
             held_back=polled.held_back,
         )
 
     def _check_consumer(self) -> None:
-        """A poll found new work whose hint never came. If no other hint came either, the consumer may be dead."""
+        """Call this after a poll has found new work whose hint has not come. If no other hint has come either, the
+        consumer may be dead: rebuild it.
+        """
         last = self._broker.last_delivery_at
         if self._broker.connected and (last is None or monotonic() - last > _SILENCE_SECONDS):
             log.warning("polls find work without hints: the consumer is rebuilt")

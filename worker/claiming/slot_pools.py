@@ -1,4 +1,6 @@
-"""All slot pools of a worker: how many slots for which queues, and their start and stop together."""
+"""All slot pools of a worker. Decides which pool serves which queues and how many slots it has; starts and stops the
+pools. `Worker` calls it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _HINTS_PER_SLOT = 4
 
 
 class SlotPools:
-    """`start` begins with some queues; `start_isolated` adds the isolated ones later, when their children are ready."""
+    """`start` serves the first queues. `start_isolated` adds the isolated queues when their children are ready."""
 
     def __init__(
         self,
@@ -98,7 +100,7 @@ class SlotPools:
         )
 
     def _add(self, pools: list[SlotPool]) -> dict[str, int]:
-        """Route hints to these pools, too. Returns by queue how many unacknowledged hints it may have."""
+        """Route hints to these pools, too. Returns queue -> how many unacknowledged hints the queue may have."""
         self._pools += pools
         for pool in pools:
             self._router.add(pool)

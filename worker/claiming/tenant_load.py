@@ -1,8 +1,8 @@
 """Remembers how many steps each tenant runs in the whole installation. Polls serve the tenant with the fewest first.
 
 To count, PostgreSQL reads all running tasks, with every row version since the last vacuum. An old snapshot can delay
-the vacuum for hours. So the longer a count takes, the less often polls count. The polls between two counts use the
-first one.
+the vacuum for hours. So the longer a count takes, the less often polls count. Until the next count, polls use the last
+one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from time import monotonic
 
 from leasehold.runtime.duty_cycle import Pauses
 
-#: Polls that count take at most this share of the time; but a count is never older than this many seconds.
+#: The most of the time that polls that count may take. Exception: a count is due after OLDEST_SECONDS in any case.
 COUNTING_SHARE = 1 / 100
 OLDEST_SECONDS = 60.0
 
@@ -25,7 +25,7 @@ class TenantLoad:
         self._counting = Pauses(share=COUNTING_SHARE, at_least=0.0, at_most=OLDEST_SECONDS, clock=clock)
 
     def running(self) -> Mapping[str, int] | None:
-        """The count that the next poll uses. None: that poll counts, if several tenants have work."""
+        """Tenant -> running steps, for the next poll. None: that poll counts, if several tenants have work."""
         return None if self._counting.due else self._running
 
     def polled(self, started_at: float, running: Mapping[str, int] | None) -> None:

@@ -1,4 +1,6 @@
-"""Claims the hinted tasks. All hints that arrive during one round trip share the next one."""
+"""Claims the tasks that hints announce, for the claimer. All hints that arrive during one round trip share the next
+one.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,14 @@ _PATIENCE = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A claim of one task. `dead`: owners that have died, whose leases this claim may take over."""
+    """A claim of one task. `dead`: owners that have died; the claim may take over their leases."""
 
     task_id: UUID
     dead: tuple[UUID, ...] = field(default=())
 
 
 class _Held(Enum):
-    """The answer for a task that this worker held already when the batch began: the statement left the task out."""
+    """The answer for a task that this worker held already when the batch began: the statement did not name the task."""
 
     HELD = auto()
 
@@ -53,14 +55,16 @@ class ClaimBatcher:
         """Claim the task. None: the task is finished, not due, unknown, of a paused queue, leased by a living worker,
         held by this worker, or was lost by too many workers. In all these cases the caller acknowledges the hint.
 
-        Waits while this worker seems to hold the task and its ownership is unconfirmed. Until then None would be
-        unsafe: the lease may be lost, or the task just settled and due again, and this hint may be the only notice.
+        Waits while this worker seems to hold the task but its ownership is unconfirmed. To return None then would be
+        unsafe: if the lease is lost, or the task has just been settled and is due again, this hint may be the only
+        notice.
         """
-        while not self._heartbeat.holds(task_id) or not await self._holds_for_certain(task_id):
+        while True:
+            if self._heartbeat.holds(task_id) and await self._holds_for_certain(task_id):
+                return None
             answer = await self._batcher.ask(_Request(task_id, dead))
             if answer is not _Held.HELD:
                 return answer
-        return None
 
     async def _holds_for_certain(self, task_id: UUID) -> bool:
         """Whether this worker holds the task. Waits until that is certain."""
@@ -77,8 +81,8 @@ class ClaimBatcher:
         repeated: bool,  # noqa: FBT001 - the Batcher's signature
     ) -> list[Claimed | _Held | None]:
         dead = {owner for request in requests for owner in request.dead}
-        # Leave out tasks that this worker holds. `reclaim`: a repetition may take leases again that the earlier
-        # try committed without an answer.
+        # Leave out tasks that this worker holds. `reclaim`: the earlier try may have taken leases whose answer was
+        # lost; the repetition takes them again.
         held_ids = {request.task_id for request in requests if self._heartbeat.holds(request.task_id)}
         free = {request.task_id for request in requests} - held_ids
         by_task: dict[UUID, Claimed] = {}
@@ -91,7 +95,7 @@ class ClaimBatcher:
                 # The earlier try may have claimed a task whose job is being cancelled by now. The repetition does not
                 # claim such a task again, so the heartbeat has to release it.
                 self._heartbeat.answer_lost()
-        # `pop`: if two hints name the same task, only the first gets the lease.
+        # `pop`: if two requests name the same task, only the first gets the lease.
         return [
             _Held.HELD if request.task_id in held_ids else by_task.pop(request.task_id, None) for request in requests
         ]

@@ -1,9 +1,9 @@
 """The heartbeat renews this worker's leases, in a thread with its own event loop and connection: a handler that blocks
 the main loop cannot cost a lease.
 
-A lease is trusted until `monotonic(start of the last good renewal) + ttl - margin`. After that another worker may
-hold the lease: the heartbeat stops the attempt, and the attempt writes nothing. The heartbeat stops renewing a lease
-when its attempt outlives the time limit: else a worker whose main loop hangs would keep its tasks for ever.
+A lease is trusted until `start of the last good renewal + lease_seconds - trust_margin_seconds`. After that another
+worker may hold the lease: the heartbeat stops the attempt, and the attempt writes nothing. The heartbeat stops renewing
+a lease when its attempt outlives the time limit: else a worker whose main loop hangs would keep its tasks for ever.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ from leasehold.worker.leases.starts import Starts
 
 log = structlog.get_logger(__name__)
 
-#: Seconds for which an answer of the database confirms ownership. The heartbeat sends a query several times in this
-#: time.
+#: Seconds for which an answer of the database confirms ownership. The heartbeat sends several queries in this time.
 _CONFIRMED_SECONDS = 2.0
 #: The pause after an unforeseen error.
 _AFTER_ERROR_SECONDS = 1.0
@@ -90,9 +89,9 @@ class Heartbeat:
         self._thread.start()
 
     async def wait_for_presence(self, within: float) -> None:
-        """Wait until the heartbeat has connected once, at most `within` seconds. Without presence no other worker sees
-        this worker's death, and its tasks would wait for their leases to pass. If the database is away, this returns
-        after `within` seconds, and the heartbeat goes on trying.
+        """Wait until the heartbeat has connected once, at most `within` seconds. Without presence, no other worker
+        would see the death of this worker, and its tasks would wait until their leases pass. If the database is away,
+        this returns after `within` seconds, and the heartbeat goes on trying.
         """
         await asyncio.to_thread(self._connected.wait, within)
 
@@ -106,12 +105,12 @@ class Heartbeat:
     def hold(self, lease: Lease, seconds: float) -> HeldLease:
         """Renew `lease` from now on, for at most `seconds`.
 
-        The returned lease is already lost, so that no attempt runs under it, in three cases:
+        In three cases the returned lease is already lost, and no attempt may run under it:
         - The answer to the claim came too late.
         - This worker has a newer claim of the same task.
-        - This worker holds the task with the same epoch. An asynchronous failover has lost the claim of the attempt
-          that runs, and the new claim makes that attempt the owner again. A second attempt with the same owner and
-          epoch could overwrite what the first attempt settles.
+        - This worker holds the task with the same epoch, because an asynchronous failover has lost the earlier claim.
+          The new claim makes the attempt that runs the owner again. A second attempt with the same owner and epoch
+          could overwrite what the first attempt settles.
         """
         confirmed = partial(self.ownership_confirmed, lease.task_id)
         held = HeldLease(lease, monotonic() + seconds, confirmed=confirmed)
@@ -137,8 +136,8 @@ class Heartbeat:
                 del self._held[held.lease.task_id]
 
     def holds(self, task_id: UUID) -> bool:
-        """Whether this worker holds the task's lease, as far as the worker knows. False for a lost lease: the worker
-        may claim that task again.
+        """Whether this worker holds the task's lease, as far as the worker knows. False if the lease is lost: the
+        worker may claim that task again.
         """
         with self._lock:
             held = self._held.get(task_id)
@@ -150,9 +149,10 @@ class Heartbeat:
             return list(self._held)
 
     def ownership_confirmed(self, task_id: UUID) -> bool:
-        """Whether the answer of `holds` is reliable. It is unreliable while the database is away: this worker then has
-        no presence, and other workers may take its tasks before it notices. It is also unreliable while the task is
-        being settled: PostgreSQL may have committed the settlement already, and the task may be due again.
+        """Whether the answer of `holds` is reliable. Two cases make the answer unreliable:
+        - The database is away. This worker then has no presence, and other workers may take its tasks before it
+          notices.
+        - The task is being settled. PostgreSQL may have committed the settlement, and the task may be due again.
         """
         with self._lock:
             held = self._held.get(task_id)
@@ -196,7 +196,7 @@ class Heartbeat:
             requested_at = monotonic()
             await self._read_cancels()
             await self._release_orphans()
-            # Record when the query was sent: a process that was stopped meanwhile reads an answer that is old by then.
+            # Record when the query was sent: if the process was stopped since, the answer is old when it is read.
             self._answered_at = requested_at
             outages.DATABASE.record_answer()
         except _RowLostError:
@@ -205,7 +205,7 @@ class Heartbeat:
         except TRY_AGAIN as error:
             outages.DATABASE.record_error(error, "heartbeat")
             self._disconnect()
-        except Exception as error:  # noqa: BLE001 - of any kind: `_watch_trust` loses leases that are not renewed
+        except Exception as error:  # noqa: BLE001 - of any kind: `_watch_trust` marks leases that are not renewed
             unforeseen("heartbeat", error)
             self._disconnect()
             await asyncio.sleep(_AFTER_ERROR_SECONDS)
@@ -241,7 +241,8 @@ class Heartbeat:
         self._connected.set()
 
     async def _appear(self, connection: Connection, presence_key: int) -> None:
-        # PostgreSQL refuses the presence lock until this worker's earlier session has ended. No signal tells when.
+        # PostgreSQL refuses the presence lock until this worker's earlier session has ended. It sends no notice of
+        # that.
         while not self._closing and not await workers.appear(connection, self._worker, presence_key):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
@@ -259,7 +260,7 @@ class Heartbeat:
             renewable = [held for held in self._held.values() if not held.lost and held.renew_until > started]
         draining = await workers.record_alive(self._connection, self._worker, self._starts.per_minute())
         if draining is None:
-            # An asynchronous failover lost the row, or this worker was away for so long that the sweeper deleted it.
+            # A failover has lost the row, or the sweeper deleted it because this worker was away for too long.
             raise _RowLostError
         if draining:
             self._main_loop.call_soon_threadsafe(self._on_drain)
@@ -271,8 +272,8 @@ class Heartbeat:
             by_task = {answer.task_id: answer for answer in answers}
             for held in renewable:
                 self._apply_renewal(held, by_task[held.lease.task_id], started)
-            # The renewal skips a row that another statement has locked, and that statement may be taking the task over.
-            # So ownership is confirmed only if no row was skipped.
+            # The renewal skips a row that another statement has locked: that statement may be a takeover. So ownership
+            # is confirmed only if no row was skipped.
             if all(answer.renewed or not answer.is_valid for answer in answers):
                 self._unconfirmed = False
         else:

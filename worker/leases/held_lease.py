@@ -19,11 +19,10 @@ class HeldLease:
     lease: Lease
     renew_until: float
     trusted_until: float = field(init=False)
-    #: The attempt's context: a log line about its lease names the job.
+    #: The attempt's context: so the heartbeat's log lines about the lease name the job.
     context: Context = field(default_factory=copy_context, init=False)
     lost: bool = field(default=False, init=False)
-    #: The worker has sent the settlement. PostgreSQL may have committed it already: then another worker may have the
-    #: task.
+    #: The worker has sent the settlement. If PostgreSQL has committed it, another worker may have the task by now.
     settlement_sent: bool = field(default=False, init=False)
     cancelled: bool = field(default=False, init=False)
     #: Whether PostgreSQL has just confirmed that this worker owns the lease.

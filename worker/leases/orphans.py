@@ -23,9 +23,9 @@ from leasehold.transitions.settlements import Verdict
 
 log = structlog.get_logger(__name__)
 
-#: Seconds between the two queries that must both find a task. The answer to a claim may still be on its way at the
-#: first query; at the second, the worker holds that task. A wrong guess only costs double work, because the epoch
-#: fences the lease.
+#: Seconds between the two queries that must both find a task. At the first query, the answer to a claim may still be on
+#: its way. At the second query, the worker holds that task. If a task is released wrongly, its work is done twice and
+#: nothing worse happens: the epoch fences the lease.
 _CONFIRM_SECONDS = 1.0
 
 
@@ -67,7 +67,7 @@ class Orphans:
         if monotonic() - self._suspected_at < _CONFIRM_SECONDS:
             return []
         if owned == orphans:
-            self._search_began_at = None  # all tasks from before the search are orphans
+            self._search_began_at = None  # this release ends the search: no task from before it remains
         if not orphans:
             return []
         leases = [Lease(task, self._worker, epoch, 0, 0.0) for task, epoch in orphans.items()]

@@ -34,18 +34,19 @@ class Registration:
         pool: str = "default",
         handlers: Iterable[str] | None = None,
     ) -> None:
-        """`slots`: by queue, of all queues that the worker may ever serve. `handlers`: Pipelines.handlers(); None: they
-        are not recorded.
+        """`slots`: the slots by queue, for all queues that the worker may ever serve. `handlers`:
+        Pipelines.loaded_handlers(); None: they are not recorded.
         """
         self.worker = worker
         self._queues = sorted(queues)
-        self._slots_of = slots
+        self._slots_by_queue = slots
         self._worker_pool = pool
         self._handlers = None if handlers is None else sorted(handlers)
 
     @property
     def _slots(self) -> list[int] | None:
-        return None if self._slots_of is None else [self._slots_of[queue] for queue in self._queues]
+        """The slots of each queue that the worker serves now, in the order of `_queues`."""
+        return None if self._slots_by_queue is None else [self._slots_by_queue[queue] for queue in self._queues]
 
     async def write(self, connection: Connection) -> int:
         """Write the row, unless it exists. Returns the presence key."""
@@ -66,16 +67,16 @@ class Registration:
         self._queues = sorted(queues)
 
         async def change() -> None:
-            async with pool.acquire() as connection, _schema_awaited():
+            async with pool.acquire() as connection, _missing_schema_as_outage():
                 await workers.serves(connection, self.worker, self._queues, self._slots)
 
         await until_answered(change, within=_PATIENCE_SECONDS)
 
 
 @asynccontextmanager
-async def _schema_awaited() -> AsyncIterator[None]:
-    """A missing table or column is an outage: `until_answered` repeats the block until the migration that makes it is
-    done.
+async def _missing_schema_as_outage() -> AsyncIterator[None]:
+    """Raise ConnectionError if the block misses a table or a column: `until_answered` then repeats the block until the
+    migration has made it.
     """
     try:
         yield
@@ -88,7 +89,7 @@ async def registered(pool: Pool, registration: Registration) -> AsyncIterator[Re
     """Register the worker for the block."""
 
     async def register() -> None:
-        async with pool.acquire() as connection, _schema_awaited():
+        async with pool.acquire() as connection, _missing_schema_as_outage():
             await registration.write(connection)
 
     await until_answered(register, within=_PATIENCE_SECONDS)

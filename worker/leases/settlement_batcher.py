@@ -32,7 +32,8 @@ from leasehold.transitions.settlements import (
 from leasehold.worker import metrics
 from leasehold.worker.leases.heartbeat import Heartbeat
 
-#: A settlement waits while the database is away, for any time. If it gave up, the step would only run again.
+#: Seconds for which a settlement waits while the database is away: without limit. If it gave up, the step would have to
+#: run again.
 _PATIENCE = float("inf")
 
 
@@ -98,13 +99,15 @@ class SettlementBatcher:
         repeated: bool,  # noqa: FBT001 - the Batcher's signature
     ) -> list[Answer]:
         answers = await self._carry_out(connection, batch)
-        refused = [s for s in batch if not _is_settled(answers.get(s.lease.task_id))]
+        refused = _refused(batch, answers)
         if refused:
             answers |= await self._return_workflows(connection, refused)
-            refused = [s for s in refused if not _is_settled(answers.get(s.lease.task_id))]
+            refused = _refused(refused, answers)
         # PostgreSQL refuses the settlement of a job that is being cancelled. Then acknowledge that the attempt stopped.
         if refused:
-            acknowledged = await settlements.acknowledge_cancel(connection, [s.lease for s in refused])
+            acknowledged = await settlements.acknowledge_cancel(
+                connection, [settlement.lease for settlement in refused]
+            )
             answers |= _answers(acknowledged)
             count_ended_jobs(acknowledged.ended)
         if repeated:
@@ -142,29 +145,41 @@ class SettlementBatcher:
         return answers
 
     async def _return_workflows(self, connection: Connection, refused: Sequence[Settlement]) -> dict[UUID, Answer]:
-        """Make a workflow due again if a cancel of its job came before its settlement: its code has not seen the cancel
-        yet. A workflow that was about to wait is due at once. A failed attempt that may be repeated is due after the
-        pause of its failure.
+        """Make a workflow due again if a client cancelled its job before its settlement: its code has not seen the
+        cancel yet. A workflow that was about to wait is due at once. A failed attempt that may be repeated is due after
+        the pause of its failure.
         """
-        waits = [s.lease for s in refused if isinstance(s, Suspending)]
-        fails = [Snoozing(s.lease, s.delay) for s in refused if isinstance(s, Failure) and s.retryable]
-        released = await settlements.release(connection, waits) if waits else Settled({})
-        snoozed = await settlements.wait_until(connection, fails) if fails else Settled({})
+        suspended = [settlement.lease for settlement in refused if isinstance(settlement, Suspending)]
+        failed = [
+            Snoozing(settlement.lease, settlement.delay)
+            for settlement in refused
+            if isinstance(settlement, Failure) and settlement.retryable
+        ]
+        released = await settlements.release(connection, suspended) if suspended else Settled({})
+        snoozed = await settlements.wait_until(connection, failed) if failed else Settled({})
         self._announce(released.announcements)
         return _answers(released) | _answers(snoozed)
 
     async def _recover_next(
         self, connection: Connection, batch: Sequence[Settlement], answers: Mapping[UUID, Answer]
     ) -> dict[UUID, Answer]:
-        """The try before may have committed these settlements and claimed their next steps, and its answer was lost.
-        Claim those steps again: else no worker runs them before their leases pass.
+        """Claim again the next steps that the earlier try may have claimed: its answer was lost, and else no worker
+        would run these steps before their leases pass. Returns the changed answers.
         """
-        without_next = [settlement for settlement in batch if answers[settlement.lease.task_id].next is None]
-        completed = [s.lease.task_id for s in without_next if isinstance(s, Completion) and s.claim_next]
-        started = {s.claim_next: s.lease.task_id for s in without_next if isinstance(s, Suspending) and s.claim_next}
-        if not completed and not started:
+        completed: list[UUID] = []
+        workflow_of_step: dict[UUID, UUID] = {}  # a step that a suspension started -> the workflow's task
+        for settlement in batch:
+            task_id = settlement.lease.task_id
+            if answers[task_id].next is not None:
+                continue
+            if isinstance(settlement, Completion) and settlement.claim_next:
+                completed.append(task_id)
+            elif isinstance(settlement, Suspending) and settlement.claim_next:
+                workflow_of_step[settlement.claim_next] = task_id
+        if not completed and not workflow_of_step:
             return {}
-        by_task = await claims.claim_again(connection, completed, started, self._terms, self._heartbeat.all_held())
+        held = self._heartbeat.all_held()
+        by_task = await claims.claim_again(connection, completed, workflow_of_step, self._terms, held)
         return {task_id: replace(answers[task_id], next=claimed) for task_id, claimed in by_task.items()}
 
 
@@ -173,6 +188,11 @@ def _answers(outcome: Settled) -> dict[UUID, Answer]:
         task_id: Answer(verdict, outcome.states.get(task_id), outcome.nexts.get(task_id))
         for task_id, verdict in outcome.verdicts.items()
     }
+
+
+def _refused(batch: Sequence[Settlement], answers: Mapping[UUID, Answer]) -> list[Settlement]:
+    """The settlements that PostgreSQL has not accepted."""
+    return [settlement for settlement in batch if not _is_settled(answers.get(settlement.lease.task_id))]
 
 
 def _is_settled(answer: Answer | None) -> bool:

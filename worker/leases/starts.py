@@ -12,26 +12,26 @@ _WINDOW_SECONDS = 60
 
 
 class _Window:
-    """The starts in one queue, by second. The starts of a second stand at `second % 60`, until a later second takes
-    that place.
+    """The starts in one queue, by second. The count of a second has the index `second % 60`, until a later second
+    replaces it.
     """
 
     __slots__ = ("counts", "seconds")
 
     def __init__(self) -> None:
         self.counts = [0] * _WINDOW_SECONDS
-        self.seconds = [-_WINDOW_SECONDS] * _WINDOW_SECONDS  # the second whose starts stand at each place
+        self.seconds = [-_WINDOW_SECONDS] * _WINDOW_SECONDS  # the second that each count belongs to
 
     def count(self, second: int) -> None:
-        place = second % _WINDOW_SECONDS
-        if self.seconds[place] != second:
-            self.seconds[place], self.counts[place] = second, 0
-        self.counts[place] += 1
+        index = second % _WINDOW_SECONDS
+        if self.seconds[index] != second:
+            self.seconds[index], self.counts[index] = second, 0
+        self.counts[index] += 1
 
     def total(self, second: int) -> int:
         """The starts in the minute that ends with `second`."""
-        oldest = second - _WINDOW_SECONDS
-        return sum(count for count, at in zip(self.counts, self.seconds, strict=True) if at > oldest)
+        window_start = second - _WINDOW_SECONDS
+        return sum(count for count, counted in zip(self.counts, self.seconds, strict=True) if counted > window_start)
 
 
 class Starts:

@@ -9,13 +9,13 @@ from leasehold.broker.announcer import Announcer
 from leasehold.db.database import Pool
 from leasehold.transitions import concurrency
 
-#: Seconds. Jobs that end within this time are handled together: one turn costs the same locks and counts for one job as
-#: for hundreds.
+#: Seconds for which a turn waits for further jobs to end. It then handles all of them together: the locks and counts
+#: cost the same for one job as for hundreds.
 _GATHER_SECONDS = 0.02
 
 
 class Admitter:
-    """The admitter of one worker. If its worker dies, or the database is away, the admissions duty of the leading
+    """The admitter of one worker. If this worker dies, or the database is away, the duty `admissions` of the leading
     worker admits the jobs a little later.
     """
 
@@ -31,6 +31,7 @@ class Admitter:
         self._has_ended.set()
 
     async def turn(self) -> float:
+        """Wait until jobs may have ended, then admit jobs of their limits. Returns the pause to the next turn: none."""
         await self._has_ended.wait()
         await asyncio.sleep(_GATHER_SECONDS)
         self._has_ended.clear()

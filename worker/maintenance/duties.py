@@ -1,8 +1,8 @@
 """The duties of a worker: the maintenance that it repeats beside its attempts.
 
-Each duty runs in a loop of its own (Periodic): no duty waits for another, and no duty's error ends another. The
-leader's duties run in one worker at a time. The takeover uses one connection of the pool, the other frequent duties
-share two, and all housekeeping duties share one (leasehold/db/pool_sizes.py has the sum).
+Each duty runs in a loop of its own (Periodic): no duty waits for another, and no duty's error ends another. The duties
+of the leader run in one worker at a time. The takeover uses one connection of the pool, the other frequent duties share
+two, and all housekeeping duties share one. leasehold/db/pool_sizes.py has the sum.
 """
 
 from __future__ import annotations
@@ -37,15 +37,14 @@ from leasehold.transitions.workflows import children
 from leasehold.worker.maintenance.housekeeping import Housekeeping
 from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Leadership, Takeover
 
-#: Seconds between two searches for dead workers and a dead leader. So other workers take over their tasks and duties
+#: Seconds between two searches for dead workers and a dead leader: other workers take over their tasks and duties
 #: within a second.
 _WATCH_SECONDS = 0.5
-#: Seconds between two searches for due schedules, and between two searches for ended runs whose webhooks are to be
-#: sent.
+#: Seconds between two searches for due schedules, and between two searches for webhooks to send.
 _EVERY_SECONDS = 0.5
 #: Seconds between two turns of retention, partitions and the deletion of old rows.
 _HOUSEKEEPING_SECONDS = 60.0
-#: The most connections that all frequent duties use together, and those that all housekeeping duties use together.
+#: How many connections the frequent duties share, and how many the housekeeping duties share.
 _FREQUENT_CONNECTIONS, _HOUSEKEEPING_CONNECTIONS = 2, 1
 
 
@@ -76,16 +75,16 @@ class Duties:
         self._last_limit: ConcurrencyLimitName = ("", "")
         self._leadership = Leadership(worker, 3 * settings.sweep_seconds)
         self._takeover = Takeover(settings, pool, self._leadership, announcer)
-        self._unwritten_schedules = dict(templates.pipelines.schedules)  # by app: this worker writes them at its start
-        self._late_pauses = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
+        self._unwritten_schedules = dict(templates.pipelines.schedules)  # by app; the first turn writes them
+        self._late_step_pauses = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
         self._frequent = _shared(pool, _FREQUENT_CONNECTIONS)
         self._housekeeping_connection = _shared(pool, _HOUSEKEEPING_CONNECTIONS)
         self._housekeeping = Housekeeping(settings, self._housekeeping_connection, store, kinds)
 
     def all(self) -> list[Periodic]:
-        """The loops. The worker runs each as a task."""
+        """The loops of all duties. The worker runs each loop as a task."""
         watch = min(_WATCH_SECONDS, self._settings.sweep_seconds)
-        house = self._housekeeping
+        housekeeping = self._housekeeping
         periodic = [
             Periodic("takeover", self._takeover.turn, every=watch),
             self._leader_duty("cancels", self._end_cancels, watch),
@@ -94,11 +93,11 @@ class Duties:
             self._leader_duty(external.DUTY, self._end_late_steps, watch),
             self._leader_duty(children.DUTY, self._follow_children, watch),
             Periodic("schedules", self._fire_schedules, every=_EVERY_SECONDS),
-            self._leader_duty("retention", house.retention),
-            self._leader_duty("uploads", house.uploads),
-            self._leader_duty("parts", house.parts),
+            self._leader_duty("retention", housekeeping.retention),
+            self._leader_duty("uploads", housekeeping.uploads),
+            self._leader_duty("parts", housekeeping.parts),
             self._tidying_duty("external_files", external_files.give_up),
-            self._leader_duty("probes", house.probes),
+            self._leader_duty("probes", housekeeping.probes),
             self._tidying_duty("event_days", self._keep_event_days),
             self._tidying_duty(
                 "forget_workers", lambda c: workers.forget_workers(c, 10 * self._settings.lease_seconds)
@@ -118,16 +117,16 @@ class Duties:
         if self._deliveries is not None:
             dispatch = partial(self._dispatch_webhooks, self._deliveries)
             periodic.append(Periodic("webhooks", dispatch, every=_EVERY_SECONDS))
-        of_kinds = house.of_kinds()
-        if duplicates := {duty.name for duty in periodic} & of_kinds.keys():
-            raise DeclarationError(f"a kind of work has duties with names of the platform's own: {sorted(duplicates)}")
-        return periodic + [self._leader_duty(name, turn) for name, turn in of_kinds.items()]
+        turns_of_kinds = housekeeping.turns_of_kinds()
+        if duplicates := {duty.name for duty in periodic} & turns_of_kinds.keys():
+            raise DeclarationError(f"a kind of work names its duties as the platform does: {sorted(duplicates)}")
+        return periodic + [self._leader_duty(name, turn) for name, turn in turns_of_kinds.items()]
 
     def _leader_duty(
         self, name: str, turn: Callable[[], Awaitable[float | None]], every: float = _HOUSEKEEPING_SECONDS
     ) -> Periodic:
-        """A duty that only the leading worker carries out. A worker that does not lead checks again soon, because it
-        may become the leader. The check costs nothing.
+        """A duty that only the leading worker carries out. A worker that does not lead checks again after at most
+        `_WATCH_SECONDS`, because it may become the leader. The check sends no query.
         """
 
         async def when_leading() -> float | None:
@@ -163,21 +162,21 @@ class Duties:
             await children.close(connection)
 
     async def _end_late_steps(self) -> None:
-        """End steps of external workers that run past their limit. The query reads all running tasks. So the slower the
-        query, the longer this duty pauses, as the takeover does.
+        """End steps of external workers that run longer than their time limit. The query reads all running tasks: so
+        the slower it is, the longer this duty pauses, as the takeover does.
         """
-        if not self._late_pauses.due:
+        if not self._late_step_pauses.due:
             return
         began = monotonic()
         async with self._frequent() as connection:
             for ended in await external.end_overdue(connection, self._templates):
                 count_ended_jobs(ended.ended)
                 self._announcer.announce(ended.announcements)
-        self._late_pauses.done(began)
+        self._late_step_pauses.done(began)
 
     async def _admit(self) -> None:
-        """Admit waiting jobs for which no end of another job makes room (admitter.py): for example, because a rate has
-        room again. Each turn serves some of the limits.
+        """Admit waiting jobs that the admitter does not admit, because they do not wait for the end of another job. For
+        example, a rate has room again. Each turn serves some of the limits.
         """
         async with self._frequent() as connection:
             limits = await concurrency.with_waiting_jobs(connection, self._last_limit)
@@ -185,6 +184,7 @@ class Duties:
             self._announcer.announce(await concurrency.admit_each(connection, limits))
 
     async def _fire_schedules(self) -> None:
+        """Write the schedules that apps declare in code, if this worker has not done so yet. Then fire the due ones."""
         async with self._frequent() as connection:
             while self._unwritten_schedules:
                 app = next(iter(self._unwritten_schedules))
@@ -218,7 +218,7 @@ class Duties:
 
 
 def _shared(pool: Pool, at_most: int) -> Callable[[], AbstractAsyncContextManager[Connection]]:
-    """A function that lends connections of the pool. All its callers together have at most `at_most` at once."""
+    """A function that lends connections of the pool: at most `at_most` at once to all its callers."""
     permits = asyncio.Semaphore(at_most)
 
     @asynccontextmanager

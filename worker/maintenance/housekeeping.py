@@ -1,7 +1,8 @@
 """Deletes objects and rows that are no longer needed: first the objects in the store, then the rows that name them.
 
-No turn holds a database connection while it waits for the store. A unit (a job, an upload, ...) whose objects the store
-does not delete is set aside in quarantine, and the other units go on.
+A unit is a job, an upload, or a row of another kind. If the store refuses to delete a unit's objects, the unit is
+quarantined, and the turn goes on with the other units. No turn holds a database connection while it waits for the
+store.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from leasehold.transitions import sweeps
 from leasehold.transitions.quarantine import run_known_units, set_aside
 
 _PROBES_KEPT = timedelta(hours=1)
-#: A turn handles one batch. If more units are due, the next turn comes after this many seconds.
+#: A turn handles one batch. If the batch had units, the next turn comes after this many seconds: more may be due.
 _NEXT_BATCH_SECONDS = 0.1
 #: A key that no object has. A request for this key shows only whether the store answers.
 _ABSENT_KEY = "probes/nothing"
@@ -45,14 +46,15 @@ class Housekeeping:
     def __init__(self, settings: Settings, connections: Acquire, store: ObjectStore, kinds: Iterable[Kind]) -> None:
         self._connections = connections
         self._store = store
-        self._of_kinds = housekeeping_of(kinds, HousekeepingContext(settings, connections, store))
+        self._housekeeping_of_kinds = housekeeping_of(kinds, HousekeepingContext(settings, connections, store))
 
-    def of_kinds(self) -> dict[str, Callable[[], Awaitable[float | None]]]:
+    def turns_of_kinds(self) -> dict[str, Callable[[], Awaitable[float | None]]]:
         """The turns of the kinds' own duties, by name. Raises DeclarationError if two duties have the same name."""
-        duties = [duty for kind in self._of_kinds for duty in kind.duties]
+        duties = [duty for housekeeping in self._housekeeping_of_kinds for duty in housekeeping.duties]
         turns = {duty.duty: self._turn_of(duty) for duty in duties}
         if len(turns) < len(duties):
-            raise DeclarationError(f"two kinds of work have a duty of one name: {[duty.duty for duty in duties]}")
+            names = [duty.duty for duty in duties]
+            raise DeclarationError(f"two duties of the kinds of work have the same name: {names}")
         return turns
 
     def _turn_of(self, duty: Tidying | Forgetting[Any] | Turn) -> Callable[[], Awaitable[float | None]]:
@@ -73,9 +75,9 @@ class Housekeeping:
         """Inspect the uploads of clients, and delete objects that no row refers to."""
 
         async def on_too_large(connection: Connection, due: uploads.Due, size: int) -> None:
-            for kind in self._of_kinds:
-                if kind.upload_too_large is not None:
-                    await kind.upload_too_large(connection, due, size)
+            for housekeeping in self._housekeeping_of_kinds:
+                if housekeeping.upload_too_large is not None:
+                    await housekeeping.upload_too_large(connection, due, size)
 
         async def check(due: uploads.Due) -> None:
             await uploads.inspect(self._connections, self._store, due, on_too_large)
@@ -88,7 +90,8 @@ class Housekeeping:
 
     async def parts(self) -> None:
         """End multipart uploads that nobody completes."""
-        await uploads.abort_dead_uploads(self._store, [prefix for kind in self._of_kinds for prefix in kind.prefixes])
+        prefixes = [prefix for housekeeping in self._housekeeping_of_kinds for prefix in housekeeping.prefixes]
+        await uploads.abort_dead_uploads(self._store, prefixes)
 
     async def retention(self) -> float | None:
         """Delete ended jobs after their retention time, with their objects."""
@@ -97,13 +100,14 @@ class Housekeeping:
             await self._store.delete(*[stored.key async for stored in self._store.list(job.prefix + "/")])
 
         async def forget(connection: Connection, units: Sequence[sweeps.Forgettable]) -> None:
-            await sweeps.forget_jobs(connection, [job.job_id for job in units], hooks_before_jobs_go(self._of_kinds))
+            hooks = hooks_before_jobs_go(self._housekeeping_of_kinds)
+            await sweeps.forget_jobs(connection, [job.job_id for job in units], hooks)
 
         units = await self._read(sweeps.forgettable_jobs)
         return await self._forget(sweeps.RETENTION, units, lambda job: job.job_id, delete_objects, forget)
 
     async def probes(self) -> None:
-        """Delete the objects with which starting processes probed the store."""
+        """Delete the objects that processes wrote at their start to probe the store."""
         await self._store.delete_old_probes(_PROBES_KEPT)
 
     async def _read(self, statement: Callable[[Connection], Awaitable[Sequence[_U]]]) -> Sequence[_U]:
@@ -121,18 +125,18 @@ class Housekeeping:
         """Call `delete` for the objects of each unit, then `forget` for the rows of the units whose objects are
         deleted.
 
-        Returns the pause to the next turn; None for the usual one: this turn had no unit to handle. Raises
-        StoreUnavailable if the store itself is away.
+        Returns the pause to the next turn; None for the usual pause, because this turn had no units. Raises
+        StoreUnavailable if the store is away.
         """
         deleted: list[_U] = []
         refused: list[tuple[_U, Exception]] = []
-        away: StoreUnavailable | None = None
+        store_error: StoreUnavailable | None = None
         for unit in units:
             try:
                 await delete(unit)
             except StoreUnavailable as error:
-                away = await self._probe_store()
-                if away is not None:
+                store_error = await self._probe_store()
+                if store_error is not None:
                     break
                 refused.append((unit, error))
             except Exception as error:  # noqa: BLE001 - of any kind: this unit is at fault, and is set aside
@@ -141,12 +145,12 @@ class Housekeeping:
                 deleted.append(unit)
         if deleted or refused:
             await self._forget_rows(duty, deleted, refused, key, forget)
-        if away is not None:
-            raise away
+        if store_error is not None:
+            raise store_error
         return _NEXT_BATCH_SECONDS if deleted or refused else None
 
     async def _probe_store(self) -> StoreUnavailable | None:
-        """The store's error if the store is away. None if the store answers: the error was about one unit."""
+        """The store's error if the store is away. None if the store answers: then the last error was about one unit."""
         try:
             await self._store.head(_ABSENT_KEY)
         except StoreUnavailable as error:
@@ -163,6 +167,7 @@ class Housekeeping:
         key: Callable[[_U], object],
         forget: Callable[[Connection, Sequence[_U]], Awaitable[None]],
     ) -> None:
+        """Forget the rows of the `deleted` units, and set the `refused` units aside."""
         async with self._connections() as connection:
 
             async def forget_batch(units: Sequence[_U]) -> Sequence[None]:

@@ -1,4 +1,4 @@
-"""The relay sends the hints that remain in the outbox: the process that committed them died, or the broker was away."""
+"""The relay sends the hints that remain in the outbox, because their committer died or the broker was away."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ EVERY_SECONDS = 0.5
 #: The duty's name.
 DUTY = "relay"
 _BATCH = 500
-#: Seconds between two reads of the whole outbox. They find rows that became visible too late for the poll window. A
-#: slot pool's poll mostly finds the task of such a row before.
+#: Seconds between two reads of the whole outbox. These find rows that became visible too late for the poll window. In
+#: most cases, a slot pool's poll has found the task of such a row before.
 _WHOLE_EVERY_SECONDS = 60.0
 
 
@@ -41,7 +41,7 @@ class Relay:
         self._window = PollWindow(whole_every=_WHOLE_EVERY_SECONDS)
 
     async def turn(self) -> float | None:
-        """Send one batch. Returns 0, for another turn at once, if there may be more."""
+        """Send one batch. Returns 0, which means another turn at once, if there may be more hints."""
         if not self._broker.connected:
             return None
         async with self._pool.acquire() as connection:
@@ -52,8 +52,8 @@ class Relay:
         return 0.0 if sent >= _BATCH else None
 
     async def _send(self, announcements: Sequence[Announcement]) -> int:
-        """Send all hints together. If that fails, send each by itself: so a hint that cannot be sent delays no other.
-        Returns how many were sent.
+        """Send all hints together. If that fails, send each hint by itself: so a hint that cannot be sent delays no
+        other hint. Returns how many were sent.
         """
         try:
             return await self._announcer.publish(announcements)
@@ -66,8 +66,8 @@ class Relay:
         return sum([await self._send([announcement]) for announcement in announcements])
 
     async def _set_aside(self, announcement: Announcement, error: Exception) -> None:
-        """Set aside a hint that cannot be sent. Later turns try again after growing pauses. In the end the hint is
-        dropped, because a poll finds its task.
+        """Set aside a hint that cannot be sent: later turns try again after growing pauses. After `STUCK_AFTER` tries,
+        drop the hint. A poll finds its task.
         """
         async with self._pool.acquire() as connection, connection.transaction():
             if await set_aside(connection, DUTY, announcement.outbox_id, error) >= STUCK_AFTER:

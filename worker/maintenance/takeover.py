@@ -18,8 +18,8 @@ from leasehold.worker import metrics
 
 log = structlog.get_logger(__name__)
 
-#: The leader reads expired leases every `sweep_seconds`. If the queries would take more than the part MAX_BUSY of the
-#: time, the leader reads less often, but at least once in LATEST_SECONDS.
+#: The leader reads expired leases every `sweep_seconds`. If these queries would take more than the share MAX_BUSY of
+#: the time, the leader reads less often, but at least once in LATEST_SECONDS.
 MAX_BUSY = 1 / 100
 LATEST_SECONDS = 8.0
 #: After a worker has died, the leader reads expired leases at every turn for this many seconds: some rows may still be
@@ -28,8 +28,8 @@ _HURRY_SECONDS = 5.0
 
 
 class Leadership:
-    """True while this worker leads. Two workers may lead at the same time for a moment: every duty of the leader is
-    safe then, and is only done twice.
+    """True while this worker leads. For a moment two workers may lead at the same time. Every duty of the leader is
+    safe then: it is only done twice. `seconds`: how long the leadership lasts without a renewal.
     """
 
     def __init__(self, worker: UUID, seconds: float) -> None:
@@ -41,9 +41,7 @@ class Leadership:
         return monotonic() < self._until
 
     async def renew(self, connection: Connection) -> bool:
-        """Take or keep the leadership for the `seconds` that this object was made with. Returns whether this worker
-        leads.
-        """
+        """Take or keep the leadership. Returns whether this worker leads."""
         began = monotonic()
         leads = await workers.lead(connection, "sweeper", self._worker, self._seconds)
         self._until = began + self._seconds if leads else float("-inf")
@@ -69,8 +67,8 @@ class Takeover:
                 await self._expire_leases(connection)
 
     async def _expire_leases(self, connection: Connection) -> None:
-        """End the expired leases, at once when a worker has died. Otherwise only when the pause is over: the query is
-        slow, because it reads every row version of running tasks since the last vacuum.
+        """End the expired leases: at once when a worker has died, else only when the pause is over. The query is slow,
+        because it reads every row version of running tasks since the last vacuum.
         """
         dead = await workers.dead(connection) if self._settings.presence else []
         if not set(self.dead).issuperset(dead):

@@ -1,4 +1,4 @@
-"""A child process, after the zygote's fork: it does one run of one step, and ends."""
+"""A child process after the zygote's fork. The zygote calls `live` in the child, which does one run of one step."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ _Kind = Literal["permanent", "retryable", "unforeseen"]
 
 
 def live(pipeline: Pipeline, own_fences: fences.Fences, zygote: int, channel: int, output: int) -> NoReturn:
-    """Run as a child and exit: never returns into the zygote's code.
+    """Run as a child and exit. This never returns into the zygote's code.
 
-    `channel`: the descriptor of the protocol. `output`: the descriptor of the child's stdout and stderr.
+    `zygote`: the process to die with. `channel`: the descriptor of the protocol. `output`: the descriptor that becomes
+    the child's stdout and stderr.
     """
     status = 1
     try:
@@ -61,8 +62,8 @@ def _take_descriptors(channel: int, output: int) -> None:
 
 
 def _run(pipeline: Pipeline, own_fences: fences.Fences) -> None:
-    """Receive two frames and run the step. The first frame only names the files of the run: restrict the child to them.
-    The second frame is the run itself. It holds the client's parameters, so it is read only behind that restriction.
+    """Receive two frames and run the step. The first frame only names the files of the run: the child restricts itself
+    to them. The second frame is the run. It holds the client's parameters, so the child reads it after the restriction.
     """
     if (body := frames.receive(frames.CHANNEL)) is None:
         return
@@ -77,45 +78,45 @@ def _run(pipeline: Pipeline, own_fences: fences.Fences) -> None:
         _send(answer)
     except frames.FrameError as error:
         _send(_failed_frame("permanent", "bad_output", f"the answer has {error}"))
-    frames.receive(frames.CHANNEL)  # do not exit: the worker reads this process's peak memory, and then kills it
+    frames.receive(frames.CHANNEL)  # wait here: the worker reads this process's peak memory, and then kills it
 
 
-_sending = threading.Lock()  # a handler's threads may send, too
+_send_lock = threading.Lock()  # a handler's threads may send, too
 
 
 def _send(frame: frames.Answer | frames.Progress | frames.LogLine | frames.Emitted) -> None:
-    with _sending:
+    with _send_lock:
         frames.send(frames.CHANNEL, frame)
 
 
-class _Sender(logging.Handler):
+class _LogSender(logging.Handler):
     """Sends log records of the step's code to the worker, which stores them with the job."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._lines = 0
+        self._sent_lines = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._lines >= frames.MAX_LOG_LINES:
+        if self._sent_lines >= frames.MAX_LOG_LINES:
             return
-        self._lines += 1
+        self._sent_lines += 1
         try:
             error = record.exc_info[1] if record.exc_info else None
             line = frames.LogLine(
                 level=min(max(record.levelno, 0), 100),
                 logger=bounded(record.name)[:200],
                 message=bounded(record.getMessage(), frames.MAX_MESSAGE),
-                traceback="" if error is None else formatted(error),
+                traceback="" if error is None else bounded_traceback(error),
             )
             _send(line)
-        except Exception:  # noqa: BLE001 - as every handler of `logging`
+        except Exception:  # noqa: BLE001 - every handler of `logging` does so
             self.handleError(record)
 
 
 def _log_to_worker(level: int) -> None:
-    """Send the lines of `logging` to the worker, and those of structlog, if the handlers use it."""
+    """Send the lines of `logging` to the worker. If the handlers use structlog, send its lines, too."""
     root = logging.getLogger()
-    root.handlers = [_Sender()]
+    root.handlers = [_LogSender()]
     root.setLevel(level)
     if "structlog" in sys.modules:
         structlog = sys.modules["structlog"]
@@ -132,7 +133,9 @@ def _log_to_worker(level: int) -> None:
 
 
 class _WorkerLink:
-    """Reports progress over the channel. The worker asks for a stop by creating the file `cancel` beside `out`."""
+    """The handler's way to the worker: sends progress and chunks over the channel, and sees the worker's request to
+    stop, which is a file `cancel` beside `out`.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._cancel_path = str(directory.parent / frames.CANCEL)
@@ -148,17 +151,18 @@ class _WorkerLink:
         _send(frames.Emitted(chunk=chunk))
 
     def cancelled(self) -> bool:
-        return os.path.exists(self._cancel_path)  # noqa: PTH110 - handlers call it in inner loops, and it costs half as much
+        return os.path.exists(self._cancel_path)  # noqa: PTH110 - half the cost of Path.exists, and handlers call it often
 
 
 def _answer(pipeline: Pipeline, run: frames.Run) -> frames.Answer:
+    """Run the handler. Returns the frame of what it returned or raised."""
     try:
         work = _work(pipeline, run)
         _use_directory(work.directory)
         return _finished_frame(pipeline.handlers[run.step](work), work.directory)
     except MemoryError:
         raise
-    except BaseException as error:  # noqa: BLE001 - SystemExit, too: whatever a handler raises is its answer
+    except BaseException as error:  # noqa: BLE001 - SystemExit, too: any exception of a handler becomes its answer
         return _frame_of_error(error)
     finally:
         _flush()
@@ -175,7 +179,7 @@ def _work(pipeline: Pipeline, run: frames.Run) -> Work:
 
 
 def _use_directory(directory: Path) -> None:
-    """Relative paths and temporary files of the handler go into the run's directory."""
+    """Make the run's directory the place of the handler's relative paths and temporary files."""
     os.chdir(directory)
     os.environ["TMPDIR"] = tempfile.tempdir = str(directory)
 
@@ -197,7 +201,7 @@ def _finished_frame(done: object, directory: Path) -> frames.Answer:
 
 
 def _frame_of_error(error: BaseException) -> frames.Failed:
-    """The frame for the handler's exception: it names the error that the worker will raise."""
+    """The frame for the handler's exception. It names the error that the worker will raise."""
     if isinstance(error, Cancelled):
         return frames.Failed(error="cancelled", code="cancelled", message="")
     if isinstance(error, Permanent):
@@ -219,17 +223,17 @@ def _failed_frame(
         code=bounded(code)[:200] or "unnamed",
         message=bounded(message),
         after=None if after is None else min(max(0.0, after.total_seconds()), frames.MAX_AFTER),
-        traceback="" if error is None else formatted(error),
+        traceback="" if error is None else bounded_traceback(error),
     )
 
 
 def bounded(text: str, limit: int = frames.MAX_TEXT) -> str:
-    """`text`, cut to the protocol's bound, and without lone surrogates, which have no UTF-8 form."""
+    """`text`, cut to the protocol's bound. Lone surrogates are replaced, because they have no UTF-8 form."""
     return text[:limit].encode("utf-8", "replace").decode()
 
 
-def formatted(error: BaseException) -> str:
-    """The end of the traceback, within the protocol's bound."""
+def bounded_traceback(error: BaseException) -> str:
+    """The end of the traceback, cut to the protocol's bound."""
     text = "".join(traceback.format_exception(error))
     return text[-frames.MAX_TRACEBACK :].encode("utf-8", "replace").decode()
 

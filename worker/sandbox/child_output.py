@@ -1,7 +1,7 @@
 """Copies what a child prints into the worker's log, line by line, up to a bound for each run.
 
-The worker always drains the pipe, so a chatty decoder never blocks. It drops and counts what is beyond the bound, so
-the output fills neither memory nor the log.
+The worker always empties the pipe: so a child that prints a lot never blocks. Beyond the bound the worker drops the
+output and counts its bytes: so the output fills neither memory nor the log.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class ChildOutput:
 
     def __init__(self) -> None:
         self._read_end, self.write_end = os.pipe()
-        self._recorder: Recorder | None = None  # of the attempt: it stores the lines with the job
+        self._recorder: Recorder | None = None  # the attempt's recorder, which stores the lines with the job
         self._context = copy_context()
         self._context.run(record_in, None)
         os.set_blocking(self._read_end, False)
         self._loop = asyncio.get_running_loop()
         self._log = structlog.get_logger()
-        self._allowance = MAX_BYTES_PER_RUN
-        self._dropped = 0
-        self._line = b""
+        self._allowance = MAX_BYTES_PER_RUN  # bytes that are still logged in this run
+        self._dropped = 0  # bytes beyond the allowance
+        self._line = b""  # a line whose end has not come yet
 
     def watch(self, pid: int) -> None:
         """Start reading. Call it once the child `pid` has its copy of the write end."""
@@ -41,21 +41,21 @@ class ChildOutput:
         self._loop.add_reader(self._read_end, self._read)
 
     def begin(self, pipeline: str, step: str) -> None:
-        """A run begins: give it a new allowance, and name it in the log."""
+        """A run begins: give it a new allowance, and name it in the log. The attempt calls this in its own context."""
         self._log_rest()
         self._recorder = current()
-        self._context = copy_context()  # it names the job in the worker's log
+        self._context = copy_context()  # names the job in the worker's log
         self._context.run(record_in, None)
         self._allowance, self._dropped = MAX_BYTES_PER_RUN, 0
         self._log = self._log.bind(pipeline=pipeline, step=step)
 
     def read(self) -> None:
-        """Log what is in the pipe now."""
+        """Log the output that is in the pipe now."""
         if self._read_end >= 0:
             self._read()
 
     def close(self) -> None:
-        """Log what is still in the pipe and close it. May be called twice."""
+        """Log the output that is still in the pipe, and close the pipe. May be called twice."""
         self._close_write_end()
         self.read()
         self._close_read_end()
@@ -69,10 +69,10 @@ class ChildOutput:
         if not chunk:
             self._close_read_end()
             return
-        logged = chunk[: self._allowance]
-        self._allowance -= len(logged)
-        self._dropped += len(chunk) - len(logged)
-        *lines, self._line = (self._line + logged).split(b"\n")
+        allowed = chunk[: self._allowance]
+        self._allowance -= len(allowed)
+        self._dropped += len(chunk) - len(allowed)
+        *lines, self._line = (self._line + allowed).split(b"\n")
         if len(self._line) > _MAX_LINE:
             lines, self._line = [*lines, self._line], b""
         for line in lines:

@@ -1,4 +1,4 @@
-"""One child process, as its worker sees it: it does one run, is killed, and is reaped."""
+"""One child process, as its worker sees it: the worker sends it one run, kills it, and has the zygote reap it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from leasehold.worker import metrics
 from leasehold.worker.sandbox import fences, frames
 from leasehold.worker.sandbox.child_output import ChildOutput
 
-_GRACE_SECONDS = 2  # for a child that has closed its channel to exit by itself
+_GRACE_SECONDS = 2  # a child that has closed its channel may take so long to exit by itself
 
-#: Asks a zygote for the exit status of a child that has ended. Raises OSError or EOFError.
+#: A function that makes the zygote reap an ended child and returns its exit status. Raises OSError or EOFError.
 Reap = Callable[[int], Awaitable[int]]
 
 
@@ -44,8 +44,8 @@ class ChildProcess:
 
     @classmethod
     async def adopt(cls, pid: int, channel: socket.socket, output: ChildOutput, reap: Reap) -> ChildProcess:
-        """The child `pid`, which the zygote has just forked, with its channel and its output. Raises OSError: then the
-        caller ends the child.
+        """The child `pid`, which the zygote has just forked, with its channel and its output. Raises OSError; then the
+        caller must kill and reap the child.
         """
         output.watch(pid)
         reader, writer = await asyncio.open_unix_connection(sock=channel)
@@ -61,8 +61,8 @@ class ChildProcess:
 
     @property
     def usable(self) -> bool:
-        """Whether the child lives. The kernel is asked, because it knows of a death before the event loop does: a run
-        on a child that has died while idle would count as crashed.
+        """Whether the child lives. This asks the kernel, which knows of a death before the event loop does. If a run
+        went to a child that has died while it waited, the run would count as crashed.
         """
         return not self.killed and not hung_up(self._writer.get_extra_info("socket"))
 
@@ -79,7 +79,7 @@ class ChildProcess:
     ) -> frames.Answer:
         """Send the encoded frames Confinement and Run, and wait at most `timeout` seconds for the answer.
 
-        Raises StepTimeout or ChildCrashed. Then, and when the caller is cancelled, the child is killed.
+        Raises StepTimeout or ChildCrashed. After any error, and when the caller is cancelled, the child is killed.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -95,13 +95,13 @@ class ChildProcess:
                     elif isinstance(frame, frames.Emitted):
                         on_chunk(frame.chunk)
                     else:
-                        self._output.read()  # what the handler printed before it answered
+                        self._output.read()  # the rest of the output that the handler printed before it answered
                         return frame
         except TimeoutError:
             self.kill()
             raise StepTimeout("step_timeout", f"the step ran longer than {timeout:g} s") from None
         except (OSError, EOFError):
-            raise _crash(await self._died()) from None
+            raise _crash(await self._status_of_end()) from None
         except (frames.FrameError, ValidationError):
             self.kill()
             raise ChildCrashed("child_crashed", "the child process sent an invalid answer") from None
@@ -114,7 +114,7 @@ class ChildProcess:
         return await self._reader.readexactly(frames.length(header))
 
     def peak(self) -> int:
-        """The most bytes of memory that the child has held; 0 if it has ended meanwhile."""
+        """The most bytes of memory that the child has held so far; 0 if the child has ended."""
         try:
             return fences.peak(self.pid)
         except (OSError, IndexError):  # a zombie has a status without memory
@@ -124,19 +124,19 @@ class ChildProcess:
         self._output.begin(pipeline, step)
 
     def kill(self) -> None:
-        """Send SIGKILL to the child's whole group at once. `stop` reaps the child."""
+        """Send SIGKILL to the child and its group at once. `stop` reaps the child."""
         self.killed = True
         if not self._ended.is_set():
             kill_child(self.pid)
 
     async def ended(self) -> None:
-        """Wait until the child has ended. From then on it holds no memory, even if it is not reaped yet."""
+        """Wait until the child has ended. An ended child holds no memory, even before it is reaped."""
         await self._ended.wait()
 
     async def stop(self) -> int:
-        """Kill the child, reap it, and close its channel and output. Goes on when the caller is cancelled.
+        """Kill the child, reap it, and close its channel and output. If the caller is cancelled, this goes on.
 
-        Returns the exit status, as subprocess gives it.
+        Returns the exit status in the form of `subprocess`: a signal is a negative number.
         """
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
@@ -149,17 +149,17 @@ class ChildProcess:
             status = await self._reap(self.pid)
         except (OSError, EOFError):  # the zygote died, and its children with it: init reaps them
             status = -signal.SIGKILL
-            with contextlib.suppress(ChildProcessError):  # except where this worker runs as init
+            with contextlib.suppress(ChildProcessError):  # if this worker is init itself, it reaps the child here
                 os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 - WNOHANG: it does not wait
         os.close(self._pidfd)
         self._writer.close()
-        with contextlib.suppress(OSError):  # a reset closes it, too
+        with contextlib.suppress(OSError):  # the connection was reset: it is closed, too
             await self._writer.wait_closed()
         self._output.close()
         return status
 
-    async def _died(self) -> int:
-        """The exit status of a child that has closed its channel."""
+    async def _status_of_end(self) -> int:
+        """The exit status of a child that has closed its channel. Waits a moment for its end, then kills it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GRACE_SECONDS):
                 await self._ended.wait()
@@ -167,8 +167,8 @@ class ChildProcess:
 
 
 def kill_child(pid: int) -> None:
-    """Send SIGKILL to the whole group of a child that is not reaped yet."""
-    for kill in (os.killpg, os.kill):  # a young child may have no group of its own yet
+    """Send SIGKILL to a child that is not reaped yet, and to its whole group."""
+    for kill in (os.killpg, os.kill):  # a child that was forked just now may have no group of its own yet
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
 

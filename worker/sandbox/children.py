@@ -1,4 +1,4 @@
-"""Runs isolated steps: each run has a child process of its own, which is forked for it and ends with it.
+"""Runs isolated steps, each run in a child process of its own. The isolated attempts call `Children.run`.
 
 No two runs share a process: their inputs may belong to two tenants, and a hostile picture may take its decoder over.
 Each pipeline has a zygote with the handlers loaded (zygote.py), so a new child costs milliseconds.
@@ -58,20 +58,21 @@ class Children:
 
     @property
     def idle(self) -> int:
-        """How many further runs could start now without waiting."""
+        """How many more runs could start now without waiting."""
         return self._size - len(self._running)
 
     async def start(self) -> None:
-        """Start all zygotes and wait until they are warm.
+        """Start all zygotes, and wait until they have loaded their handlers.
 
-        They start one at a time on each core but one: that core is the worker's, which begins to serve meanwhile.
+        At most one zygote for each core starts at the same time. One core is left to the worker, which begins to serve
+        meanwhile.
 
         Raises DeclarationError when a module or a handler is missing.
         """
         self._work_dir.mkdir(parents=True, exist_ok=True)
-        room = asyncio.Semaphore(max(1, len(os.sched_getaffinity(0)) - 1))
+        free_cores = asyncio.Semaphore(max(1, len(os.sched_getaffinity(0)) - 1))
         try:
-            await gather_or_cancel(self._start(spares, room) for spares in self._spares.values())
+            await gather_or_cancel(self._start(spares, free_cores) for spares in self._spares.values())
         except BaseException:
             await self.close()
             raise
@@ -80,12 +81,12 @@ class Children:
             fences.hide_memory()  # else a child, which has the same user, could read /proc/{pid of the worker}/environ
 
     @staticmethod
-    async def _start(spares: Spares, room: asyncio.Semaphore) -> None:
-        async with room:
+    async def _start(spares: Spares, free_cores: asyncio.Semaphore) -> None:
+        async with free_cores:
             await spares.start()
 
     async def close(self) -> None:
-        """Kill all children and reap them. Settle the attempts before: a run that this interrupts counts as crashed."""
+        """Kill all children and reap them. Settle the attempts before: a run that is killed here counts as crashed."""
         for child in self._running:
             child.kill()
         await asyncio.gather(*(child.stop() for child in self._running), *self._ending, return_exceptions=True)
@@ -107,7 +108,7 @@ class Children:
         """Run one step in a new child, as soon as there is room. `timeout`: seconds from the start of the run in the
         child.
 
-        A file `cancel` beside `directory` asks the handler to stop at its next checkpoint. When the caller is
+        If a file `cancel` appears beside `directory`, the handler stops at its next checkpoint. When the caller is
         cancelled, the child is killed at once.
 
         Raises what the handler raised (Permanent, Retryable, Cancelled), StepTimeout, or ChildCrashed. Any other
@@ -138,7 +139,7 @@ class Children:
         return self._verdict_of(child, answer, directory)
 
     def _end(self, child: ChildProcess) -> None:
-        """Kill the child now. Its slot becomes free when its memory is free."""
+        """Kill the child now. Its slot becomes free later, together with its memory."""
         child.kill()
         self._running.discard(child)
         ending = asyncio.create_task(self._stop_child(child))
@@ -175,8 +176,8 @@ def _error_of(answer: frames.Failed) -> StepError:
 
 
 def _emit_to_stream(chunk: Any) -> None:
-    """Emit the child's chunk as a chunk of its attempt. A hostile child may send anything: a chunk without a JSON form
-    is dropped.
+    """Emit the child's chunk as a chunk of its attempt. Drop a chunk without a JSON form: a hostile child may send
+    anything.
     """
     recorder = current()
     if recorder is not None and recorder.stream is not None:

@@ -1,15 +1,15 @@
 """The fences that confine a child process. Three processes set them up, in this order:
 
-1. The zygote, before it loads a handler, gives up: all capabilities; the file system except Python, the handlers and
-   the work directory (Landlock); and the network (a namespace), where the kernel cannot filter system calls.
-2. The child, before it reads a client's bytes, adds: a filter of system calls (seccomp: no network, no programs, no
+1. Before the zygote loads a handler, it gives up: all capabilities; the file system except Python, the handlers and the
+   work directory (Landlock); and the network (a namespace), where the kernel cannot filter system calls.
+2. Before the child reads a client's bytes, it adds: a filter of system calls (seccomp: no network, no programs, no
    other processes), and a second Landlock layer that grants only the files of its own run.
-3. The worker, before each run, limits the child's memory, CPU, file size and open files with prlimit(2): code that has
-   taken the child over cannot loosen them.
+3. Before each run, the worker limits the child's memory, CPU, file size and open files with prlimit(2). Code that has
+   taken the child over cannot loosen these limits.
 
 A zygote that root starts keeps its uid, because `nobody` could not read an interpreter under a private home. Without
-capabilities, uid 0 is an ordinary owner of its files. RLIMIT_NPROC counts per user and does not bind root: it is only a
-second guard against too many threads. The filter of system calls denies further processes.
+capabilities, uid 0 is an ordinary owner of its files. The filter of system calls denies further processes.
+RLIMIT_NPROC is only a second guard against too many threads: it counts per user, and does not bind root.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def usage(pid: int) -> Usage:
 
 
 def peak(pid: int) -> int:
-    """The most bytes that the process ever held. Raises OSError when it has ended."""
+    """The most bytes of memory that the process has ever held. Raises OSError when the process has ended."""
     status = Path(f"/proc/{pid}/status").read_bytes()
     return int(status.partition(b"VmHWM:")[2].split(maxsplit=1)[0]) * 1024
 
@@ -73,9 +73,9 @@ def threads() -> int:
 def limit(pid: int, limits: Limits) -> None:
     """Limit the run of the child `pid`. The child cannot raise the limits again. Raises OSError when it has ended.
 
-    Memory: the run may add `memory_bytes` to the child's address space of now; the interpreter and its libraries do not
-    count. CPU: whole seconds on top of what the child has used, rounded up. At the limit the kernel sends SIGXCPU, and
-    kills the child a second later.
+    Memory: the run may add `memory_bytes` to the address space that the child has now; the interpreter and its
+    libraries do not count. CPU: the run may add `cpu_seconds` to the CPU time that the child has used, rounded up to a
+    second. At the CPU limit the kernel sends SIGXCPU, and kills the child a second later.
     """
     now = usage(pid)
     cpu = int(now.cpu) + 1 + limits.cpu_seconds
@@ -86,6 +86,7 @@ def limit(pid: int, limits: Limits) -> None:
 
 
 def _bound(pid: int, kind: int, soft: int, hard: int | None = None) -> None:
+    """Set one limit of the process, at most to its hard limit of now. `hard`: None for the same as `soft`."""
     ceiling = resource.prlimit(pid, kind)[1]
     hard = soft if hard is None else hard
     if ceiling != resource.RLIM_INFINITY:
@@ -94,14 +95,14 @@ def _bound(pid: int, kind: int, soft: int, hard: int | None = None) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends. Exit if `parent` has ended already."""
+    """Make the kernel kill this process when its parent's thread ends. Exits now if `parent` has ended already."""
     _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def close_descriptors(channel: int) -> None:
-    """Close all descriptors except the standard ones and `channel`: some event loops pass more of them on."""
+    """Close all descriptors except the standard ones and `channel`: some event loops let a new process inherit more."""
     for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers, not paths
         if fd not in {0, 1, 2, channel}:
             with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
@@ -109,7 +110,7 @@ def close_descriptors(channel: int) -> None:
 
 
 def hide_memory() -> None:
-    """Close this process's memory and environment in /proc to other processes of its user."""
+    """Forbid other processes of the same user to read this process's memory and environment in /proc."""
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
@@ -127,9 +128,11 @@ class Fences:
 
     @classmethod
     def around(cls, packages: set[str], work_dir: Path) -> Self:
-        """In a zygote, before it loads handlers: give up privileges, the file system and, where there is no filter, the
-        network. Handlers may start threads while they load, and run programs to find libraries: so the fences come
-        first, and the filter of system calls comes later. Raises OSError.
+        """Call this in a zygote before it loads handlers. It gives up privileges and the file system, and also the
+        network where the kernel has no filter of system calls. Raises OSError.
+
+        Handlers may start threads while they load: so these fences come first. Handlers may also run programs to find
+        libraries while they load: so the filter of system calls comes later, in the child.
         """
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _limit_threads()
@@ -140,7 +143,8 @@ class Fences:
             landlock.READ_DIR: import_roots(),
             landlock.READ_FILE | landlock.WRITE_FILE: [Path("/dev/null")],
         }
-        # This layer grants all of /proc: a child's own folder there does not exist yet. The child's layer narrows it.
+        # This layer grants all of /proc, because a child's own folder there does not exist yet. The child's layer
+        # grants only that folder.
         zygote_grants = {**grants, landlock.READ: [*grants[landlock.READ], Path("/proc")], landlock.WRITE: [work_dir]}
         if (ruleset := landlock.ruleset(zygote_grants)) is not None:
             ruleset.enter()
@@ -149,8 +153,8 @@ class Fences:
         return cls(mechanisms, grants)
 
     def install_syscall_filter(self) -> None:
-        """In a child: install the filter of system calls, and prepare the Landlock layer of `restrict_files`. Raises
-        OSError.
+        """Call this in a child. It installs the filter of system calls, and prepares the Landlock layer of
+        `restrict_files`. Raises OSError.
         """
         machine = seccomp.supported_machine()
         if machine is not None:
@@ -160,7 +164,9 @@ class Fences:
             self._own_files = landlock.ruleset({**self._grants, landlock.READ: readable})
 
     def restrict_files(self, files: list[Path], directory: Path) -> None:
-        """In a child with the filter: let it only read these `files` and write to this `directory`. Raises OSError."""
+        """Call this in a child with the filter. From now on it reads only these `files`, and writes only to this
+        `directory`. Raises OSError.
+        """
         if not self._has_landlock:
             return
         if self._own_files is None:
@@ -175,10 +181,10 @@ def import_roots() -> list[Path]:
 
 
 def importable(packages: set[str]) -> list[Path]:
-    """The paths that `import` may read: Python itself, and under other roots only code and the named `packages`.
+    """The paths that `import` may read: Python itself, and under the other roots of `sys.path` only code and the named
+    `packages`.
 
-    A root on `sys.path` may be a checkout, with an environment file or keys beside the packages: children must not
-    read those.
+    Such a root may be a checkout, with an environment file or keys beside the packages. Children must not read those.
     """
     python = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
     paths = list(python)

@@ -16,7 +16,7 @@ LENGTH = struct.Struct(">I")
 #: The reader refuses larger frames.
 MAX_FRAME = 1024 * 1024
 MAX_TEXT = 2000
-#: A file of this name beside a run's `out` directory asks its handler to stop.
+#: The name of a file beside a run's `out` directory, which asks the handler to stop.
 CANCEL = "cancel"
 MAX_TRACEBACK = 16 * 1024
 MAX_MESSAGE = 8192  # characters of a line that a handler logs
@@ -26,8 +26,8 @@ MAX_AFTER = 366 * 86400.0  # seconds until a retry
 
 #: The file descriptor of the protocol in a child.
 CHANNEL = 3
-#: A request of the worker to a zygote, and the zygote's answer, are one number each:
-#: FORK -> the process id of the new child;
+#: The worker's request to a zygote is one number, and so is the zygote's answer:
+#: FORK -> the process id of the new child, or the negative error number of the fork;
 #: a process id -> that child's exit status, once the zygote has reaped it.
 NUMBER = struct.Struct("=i")
 FORK = 0
@@ -41,7 +41,7 @@ Traceback = Annotated[str, Field(max_length=MAX_TRACEBACK)]
 
 
 class FrameError(Exception):
-    """The other side sent bytes that are no frame."""
+    """A message that is not a frame of this protocol, or is too large for one."""
 
 
 class _Frame(BaseModel):
@@ -63,7 +63,7 @@ class Run(_Frame):
     params: dict[str, Any]
     files: dict[str, str]
     directory: str
-    item: Any = None  # of a part of a fanned-out step: the item that this run handles
+    item: Any = None  # for a part of a fanned-out step: the item that this run handles
     log_level: int = 30  # the lowest level of `logging` that the child sends
 
 
@@ -144,8 +144,8 @@ FROM_CHILD: TypeAdapter[Answer | Progress | LogLine | Emitted] = TypeAdapter(
 
 
 def encode(frame: BaseModel) -> bytes:
-    """The bytes of `frame`. Raises FrameError when it has no JSON form, when the other side could not read that form
-    (nested too deep, or an integer of thousands of digits), or when it is too large.
+    """The bytes of `frame`. Raises FrameError when the frame has no JSON form, or is too large. Raises it also when the
+    other side could not read the JSON: it is nested too deep, or has an integer of thousands of digits.
     """
     try:
         body = frame.model_dump_json().encode()

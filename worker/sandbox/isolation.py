@@ -1,4 +1,6 @@
-"""Decides whether isolated steps may run here, from the fences that this kernel has and from LEASEHOLD_ISOLATION."""
+"""Decides whether isolated steps may run on this machine. The fences that the kernel offers and LEASEHOLD_ISOLATION
+decide. A worker calls `may_serve` at its start, `leasehold doctor` calls `check`.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +14,27 @@ from leasehold.worker.sandbox import landlock, seccomp
 log = structlog.get_logger(__name__)
 
 _REFUSED = "workers here refuse isolated queues, unless LEASEHOLD_ISOLATION=best_effort"
-_ABSENT = {
-    "seccomp": "no filter of system calls (seccomp) keeps a child, which parses clients' bytes, from other processes",
-    "network": "nothing keeps a child off the network",
-    "landlock": "no Landlock keeps a child from other tenants' files",
+#: A fence -> what a child could reach without it. A child parses clients' bytes.
+_RISKS = {
+    "seccomp": "a child could reach other processes, because the kernel has no filter of system calls (seccomp)",
+    "network": "a child could reach the network",
+    "landlock": "a child could read the files of other tenants, because the kernel has no Landlock",
 }
 
 
 def missing(isolation: str) -> list[str]:
-    """Which of the fences seccomp, network and landlock are missing. `isolation`: the fences that hold, as the text of
+    """The missing fences among seccomp, network and landlock. `isolation`: the fences that hold, in the form of
     Children.isolation.
     """
     fences = set(isolation.split("+"))
     if "seccomp" in fences or "netns" in fences:
         fences.add("network")
-    return [fence for fence in _ABSENT if fence not in fences]
+    return [fence for fence in _RISKS if fence not in fences]
 
 
 def of_this_kernel() -> str:
-    """The fences that this kernel offers children. A network namespace is left out: only an attempt to make one shows
-    whether the kernel allows it.
+    """The fences that this kernel offers for children. A network namespace is not among them: the kernel shows only
+    when a process makes one whether it is allowed.
     """
     fences = [*(["seccomp"] if seccomp.supported_machine() else []), *(["landlock"] if landlock.version() else [])]
     return "+".join(fences) or "limits only"
@@ -39,11 +42,11 @@ def of_this_kernel() -> str:
 
 def explained(fences: list[str]) -> str:
     """What a child could reach because of the missing fences, for error messages."""
-    return "; ".join(_ABSENT[fence] for fence in fences)
+    return "; ".join(_RISKS[fence] for fence in fences)
 
 
 def check(settings: Settings) -> Finding:
-    """For `leasehold doctor`: a missing fence is wrong, unless the settings accept it (best_effort)."""
+    """The finding of `leasehold doctor`. A missing fence is wrong, unless the settings accept it (best_effort)."""
     offered = of_this_kernel()
     if not (absent := missing(offered)):
         return Finding("isolation", True, offered, "clients' bytes are parsed in processes that reach nothing else")
@@ -54,10 +57,10 @@ def check(settings: Settings) -> Finding:
 
 
 def may_serve(isolation: str, queues: frozenset[str], isolated: frozenset[str], settings: Settings) -> frozenset[str]:
-    """The queues among `queues` that this worker may serve. `isolation`: the fences around its children, as the text of
+    """The queues among `queues` that this worker may serve. `isolation`: the fences around its children, in the form of
     Children.isolation. `isolated`: the queues with isolated steps.
 
-    Logs in one line which fences are missing. Raises DeclarationError when no queue is left.
+    If fences are missing, logs one line about them. Raises DeclarationError when no queue is left.
     """
     absent = missing(isolation)
     if not absent or not isolated:

@@ -1,7 +1,7 @@
-"""Landlock: a process tells the kernel which files it may touch from now on. It needs no privileges for that.
+"""Landlock: a process restricts itself to some files from now on. It needs no privileges to do so.
 
-A Landlock domain covers the calling thread, and the threads and processes that this thread starts later. So a zygote
-enters its domain before it loads a handler's module, because a library may start a thread pool while it loads.
+A Landlock domain covers the calling thread, and the threads and processes that this thread starts later. A library may
+start a thread pool while it loads. So a zygote enters its domain before it loads a handler's module.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ READ = READ_FILE | READ_DIR
 WRITE = READ | WRITE_FILE | REMOVE_DIR | REMOVE_FILE | _MAKE_DIR | _MAKE_FILE | _REFER | _TRUNCATE
 _FOR_FILES = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE
 
-#: Rights, as a bit mask -> the files and folders that get these rights.
+#: A bit mask of rights -> the files and folders that get these rights.
 Grants = Mapping[int, Iterable[Path]]
 
 _BASE_RIGHTS = (1 << 13) - 1
 _NET_TCP = 0b11  # bind and connect
-_SCOPES = 0b11  # the domain may neither connect to abstract sockets of processes outside it, nor signal them
+_SCOPES = 0b11  # no connections to abstract sockets of processes outside the domain, and no signals to them
 
 
 def version() -> int:
@@ -40,6 +40,7 @@ def version() -> int:
 
 
 def _rights(abi: int) -> int:
+    """The rights that this Landlock version knows. All of them are denied, except those that a rule allows."""
     rights = _BASE_RIGHTS
     if abi >= 2:  # noqa: PLR2004 - the first version with it
         rights |= _REFER
@@ -69,10 +70,10 @@ def _create(libc: ctypes.CDLL, abi: int) -> int:
 
 
 class Ruleset:
-    """The rights that a thread keeps after `enter`. Call `allow` any number of times, then `enter` once: a thread
-    cannot leave the domain again.
+    """The rights that a thread has after `enter`. Call `allow` any number of times, then `enter` once. A thread cannot
+    leave the domain again.
 
-    Needs no_new_privs. Every method raises OSError when the kernel has Landlock but refuses.
+    The thread must have set no_new_privs before `enter`. Every method raises OSError when the kernel refuses.
     """
 
     def __init__(self, abi: int) -> None:
@@ -107,10 +108,10 @@ class Ruleset:
 
 
 def ruleset(grants: Grants) -> Ruleset | None:
-    """A ruleset that allows `grants`; the caller may allow more. None if the kernel has no Landlock."""
+    """A new Ruleset that allows `grants`; the caller may allow more. None if the kernel has no Landlock."""
     abi = version()
     if abi == 0:
         return None
-    rules = Ruleset(abi)
-    rules.allow(grants)
-    return rules
+    new_ruleset = Ruleset(abi)
+    new_ruleset.allow(grants)
+    return new_ruleset

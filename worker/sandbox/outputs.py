@@ -1,7 +1,7 @@
-"""Checks a child's answer before the worker uploads or commits anything of it.
+"""Checks a child's answer before the worker uploads a file of it or commits its value.
 
-A hostile input may have taken the child over, so the worker does not trust its paths. It opens each part of a path
-without following links, and accepts only a regular file that has a single name.
+A hostile input may have taken the child over, so the worker does not trust the paths in the answer. The worker opens
+each part of a path without following links, and accepts only a regular file that has a single name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_VALUE_BYTES = 64 * 1024
 
 
 def checked(finished: frames.Finished, directory: Path) -> Done:
-    """The verdict (Done) that the child's answer holds. Its files lie beneath `directory`.
+    """The child's answer as a verdict. The paths in the answer are relative to `directory`.
 
     Raises Permanent("bad_output") when a name, a path, a content type or the value is not allowed.
     """
@@ -32,9 +32,9 @@ def checked(finished: frames.Finished, directory: Path) -> Done:
     files: dict[str, File] = {}
     for name, output in finished.files.items():
         if not _is_safe(name):
-            raise _bad(f"the output name {name[:100]!r} may only hold a-z 0-9 . _ - and /")
+            raise _bad(f"the output name {name[:100]!r} may only have the characters a-z 0-9 . _ - and /")
         if not _CONTENT_TYPE.fullmatch(output.content_type):
-            raise _bad(f"output {name}: {output.content_type[:100]!r} is no content type")
+            raise _bad(f"output {name}: {output.content_type[:100]!r} is not a content type")
         files[name] = File(_regular_file(directory, output.path, name), output.content_type)
     return Done(files=files, value=finished.value)
 
@@ -44,8 +44,9 @@ def _is_safe(path: str) -> bool:
 
 
 def _regular_file(directory: Path, path: str, name: str) -> Path:
+    """The path of the output `name`, if it is a regular file inside `directory` with a single name."""
     if not _is_safe(path):
-        raise _bad(f"output {name}: its path leaves the directory, or holds other characters than a-z 0-9 . _ - and /")
+        raise _bad(f"output {name}: its path leaves the directory, or has characters other than a-z 0-9 . _ - and /")
     *folders, last = path.split("/")
     parent = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     try:
@@ -59,7 +60,7 @@ def _regular_file(directory: Path, path: str, name: str) -> Path:
     finally:
         os.close(parent)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-        raise _bad(f"output {name} is no regular file, or has a second name (a hard link)")
+        raise _bad(f"output {name} is not a regular file, or has a second name (a hard link)")
     return directory / path
 
 

@@ -1,9 +1,9 @@
 """The system-call filter of a child process: no network, no programs, no other processes.
 
-The filter is a deny list: it denies the calls that turn a hijacked decoder into an intruder. An allow list would be
-tighter. But each version of a decoder or tensor library uses other calls, and operators soon switch off a filter that
-breaks a release. If a call is newer than this list, the filter answers as an older kernel would: so the filter admits
-no call that nobody has reviewed. The numbers come from the kernel's `unistd` tables.
+The filter is a deny list: it denies the calls with which a decoder that has been taken over could reach anything else.
+An allow list would be tighter. But each version of a decoder or tensor library uses other calls, and operators soon
+switch off a filter that breaks a release. Calls that are newer than this list are denied, too: the filter answers them
+as an older kernel would. The numbers come from the kernel's `unistd` tables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 
 class Machine(NamedTuple):
-    """An architecture. `column`: its place in the tables below. `seccomp`: the number of seccomp(2) itself."""
+    """An architecture. `column`: its column in the tables below. `seccomp`: the number of the call seccomp(2)."""
 
     audit_arch: int
     column: int
@@ -43,7 +43,7 @@ _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     "migrate_pages": (256, 238), "get_robust_list": (274, 100), "kcmp": (312, 272), "pidfd_open": (434, 434),
     "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424), "tkill": (200, 130),
     "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
-    # the kernel checks only the user id here, which the worker and its other children share
+    # calls for which the kernel checks only the user id, which the worker and its other children share
     "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setparam": (142, 118),
     "sched_setscheduler": (144, 119), "sched_setattr": (314, 274),
     # another view of the file system, and ways around path checks
@@ -93,8 +93,9 @@ _UNSUPPORTED: dict[str, tuple[int, int]] = {
 #: The newest call of these tables. Since 424 a number means the same call on every architecture.
 NEWEST = 467
 
-#: The filter answers these calls as a kernel that lacks them. clone3 hides its flags behind a pointer; without it the C
-#: library uses clone(2), whose flags a filter can read. io_uring would carry socket calls past every rule above.
+#: The filter answers these calls as a kernel without them does. clone3 passes its flags behind a pointer, where a
+#: filter cannot read them; without clone3 the C library uses clone(2), whose flags a filter can read. io_uring would
+#: make socket calls that no rule above sees.
 _ABSENT: dict[str, tuple[int, int]] = {
     "clone3": (435, 435),
     "io_uring_setup": (425, 425),
@@ -107,10 +108,11 @@ _FCNTL, _IOCTL, _SCHED_SETAFFINITY = (72, 25), (16, 29), (203, 122)
 
 _CLONE_THREAD = 0x00010000
 _PR_SET_PDEATHSIG = 1
-#: These calls choose a process and a signal, which the kernel sends when input arrives: a way to signal any process.
+#: Commands of fcntl and ioctl that choose a process, to which the kernel sends a signal when input arrives: with them a
+#: child could signal any process. The last command puts input into a terminal.
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_NOTIFY = 8, 10, 15, 1026
 _FIOSETOWN, _SIOCSPGRP, _TIOCSTI = 0x8901, 0x8902, 0x5412
-_X32_BIT = 0x40000000
+_X32_BIT = 0x40000000  # set in the numbers of the x32 calls, a second set of numbers for the same calls
 
 _LOAD, _JUMP_EQ, _JUMP_GE, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # classic BPF opcodes
 _ALLOW, _KILL_PROCESS = 0x7FFF0000, 0x80000000
@@ -122,7 +124,8 @@ _SET_MODE_FILTER, _GET_ACTION_AVAIL, _FLAG_TSYNC = 1, 2, 1
 
 
 def _low(argument: int) -> int:
-    return 16 + 8 * argument  # both architectures are little-endian
+    """The offset of the argument's low 32 bits in struct seccomp_data. Both architectures are little-endian."""
+    return 16 + 8 * argument
 
 
 def _high(argument: int) -> int:
@@ -130,29 +133,33 @@ def _high(argument: int) -> int:
 
 
 def _bpf(code: int, k: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    """One instruction. `k`: its operand. `if_true`, `if_false`: how many instructions a jump skips."""
     return struct.pack("=HBBI", code, if_true, if_false, k)
 
 
 def _for_call(number: int, *body: bytes) -> bytes:
-    """Run `body` for one system call. Every body ends in a return, so nothing has to restore the accumulator."""
+    """Run `body` for one system call. Every body ends in a return, so the loaded number is not needed again."""
     return _bpf(_JUMP_EQ, number, 0, len(body)) + b"".join(body)
 
 
 def _only_threads() -> tuple[bytes, ...]:
+    """Admit clone if it makes a thread."""
     return _bpf(_LOAD, _low(0)), _bpf(_JUMP_SET, _CLONE_THREAD, 0, 1), _bpf(_RETURN, _ALLOW), _bpf(_RETURN, _DENY)
 
 
 def _only_self(pid: int) -> tuple[bytes, ...]:
+    """Admit the call if its first argument is the child's own process id."""
     return _bpf(_LOAD, _low(0)), _bpf(_JUMP_EQ, pid, 0, 1), _bpf(_RETURN, _ALLOW), _bpf(_RETURN, _DENY)
 
 
 def _none_of(argument: int, *values: int) -> tuple[bytes, ...]:
     """Admit the call unless the argument has one of these values."""
-    tests = [_bpf(_JUMP_EQ, value, len(values) - place, 0) for place, value in enumerate(values)]
+    tests = [_bpf(_JUMP_EQ, value, len(values) - number, 0) for number, value in enumerate(values)]
     return _bpf(_LOAD, _low(argument)), *tests, _bpf(_RETURN, _ALLOW), _bpf(_RETURN, _DENY)
 
 
 def _only_this_thread(pid: int) -> tuple[bytes, ...]:
+    """Admit the call if its first argument is 0, which is the calling thread, or the child's own process id."""
     return (
         _bpf(_LOAD, _low(0)), _bpf(_JUMP_EQ, 0, 2, 0), _bpf(_JUMP_EQ, pid, 1, 0),
         _bpf(_RETURN, _DENY), _bpf(_RETURN, _ALLOW),
@@ -160,7 +167,7 @@ def _only_this_thread(pid: int) -> tuple[bytes, ...]:
 
 
 def _only_reading_limits() -> tuple[bytes, ...]:
-    """Admit prlimit as a read: with a null pointer for the new limit."""
+    """Admit prlimit if it only reads: the pointer to the new limit is null."""
     return (
         _bpf(_LOAD, _low(2)), _bpf(_JUMP_EQ, 0, 0, 3),
         _bpf(_LOAD, _high(2)), _bpf(_JUMP_EQ, 0, 0, 1),
@@ -198,7 +205,7 @@ class _Program(ctypes.Structure):
 
 
 def supported_machine() -> Machine | None:
-    """This machine's entry; None if it has none, or its kernel cannot filter."""
+    """The entry of this machine in MACHINES; None if there is none, or its kernel cannot filter system calls."""
     machine = MACHINES.get(os.uname().machine)
     if machine is None or sys.byteorder != "little" or ctypes.sizeof(ctypes.c_void_p) != 8:  # noqa: PLR2004 - 64 bits
         return None
@@ -208,9 +215,8 @@ def supported_machine() -> Machine | None:
 
 
 def install_filter(machine: Machine) -> None:
-    """Put every thread of this process under the filter; nothing undoes it. Needs no_new_privs.
-
-    Raises OSError when the kernel refuses.
+    """Put every thread of this process under the filter. No call removes the filter again. The process must have set
+    no_new_privs. Raises OSError when the kernel refuses.
     """
     instructions = build_filter(machine, os.getpid())
     program = _Program(len(instructions) // 8, instructions)

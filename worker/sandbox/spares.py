@@ -1,4 +1,4 @@
-"""Keeps spare children of one pipeline, forked before a run needs them. Restarts their zygote when it dies."""
+"""Keeps spare children of one pipeline: the zygote forks them before a run needs them. Restarts a zygote that dies."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from leasehold.runtime.gather import cancel_and_wait
 from leasehold.worker.sandbox.child_process import ChildProcess
 from leasehold.worker.sandbox.zygote_process import Recipe, Zygote
 
-#: Spare children of a pipeline. A picture's next two steps start at once, and a fork takes a few milliseconds.
-WAITING = 3
+#: The number of spare children of a pipeline. They let a picture's next two steps start at once: a fork would take a
+#: few milliseconds.
+SPARE_CHILDREN = 3
 #: Seconds for which the next fork waits while a spare child is left: the run that has just begun needs the cores.
 _FORK_PAUSE_SECONDS = 0.1
-_FIRST_DELAY, _LAST_DELAY = 0.5, 30.0  # seconds between failing attempts to start a zygote
+_FIRST_DELAY, _LAST_DELAY = 0.5, 30.0  # seconds between failing attempts to start a zygote, or to fork
 
 
 class Spares:
@@ -25,7 +26,7 @@ class Spares:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._waiting: asyncio.Queue[ChildProcess] = asyncio.Queue()
-        self._missing = asyncio.Semaphore(WAITING)  # how many spare children are to be forked
+        self._missing = asyncio.Semaphore(SPARE_CHILDREN)  # how many spare children are to be forked
         self._exhausted = asyncio.Event()  # no spare child is left
         self._idle: set[ChildProcess] = set()  # the children in `_waiting`
         self._zygote: Zygote | None = None
@@ -39,10 +40,12 @@ class Spares:
         return frozenset(process.pid for process in (self._zygote, *self._idle) if process is not None)
 
     async def start(self) -> None:
-        """Start the zygote and wait until it is warm. Raises DeclarationError when a module or a handler is missing."""
-        first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._keeper = asyncio.create_task(self._keep(first))
-        await first
+        """Start the zygote, and wait until it has loaded the handlers. Raises DeclarationError when a module or a
+        handler is missing.
+        """
+        started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._keeper = asyncio.create_task(self._keep_zygote(started))
+        await started
 
     async def take(self) -> ChildProcess:
         """A living child; waits until there is one."""
@@ -57,29 +60,29 @@ class Spares:
         if self._keeper is not None:
             await cancel_and_wait(self._keeper)
 
-    async def _keep(self, first: asyncio.Future[None]) -> None:
-        """Keep a zygote alive until `close`. The outcome of the first start goes to the future `first`."""
+    async def _keep_zygote(self, started: asyncio.Future[None]) -> None:
+        """Start a zygote, and a new one whenever it dies. `started` gets the outcome of the first start."""
         delay = _FIRST_DELAY
         while True:
             try:
-                await self._serve_one_zygote(first)
+                await self._serve_one_zygote(started)
                 delay = _FIRST_DELAY  # the zygote started, and died later
             except (LeaseholdError, OSError) as error:
-                if not first.done():
-                    first.set_exception(_as_declaration(error))
+                if not started.done():
+                    started.set_exception(_as_declaration(error))
                     return
                 self._log.error("the zygote does not start", reason=str(error), retry_seconds=delay)
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_DELAY)
 
-    async def _serve_one_zygote(self, first: asyncio.Future[None]) -> None:
-        """Start a zygote, keep spare children, and clean up when it dies. Raises DeclarationError or OSError when it
-        cannot start.
+    async def _serve_one_zygote(self, started: asyncio.Future[None]) -> None:
+        """Start a zygote, keep spare children, and clean up when the zygote dies. Raises DeclarationError or OSError
+        when it cannot start.
         """
         zygote = await Zygote.start(self._recipe)
         self._zygote, self.isolation = zygote, zygote.isolation
-        if not first.done():
-            first.set_result(None)
+        if not started.done():
+            started.set_result(None)
         tasks = [asyncio.create_task(self._fill(zygote)), asyncio.create_task(zygote.exited())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -94,7 +97,7 @@ class Spares:
             await zygote.stop()
 
     async def _fill(self, zygote: Zygote) -> None:
-        """Fork a child whenever fewer than `WAITING` are spare."""
+        """Fork a child whenever fewer than `SPARE_CHILDREN` are spare."""
         delay = _FIRST_DELAY
         while True:
             await self._missing.acquire()

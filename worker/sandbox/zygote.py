@@ -1,7 +1,7 @@
 """The zygote of one pipeline: `python -m leasehold.worker.sandbox.zygote`, started by worker/sandbox/zygote_process.py.
 
-It loads the handlers behind fences, and then only forks: one child for each run. It never reads a client's bytes, so
-all its children start from the same clean state.
+The zygote raises its fences, loads the handlers, and then only forks: one child for each run. It never reads a client's
+bytes, so all its children start from the same clean state.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def main() -> None:
         packages = _packages(options.source, registry[options.pipeline].module)
         own_fences = fences.Fences.around(packages, options.work_dir)
         pipeline = _load(registry, options.pipeline)
-    except Exception as error:  # noqa: BLE001 - whatever a handler's module raises: the zygote refuses to start, and reports it
+    except Exception as error:  # noqa: BLE001 - a handler's module may raise anything: report it and do not start
         reason = str(error) if isinstance(error, DeclarationError) else text_of(error)
-        refused = frames.Refused(reason=child.bounded(reason), traceback=child.formatted(error))
+        refused = frames.Refused(reason=child.bounded(reason), traceback=child.bounded_traceback(error))
         control.send(refused.model_dump_json().encode())
         return
     fences.hide_memory()
@@ -43,7 +43,7 @@ def main() -> None:
     control.send(ready.model_dump_json().encode())
     _preload(pipeline)
     gc.collect()
-    gc.freeze()  # children share these pages; a garbage collection would write to them, and so copy them
+    gc.freeze()  # children share this memory; a garbage collection would write to it, and so copy it
     _serve(control, pipeline, own_fences)
 
 
@@ -58,6 +58,7 @@ def _options() -> argparse.Namespace:
 
 
 def _packages(*modules: str) -> set[str]:
+    """The top-level packages of these modules. A module may have the form "module:callable"."""
     return {module.partition(":")[0].partition(".")[0] for module in modules}
 
 
@@ -77,22 +78,24 @@ def _preload(pipeline: Pipeline) -> None:
     for module in pipeline.preload:
         try:
             importlib.import_module(module)
-        except Exception as error:  # noqa: BLE001 - whatever a library raises: runs that do not need it go on
+        except Exception as error:  # noqa: BLE001 - a library may raise anything; runs that do not need it still work
             sys.stderr.write(f"preload of {module}: {text_of(error)}\n")
 
 
 def _serve(control: socket.socket, pipeline: Pipeline, own_fences: fences.Fences) -> None:
-    """Fork and reap children at the worker's requests, until the worker closes the channel. An ended child stays a
-    zombie until the worker asks for its status: so the system does not reuse its process id before.
+    """Fork and reap children at the worker's requests, until the worker closes the channel. A request is one number:
+    FORK, or the process id of a child to reap. An ended child stays a zombie until the worker requests its status, so
+    the system does not reuse its process id before.
     """
     zygote = os.getpid()
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, frames.NUMBER.size, 2)
         if not request:
             return
-        (pid,) = frames.NUMBER.unpack(request)
-        if pid != frames.FORK:
-            control.send(frames.NUMBER.pack(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+        (number,) = frames.NUMBER.unpack(request)
+        if number != frames.FORK:
+            status = os.waitpid(number, 0)[1]
+            control.send(frames.NUMBER.pack(os.waitstatus_to_exitcode(status)))
             continue
         _flush()
         try:
@@ -108,7 +111,7 @@ def _serve(control: socket.socket, pipeline: Pipeline, own_fences: fences.Fences
 
 
 def _flush() -> None:
-    """Empty the buffers before a fork: the child would print their contents, too."""
+    """Empty the buffers before a fork: else the child would print their contents a second time."""
     sys.stdout.flush()
     sys.stderr.flush()
 

@@ -1,4 +1,4 @@
-"""A zygote, as its worker sees it: start it, have it fork and reap children, stop it."""
+"""A zygote, as its worker sees it. The worker starts it, makes it fork and reap children, and stops it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from leasehold.worker.sandbox import frames
 from leasehold.worker.sandbox.child_output import ChildOutput
 from leasehold.worker.sandbox.child_process import ChildProcess, describe_exit, hung_up, kill_child
 
-#: The environment variables that Python needs. All others, secrets above all, stay with the worker.
+#: The environment variables that a zygote inherits, because Python needs them. It gets no others: they may be secrets.
 _PASSED_ON = (
     "PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH",
     "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
 )  # fmt: skip
-#: Defaults, which the worker's environment overrides: a child uses one core, and the zygote starts no threads before it
-#: forks.
+#: Defaults, which the worker's environment overrides. With them a child uses one core, and the zygote starts no threads
+#: before it forks.
 _DEFAULTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-#: glibc keeps large blocks that a step frees, for its next allocation.
+#: The thresholds make glibc keep large blocks that a step frees, for the step's next allocation. `hugetlb`: huge pages.
+#: A child touches all its memory for the first time, and with small pages that takes a tenth of a picture's time.
 _MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456"
-#: Two malloc arenas: an arena for each thread would reserve 64 MiB each of the limited address space. Huge pages: a
-#: child faults in all its memory, and with small pages that takes a tenth of a picture's time. No telemetry: the ONNX
-#: runtime would start a thread for it.
+#: Only two malloc arenas: with an arena for each thread, each would reserve 64 MiB of the limited address space. No
+#: telemetry: the ONNX runtime would start a thread for it.
 _FIXED_VARIABLES = {
     "HOME": "/nonexistent",
     "MALLOC_ARENA_MAX": "2",
@@ -83,7 +83,7 @@ class Zygote:
     async def start(cls, recipe: Recipe) -> Zygote:
         """Start a zygote, and wait until it has raised its fences and loaded the handlers.
 
-        Raises DeclarationError with the zygote's reason, or if it died while it loaded.
+        Raises DeclarationError if the zygote refuses to start, dies, or takes too long.
         """
         worker_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.ExitStack() as undo, child_end:
@@ -110,8 +110,8 @@ class Zygote:
 
     @property
     def alive(self) -> bool:
-        """Whether the zygote lives. The control socket shows it: the socket closes before the kernel kills the children
-        of a dead zygote. So `Spares.take` hands out no child that is about to die.
+        """Whether the zygote lives. The control socket shows this: it closes before the kernel kills the children of a
+        dead zygote. So `Spares.take` returns no child that is about to die.
         """
         return not hung_up(self._control)
 
@@ -124,7 +124,7 @@ class Zygote:
             discarding = asyncio.create_task(_discard(forking))
             self._discarding.add(discarding)
             discarding.add_done_callback(self._discarding.discard)
-            await asyncio.shield(discarding)  # a second cancel leaves at once, and the task goes on
+            await asyncio.shield(discarding)  # after a second cancel this returns at once, and `discarding` goes on
             raise
 
     async def _fork(self) -> ChildProcess:
@@ -139,26 +139,26 @@ class Zygote:
             try:
                 child = await ChildProcess.adopt(pid, worker_end, output, self.reap)
             except BaseException:
-                await self._end(pid)
+                await self._end_child(pid)
                 raise
             undo.pop_all()
         return child
 
-    async def _end(self, pid: int) -> None:
+    async def _end_child(self, pid: int) -> None:
         """Kill and reap a child that could not be adopted."""
         kill_child(pid)
         with contextlib.suppress(OSError, EOFError):  # the zygote died, and its children with it
             await self.reap(pid)
 
     async def reap(self, pid: int) -> int:
-        """The exit status of a child that has ended, as subprocess gives it. Raises OSError or EOFError."""
+        """Reap an ended child. Returns its exit status in the form of `subprocess`. Raises OSError or EOFError."""
         return await self._ask(pid, [])
 
     async def _ask(self, number: int, descriptors: list[int]) -> int:
         """Send a request and return the zygote's answer. Raises OSError or EOFError.
 
-        Answers come in the order of the requests. A zygote is killed if it is too slow, or if the caller is cancelled:
-        else the next request would get this answer.
+        The zygote answers in the order of the requests. If it is too slow, or if the caller is cancelled, it is killed:
+        else the next request would get the answer to this one.
         """
         async with self._asking:
             socket.send_fds(self._control, [frames.NUMBER.pack(number)], descriptors)
@@ -189,12 +189,13 @@ class Zygote:
 
 
 async def _discard(forking: asyncio.Task[ChildProcess]) -> None:
-    """End the child that nobody waits for any more."""
+    """End the child of a fork whose caller was cancelled."""
     with contextlib.suppress(OSError, EOFError):  # there is no child: the zygote died meanwhile
         await (await forking).stop()
 
 
 async def _greeting(process: asyncio.subprocess.Process, control: socket.socket, recipe: Recipe) -> frames.Ready:
+    """Wait for the zygote's first frame. Raises DeclarationError, as `Zygote.start` does."""
     try:
         async with asyncio.timeout(_WARM_UP_SECONDS):
             body = await asyncio.get_running_loop().sock_recv(control, _GREETING_BYTES)

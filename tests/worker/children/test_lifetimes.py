@@ -18,7 +18,7 @@ from leasehold.domain.errors import ChildCrashed, DeclarationError
 from leasehold.worker.sandbox import zygote_process
 from leasehold.worker.sandbox.child_process import ChildProcess
 from leasehold.worker.sandbox.children import Children
-from leasehold.worker.sandbox.spares import WAITING
+from leasehold.worker.sandbox.spares import SPARE_CHILDREN
 from tests.worker.children.conftest import SOURCE, Pool, is_running, is_there, pool
 from tests.worker.children.waiting import until
 
@@ -94,7 +94,7 @@ async def test_a_step_cancelled_while_it_waits_for_a_child_harms_nobody(one: Poo
 
 async def test_children_that_died_while_idle_cost_no_attempt(one: Pool) -> None:
     (spares,) = one.children._spares.values()
-    await until(lambda: len(spares._idle) == WAITING, "all wait")
+    await until(lambda: len(spares._idle) == SPARE_CHILDREN, "all wait")
     before = {child.pid for child in spares._idle}
     for pid in before:
         os.kill(pid, signal.SIGKILL)
@@ -117,10 +117,10 @@ async def test_a_zygote_that_stands_still_is_replaced(one: Pool, monkeypatch: py
     """Else a run would wait without end for a child, although its time limit counts from its start in the child."""
     monkeypatch.setattr(zygote_process, "_ANSWER_SECONDS", 0.3)
     (spares,) = one.children._spares.values()
-    await until(lambda: len(spares._idle) == WAITING, "all wait")
+    await until(lambda: len(spares._idle) == SPARE_CHILDREN, "all wait")
     os.kill(_zygote(one), signal.SIGSTOP)
     async with asyncio.timeout(SECONDS):
-        for _ in range(WAITING + 2):
+        for _ in range(SPARE_CHILDREN + 2):
             assert (await one.act("ok")).value is None
 
 
@@ -149,23 +149,23 @@ async def test_a_fork_that_is_cancelled_while_its_zygote_dies_stays_cancelled(
 async def test_zygotes_that_die_again_and_again_leave_as_many_children_waiting(tmp_path: Path) -> None:
     made = await pool(tmp_path)
     (spares,) = made.children._spares.values()
-    for _ in range(WAITING):
-        await until(lambda: len(spares._idle) == WAITING, "all wait")
+    for _ in range(SPARE_CHILDREN):
+        await until(lambda: len(spares._idle) == SPARE_CHILDREN, "all wait")
         assert (await made.act("ok")).value is None
         pids = spares.pids
         os.kill(_zygote(made), signal.SIGKILL)  # while the next fork is not hurried
         await until(lambda pids=pids: not pids & spares.pids, "it is replaced")  # type: ignore[misc]  # bound now
-    await until(lambda: len(spares._idle) == WAITING, "all wait")
+    await until(lambda: len(spares._idle) == SPARE_CHILDREN, "all wait")
     await made.children.close()
 
 
 async def test_a_run_begins_when_the_one_before_has_ended_though_nobody_has_reaped_it(tmp_path: Path) -> None:
     made = await pool(tmp_path)
     (spares,) = made.children._spares.values()
-    await until(lambda: len(spares._idle) == WAITING, "all wait")
+    await until(lambda: len(spares._idle) == SPARE_CHILDREN, "all wait")
     os.kill(_zygote(made), signal.SIGSTOP)
     async with asyncio.timeout(10):
-        for _ in range(WAITING):
+        for _ in range(SPARE_CHILDREN):
             assert (await made.act("ok")).value is None
     os.kill(_zygote(made), signal.SIGCONT)
     await made.children.close()
