@@ -31,39 +31,47 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         prog="scripts/chaos",
         description="Break a private installation by a seeded plan, and prove from its history that nothing was lost.",
     )
-    parser.add_argument("--seed", type=int, help="of the first run; the next runs count up (default: a random one)")
+    parser.add_argument(
+        "--seed", type=int, help="of the first run; each next run has the next number (default: a random one)"
+    )
     parser.add_argument("--runs", type=int, help="how many (default: 1; with --record: 100, less those that are there)")
-    parser.add_argument("--seconds", type=float, default=12.0, help="of load and faults a run (%(default)s)")
-    parser.add_argument("--faults", type=int, default=5, help="a run, at least 3 (%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append a line a run there, with all evidence")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of load and faults in each run (%(default)s)")
+    parser.add_argument("--faults", type=int, default=5, help="in each run, at least 3 (%(default)s)")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="append one line for each run to this file, with all evidence"
+    )
     parser.add_argument(
         "--record",
         type=Path,
         nargs="?",
         const=record.RECORD,
         metavar="FILE",
-        help="append a short line a run there, and write the table of docs/explanation/chaos.md (default: %(const)s)."
-        " The plans are the record's own, denser than others. Seeds that are there at this commit are left out: what"
-        " was stopped goes on, and two processes with seeds of their own may share the work",
+        help="append a short line for each run to this file, and write the table of docs/explanation/chaos.md (default:"
+        " %(const)s). Its plans have more faults than other plans. Seeds that the file already has at this commit are"
+        " left out. So a stopped record can be continued, and two processes with different seeds can share the work",
     )
-    parser.add_argument("--mutate", choices=[*sorted(MUTATIONS), _ALL], help="run without a guard: must be violated")
+    parser.add_argument(
+        "--mutate", choices=[*sorted(MUTATIONS), _ALL], help="run without this guard: the checker must object"
+    )
     parser.add_argument("--directed", choices=sorted(DIRECTED), help="a mutant's plan, without the mutation")
     parser.add_argument(
-        "--fault", choices=sorted(BY_NAME), metavar="NAME", help="this one alone, as the catalogue names it"
+        "--fault", choices=sorted(BY_NAME), metavar="NAME", help="only this fault, by its name in the catalogue"
     )
-    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="keep logs and journals of violated runs there")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIRECTORY", help="copy logs and journals of red runs to this directory"
+    )
     parser.add_argument("--no-broker", action="store_true", help="the `postgres` broker, without RabbitMQ")
-    parser.add_argument("--table", action="store_true", help="only write that table anew, from the record")
+    parser.add_argument("--table", action="store_true", help="only write the table of --record anew")
     options = parser.parse_args(arguments)
     if options.faults < 3:  # noqa: PLR2004 - as the help says
         parser.error("--faults: at least 3")
     return options
 
 
-def plans(options: argparse.Namespace, able: Collection[str]) -> list[tuple[Plan, str]]:
+def plans(options: argparse.Namespace, abilities: Collection[str]) -> list[tuple[Plan, str]]:
     """The plans that the options ask for, each with the name of its mutation, or "".
 
-    `able`: which needs of faults this machine meets (`Servers.able`).
+    `abilities`: what this machine can do of what faults need (`Servers.abilities`).
     """
     if options.mutate:
         names = sorted(MUTATIONS) if options.mutate == _ALL else [options.mutate]
@@ -76,13 +84,13 @@ def plans(options: argparse.Namespace, able: Collection[str]) -> list[tuple[Plan
             for nth in range(options.runs or 1)
         ]
     if options.record:
-        given = {"first": options.seed, "runs": options.runs}
-        wanted = {name: value for name, value in given.items() if value is not None}
-        seeds = record.seeds(record.read(options.record), report.commit(), **wanted)
-        return [(record.plan_of(seed, able), "") for seed in seeds]
-    first = options.seed if options.seed is not None else random.randrange(1_000_000)  # noqa: S311 - it is printed
+        range_options = {"first": options.seed, "runs": options.runs}
+        given_options = {name: value for name, value in range_options.items() if value is not None}
+        seeds = record.seeds(record.read(options.record), report.commit(), **given_options)
+        return [(record.plan_of(seed, abilities), "") for seed in seeds]
+    first_seed = options.seed if options.seed is not None else random.randrange(1_000_000)  # noqa: S311 - it is printed
     return [
-        (make_plan(first + nth, seconds=options.seconds, faults=options.faults, able=able), "")
+        (make_plan(first_seed + nth, seconds=options.seconds, faults=options.faults, abilities=abilities), "")
         for nth in range(options.runs or 1)
     ]
 
@@ -92,12 +100,12 @@ async def carry_out(options: argparse.Namespace, console: Console, reports: list
 
     With --record an error in a run makes that run a failure, and new servers are started for the next run.
     """
-    left: list[tuple[Plan, str]] | None = None
-    while left is None or left:
+    plans_left: list[tuple[Plan, str]] | None = None
+    while plans_left is None or plans_left:
         async with Servers(broker=not options.no_broker) as servers:
-            left = plans(options, servers.able) if left is None else left
-            while left:
-                plan, mutate = left.pop(0)
+            plans_left = plans(options, servers.abilities) if plans_left is None else plans_left
+            while plans_left:
+                plan, mutate = plans_left.pop(0)
                 try:
                     result = await run(servers, plan, mutate=mutate, keep=options.keep)
                 except Exception as error:
@@ -134,8 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    for noisy in ("aiormq", "aio_pika", "aiohttp"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    for library in ("aiormq", "aio_pika", "aiohttp"):
+        logging.getLogger(library).setLevel(logging.CRITICAL)
     reports: list[Report] = []
     try:
         asyncio.run(until_stopped(options, console, reports))

@@ -33,7 +33,7 @@ class HintEvent(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HintRecord:
-    """One event of one message. Times are in seconds since 1970. `task`: "" if the message is no hint."""
+    """One event of one message. Times are in seconds since 1970. `task`: its id; "" if the message is not a hint."""
 
     process: str
     event: HintEvent
@@ -44,7 +44,7 @@ class HintRecord:
 
 @dataclass
 class _Message:
-    """A message whose frames still arrive. `size`: -1 until its header has arrived."""
+    """A message of which some frames have not arrived. `size`: -1 until its header has arrived."""
 
     method: tuple[int, int]
     tag: int = 0
@@ -54,10 +54,10 @@ class _Message:
 
 @dataclass
 class _Channel:
-    published: int = 0  # since confirm.select
+    published: int = 0  # the number of messages since confirm.select
     unconfirmed: dict[int, tuple[str, float]] = field(default_factory=dict)
     delivered: dict[int, tuple[str, float]] = field(default_factory=dict)
-    incoming: dict[bool, _Message] = field(default_factory=dict)  # True: of the client; False: of the broker
+    incoming: dict[bool, _Message] = field(default_factory=dict)  # True: from the client; False: from the broker
 
 
 class AmqpTap:
@@ -108,7 +108,7 @@ class AmqpTap:
             elif method == _CONFIRM_SELECT:
                 channel.published = 0
             elif method in (_ACK, _NACK):
-                self._record_settled(channel, payload, from_client=from_client, good=method == _ACK)
+                self._record_settled(channel, payload, from_client=from_client, is_ack=method == _ACK)
         elif message := channel.incoming.get(from_client):
             if kind == _HEADER:
                 (message.size,) = struct.unpack_from(">Q", payload, 4)
@@ -128,19 +128,19 @@ class AmqpTap:
             channel.delivered[message.tag] = (task, now)
             self._record(HintRecord(self._process, HintEvent.DELIVERED, task, now))
         else:
-            # The broker also confirms a returned message, which no worker will get: that confirm must not count.
-            number = next((n for n, (published, _) in channel.unconfirmed.items() if published == task), None)
+            # No worker gets a returned message. The broker confirms it all the same: that confirm must not count.
+            number = next((tag for tag, (hinted, _) in channel.unconfirmed.items() if hinted == task), None)
             if number is not None:
                 del channel.unconfirmed[number]
             self._record(HintRecord(self._process, HintEvent.RETURNED, task, now))
 
-    def _record_settled(self, channel: _Channel, payload: bytes, *, from_client: bool, good: bool) -> None:
+    def _record_settled(self, channel: _Channel, payload: bytes, *, from_client: bool, is_ack: bool) -> None:
         tag, multiple = struct.unpack_from(">QB", payload, 4)
-        waiting = channel.delivered if from_client else channel.unconfirmed
-        settled = [n for n in waiting if n == tag or (multiple & 1 and (n <= tag or tag == 0))]
+        unsettled = channel.delivered if from_client else channel.unconfirmed
+        settled = [number for number in unsettled if number == tag or (multiple & 1 and (number <= tag or tag == 0))]
         for number in settled:
-            task, since = waiting.pop(number)
-            if good:
+            task, since = unsettled.pop(number)
+            if is_ack:
                 self._record(
                     HintRecord(
                         self._process, HintEvent.ACKED if from_client else HintEvent.CONFIRMED, task, time.time(), since

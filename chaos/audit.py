@@ -1,4 +1,5 @@
-"""Records by triggers, in the run's database, every change of tasks, jobs, places in limits, hints and workflow calls.
+"""Makes triggers in the run's database. They record every change of tasks, jobs, admissions to limits, hints and
+workflow calls.
 
 The platform does not write these records, so the checker can compare the platform's own events with them.
 """
@@ -19,28 +20,28 @@ PROCESS = "chaos.process"
 _INSTALL = """
 CREATE SCHEMA chaos;
 CREATE TABLE chaos.change (
-    n bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at timestamptz NOT NULL,
     ahead double precision NOT NULL,
     xact text NOT NULL DEFAULT pg_current_xact_id()::text,
     process text,
-    of text NOT NULL,
+    kind text NOT NULL,
     before jsonb,
     after jsonb
 );
 CREATE FUNCTION chaos.ahead() RETURNS double precision LANGUAGE sql VOLATILE AS $$ SELECT AHEAD::double precision $$;
 CREATE FUNCTION chaos.note() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
-    off double precision;
+    ahead double precision;
     read_at timestamptz;
 BEGIN
-    LOOP  -- until the clock has not jumped between the two reads of `ahead`
-        off := chaos.ahead();
+    LOOP  -- until both reads of `ahead` agree: then the clock did not jump between them
+        ahead := chaos.ahead();
         read_at := clock_timestamp();
-        EXIT WHEN off = chaos.ahead();
+        EXIT WHEN ahead = chaos.ahead();
     END LOOP;
-    INSERT INTO chaos.change (at, ahead, process, of, before, after) VALUES (
-        read_at - make_interval(secs => off), off,
+    INSERT INTO chaos.change (at, ahead, process, kind, before, after) VALUES (
+        read_at - make_interval(secs => ahead), ahead,
         current_setting('chaos.process', true), coalesce(TG_ARGV[0], TG_TABLE_NAME),
         CASE WHEN TG_OP <> 'INSERT' THEN to_jsonb(OLD) END, CASE WHEN TG_OP <> 'DELETE' THEN to_jsonb(NEW) END);
     RETURN NULL;
@@ -50,8 +51,8 @@ CREATE TRIGGER chaos AFTER INSERT OR UPDATE OR DELETE ON job FOR EACH ROW EXECUT
 CREATE TRIGGER chaos AFTER INSERT OR UPDATE OR DELETE ON gate_job FOR EACH ROW EXECUTE FUNCTION chaos.note();
 CREATE TRIGGER chaos AFTER INSERT OR DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION chaos.note();
 """
-#: The trigger of workflow calls, if the schema has their table. Run it once more after an upgrade of the release's
-#: schema, which lacks the table.
+#: Makes the trigger of workflow calls, if the schema has their table. The release's schema lacks the table: run this
+#: once more after its upgrade.
 WATCH_CALLS = """
 DO $$ BEGIN
     IF to_regclass('journal') IS NOT NULL THEN
@@ -63,25 +64,25 @@ END $$;
 
 
 def install(clock: Path | None) -> str:
-    """The statements that make the triggers. `clock`: the file with the seconds by which the server's clock is ahead;
-    None: the clock cannot jump.
+    """The statements that make the triggers. `clock`: the file that says by how many seconds the server's clock is
+    ahead; None: the clock cannot jump.
     """
     return (_INSTALL + WATCH_CALLS).replace("AHEAD", "0" if clock is None else f"pg_read_file('{clock}')")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One committed change of one row. `n`: its number, which orders the changes of a row.
+    """One committed change of one row. `number`: the changes of a row have rising numbers.
 
-    `at`: in seconds since 1970, by the true clock. `ahead`: by how many seconds the database's clock was ahead of it.
-    `of`: the kind of row, which is its table, or `call`.
+    `at`: in seconds since 1970, by the true clock. `ahead`: by how many seconds the database's clock was ahead of the
+    true clock. `kind`: the kind of row: its table, or `call` for a row of the table `journal`.
     """
 
-    n: int
+    number: int
     at: float
     xact: str
     process: str  # "" if no worker wrote the change
-    of: str
+    kind: str
     before: dict[str, Any] | None
     after: dict[str, Any] | None
     ahead: float = 0.0
@@ -101,18 +102,18 @@ class Change:
 async def changes(connection: asyncpg.Connection[asyncpg.Record]) -> list[Change]:
     """All changes, in order."""
     rows = await connection.fetch(
-        "SELECT n, at, ahead, xact, coalesce(process, '') AS process, of, before::text, after::text"
-        " FROM chaos.change ORDER BY n"
+        "SELECT number, at, ahead, xact, coalesce(process, '') AS process, kind, before::text, after::text"
+        " FROM chaos.change ORDER BY number"
     )
     return [
-        Change(row["n"], seconds(row["at"]), row["xact"], row["process"], row["of"], _read(row["before"]),
+        Change(row["number"], seconds(row["at"]), row["xact"], row["process"], row["kind"], _read(row["before"]),
                _read(row["after"]), row["ahead"])
         for row in rows
     ]  # fmt: skip
 
 
 def seconds(instant: datetime | str | None) -> float:
-    """Seconds since 1970; 0 for None. A workflow that only a signal wakes is due at PostgreSQL's `infinity`."""
+    """Seconds since 1970; 0 for None; infinity for PostgreSQL's `infinity` (a workflow that only a signal wakes)."""
     if instant is None:
         return 0.0
     if instant == "infinity":

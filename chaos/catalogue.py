@@ -12,8 +12,7 @@ from chaos.operations import OPERATIONS
 WORKERS = ("worker-0", "worker-1", "worker-2")
 APIS = ("api-0", "api-1")
 LINKS = ("postgres", "amqp", "s3")
-#: What a fault may need of the machine. A fault whose need the machine lacks is not planned. No private installation
-#: has a broker of several nodes yet: that will be a need of its own.
+#: What a fault may need of the machine. A plan leaves out a fault whose need the machine lacks.
 BROKER, MOUNTS, MEMORY, CLOCK = "a broker", "mounts", "a memory limit", "a clock that can jump"
 STANDBY = "a standby"
 EVERYTHING = frozenset({BROKER, MOUNTS, MEMORY, CLOCK, STANDBY})
@@ -23,8 +22,8 @@ EVERYTHING = frozenset({BROKER, MOUNTS, MEMORY, CLOCK, STANDBY})
 class Kind:
     """A fault of the catalogue.
 
-    `seconds`: how long it lasts; 0: it ends at once. `on`: the processes that it may hit, one at a time; (): no single
-    process. `link`: the links that it hits, of that process, or of all processes. `needs`: one of EVERYTHING, or "".
+    `seconds`: how long it lasts; 0: it ends at once. `on`: it hits one of these processes; (): no
+    single one. `link`: it hits this link of that process, or of all processes. `needs`: one of EVERYTHING, or "".
     """
 
     name: str
@@ -42,7 +41,7 @@ def _failpoint(number: str, point: str, act: str, on: tuple[str, ...] = WORKERS)
 
 def _links(name: str, seconds: float) -> tuple[Kind, ...]:
     """One fault for each link; each hits one process. No fault hits the link from an API to the store: an API seldom
-    sends a request to the store, and a fault that meets no byte does not count.
+    sends a request to the store, and a fault without traffic has no effect.
     """
     return tuple(
         Kind(f"{name} {link}", WORKERS if link == "s3" else WORKERS + APIS, link, seconds, _need_of(link))

@@ -36,7 +36,7 @@ from chaos.checks import (
 from chaos.checks.verdict import NotApplicable, Observation
 from chaos.history import History
 
-#: A verdict has the evidence of at most this many violations. It only counts the others.
+#: A verdict shows the evidence of at most this many violations, and counts all.
 _MOST_EVIDENCE = 10
 
 Check = Callable[[History], Iterable[Observation]]
@@ -76,10 +76,10 @@ INVARIANTS: dict[str, Check] = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the check of one invariant found. `number`: such as I3. `says`: the invariant in a sentence.
+    """The result of the check of one invariant. `number`: such as I3. `says`: the invariant in a sentence.
 
-    `observed`: how many things of each kind were compared. `why`: the evidence of violations, the kinds that were
-    observed too rarely, or the reason why the invariant does not apply.
+    `observed`: how many things of each kind were compared. `why`: the evidence of violations; or the kinds that were
+    observed too rarely; or the reason why the invariant does not apply.
     """
 
     number: str
@@ -101,8 +101,8 @@ class Verdict:
 
 
 def judge(history: History, floors: Floors) -> list[Verdict]:
-    """The verdict of every invariant. `floors`: as chaos.checks.floors.floors_of makes them from the run's plan. An
-    invariant that has no floor still needs one observation.
+    """The verdict of every invariant. `floors`: from chaos.checks.floors.floors_of, for the run's plan. An invariant
+    without a floor still needs one observation.
     """
     return [_verdict(number, check, history, floors.get(number, {})) for number, check in INVARIANTS.items()]
 
@@ -118,9 +118,9 @@ def _verdict(number: str, check: Check, history: History, floors: Mapping[str, i
     if wrong:
         return Verdict(number, says, "violated", observed, tuple(wrong[:_MOST_EVIDENCE]), len(wrong))
     too_rare = [
-        f"{what}: {observed.get(what, 0)} observed, {least} wanted"
-        for what, least in floors.items()
-        if observed.get(what, 0) < least
+        f"{what}: {observed.get(what, 0)} observed, {floor} wanted"
+        for what, floor in floors.items()
+        if observed.get(what, 0) < floor
     ]
     if too_rare or not observed:
         return Verdict(number, says, "not observed", observed, tuple(too_rare) or ("nothing was observed",))

@@ -1,8 +1,8 @@
-"""A clock of PostgreSQL that can jump: libfaketime in every process of the server reads from a file how far it is
-ahead.
+"""Makes PostgreSQL's clock jump. Every process of the server loads libfaketime, which reads from a file by how many
+seconds the clock is ahead.
 
-Leases, retries, timeouts and schedules go by this clock. Other programs of the machine keep the true clock. The
-monotonic clocks stay right, as POSIX demands.
+Leases, retries, timeouts and schedules use this clock. Other programs of the machine have the true clock. The monotonic
+clocks do not jump, as POSIX demands.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ exec {program} "$@"
 
 
 async def find_library() -> Path | None:
-    """The system's libfaketime, or Debian's package of it, unpacked into the cache. None: this machine can have
+    """The path of the system's libfaketime; else of Debian's package, unpacked into the cache. None: this machine has
     neither.
     """
     if system := _below(Path("/")):
@@ -66,13 +66,13 @@ class DatabaseClock:
         self.file = directory / "clock"
         directory.mkdir(mode=0o755)
         self.jump(0)
-        own = str(shutil.copy(library, directory / "libfaketime.so"))
+        own_library = str(shutil.copy(library, directory / "libfaketime.so"))
         for name in ("postgres", "initdb"):
             script = _WRAPPER if name == "postgres" else '#!/bin/sh\nexec {program} "$@"\n'
             wrapper = directory / name
             wrapper.write_text(
                 script.format(
-                    library=shlex.quote(own), file=shlex.quote(str(self.file)),
+                    library=shlex.quote(own_library), file=shlex.quote(str(self.file)),
                     program=shlex.quote(str(programs / name)),
                 )
             )  # fmt: skip

@@ -1,4 +1,7 @@
-"""Reads the history of a run from its installation: rows and their changes, objects, queues, processes and sessions."""
+"""Reads the history of a run from its installation: rows and their changes, objects, queues, processes and sessions.
+
+`chaos.run` calls these functions, and `chaos.checker` judges the history.
+"""
 
 from __future__ import annotations
 
@@ -89,8 +92,9 @@ async def gather(installation: Installation, load: Load, history: History) -> No
 
 
 def write_down(history: History, directory: Path) -> None:
-    """Write the changes of rows, the hints, the sessions and the waits for a processor into files: a person reads them
-    to find a cause.
+    """Write the changes of rows, the hints, the sessions and the waits for a processor into files, for a person who
+    looks
+    for a cause.
     """
     for name, records in (
         ("changes", history.changes),
@@ -122,7 +126,7 @@ async def _objects(installation: Installation) -> dict[str, StoredObject]:
 
 
 async def _uploads(installation: Installation) -> list[str]:
-    """The keys of the open uploads in parts. Uploads that a fault kept their worker from ending are left out."""
+    """The keys of the open uploads in parts, without those that their worker could not end because of a fault."""
     settings = installation.settings(CLIENT)
     async with get_session().create_client(
         "s3", endpoint_url=settings.s3_endpoint, region_name=settings.s3_region,
@@ -141,7 +145,7 @@ async def _uploads(installation: Installation) -> list[str]:
 
 
 def _expected_texts() -> dict[tuple[str, str, str], str]:
-    """The outputs of the pipeline `short`: each step makes its text of the output of the step before."""
+    """The outputs of the pipeline `short`: each step's text depends on the output of the step before."""
     expected = {}
     for text in WORDS:
         output = b""
@@ -204,25 +208,25 @@ async def dead_letters(installation: Installation) -> list[str]:
     return bodies
 
 
-#: The process of PostgreSQL's own vacuum. It also runs when every client has left.
+#: A process of PostgreSQL's own vacuum. It may run after every client has left.
 _AUTOVACUUM = b"autovacuum worker"
 
 
 async def leftovers(installation: Installation, exit_codes: dict[str, int | None]) -> list[tuple[str, list[str]]]:
-    """After all processes have ended: each kind of thing that they must not leave behind, with a sentence for each that
-    they left. `exit_codes`: by the name of the process.
+    """Look, after all processes have ended, for what they must not leave behind. Returns each kind of thing, with a
+    sentence for each thing that is left. `exit_codes`: by the name of the process.
     """
-    found = [
+    left = [
         ("process", [f"{name} exited with {code} when asked to stop"] if code != 0 else [])
         for name, code in exit_codes.items()
     ]
     for name, pid in installation.started().items():
         lives_on = b"chaos." in command_line(pid)  # another process may have its number now
-        found.append(("process that was started", [f"{name} still runs as process {pid}"] if lives_on else []))
+        left.append(("process that was started", [f"{name} still runs as process {pid}"] if lives_on else []))
     running = _running_processes(installation.name)
-    found.append(("processes", [f"process {pid} still runs: {line}" for pid, line in running]))
+    left.append(("processes", [f"process {pid} still runs: {line}" for pid, line in running]))
     directories = installation.work_dir.iterdir() if installation.work_dir.exists() else ()
-    found.append(("directory", [f"directory {path.name} is left" for path in directories]))
+    left.append(("directory", [f"directory {path.name} is left" for path in directories]))
     async with installation.connection() as connection:
         sessions = [
             f"a session of {row['application_name']} is left, {row['state']}"
@@ -231,20 +235,20 @@ async def leftovers(installation: Installation, exit_codes: dict[str, int | None
                 " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
             )
         ]
-        found.append(("sessions", sessions))
+        left.append(("sessions", sessions))
         locks = await connection.fetchval(
             "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
             " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
         )
-        found.append(("locks", [f"{locks} advisory locks are left"] if locks else []))
-    return found
+        left.append(("locks", [f"{locks} advisory locks are left"] if locks else []))
+    return left
 
 
 def _running_processes(database: str) -> list[tuple[int, str]]:
-    """The pid and the command line of each process below this one that belongs to the platform, or that PostgreSQL runs
-    for a session of the database.
+    """The pid and the command line of each descendant of this process that belongs to the platform, or that serves a
+    session of the database in PostgreSQL.
     """
-    found = []
+    running = []
     for pid in descendants(os.getpid()):
         line = command_line(pid)
         if (
@@ -252,23 +256,23 @@ def _running_processes(database: str) -> list[tuple[int, str]]:
             or b"leasehold.worker.sandbox.child" in line
             or b"chaos.process" in line
         ):
-            found.append((pid, line.replace(b"\0", b" ").decode(errors="replace")[:120]))
-    return found
+            running.append((pid, line.replace(b"\0", b" ").decode(errors="replace")[:120]))
+    return running
 
 
-async def resting(connection: asyncpg.Connection[asyncpg.Record]) -> dict[str, Any]:
-    """What is unfinished: kind of thing -> how many. The installation is at rest when all are 0."""
+async def count_unfinished(connection: asyncpg.Connection[asyncpg.Record]) -> dict[str, Any]:
+    """Kind of thing -> how many are unfinished. The installation is at rest when all are 0."""
     row = await connection.fetchrow(
         "SELECT (SELECT count(*) FROM job WHERE finished_at IS NULL) AS jobs,"
         " (SELECT count(*) FROM schedule WHERE next_run_at < clock_timestamp() + interval '1 minute') AS schedules,"
-        " (SELECT count(*) FROM job WHERE notify) AS untold,"
+        " (SELECT count(*) FROM job WHERE notify) AS unnotified,"
         " (SELECT count(*) FROM outbox) AS outbox, (SELECT count(*) FROM task WHERE status = 'running') AS running"
     )
     return dict(row or {})
 
 
 async def overdue(connection: asyncpg.Connection[asyncpg.Record], patience: float) -> list[str]:
-    """A sentence for each running task whose lease passed more than `patience` seconds ago: no worker expired it."""
+    """A sentence for each running task whose lease passed more than `patience` seconds ago and was not expired."""
     rows = await connection.fetch(
         "SELECT id, lease_until FROM task WHERE status = 'running'"
         " AND lease_until < clock_timestamp() - make_interval(secs => $1)",

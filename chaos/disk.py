@@ -1,7 +1,7 @@
-"""Disks of a run's own, which a fault can fill or freeze. Mounting one takes privileges.
+"""The disks of a run, which a fault can fill or freeze. Only a process with privileges can mount them.
 
-`Disk` is in memory, for the workers' scratch files. `Volume` is an ext4 image on a loop device, for PostgreSQL. On a
-frozen volume every write waits in the kernel, as on a dead disk.
+`Disk` is in memory, for the workers' scratch files. `Volume` is an ext4 image on a loop device, for PostgreSQL. While a
+volume is frozen every write waits in the kernel, as on a dead disk.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _SIZE = "64m"
 _BALLAST = "ballast"
 _PIECE = bytes(1 << 20)
 _LEAST_BYTES = 4096
-#: A shell that unmounts the disk, also if this process is killed: its standard input ends with this process. A mount
-#: that nobody uses must not stay, least of all a frozen one.
+#: A shell that unmounts the disk when its standard input ends. That also happens if this process is killed, so no mount
+#: stays behind, and no frozen one.
 _JANITOR = 'read -r disk; read -r _; fsfreeze --unfreeze "$disk"; umount --lazy "$disk"'
 
 
@@ -58,14 +58,14 @@ class Disk:
         with self._ballast.open("ab", buffering=0) as ballast:
             self._reserve(ballast.fileno())
             try:
-                while True:  # the last write is cut to the room that is left
+                while True:  # the last write is cut to what is free
                     ballast.write(_PIECE)
             except OSError as error:
                 return error.errno == errno.ENOSPC
 
     def _reserve(self, ballast: int) -> None:
         """Allocate most of the room without writing it, which is quicker."""
-        size = _room(self._directory)
+        size = _free_bytes(self._directory)
         while size >= _LEAST_BYTES:
             try:
                 os.posix_fallocate(ballast, os.fstat(ballast).st_size, size)
@@ -79,7 +79,7 @@ class Disk:
 
 
 class Volume(Disk):
-    """A disk of `megabytes` in a sparse file: it takes no more of the real disk than was written to it."""
+    """A disk of `megabytes` in a sparse file: it takes only as much of the real disk as was written to it."""
 
     def __init__(self, directory: Path, *, megabytes: int) -> None:
         super().__init__(directory)
@@ -91,7 +91,7 @@ class Volume(Disk):
         image = self._directory.with_name(f"{self._directory.name}.img")
         with image.open("wb") as file:
             file.truncate(self._megabytes << 20)
-        # `-m 0`: no blocks are reserved for root. Root fills the disk, and PostgreSQL's user must find no room then.
+        # `-m 0` reserves no blocks for root: root fills the disk, and then PostgreSQL's user must find no room either.
         self.mounted = await _run("mkfs.ext4", "-q", "-F", "-m", "0", os.fspath(image)) and await _run(
             "mount", "-o", "loop,noatime", os.fspath(image), os.fspath(self._directory)
         )
@@ -106,7 +106,7 @@ class Volume(Disk):
             await _run("fsfreeze", "--unfreeze", os.fspath(self._directory))
 
 
-def _room(directory: Path) -> int:
+def _free_bytes(directory: Path) -> int:
     status = os.statvfs(directory)
     return status.f_bavail * status.f_frsize
 

@@ -13,18 +13,18 @@ Row = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request of a client, with all its tries. `answer`: accepted, refused or unknown. An accepted request has a
-    `job`. A cancel is `accepted` if the job was cancelled at once, and `stopping` if its running step must stop first
-    and may still end in time.
+    `job`. The answer to a cancel is `accepted` if the job was cancelled at once, and `stopping` if a step runs: the
+    step must stop first, or may still succeed.
 
-    `endpoint`: of a request over HTTP, such as "POST /v1/runs"; its `key` is the Idempotency-Key. Every job that the
-    request may make has the key, too: a run as its `scope_id`, a conversion as its `exclusive_key`, a generation in its
-    prompt. `answers`: for each try with a 2xx answer, in order, the ids of the jobs in the answer. `made`: how many
-    jobs the request asks for.
+    `endpoint`: of a request over HTTP, such as "POST /v1/runs"; then `key` is the Idempotency-Key. Every job that the
+    request may make also has the key: a run as its `scope_id`, a conversion as its `exclusive_key`, a generation in its
+    prompt. `answers`: for each try with a 2xx answer, in order, the ids of the jobs in the answer. `jobs_requested`:
+    how many jobs the request asks for.
     """
 
     kind: str
     tenant: str
-    key: str  # the Idempotency-Key, which of a picture is the file's name, too; without one, the job's id
+    key: str  # the Idempotency-Key, for a picture also the file's name; without one, the job's id
     asked_at: float
     answered_at: float
     answer: str
@@ -32,12 +32,12 @@ class Request:
     tries: int = 1
     endpoint: str = ""
     answers: tuple[tuple[str, ...], ...] = ()
-    made: int = 1
+    jobs_requested: int = 1
 
 
 @dataclass
 class Bound:
-    """A declared limit. It was in force from `since` to `until`."""
+    """A declared limit, in force from `since` to `until`."""
 
     tenant: str
     key: str
@@ -63,7 +63,7 @@ class ExternalLease:
 @dataclass(frozen=True, slots=True)
 class Operation:
     """A bulk operation, requested with the Idempotency-Key `key`, on the runs that have this key as a tag. `targets`:
-    the runs that the client knew before the request; of a retry, only those that had failed by then.
+    the runs that the client knew before the request; for a retry, only those that had failed by then.
     """
 
     tenant: str

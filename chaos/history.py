@@ -1,6 +1,7 @@
-"""The history of a run: everything that the checker reads, and what follows from it. Times are in seconds since 1970.
+"""The history of a run: all that the checker reads. Times are in seconds since 1970.
 
-`History` has the evidence in its fields. Its properties group the evidence, and find claims and runs of handlers in it.
+`chaos.collect` fills the fields of `History` with evidence. Its properties group the evidence, and find claims and runs
+of handlers in it.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from chaos.receiver import Delivery
 from chaos.starvation import Starvation, Starved
 from leasehold.domain.states import JOB_TERMINAL, JobState
 
-#: The longest gap between two journal lines of a process that is at work. For the rest of a longer gap, the process
-#: counts as standing still.
+#: The longest gap between two journal lines of a process at work. In the rest of a longer gap the process counts as
+#: standing still.
 _STILL_SECONDS = 0.5
-#: The load of a run commits many times a second: a longer time without a commit counts as an outage.
+#: The processes of a run commit many times a second. A longer time without a commit counts as an outage.
 _SILENT_SECONDS = 1.0
 _CLOSED = JOB_TERMINAL | {JobState.CANCEL_REQUESTED}
 #: The moves of a job that is retried: `pending` if it waits at limits or for an external worker.
@@ -33,8 +34,8 @@ REPLAYED = {("failed", "pending"), ("failed", "queued")}
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One claim, as the change of the task's row shows it. `n`: the number of the change. `before`: the row before the
-    claim; {}: the claim made the row.
+    """One claim, as the change of the task's row shows it. `change_number`: the number of that change. `before`: the
+    row before the claim; {}: the claim made the row.
     """
 
     task: str
@@ -42,7 +43,7 @@ class Claim:
     attempt: int
     process: str
     owner: str
-    n: int
+    change_number: int
     at: float
     before: Row
 
@@ -84,13 +85,13 @@ class History:
     streams: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)  # job: (cursor, events received)
     schedules: list[Row] = field(default_factory=list)
     probes: list[tuple[str, str, int]] = field(default_factory=list)  # with another tenant's key: kind, request, status
-    overdue: list[list[str]] = field(default_factory=list)  # for each poll after the faults: leases passed long ago
+    overdue: list[list[str]] = field(default_factory=list)  # for each look after the faults: leases passed long ago
     queued: dict[str, int] = field(default_factory=dict)  # by queue: the messages that were ready at rest
     returned: dict[str, int] = field(default_factory=dict)  # by queue: messages that came back when the workers left
-    parked: list[str] = field(default_factory=list)  # the bodies of dead-lettered hints
+    dead_letters: list[str] = field(default_factory=list)  # the bodies of dead-lettered hints
     leftovers: list[tuple[str, list[str]]] = field(default_factory=list)  # kind of thing, what was left of it
     has_broker: bool = True
-    gathered: bool = False  # the rows above were read from an installation at rest
+    gathered: bool = False  # the rows were read from an installation, after the run
     rested: bool = False
     rest_seconds: float = 0.0  # from the end of the faults until the installation was at rest
     children_killed: int = 0
@@ -98,9 +99,9 @@ class History:
     of_release: set[str] = field(default_factory=set)  # processes that ran the release's code
     starved: list[Starved] = field(default_factory=list)  # waits for a processor, of the platform and of the run
     promotions: list[float] = field(default_factory=list)  # when a standby had become the primary
-    has_only_failovers: bool = True  # nothing else was broken
+    has_only_failovers: bool = True  # the plan has no other faults
 
-    def by_database(self, at: float) -> float:
+    def database_time(self, at: float) -> float:
         """The time of the database's clock at the true time `at`."""
         return at + next((ahead for since, ahead in reversed(self.jumps) if since <= at), 0.0)
 
@@ -141,8 +142,8 @@ class History:
 
     @cached_property
     def revived(self) -> set[str]:
-        """The jobs that failed and were retried."""
-        return {change.row["id"] for change in self.changes if change.of == "job" and change.moved() in REPLAYED}
+        """The jobs that had failed and were retried."""
+        return {change.row["id"] for change in self.changes if change.kind == "job" and change.moved() in REPLAYED}
 
     @cached_property
     def task_by_id(self) -> dict[str, Row]:
@@ -166,7 +167,7 @@ class History:
     def task_changes(self) -> dict[str, list[Change]]:
         grouped: defaultdict[str, list[Change]] = defaultdict(list)
         for change in self.changes:
-            if change.of == "task":
+            if change.kind == "task":
                 grouped[change.row["id"]].append(change)
         return grouped
 
@@ -175,7 +176,7 @@ class History:
         """Job -> when it first had a status in which no step is claimed."""
         closed: dict[str, float] = {}
         for change in self.changes:
-            if change.of == "job" and change.row["status"] in _CLOSED:
+            if change.kind == "job" and change.row["status"] in _CLOSED:
                 closed.setdefault(change.row["id"], change.at)
         return closed
 
@@ -189,7 +190,7 @@ class History:
                 if after and _is_claim(before, after):
                     grouped[task].append(
                         Claim(task, after["epoch"], after["attempt"], change.process, after["lease_owner"],
-                              change.n, change.at, before or {})
+                              change.number, change.at, before or {})
                     )  # fmt: skip
         return grouped
 
@@ -198,17 +199,18 @@ class History:
         """Job -> when it first ended."""
         ended: dict[str, float] = {}
         for change in self.changes:
-            if change.of == "job" and change.row["status"] in JOB_TERMINAL:
+            if change.kind == "job" and change.row["status"] in JOB_TERMINAL:
                 ended.setdefault(change.row["id"], change.at)
         return ended
 
-    def held_up(self, since: float, until: float, *, starved: bool = True) -> float:
-        """Seconds between the two times in which no worker could end a job: gaps between commits of more than
+    def seconds_held_up(self, since: float, until: float, *, starved: bool = True) -> float:
+        """For how many of the seconds between the two times no worker could end a job: gaps between commits of more
+        than
         _SILENT_SECONDS and, if `starved`, the time for which some process waited for a processor.
         """
         moments = [since, *self._commits[bisect_right(self._commits, since) : bisect_left(self._commits, until)], until]
         return sum(
-            gap if gap > _SILENT_SECONDS else min(gap, self.starvation.of_any(earlier, later)) if starved else 0.0
+            gap if gap > _SILENT_SECONDS else min(gap, self.starvation.longest_wait(earlier, later)) if starved else 0.0
             for earlier, later in pairwise(moments)
             if (gap := later - earlier) > 0.0
         )
@@ -217,14 +219,14 @@ class History:
     def _commits(self) -> list[float]:
         return sorted(change.at for change in self.changes)
 
-    def worked(self, process: str, since: float, until: float, *, starved: bool = True) -> float:
-        """Seconds between the two times in which the process, by its journal, certainly did not stand still. If
+    def seconds_worked(self, process: str, since: float, until: float, *, starved: bool = True) -> float:
+        """For how many of the seconds between the two times the journal shows that the process did not stand still. If
         `starved`, without the time for which it waited for a processor.
         """
         lines = self._signs_of_life.get(process, [])
         moments = [since, *lines[bisect_right(lines, since) : bisect_left(lines, until)], until]
         return sum(
-            min(max(0.0, gap - (self.starvation.of(process, earlier, later) if starved else 0.0)), _STILL_SECONDS)
+            min(max(0.0, gap - (self.starvation.wait_of(process, earlier, later) if starved else 0.0)), _STILL_SECONDS)
             for earlier, later in pairwise(moments)
             if (gap := later - earlier) > 0.0
         )
@@ -260,8 +262,8 @@ class History:
                     lasts[line["run"]], earlier_claims[-1] if earlier_claims else None,
                 )  # fmt: skip
 
-    def words_of(self, job: Row) -> str:
-        """The words that a job's outputs were made of, beside its input."""
+    def text_param_of(self, job: Row) -> str:
+        """The text in the job's parameters, on which its outputs depend."""
         return str(job["params"].get("text", ""))
 
     def name_of(self, task: str) -> str:
@@ -293,10 +295,11 @@ def is_external(task: Row) -> bool:
 
 
 def _is_claim(before: Row | None, after: Row) -> bool:
-    """Whether the change is a claim. The statement that suspends a workflow may make a step's row and claim it at once:
-    then there is no row before.
+    """Whether the change is a claim. `before`: None if the statement that suspends a workflow made the row of a step
+    and
+    claimed it at once.
     """
     if before is None:
         return bool(after["status"] == "running")
-    taken = after["status"] == "running" and after["lease_owner"] != before["lease_owner"]
-    return taken or bool(after["epoch"] != before["epoch"])
+    has_new_owner = after["status"] == "running" and after["lease_owner"] != before["lease_owner"]
+    return has_new_owner or bool(after["epoch"] != before["epoch"])

@@ -1,4 +1,4 @@
-"""A file of JSON lines to which many processes append. Each line is one write: a SIGKILL leaves no half line."""
+"""A file of JSON lines to which many processes append. One write has a whole line: a SIGKILL leaves no half line."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from time_machine import escape_hatch
 
-#: The environment variables with the path of the journal, and with the name of this process in it.
+#: The environment variables: the path of the journal, and the name that this process has in it.
 PATH_VARIABLE = "CHAOS_JOURNAL"
 PROCESS_VARIABLE = "CHAOS_PROCESS"
 
 
 def note(what: str, **fields: Any) -> None:
-    """Append one line: what happened, in which process, and when, in seconds since 1970."""
+    """Append a line: what happened, in which process, and when (seconds since 1970)."""
     line = json.dumps({"what": what, "process": os.environ[PROCESS_VARIABLE], "at": _true_time(), **fields})
     file = os.open(os.environ[PATH_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

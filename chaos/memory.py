@@ -1,5 +1,6 @@
-"""A memory limit for one process: a control group, in which the kernel's OOM killer ends the process. Making one takes
-privileges.
+"""A memory limit for one process: a control group. The kernel's OOM killer ends the process when the group is full.
+
+Only a process with privileges can make a control group.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class MemoryLimit:
             raise
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # a process is still in the group: then the group stays
+        with contextlib.suppress(OSError):  # a process is still in the group: the group stays
             self._group.rmdir()
 
     def enter(self, pid: int) -> None:

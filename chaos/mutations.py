@@ -33,7 +33,8 @@ from leasehold.transitions.settlements import (
 _SETTLEMENTS = (cancellation, completion, failing, fanning_out, releasing, snoozing)
 
 
-def _without(text: str, part: str, instead: str = "") -> str:
+def _replaced(text: str, part: str, instead: str = "") -> str:
+    """The text with `instead` in place of `part`. Raises LookupError if the text lacks the part."""
     if part not in text:
         raise LookupError(f"nothing to mutate: {part!r} is not in the statement")
     return text.replace(part, instead)
@@ -66,7 +67,7 @@ def fence() -> None:
 def ack() -> None:
     """A worker acknowledges a hint on its arrival, before the claim and the commit."""
     slot_pool = __import__("leasehold.worker.claiming.slot_pool", fromlist=["SlotPool"]).SlotPool
-    follow = slot_pool._follow  # noqa: SLF001 - the order of its two acts is what is mutated
+    follow = slot_pool._follow  # noqa: SLF001 - the mutation changes the order of its two acts
 
     async def acknowledged_first(self: Any, delivery: Delivery) -> None:
         await delivery.ack()
@@ -79,13 +80,13 @@ def outbox() -> None:
     """A completion commits first, and writes the next step's hint into the outbox afterwards."""
     start = completion.COMPLETE.index(", hinted AS (")
     before, hinted = completion.COMPLETE[:start], completion.COMPLETE[start:]
-    hinted = _without(
+    hinted = _replaced(
         hinted,
         "INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)\n    SELECT f.id, f.job_id,",
         "SELECT f.id AS task_id, 0::bigint AS id,",
     )
-    hinted = _without(hinted, "f.trace, clock_timestamp() + interval '1 second'\n", "f.trace AS headers\n")
-    text = before + _without(hinted, "\n    RETURNING id, task_id, queue, priority, headers")
+    hinted = _replaced(hinted, "f.trace, clock_timestamp() + interval '1 second'\n", "f.trace AS headers\n")
+    text = before + _replaced(hinted, "\n    RETURNING id, task_id, queue, priority, headers")
     completion.COMPLETE = text
     complete = settlements.complete
 
@@ -142,5 +143,5 @@ def confirm() -> None:
 MUTATIONS: dict[str, Callable[[], None]] = {
     mutation.__name__: mutation for mutation in (epoch, fence, ack, outbox, overwrite, confirm)
 }
-#: Mutation -> the invariant that must be violated without the guard. Others may be violated, too, but prove nothing.
+#: Mutation -> the invariant that must be violated without the guard. A violation of another invariant proves nothing.
 CAUGHT_BY = {"epoch": "I6", "fence": "I6", "ack": "I9", "outbox": "I10", "overwrite": "I12", "confirm": "I10"}

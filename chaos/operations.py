@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-#: Operation -> the highest number of a commit after which a plan kills the API: every run makes that many. The first
-#: commit of a request reserves its key, the second has the work and the stored answer.
+#: Operation -> the highest number of a commit after which a plan kills the API. In every run an API makes at least that
+#: many. The first commit of a request reserves its key; the second has the work and the stored answer.
 OPERATIONS = {
     "createUploadUrl": 2,
     "completeUpload": 1,
@@ -43,9 +43,9 @@ OPERATIONS = {
     "enableTemplate": 1,
     "pauseQueue": 1,
     "resumeQueue": 1,
-    "api": 3,  # commits of no request: announced hints leave the outbox, and the exporter takes its lead
+    "api": 3,  # commits without a request: confirmed hints leave the outbox, and the exporter becomes the leader
 }
-#: Operations that are no GET and have no kill point in a plan, each with its reason.
+#: Operations that are not GETs and that no plan kills, each with the reason.
 SPARED = {
     "postImagesQuery": "it reads",
     "postVideoQuery": "it reads",

@@ -1,6 +1,6 @@
 """Makes orphans of a run's processes children of this process, so that a search among its descendants finds them.
 
-Otherwise an orphan becomes a child of the system's first process, and no run would be red because of it.
+Otherwise an orphan would become a child of the system's first process, and no run would notice it.
 """
 
 from __future__ import annotations

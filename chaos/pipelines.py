@@ -1,7 +1,7 @@
-"""The kinds of work of a chaos run, beside those that ship. The end of each kind is known in advance.
+"""The kinds of work of a chaos run, beside those that ship. It is known in advance how each kind ends.
 
-The module only declares, because the API imports it. Delays are seconds instead of the usual minutes, because a run
-does not test waiting.
+This module only declares the kinds, because the API imports it; the handlers are in chaos/steps.py. Delays are seconds
+instead of minutes, because a run does not test long waits.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Words(BaseModel):
 
 
 def _step(name: str, *needs: str, **options: object) -> Step:
-    # A worker runs only as many isolated steps at once as it has children. They have a queue of their own, so that they
-    # do not hold up the other steps.
+    # A worker runs only as many isolated steps at once as it has children. A queue of their own keeps isolated steps
+    # from delaying the other steps.
     queue = "chaos-isolated" if options.get("isolated") else "chaos"
     options = {"queue": queue} | options
     return Step(name, needs=needs, retry_ladder=SOON, **options)  # type: ignore[arg-type]  # Step's own fields
@@ -73,7 +73,7 @@ hopeless = _pipeline("hopeless", _step("try", max_attempts=3), _step("never", "t
 wrong = _pipeline("wrong", _step("good"), _step("bad", "good"), _step("never", "bad"))
 #: Kills the child process that it runs in.
 poison = _pipeline("poison", _step("die", isolated=True), _step("never", "die"))
-#: Breaks the rule that equal work makes equal bytes: only create-only puts keep a later attempt from replacing an
+#: Breaks the rule that equal work makes equal bytes. So only create-only puts keep a later attempt from changing an
 #: output.
 unlike = _pipeline("unlike", _step("write", writes="unlike.txt"))
 
@@ -99,9 +99,9 @@ BY_DIRECT = (short, long)
 KINDS = (*BY_HTTP, mendable)
 
 
-def tried() -> Pipelines:
-    """All pipelines, with short delays also for those that ship. Only the platform's processes call this, because it
-    changes the shipped pipelines of the calling process. Any other process calls `declared`.
+def with_short_delays() -> Pipelines:
+    """All pipelines, with short delays for those that ship, too. Only the platform's processes call this, because it
+    changes the shipped pipelines in the calling process. Other processes call `declared`.
     """
     for pipeline in shipped():
         pipeline.steps = tuple(replace(step, retry_ladder=SOON) for step in pipeline.steps)
@@ -118,8 +118,9 @@ def declared() -> Pipelines:
 
 
 def _workflows() -> list[Pipeline]:
-    """The workflows of chaos/workflows.py. None in a process of the release, which also loads this module and has no
-    workflows.
+    """The workflows of chaos/workflows.py. A process of the release also loads this module: it has no workflows, and
+    gets
+    an empty list.
     """
     if find_spec("leasehold.workflows") is None:
         return []

@@ -1,8 +1,8 @@
-"""Makes the plan of a run from its seed: which faults happen, to which processes, and when. Faults that the machine
-cannot do are left out.
+"""Makes the plan of a run from its seed: which faults happen, to which processes, and when. A plan leaves out faults
+that the machine cannot do.
 
-Faults are dealt like cards from a shuffled pack. So every fault comes up within a few dozen neighbouring seeds, which
-independent random draws would not give.
+Faults are dealt like cards from a shuffled pack: so every fault comes up within a few dozen neighbouring seeds.
+Independent random draws would not ensure that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from chaos.operations import OPERATIONS
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One entry of a plan. `at`: seconds into the load; a failpoint is armed from the start and has none."""
+    """One entry of a plan. `at`: seconds after the load begins; 0 for a failpoint, which is armed from the start."""
 
     name: str
     at: float = 0.0
@@ -52,7 +52,7 @@ class Plan:
 
     @property
     def begins_with_release(self) -> bool:
-        """Whether schema and processes are those of the release first, until a fault brings them up to this code."""
+        """Whether the run begins with the release's schema and processes, which a fault then upgrades to this code."""
         return any(fault.kind.from_release for fault in self.blows)
 
     @property
@@ -72,18 +72,18 @@ class Plan:
     def failpoints(self, slot: str, fired: Collection[str] = ()) -> str:
         """The failpoints of the slot's next process. `fired`: the points at which its earlier processes acted.
 
-        A worker gets the plan's next kill, and the acts before that kill, which a process survives: so the deaths of a
-        worker are spread over the run. An API gets all of its failpoints, because the order of the operations is
-        unknown. A point has one act at a time.
+        A worker gets the plan's next kill, and the acts before that kill, which it survives: so its deaths are spread
+        over the run. An API gets all of its failpoints, because the order of the operations is unknown. A point has one
+        act at a time.
         """
-        left: dict[str, Fault] = {}
+        by_point: dict[str, Fault] = {}
         for fault in self.armed:
             point, _, act = fault.point.rpartition(":")[0].partition(":")
-            if fault.target == slot and f"{point}:{act}" not in fired and point not in left:
-                left[point] = fault
+            if fault.target == slot and f"{point}:{act}" not in fired and point not in by_point:
+                by_point[point] = fault
                 if slot in WORKERS and act == "kill":
                     break
-        return ",".join(fault.point for fault in left.values())
+        return ",".join(fault.point for fault in by_point.values())
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -96,17 +96,17 @@ def make_plan(
     faults: int = 5,
     failpoints: int | None = None,
     api_kills: int = 1,
-    able: Collection[str] = EVERYTHING,
+    abilities: Collection[str] = EVERYTHING,
 ) -> Plan:
     """A plan with `faults` faults, of which `failpoints` are failpoints (None: half of them, at least two). The other
-    faults are blows at random times. `api_kills` come in addition.
+    faults are blows at random times. `api_kills` are added to them.
 
-    `able`: which of EVERYTHING the machine can do (`Servers.able`).
+    `abilities`: which of EVERYTHING the machine can do (`Servers.abilities`).
     """
     rng = random.Random(f"plan {seed}")  # noqa: S311 - to be repeated, not to be secret
-    at_points = max(2, faults // 2) if failpoints is None else failpoints
-    points = deal(FAILPOINTS, seed, at_points, able)
-    blows = deal(BLOWS, seed, max(1, faults - at_points), able)
+    point_count = max(2, faults // 2) if failpoints is None else failpoints
+    points = deal(FAILPOINTS, seed, point_count, abilities)
+    blows = deal(BLOWS, seed, max(1, faults - point_count), abilities)
     armed = tuple(Fault(kind.name, target=rng.choice(kind.on), nth=rng.randint(1, 3)) for kind in points)
     armed += _api_kills(seed, api_kills)
     planned = [
@@ -118,9 +118,7 @@ def make_plan(
 
 
 def _api_kills(seed: int, count: int) -> tuple[Fault, ...]:
-    """Kills after `count` kinds of commits. Both APIs are armed: the repetition of a request may kill the other API,
-    too.
-    """
+    """Kills after `count` kinds of commits. Both APIs are armed, because a repeated request may kill the other API."""
     rng = random.Random(f"api kills {seed}")  # noqa: S311 - to be repeated, not to be secret
     drawn = [
         (kind, rng.randint(1, OPERATIONS[kind.name.partition(".")[2].partition(":")[0]]))
@@ -130,8 +128,8 @@ def _api_kills(seed: int, count: int) -> tuple[Fault, ...]:
 
 
 def plan_of(name: str, seed: int, *, seconds: float = 12.0) -> Plan:
-    """A plan of this fault alone. A failpoint is armed in every process that it can hit. A blow happens twice, an
-    upgrade and a rollback of all once.
+    """A plan of this fault alone. A failpoint is armed in every process that it can hit. A blow happens twice; an
+    upgrade or a rollback of the installation happens once.
     """
     kind = BY_NAME[name]
     if kind in (*FAILPOINTS, *API_POINTS):
@@ -146,9 +144,9 @@ def plan_of(name: str, seed: int, *, seconds: float = 12.0) -> Plan:
     )
 
 
-def deal(pack: Sequence[Kind], seed: int, count: int, able: Collection[str]) -> list[Kind]:
+def deal(pack: Sequence[Kind], seed: int, count: int, abilities: Collection[str]) -> list[Kind]:
     """The hand of `count` cards for this seed. The pack is shuffled again whenever it is used up."""
-    cards = [kind for kind in pack if not kind.needs or kind.needs in able]
+    cards = [kind for kind in pack if not kind.needs or kind.needs in abilities]
     hand = []
     for position in range(seed * count, (seed + 1) * count):
         turn, place = divmod(position, len(cards))
@@ -157,7 +155,7 @@ def deal(pack: Sequence[Kind], seed: int, count: int, able: Collection[str]) -> 
     return hand
 
 
-#: For each mutation, a plan in which the guard that it removes is needed. Without the mutation the plan is green.
+#: Mutation -> a plan that needs the guard which the mutation removes. Without the mutation the plan is green.
 DIRECTED: dict[str, Plan] = {
     "epoch": Plan(0, 12.0, (), (Fault("F9 hold a settlement", 2.0, "worker-0", 8.0),), ("worker-0",)),
     "fence": Plan(0, 12.0, (), tuple(

@@ -1,4 +1,4 @@
-"""Reads the startup message of a PostgreSQL connection. Its application name says which part of the platform connects.
+"""Reads the startup message of a PostgreSQL connection: its application name is the part of the platform that connects.
 
 Source of the layout: PostgreSQL's documentation, "Message Formats", SSLRequest and StartupMessage.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 _SSL_REQUEST, _GSS_REQUEST, _PROTOCOL_3 = 80877103, 80877104, 196608
 _HEAD = 8
-#: The statement of leasehold.transitions.workers.appear once it has the lock.
+#: The statement that leasehold.transitions.workers.appear runs once it has the lock.
 _PRESENT = b"UPDATE worker SET present = true"
 
 
@@ -20,8 +20,8 @@ _PRESENT = b"UPDATE worker SET present = true"
 class Session:
     """A connection of `process` that has ended. Times are in seconds since 1970. `label`: the application name.
 
-    `present`: the connection held the worker's presence, and `since` is when it got the presence. Otherwise `since` is
-    the connection's begin.
+    `present`: whether the connection held the worker's presence. Then `since` is when it got the presence; otherwise
+    when the connection began.
     """
 
     process: str
@@ -32,7 +32,7 @@ class Session:
 
 
 class PostgresTap:
-    """The Tap of one connection of a process. It calls `ended` with the connection's Session when it is closed."""
+    """The tap of one connection of a process. When the connection is closed, the tap calls `ended` with its Session."""
 
     def __init__(self, process: str, ended: Callable[[Session], None]) -> None:
         self.label = ""

@@ -1,4 +1,4 @@
-"""Requests each tenant's things with another tenant's key, at every endpoint that names a thing."""
+"""Requests things of each tenant with another tenant's key, at every endpoint that names a thing (I21)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from leasehold.security.credentials import create_key
 #: How often a request is sent again while the API is away.
 _TRIES = 10
 #: How many things of each kind and tenant are requested.
-_OF_EACH = 2
+_MOST_OF_A_KIND = 2
 _SCOPES = (
     "media:read", "media:write", "runs:read", "runs:write", "jobs:read", "jobs:operate", "jobs:delete",
     "conversion:read", "conversion:write", "generation:read", "generation:write", "webhooks:write",
@@ -38,13 +38,13 @@ async def probe_tenants(installation: Installation) -> list[tuple[str, str, int]
     keys, things = {}, {}
     async with installation.connection() as connection:
         for tenant in TENANTS:
-            made = await create_key(connection, tenant_id=tenant, client_id="prober", scopes=list(_SCOPES))
-            keys[tenant] = made.text
+            key = await create_key(connection, tenant_id=tenant, client_id="prober", scopes=list(_SCOPES))
+            keys[tenant] = key.text
         for kind, (statement, _) in _ENDPOINTS.items():
             things[kind] = await connection.fetch(
                 f"SELECT id::text, tenant_id FROM (SELECT *, row_number() OVER (PARTITION BY tenant_id) AS nth"
                 f" FROM ({statement}) AS thing) AS numbered WHERE nth <= $1",
-                _OF_EACH,
+                _MOST_OF_A_KIND,
             )
     url = f"http://127.0.0.1:{next(iter(installation.ports.values()))}"
     probes = []
@@ -60,7 +60,7 @@ async def probe_tenants(installation: Installation) -> list[tuple[str, str, int]
 
 
 async def _answer(http: httpx2.AsyncClient, method: str, url: str, key: str) -> int:
-    """The answer's status. "Try again" is no answer: an API may still have to notice that all is mended."""
+    """The status of the answer. A 503 is repeated: the API may not know yet that the faults are over."""
     for _ in range(_TRIES):
         answer = await http.request(method, url, headers={"Authorization": f"Bearer {key}"})
         if answer.status_code != HTTPStatus.SERVICE_UNAVAILABLE:

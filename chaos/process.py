@@ -1,8 +1,8 @@
 """`python -m chaos.process worker|api [--mutate NAME]`: a worker or an API of a chaos run, with a few changes.
 
-The changes: it writes a journal line before a failpoint acts, signals move its clock or fill its memory, and some
-waits are shorter. `--mutate` removes one guard of the platform. All of this is done in the memory of this process:
-the platform's code knows nothing of mutants.
+The process writes a journal line before a failpoint acts. Signals move its clock or fill its memory. Some waits are
+shorter. `--mutate` removes one guard of the platform. All changes are made in the memory of this process: the
+platform's code knows nothing of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MEGABYTE = 1 << 20
 
 def journal_failpoints() -> None:
     """Write a journal line before a failpoint acts: a run counts only the faults that it can prove."""
-    reach = failpoints._reach  # noqa: SLF001 - no public name hears of a failpoint before it acts
+    reach = failpoints._reach  # noqa: SLF001 - no public function is called before a failpoint acts
 
     def journaled(name: str) -> None:
         armed = failpoints._armed.get(name)  # noqa: SLF001 - as above
@@ -45,14 +45,14 @@ def journal_failpoints() -> None:
 
 
 def shorten_reservations() -> None:
-    """Shorten the time for which the key of a request that died stays reserved. The platform's minute is longer than a
-    client of a chaos run repeats its request.
+    """Shorten the time for which a key stays reserved after its request died. The platform's minute is longer than the
+    time for which a client of a chaos run repeats a request.
     """
     idempotency.IN_FLIGHT = timedelta(seconds=IN_FLIGHT_SECONDS)
 
 
 def shrink_parts() -> None:
-    """Upload in parts from a smaller size on: so a run can afford many uploads in parts."""
+    """Upload smaller objects in parts, so that a run can have many uploads in parts."""
     store.SINGLE_PUT_BYTES = multipart.PART_BYTES = SINGLE_PUT_BYTES
 
 
@@ -78,7 +78,7 @@ def fill_memory_on_signal() -> None:
 
     def fill(_number: int, _frame: object) -> None:
         pieces = [b"x" * _MEGABYTE for _ in range(MOST_MEGABYTES)]
-        journal.note("memory", taken=len(pieces))  # no limit has ended the process
+        journal.note("memory", taken=len(pieces))  # so no limit has ended the process
 
     signal.signal(signal.SIGRTMIN, fill)
 

@@ -1,7 +1,7 @@
-"""A TCP proxy for one link of one process, which can be slow, stuck, one-way, or gone.
+"""A TCP proxy for one link of one process. Faults make the link slow, hold it, drop one direction, or reset it.
 
-A stuck link accepts bytes and keeps them. When it is freed, it passes all of them on, late. So a write of a process
-that was taken for dead long ago still arrives.
+A held link accepts bytes and keeps them. When it is freed, it passes them all on. So a write arrives late, from a
+process that others took for dead long ago.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 
 _CHUNK = 64 * 1024
 _POLL_SECONDS = 0.1
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no seconds: closing sends RST
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: closing sends RST
 
 
 class Tap(Protocol):
@@ -35,8 +35,8 @@ class Tap(Protocol):
         """One side has closed the connection, or it was cut."""
 
 
-class Deaf:
-    """The tap of a link to which nothing listens."""
+class SilentTap:
+    """A tap that records nothing."""
 
     label = ""
 
@@ -48,7 +48,7 @@ class Deaf:
 
 
 @dataclass
-class Weather:
+class Slowdown:
     """How much a link slows its bytes. Times are in seconds. `bytes_per_second`: 0 is no limit."""
 
     latency: float = 0.0
@@ -78,8 +78,8 @@ class Carried:
 class Link:
     """A proxy that listens on `port` and connects to `target`. Faults hold for open and for new connections."""
 
-    def __init__(self, target: tuple[str, int], tap: Callable[[], Tap] = Deaf, seed: int = 0) -> None:
-        self.weather = Weather()
+    def __init__(self, target: tuple[str, int], tap: Callable[[], Tap] = SilentTap, seed: int = 0) -> None:
+        self.slowdown = Slowdown()
         self.carried = Carried()
         self.port = 0
         self._target = target
@@ -90,7 +90,7 @@ class Link:
         self._held: Collection[str] | None = ()  # labels; None: all
         self._freed = asyncio.Event()
         self._drops: Literal["", "requests", "replies"] = ""
-        self._cut_at = ""
+        self._cut_label = ""
         self._hold_at: Callable[[str, bytes], bool] | None = None
         self._held_next: Collection[str] = ()
 
@@ -120,15 +120,15 @@ class Link:
         return len(victims)
 
     def hold(self, labels: Collection[str] | None = None) -> None:
-        """Pass nothing more in either direction. `labels`: only connections whose tap has one of these labels; None:
-        all.
+        """Pass nothing more in either direction. `labels`: only for connections whose tap has one of these labels;
+        None: for all.
         """
         self._freed.clear()
         self._held = labels
 
     def hold_from(self, is_first: Callable[[str, bytes], bool], labels: Collection[str]) -> None:
-        """Hold `labels` from the next request on of which `is_first` is true. It gets the connection's label and the
-        request's bytes.
+        """Hold `labels` once `is_first` is true of a request, from this request on. `is_first` gets the connection's
+        label and the request's bytes.
         """
         self._hold_at, self._held_next = is_first, labels
 
@@ -137,8 +137,8 @@ class Link:
         return self._hold_at is not None
 
     def drop_replies(self) -> None:
-        """Drop the answers, and pass the requests. `heal` ends this and resets all connections, because no stream can
-        go on after a gap.
+        """Drop the answers, and pass the requests. `heal` ends this, and resets all connections because their streams
+        have gaps.
         """
         self._drops = "replies"
 
@@ -147,20 +147,20 @@ class Link:
         self._drops = "requests"
 
     def cut_next_request(self, label: str) -> None:
-        """Pass the next bytes of a connection with `label` to the server, then cut the connection: the server acts on
-        the request, and the client gets no answer.
+        """Pass the next bytes of a connection with `label` to the server, then cut the connection: the server does the
+        request, and the client gets no answer.
         """
-        self._cut_at = label
+        self._cut_label = label
 
     @property
     def cut_pending(self) -> bool:
-        return bool(self._cut_at)
+        return bool(self._cut_label)
 
     def heal(self) -> None:
         """End every fault of the link."""
-        self.weather = Weather()
+        self.slowdown = Slowdown()
         self._held = ()
-        self._cut_at = ""
+        self._cut_label = ""
         self._hold_at = None
         if self._drops:
             self._drops = ""
@@ -195,22 +195,22 @@ class Link:
                 if from_client and self._hold_at is not None and self._hold_at(connection.tap.label, data):
                     self._hold_at = None
                     self.hold(self._held_next)
-                await self._held_back(connection, source, len(data))
+                await self._wait_while_held(connection, source, len(data))
                 await self._pass_on(connection, data, sink, from_client=from_client)
         except ConnectionError:
             connection.reset()
         else:
             sink.close()
         finally:
-            connection.over()
+            connection.report_closed()
 
-    async def _held_back(self, connection: _Connection, source: asyncio.StreamReader, size: int) -> None:
+    async def _wait_while_held(self, connection: _Connection, source: asyncio.StreamReader, size: int) -> None:
         """Wait while the link is held. If the sender closes its connection meanwhile, only the tap learns it."""
         if self._holds(connection):
             self.carried.held += size
         while self._holds(connection):
             if source.at_eof():
-                connection.over()
+                connection.report_closed()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_SECONDS):
                     await self._freed.wait()
@@ -222,7 +222,7 @@ class Link:
     async def _pass_on(
         self, connection: _Connection, data: bytes, sink: asyncio.StreamWriter, *, from_client: bool
     ) -> None:
-        if waiting := self.weather.delay(len(data), self._rng):
+        if waiting := self.slowdown.delay(len(data), self._rng):
             self.carried.slowed += len(data)
             await asyncio.sleep(waiting)
         if self._drops == ("requests" if from_client else "replies"):
@@ -235,9 +235,9 @@ class Link:
         else:
             self.carried.passed_back += len(data)
         await sink.drain()
-        if from_client and self._cut_at and connection.tap.label == self._cut_at:
-            self._cut_at = ""
-            connection.reset(answered=False)
+        if from_client and self._cut_label and connection.tap.label == self._cut_label:
+            self._cut_label = ""
+            connection.reset(to_server=False)
 
 
 class _Connection:
@@ -248,13 +248,13 @@ class _Connection:
         self._writers = writers
         self._is_over = False
 
-    def reset(self, *, answered: bool = True) -> None:
-        """Cut the connection. `answered`: if False, only the client gets an RST, and the server can still act on the
-        bytes that it has.
+    def reset(self, *, to_server: bool = True) -> None:
+        """Cut the connection. `to_server`: if False, only the client gets an RST, and the server can still do what its
+        bytes say.
         """
         client, server = self._writers
         _reset(client)
-        if answered:
+        if to_server:
             _reset(server)
         else:
             server.close()
@@ -262,7 +262,7 @@ class _Connection:
             if pump is not asyncio.current_task():
                 pump.cancel()
 
-    def over(self) -> None:
+    def report_closed(self) -> None:
         """One side has closed the connection. Bytes of the other side may be held here for a while."""
         if not self._is_over:
             self._is_over = True
@@ -271,7 +271,7 @@ class _Connection:
     def end(self) -> None:
         for writer in self._writers:
             writer.close()
-        self.over()
+        self.report_closed()
         self.ended.set()
 
 

@@ -1,6 +1,4 @@
-"""A tenant's own server, which gets webhooks about the ends of its runs. It is unreliable in a way that the seed
-decides.
-"""
+"""A tenant's server, which receives webhooks about the ends of runs. It fails for a share of messages, by the seed."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ _LOST = 0.1  # the share of messages that it does not answer
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One message that arrived. `message`: its webhook-id. `genuine`: the signature is right. `taken`: the receiver
-    answered with a 2xx.
+    """One message that arrived. `message`: its webhook-id. `genuine`: whether the signature is right. `taken`:
+    whether the receiver answered with a 2xx.
     """
 
     message: str
@@ -71,5 +69,5 @@ class Receiver:
 
     def _is_genuine(self, request: web.Request, tenant: str, body: bytes) -> bool:
         headers = request.headers
-        wanted = signature([self._secrets[tenant]], headers["webhook-id"], int(headers["webhook-timestamp"]), body)
-        return headers["webhook-signature"] == wanted
+        expected = signature([self._secrets[tenant]], headers["webhook-id"], int(headers["webhook-timestamp"]), body)
+        return headers["webhook-signature"] == expected

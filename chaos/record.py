@@ -1,7 +1,7 @@
 """The record of runs: one line for each run in docs/explanation/chaos.jsonl, and the tables of
 docs/explanation/chaos.md.
 
-Nobody edits the lines. Each names the commit that was tried: so the table can add up runs of many commits, and shows
+Nobody edits the lines. Each line names the commit of its run: so the table can add up runs of many commits, and shows
 which results are old.
 """
 
@@ -28,7 +28,7 @@ _BEGIN, _END = "<!-- begin: scripts/chaos --record -->", "<!-- end -->"
 #: The goals of the record: runs, observations of each invariant, firings of each fault, pairs of faults.
 GOAL = {"runs": 100, "observations": 1000, "firings": 10, "pairs": 60}
 
-#: The shape of a recorded run, with which GOAL["runs"] of them reach the other goals (docs/explanation/chaos.md).
+#: The size of a recorded run: with it, GOAL["runs"] runs reach the other goals (docs/explanation/chaos.md).
 SECONDS, FAULTS, FAILPOINTS, API_KILLS = 20.0, 12, 3, 3
 FIRST_SEED = 30_000
 Line = dict[str, Any]
@@ -40,8 +40,10 @@ def seeds(lines: Iterable[Line], at: str, *, first: int = FIRST_SEED, runs: int 
     return [seed for seed in range(first, first + runs) if seed not in done]
 
 
-def plan_of(seed: int, able: Collection[str]) -> Plan:
-    return make_plan(seed, seconds=SECONDS, faults=FAULTS, failpoints=FAILPOINTS, api_kills=API_KILLS, able=able)
+def plan_of(seed: int, abilities: Collection[str]) -> Plan:
+    return make_plan(
+        seed, seconds=SECONDS, faults=FAULTS, failpoints=FAILPOINTS, api_kills=API_KILLS, abilities=abilities
+    )
 
 
 def append(result: Report, file: Path = RECORD) -> None:
@@ -86,23 +88,23 @@ def table(lines: Sequence[Line]) -> str:
 def _sums(lines: Sequence[Line]) -> Iterable[str]:
     jobs, firings = sum(line["jobs"] for line in lines), sum(len(line["spans"]) for line in lines)
     red = sum(bool(line["red"]) for line in lines)
-    met = len(_pairs_of(lines))
+    pair_count = len(_pairs_of(lines))
     return [
         (
             f"{len(lines)} runs from {lines[0]['at']} to {lines[-1]['at']}: {jobs:,} jobs, {firings:,} faults fired,"
-            f" {met:,} pairs of faults overlapped, {red} runs were red."
+            f" {pair_count:,} pairs of faults overlapped, {red} runs were red."
         ),
         "",
         "| commit | runs | of them red |",
         "|---|---|---|",
-        *(f"| {name} | {runs} | {bad} |" for name, runs, bad in _by_commit(lines)),
+        *(f"| {name} | {runs} | {red_runs} |" for name, runs, red_runs in _by_commit(lines)),
     ]
 
 
 def _by_commit(lines: Sequence[Line]) -> Iterable[tuple[str, int, int]]:
     runs = Counter(line["commit"] for line in lines)
-    bad = Counter(line["commit"] for line in lines if line["red"])
-    return [(name, tried, bad[name]) for name, tried in runs.items()]
+    red_runs = Counter(line["commit"] for line in lines if line["red"])
+    return [(name, count, red_runs[name]) for name, count in runs.items()]
 
 
 def _invariants(lines: Sequence[Line]) -> Iterable[str]:
@@ -115,8 +117,9 @@ def _invariants(lines: Sequence[Line]) -> Iterable[str]:
         total = sum(line["observed"][number] for line in observing)
         now = sum(line["observed"][number] for line in observing if line["commit"] == newest)
         last = observing[-1]["commit"] if observing else "never"
+        missed_goal = _missed_goal(total, "observations")
         violated = sum(any(reason.startswith(f"{number} violated") for reason in line["red"]) for line in lines)
-        yield f"| {number} | {sentence} | {total:,}{_short(total, 'observations')} | {now:,} | {last} | {violated} |"
+        yield f"| {number} | {sentence} | {total:,}{missed_goal} | {now:,} | {last} | {violated} |"
 
 
 def _faults(lines: Sequence[Line]) -> Iterable[str]:
@@ -127,7 +130,8 @@ def _faults(lines: Sequence[Line]) -> Iterable[str]:
     yield "|---|---|---|---|"
     for kind in CATALOGUE:
         times = fired[kind.name]
-        yield f"| {kind.name} | {times}{_short(times, 'firings')} | {last.get(kind.name, 'never')} | {met[kind.name]} |"
+        missed_goal = _missed_goal(times, "firings")
+        yield f"| {kind.name} | {times}{missed_goal} | {last.get(kind.name, 'never')} | {met[kind.name]} |"
 
 
 def _pairs_of(lines: Sequence[Line]) -> Counter[tuple[str, str]]:
@@ -157,5 +161,5 @@ def _red(lines: Sequence[Line]) -> Iterable[str]:
     ]
 
 
-def _short(number: int, of: str) -> str:
-    return "" if number >= GOAL[of] else f" (goal: {GOAL[of]:,})"
+def _missed_goal(number: int, name: str) -> str:
+    return "" if number >= GOAL[name] else f" (goal: {GOAL[name]:,})"

@@ -1,4 +1,4 @@
-"""A published release: unpacks its wheel, and puts the kinds of work of a chaos run beside it."""
+"""Unpacks the wheel of a published release, and puts the kinds of work of a chaos run beside it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WHEEL = _ROOT / "tests" / "fixtures" / f"leasehold-{VERSION}-py3-none-any.whl"
 
 
 class Release:
-    """The unpacked release. `directory`: where its processes run, and where they find its code before any other."""
+    """The unpacked release. `directory`: its processes run there, and find its code there before any other."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -28,7 +28,7 @@ class Release:
     def _unpack(self) -> None:
         with zipfile.ZipFile(_WHEEL) as wheel:
             wheel.extractall(self.directory)
-        compileall.compile_dir(self.directory, quiet=1, workers=2)  # as pip does; else every process would do it
+        compileall.compile_dir(self.directory, quiet=1, workers=2)  # as pip does; else every process would compile
         (self.directory / "chaos").symlink_to(_ROOT / "chaos")
 
     def command(self, module: str) -> list[str]:
@@ -36,18 +36,18 @@ class Release:
         return [sys.executable, "-m", "chaos.old_process", module]
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """The variables without failpoints: the release has others, and writes no journal line when it reaches one."""
+        """The variables without failpoints: the release has others, and writes no journal line about them."""
         return {**variables, "PYTHONPATH": os.fspath(self.directory), "LEASEHOLD_FAILPOINTS": ""}
 
     async def migrate(self, url: str) -> None:
-        """Give an empty database the release's schema, by the release's `leasehold migrate`. Raises RuntimeError."""
+        """Give an empty database the release's schema, by its `leasehold migrate`. Raises RuntimeError on failure."""
         await migrate_with(self.directory, self.environment({**os.environ, "LEASEHOLD_DATABASE_URL": url}))
 
 
 async def migrate_with(directory: Path, environment: Mapping[str, str], log: Path | None = None) -> None:
-    """`leasehold migrate` of the code in `directory`. Raises RuntimeError with the end of its output.
+    """Run `leasehold migrate` of the code in `directory`. Raises RuntimeError, with its last output, if it fails.
 
-    `log` gets the output, with the seconds since the start before each line.
+    `log`: the file to which the output is appended, each line with the seconds since the start.
     """
     began = time.monotonic()
     process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""A standby of a PostgreSQL server of this machine: a copy that follows by streaming replication, and its promotion."""
+"""Makes a standby of a PostgreSQL server of this machine, which follows by streaming replication, and promotes it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from leasehold.embedded.postgres_programs import find_postgres
 from leasehold.embedded.process import run, unprivileged
 
 _SECONDS = 30.0
-#: A standby whose primary was away tries to connect again after this time. PostgreSQL's default is 5 s.
+#: The pause after which a standby tries again to reach its primary. PostgreSQL's default is 5 s.
 _RETRY: Final = "200ms"
 
 
 async def copy(primary: Postgres, standby: Postgres, *, port: int | None = None) -> None:
-    """Copy the primary's data into the standby's directory, which has none. `port`: the port at which the standby then
-    follows its primary; None: the primary's own.
+    """Copy the primary's data into the empty directory of the standby. `port`: the standby reaches its primary at this
+    port; None: at the primary's own.
     """
     run_as, directory = unprivileged(), standby.directory
     run_as.make_directory(directory)
@@ -39,8 +39,8 @@ async def copy(primary: Postgres, standby: Postgres, *, port: int | None = None)
 
 
 async def make_synchronous(primary: Postgres, mode: str) -> None:
-    """Let each commit wait for the standby. Return when the standby has all earlier commits. `mode`: a row of
-    docs/operations/failover.md, such as "quorum, on".
+    """Let each commit wait for the standby. Returns when the standby has all earlier commits. `mode`: a row of the
+    table in docs/operations/failover.md, such as "quorum, on".
     """
     names, _, commit = mode.rpartition(", ")
     state = "quorum" if names else "sync"
@@ -50,7 +50,7 @@ async def make_synchronous(primary: Postgres, mode: str) -> None:
         await connection.execute("SELECT pg_reload_conf()")
         while await connection.fetchval("SELECT sync_state FROM pg_stat_replication") != state:  # noqa: ASYNC110 - PostgreSQL sends no event
             await asyncio.sleep(0.02)
-        # Commits wait once the checkpointer has read the settings, which it does before a checkpoint.
+        # Commits wait only after the checkpointer has read the settings. It reads them before a checkpoint.
         await connection.execute("CHECKPOINT")
         written = await connection.fetchval("SELECT pg_current_wal_insert_lsn()::text")
         behind = "SELECT bool_or(flush_lsn IS NULL OR flush_lsn < $1::text::pg_lsn) FROM pg_stat_replication"
@@ -59,7 +59,7 @@ async def make_synchronous(primary: Postgres, mode: str) -> None:
 
 
 async def make_asynchronous(primary: Postgres) -> None:
-    """Let commits wait for no standby."""
+    """End the waiting of commits for a standby."""
     async with connected(primary) as connection:
         await connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
         await connection.execute("ALTER SYSTEM RESET synchronous_commit")
@@ -67,7 +67,7 @@ async def make_asynchronous(primary: Postgres) -> None:
 
 
 async def retry_often(primary: Postgres) -> None:
-    """Let a standby try often to reach its primary. The primary has the setting, and its copies inherit it."""
+    """Let the standbys of this primary try often to reach it: the primary's copies have its settings."""
     async with connected(primary) as connection:
         await connection.execute(f"ALTER SYSTEM SET wal_retrieve_retry_interval = '{_RETRY}'")
         await connection.execute("SELECT pg_reload_conf()")

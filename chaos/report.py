@@ -16,12 +16,12 @@ from chaos.run import Report
 _ROOT = Path(__file__).parents[1]
 
 
-#: What a recorded run writes itself does not change what is tried.
+#: The files that a recorded run writes itself. A change in them is not a change of the code that runs.
 _WRITTEN = (":!docs/explanation/chaos.jsonl", ":!docs/explanation/chaos.md")
 
 
 def commit() -> str:
-    """The commit that the run tries; with a `+` if files differ from it, apart from those that a record writes."""
+    """The commit of the code that runs; with a `+` if files differ from the commit, apart from _WRITTEN."""
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *_WRITTEN)
     return (_git("rev-parse", "--short=10", "HEAD") or "unknown") + ("+" if changed else "")
 
@@ -66,12 +66,12 @@ def append(result: Report, file: Path) -> None:
         lines.write(json.dumps(line) + "\n")
 
 
-def sum_up(done: Sequence[Report], console: Console) -> None:
-    fired: Counter[str] = sum((result.fired for result in done), Counter())
-    red = [result for result in done if not result.mutate and not result.good]
-    caught = [result.mutate for result in done if result.mutate and result.good]
-    missed = [result.mutate for result in done if result.mutate and not result.good]
-    console.print(f"\n{len(done)} runs, {sum(fired.values())} faults fired, {len(red)} red runs")
+def sum_up(results: Sequence[Report], console: Console) -> None:
+    fired: Counter[str] = sum((result.fired for result in results), Counter())
+    red = [result for result in results if not result.mutate and not result.good]
+    caught = [result.mutate for result in results if result.mutate and result.good]
+    missed = [result.mutate for result in results if result.mutate and not result.good]
+    console.print(f"\n{len(results)} runs, {sum(fired.values())} faults fired, {len(red)} red runs")
     if red:
         console.print(f"red with the seeds {', '.join(str(result.plan.seed) for result in red)}")
     if caught or missed:

@@ -30,7 +30,7 @@ from chaos.stack import Installation
 from chaos.starvation import Sampler
 
 _REST_SECONDS = 60.0
-#: How long after the end of its lease a task may still be running (I7), in addition to the interval of the sweeps.
+#: For how long after its lease has passed a task may still be `running` (I7), beside the interval of the sweeps.
 _OVERDUE_SECONDS = 10.0
 #: The installation is at rest after this many polls in a row that found nothing unfinished.
 _SETTLED_POLLS = 3
@@ -80,8 +80,8 @@ class Report:
 
     @property
     def good(self) -> bool:
-        """Whether every invariant was observed and holds, all processes rested, and all faults fired. A mutant is good
-        if the invariant that its guard protects is violated.
+        """Whether every invariant was observed and holds, no right request was refused, the installation came to rest,
+        and all faults fired. A mutant is good if the invariant that its guard protects is violated.
         """
         if self.mutate:
             return CAUGHT_BY[self.mutate] in {verdict.number for verdict in self.violated}
@@ -93,10 +93,11 @@ class Report:
 
     @property
     def refused(self) -> list[str]:
-        """Kinds of requests that an API refused although they are right. No invariant would notice: a job that is never
-        made breaks none.
+        """Kinds of right requests that an API refused. No invariant notices this: a job that was never made breaks
+        none.
 
-        An API rightly refuses to cancel a job that has ended. A process of the release refuses requests that are newer.
+        Two refusals are right: of a cancel after the job has ended, and by a process of the release that does not know
+        the request.
         """
         if self.plan.has_release:
             return []
@@ -127,16 +128,16 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
     history = History(collect.terms())
     began = time.monotonic()
 
-    def passed(phase: str) -> None:
+    def end_phase(phase: str) -> None:
         report.phases[phase] = time.monotonic() - began - sum(report.phases.values())
 
     async with Installation(servers, plan, mutate=mutate) as installation:
         load = Load(installation, plan.seed)
         faults = Faults(installation)
         load_began = time.time()
-        passed("start")
+        end_phase("start")
         with Sampler(installation.running) as sampler:
-            await _carry_out(installation, history, load, faults, passed)
+            await _carry_out(installation, history, load, faults, end_phase)
         cuts = [(since, until) for name, since, until in faults.spans if BY_NAME[name].link == "s3"]
         installation.front.excuse_cut(cuts)
         await collect.gather(installation, load, history)
@@ -151,44 +152,46 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
         if keep is not None and (report.red or not report.rested):
             collect.write_down(history, installation.directory)
             shutil.copytree(installation.directory, keep / f"{mutate or plan.seed}", dirs_exist_ok=True)
-        passed("judge")
+        end_phase("judge")
     report.rest_seconds = history.rest_seconds
     report.jobs = Counter(f"{job['pipeline']} {job['status']}" for job in history.jobs)
     report.answers = Counter(f"{request.kind} {request.answer}" for request in history.requests)
     report.seconds = time.monotonic() - began
-    passed("end")
+    end_phase("end")
     return report
 
 
 async def _carry_out(
-    installation: Installation, history: History, load: Load, faults: Faults, passed: Callable[[str], None]
+    installation: Installation, history: History, load: Load, faults: Faults, end_phase: Callable[[str], None]
 ) -> None:
-    """Everything from the first request to the end of the last process. Calls `passed` with each phase that ended."""
+    """Do all from the first request to the end of the last process. Calls `end_phase` at the end of each phase."""
     waking = asyncio.create_task(faults.wake_zombies())
     try:
         await load.begin()
-        over = asyncio.Event()
-        await asyncio.gather(load.run(installation.plan.seconds, over), _break(installation, faults, load, over))
-        passed("load")
+        faults_over = asyncio.Event()
+        await asyncio.gather(
+            load.run(installation.plan.seconds, faults_over), _break(installation, faults, load, faults_over)
+        )
+        end_phase("load")
         await _mend(installation)
-        await load.calm()
+        await load.lift_pace()
         await _rest(installation, history)
-        await load.followed(_FOLLOW_SECONDS)
-        passed("rest")
+        await load.wait_for_followers(_FOLLOW_SECONDS)
+        end_phase("rest")
     finally:
         waking.cancel()
         await load.end()
     await _stop(installation, history)
-    passed("stop")
+    end_phase("stop")
 
 
-async def _break(installation: Installation, faults: Faults, load: Load, over: asyncio.Event) -> None:
-    """Carry out the blows, then set `over`. The load goes on until every failpoint of the plan was reached, or for a
-    while.
+async def _break(installation: Installation, faults: Faults, load: Load, faults_over: asyncio.Event) -> None:
+    """Carry out the blows, then set `faults_over`. Then add load until every failpoint of the plan has acted, or
+    _MORE_LOADS times.
     """
     await asyncio.gather(faults.run(), asyncio.sleep(installation.plan.seconds))
-    over.set()
-    if installation.plan.begins_with_release:  # the release lacks some kinds of work: they are loaded now
+    faults_over.set()
+    if installation.plan.begins_with_release:  # the release lacked some kinds of work: run them now
         await load.run(installation.plan.seconds)
     for _ in range(_MORE_LOADS):
         if set(_failpoints(installation)) == {fault.name for fault in installation.plan.armed}:
@@ -206,16 +209,15 @@ async def _mend(installation: Installation) -> None:
 
 
 async def _rest(installation: Installation, history: History) -> None:
-    """Wait until nothing is unfinished and no process stands still, which may hold hints of finished tasks.
+    """Wait until nothing is unfinished and no process is stopped: a stopped one may hold hints of finished tasks.
 
-    A slow machine has more unfinished, and finishes it, too: the wait fails only if the number has not fallen for
-    _REST_SECONDS.
+    A slow machine needs longer, so the wait ends without rest only if the number has not fallen for _REST_SECONDS.
     """
     began = fell_at = time.monotonic()
     quiet, least = 0, math.inf
     async with installation.connection() as connection:
         while quiet < _SETTLED_POLLS and time.monotonic() - fell_at < _REST_SECONDS:
-            unfinished = sum((await collect.resting(connection)).values())
+            unfinished = sum((await collect.count_unfinished(connection)).values())
             if unfinished < least:
                 least, fell_at = unfinished, time.monotonic()
             is_stopped = any(slot.is_stopped() for slot in installation.slots.values())
@@ -229,7 +231,7 @@ async def _rest(installation: Installation, history: History) -> None:
 
 
 async def _stop(installation: Installation, history: History) -> None:
-    """Stop the installation. Record first what only running processes show, and then what they left behind."""
+    """Stop the installation. Before that, record what only running processes show; after it, what they left behind."""
     async with asyncio.timeout(_REST_SECONDS):
         await asyncio.gather(*(slot.until_up('"serving"') for slot in installation.workers))
         await asyncio.gather(*(_until_listening(port) for port in installation.ports.values()))
@@ -239,7 +241,7 @@ async def _stop(installation: Installation, history: History) -> None:
     exit_codes = await installation.stop()
     if installation.amqp_url:
         history.returned = await collect.queued(installation)
-        history.parked = await collect.dead_letters(installation)
+        history.dead_letters = await collect.dead_letters(installation)
     history.leftovers = await collect.leftovers(installation, exit_codes)
 
 

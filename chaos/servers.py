@@ -1,5 +1,5 @@
-"""The servers of chaos runs. They start once, and faults break them many times. Each run has a database, a virtual host
-and a bucket of its own in them.
+"""The servers of chaos runs. They start once, for all runs of a process. Each run has a database, a virtual host and a
+bucket of its own in them, and its faults break them.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ _RESTARTS = 60
 _RECOVERY_SECONDS = 20.0
 #: The errors of a server that is not back yet.
 _NOT_BACK: tuple[type[BaseException], ...] = (EmbeddedError, *TRY_AGAIN)
-#: Room for the WAL that PostgreSQL keeps until a checkpoint, and for the databases of many runs.
+#: Enough for the WAL that PostgreSQL keeps until a checkpoint, and for the databases of many runs.
 _VOLUME_MEGABYTES = 3072
 
 
 class Servers:
-    """`async with Servers() as servers`: PostgreSQL, S3 and, if this machine can install it, RabbitMQ. `able`: what the
-    machine can do, of chaos.catalogue.EVERYTHING. `postgres`: the primary. `standby`: its copy, from `follow` to
-    `unfollow`.
+    """`async with Servers() as servers`: PostgreSQL, S3 and, if this machine can install it, RabbitMQ.
+
+    `abilities`: those of chaos.catalogue.EVERYTHING that the machine has. `postgres`: the primary. `standby`: its copy,
+    which exists between `add_standby` and `remove_standby`.
     """
 
     def __init__(self, *, broker: bool = True) -> None:
         self._with_broker = broker
-        self.able: frozenset[str] = frozenset()
+        self.abilities: frozenset[str] = frozenset()
         self.clock: DatabaseClock | None = None
         self.standby: Postgres | None = None
         self._replication: Link | None = None
@@ -69,7 +70,7 @@ class Servers:
             assert self.stack.s3 is not None
             self.s3 = self.stack.s3
             self.postgres = await self._start_postgres(opening)
-            self.able = frozenset(self._abilities())
+            self.abilities = frozenset(self._abilities())
             await self.administer(f"CREATE DATABASE {_TEMPLATE}")
             await migrate(self.postgres.url_of(_TEMPLATE))
             await self._install_audit(_TEMPLATE)
@@ -163,7 +164,7 @@ class Servers:
         statement = f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"
         await until_answered(lambda: self.administer(statement), within=_RECOVERY_SECONDS)
 
-    async def follow(self, mode: str) -> None:
+    async def add_standby(self, mode: str) -> None:
         """Give the primary a standby for which each commit waits. `mode`: as for replicas.make_synchronous."""
         self._mode = mode
         await replicas.retry_often(self.postgres)
@@ -180,7 +181,7 @@ class Servers:
         await replicas.make_synchronous(self.postgres, self._mode)
 
     def cut_replication(self) -> None:
-        """Hold the link of the replication: the standby gets nothing more, and no commit of the primary ends."""
+        """Hold the link of the replication: the standby gets nothing more, and commits of the primary wait."""
         assert self._replication is not None
         self._replication.hold()
 
@@ -196,7 +197,7 @@ class Servers:
         await self._end_standby()
         await self._copy()
 
-    async def unfollow(self) -> None:
+    async def remove_standby(self) -> None:
         """End the standby. Commits no longer wait for one."""
         await until_answered(lambda: replicas.make_asynchronous(self.postgres), within=_RECOVERY_SECONDS)
         await self._end_standby()
@@ -222,11 +223,11 @@ class Servers:
             await self.rabbitmq.start()
 
     async def restart_postgres(self) -> None:
-        """Start PostgreSQL, and its standby, if it does not run, and wait until it answers. This may take several
-        tries: a killed server may hold its lock for another moment, and a crashed one recovers first, or ends by
-        itself meanwhile.
+        """Start PostgreSQL and its standby, if they do not run, and wait until PostgreSQL answers. This may take
+        several tries: a killed server may still hold its lock, and a crashed server recovers first, or may end
+        meanwhile.
 
-        Raises EmbeddedError, or one of TRY_AGAIN, if it does not come back.
+        Raises EmbeddedError, or one of TRY_AGAIN, if a server does not come back.
         """
         for tries_left in reversed(range(_RESTARTS)):
             try:

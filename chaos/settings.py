@@ -24,7 +24,7 @@ SCOPES = (
 
 #: LEASEHOLD_* of every process of a run.
 PROCESS_SETTINGS = {
-    "PIPELINES": "chaos.pipelines:tried",
+    "PIPELINES": "chaos.pipelines:with_short_delays",
     "LEASE_SECONDS": LEASE_SECONDS,
     "RENEW_SECONDS": 1.0,
     "TRUST_MARGIN_SECONDS": TRUST_MARGIN_SECONDS,

@@ -1,4 +1,4 @@
-"""`Slot` runs processes of the platform, one after another. When a process dies, the slot starts the next one, with the
+"""`Slot` runs processes of the platform, one after another. When a process ends, the slot starts the next one, with the
 plan's next failpoints.
 """
 
@@ -31,7 +31,7 @@ class Slot:
     ) -> None:
         self.name = name
         self.generation = -1
-        self.started: dict[str, int] = {}  # every process so far: its name in journals, and its id
+        self.started: dict[str, int] = {}  # name in journals -> pid, of every process so far
         self._directory = directory
         self._environment = environment
         self._mutate = mutate
@@ -79,7 +79,7 @@ class Slot:
             return False
 
     async def close(self, grace: float) -> int | None:
-        """SIGTERM, and SIGKILL after `grace` seconds; returns the exit code."""
+        """Send SIGTERM, and SIGKILL after `grace` seconds. Returns the exit code."""
         self._closing = True
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)

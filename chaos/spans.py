@@ -1,4 +1,4 @@
-"""The time span of each fault of a run. The record counts by the spans which faults overlapped.
+"""The time span of each fault of a run. From the spans the record counts which faults overlapped.
 
 The span of a failpoint lasts from its line in the journal until the process that it hit works again.
 """
@@ -35,8 +35,8 @@ def spans_of(
     for fault in plan.armed:
         point, _, act = fault.name.partition(" ")[2].partition(":")
         for line in journal:
-            mine = line["what"] == "failpoint" and line["process"].partition(".")[0] == fault.target
-            if mine and (line["name"], line["act"]) == (point, act):
+            acted_there = line["what"] == "failpoint" and line["process"].partition(".")[0] == fault.target
+            if acted_there and (line["name"], line["act"]) == (point, act):
                 since = line["at"] - began
                 spans.append(Span(fault.name, since, since + max(_ACT_SECONDS.get(act, 0.0), _RECOVERY_SECONDS)))
     return sorted(spans, key=lambda span: span.since)

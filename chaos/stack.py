@@ -47,7 +47,7 @@ _STOP_SECONDS = 20.0
 CLIENT = "client"
 #: The links that lead to PostgreSQL: to the primary, and to a standby if there is one.
 _DATABASES = ("postgres", "standby")
-#: The ways in which a commit waits for the standby, of which none loses a commit (docs/operations/failover.md).
+#: The ways in which a commit waits for the standby. None of them loses a commit (docs/operations/failover.md).
 _MODES = ("remote_apply", "on", "quorum, on")
 _SUBSCRIBE = """
 INSERT INTO webhook (id, tenant_id, url, secrets, events)
@@ -89,8 +89,8 @@ class Installation:
             await self.servers.add_database(self.name, of_release=self.plan.begins_with_release)
             opening.push_async_callback(self.servers.drop_database, self.name)
             if self.plan.has_standby:
-                opening.push_async_callback(self.servers.unfollow)
-                await self.servers.follow(_MODES[self.plan.seed % len(_MODES)])
+                opening.push_async_callback(self.servers.remove_standby)
+                await self.servers.add_standby(_MODES[self.plan.seed % len(_MODES)])
             if self.servers.rabbitmq is not None:
                 self._amqp_url = await self.servers.rabbitmq.add_vhost(self.name)
                 await self.servers.rabbitmq.flush_definitions()
@@ -125,7 +125,7 @@ class Installation:
         return [self.slots[name] for name in APIS]
 
     def started(self) -> dict[str, int]:
-        """The processes of the platform that were started, also the dead ones: name in the journal -> pid."""
+        """All processes of the platform that were started, dead ones too: name in the journal -> pid."""
         return {name: pid for slot in self.slots.values() for name, pid in slot.started.items()}
 
     def running(self) -> list[tuple[str, int]]:
@@ -146,7 +146,7 @@ class Installation:
 
     @property
     def database_url(self) -> str:
-        """The URL of the database without a proxy, for observers: no fault of a link hits them."""
+        """The URL of the database without a proxy, for observers: faults of links do not hit them."""
         return self.servers.postgres.url_of(self.name)
 
     @property
@@ -313,7 +313,7 @@ class _Environment:
 
 
 def _through(url: str, *links: Link) -> str:
-    """The URL with the addresses of the links in place of its own."""
+    """The URL, with the addresses of the links instead of its own."""
     parts = urlsplit(url)
     hosts = ",".join(f"127.0.0.1:{link.port}" for link in links)
     return parts._replace(netloc=f"{parts.netloc.rpartition('@')[0]}@{hosts}").geturl()

@@ -1,8 +1,8 @@
 """Measures how long each process of a run waited for a processor. The kernel counts this time for each thread.
 
-On a machine with too much to do, a handler ends later than its worker asked it to, and so does a job. This time is no
-defect of the platform, so the checks allow for it, and for nothing else: a process that sleeps, waits for an answer, or
-computes has no such time.
+On an overloaded machine, handlers and jobs end late without a defect of the platform. So the checks allow for the time
+for which a process waited for a processor. They do not allow for the time for which it slept, waited for an answer, or
+computed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ OURSELVES = "chaos"
 class Starved(NamedTuple):
     """Between `since` and `until` (seconds since 1970) the process waited for a processor for `seconds`.
 
-    The waits of its threads add up, to the whole time at most: one thread holds the interpreter's lock, and while that
-    thread waits for a processor, the others wait for the lock.
+    The waits of its threads are added, up to the whole time. While the thread that holds the interpreter's lock waits
+    for a processor, the other threads wait for the lock.
     """
 
     process: str
@@ -83,7 +83,7 @@ def waits_of(pid: int) -> dict[str, int]:
 
 
 class Starvation:
-    """Sums up samples over any time. Of a sample that reaches beyond that time, only the share inside counts."""
+    """Adds up samples for any span of time. Of a sample that is partly outside, only the share inside counts."""
 
     def __init__(self, samples: Iterable[Starved]) -> None:
         of_process: defaultdict[str, list[Starved]] = defaultdict(list)
@@ -95,12 +95,12 @@ class Starvation:
         self._of_process = of_process
         self._worst = [worst[since] for since in sorted(worst)]
 
-    def of(self, process: str, since: float, until: float) -> float:
+    def wait_of(self, process: str, since: float, until: float) -> float:
         """Seconds for which the process waited between these moments."""
         return _share(self._of_process.get(process, ()), since, until)
 
-    def of_any(self, since: float, until: float) -> float:
-        """As `of`, of the process that waited longest at each moment: others may wait for any of them."""
+    def longest_wait(self, since: float, until: float) -> float:
+        """Like `wait_of`, for the process that waited longest at each moment: all others may depend on it."""
         return _share(self._worst, since, until)
 
 

@@ -39,7 +39,7 @@ from leasehold.domain.work import Work
 
 _BRIEF = 0.05
 _LONG = 7.0
-#: A handler writes a journal line this often: the checker sees by the lines when a worker without its lease stopped it.
+#: The seconds between two journal lines of a handler. By the lines the checker sees when a worker stopped the handler.
 _TICK = 0.2
 _GATED = 0.5
 #: The attempts of `flaky` that fail.
@@ -48,8 +48,8 @@ _FAILURES = 2
 
 @asynccontextmanager
 async def _journaled(attempt: Attempt, seconds: float = _BRIEF) -> AsyncIterator[Done]:
-    """Write into the journal that the step begins, goes on, and ends or is stopped. The step takes `seconds`. Its
-    result has the id of this execution.
+    """Write into the journal that the step begins, works, and ends or is stopped. The step takes `seconds`. Its result
+    has the id of this run of the handler.
     """
     fields = {"run": uuid.uuid4().hex, "task": str(attempt.task_id), "step": attempt.step, "number": attempt.number}
     journal.note("begin", **fields)

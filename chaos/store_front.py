@@ -1,7 +1,7 @@
 """A proxy before the S3 server: it makes the HTTP faults of a store, and adds conditional puts, which rclone lacks.
 
-The proxy decides each put with `If-None-Match: *` or `If-Match`, one at a time for each key, by the file that rclone
-serves. So the platform runs against a store that refuses to overwrite, as S3 does.
+Before a put with `If-None-Match: *` or `If-Match` it looks at the file that rclone serves, one put at a time for each
+key. So the platform runs against a store that refuses to overwrite, as S3 does.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Trouble(StrEnum):
     LATE = "late"  # 503 or 500 after the write was done
     MUTE = "mute"  # the write is done, and the connection ends before the first byte of an answer
     DENY = "deny"  # 412 or 409 to a conditional put after the write was done
-    OVERWRITE = "overwrite"  # as LATE; then the repeated put gets 200 and replaces the object against its condition
+    OVERWRITE = "overwrite"  # as LATE; then the repeated put replaces the object in spite of its condition
 
 
 _AFTER_A_WRITE = {Trouble.LATE, Trouble.MUTE, Trouble.DENY, Trouble.OVERWRITE}
@@ -52,11 +52,11 @@ _AFTER_A_WRITE = {Trouble.LATE, Trouble.MUTE, Trouble.DENY, Trouble.OVERWRITE}
 
 @dataclass
 class StoreFaults:
-    """The trouble that is on, the share of the requests that it hits, and how often it has hit one.
+    """The present trouble, the share of the requests that it hits, and how many it has hit.
 
     `overwritten`: keys of objects that a put has replaced in spite of create-only.
-    `excused`: ids of uploads in parts that their worker could not end: the answer with the id was lost on its way, or
-    its request to end the upload met the trouble. Housekeeping ends these once they are old.
+    `excused`: ids of uploads in parts that their worker could not end: the trouble hit the answer with the id, or the
+    worker's request to end the upload. Housekeeping ends such uploads once they are old.
     """
 
     trouble: Trouble | None = None
@@ -81,7 +81,7 @@ class StoreFaults:
 
 
 class StoreFront:
-    """The proxy. `ports`: by the name of a client; so it knows the client of each request."""
+    """The proxy. `ports`: name of a client -> its port. By the port the proxy knows the client of each request."""
 
     def __init__(self, s3: S3, seed: int = 0) -> None:
         self.faults = StoreFaults()
@@ -112,8 +112,8 @@ class StoreFront:
             await self._client.close()
 
     def excuse_cut(self, cuts: Iterable[tuple[float, float]]) -> None:
-        """Excuse the uploads that were open while a link to the store was cut: their worker may not know the id, or its
-        request to end the upload did not arrive. `cuts`: (since, until), in seconds since 1970.
+        """Excuse the uploads that were open while a link to the store was cut: their worker may not know the id, or
+        could not send its request to end the upload. `cuts`: (since, until), in seconds since 1970.
         """
         spans = list(cuts)
         self.faults.excused.update(
@@ -131,9 +131,9 @@ class StoreFront:
             self.faults.fired += 1
             await self.faults.over.wait()
         if trouble is Trouble.ERROR:
-            return self._fails()
+            return self._fail()
         if trouble is Trouble.REFUSE:
-            return self._refuses()
+            return self._refuse()
         if request.method == "PUT" and self.faults.hold_put and self.faults.hold_put in request.path:
             await self._hold(request)
         async with self._locks[request.path] if _makes_object(request) else asyncio.Lock():
@@ -145,11 +145,11 @@ class StoreFront:
                 trouble = None
             return await self._forward(request, body, trouble)
 
-    def _fails(self) -> web.Response:
+    def _fail(self) -> web.Response:
         self.faults.fired += 1
         return web.Response(status=self._rng.choice((500, 503)))
 
-    def _refuses(self) -> web.Response:
+    def _refuse(self) -> web.Response:
         self.faults.fired += 1
         return _refused(self._rng.choice((HTTPStatus.PRECONDITION_FAILED, HTTPStatus.CONFLICT)))
 
@@ -175,8 +175,8 @@ class StoreFront:
         exists = file.is_file()
         if request.headers.get("If-None-Match") == "*":
             return not exists
-        if wanted := request.headers.get("If-Match"):
-            return exists and wanted.strip('"') == _etag(file)
+        if wanted_etag := request.headers.get("If-Match"):
+            return exists and wanted_etag.strip('"') == _etag(file)
         return True
 
     async def _forward(self, request: web.Request, body: bytes, trouble: Trouble | None) -> web.StreamResponse:
@@ -202,10 +202,10 @@ class StoreFront:
     def _deny_write(self, request: web.Request, trouble: Trouble | None) -> web.Response:
         """The wrong answer to a write that was done."""
         if trouble is Trouble.DENY:
-            return self._refuses()
+            return self._refuse()
         if trouble is Trouble.OVERWRITE:  # `fired` counts it when the write is repeated
             return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE)
-        answer = self._fails()
+        answer = self._fail()
         if trouble is Trouble.MUTE:
             assert request.transport is not None
             request.transport.abort()
@@ -245,10 +245,10 @@ def _makes_object(request: web.Request) -> bool:
 
 
 def _can_hit(trouble: Trouble, request: web.Request) -> bool:
-    if trouble is Trouble.CORRUPT:  # not an original: no row has its digest, so nobody could notice
+    if trouble is Trouble.CORRUPT:  # not an original: no row has its digest, so the platform cannot notice
         return request.method == "GET" and "original" not in request.path and "list-type" not in request.query_string
     if trouble is Trouble.OVERWRITE and "/probe/" in request.path:
-        return False  # the process would learn that the store cannot refuse, and would not rely on it: another test
+        return False  # the process would learn that the store does not refuse, and would not rely on it
     if trouble in (Trouble.REFUSE, Trouble.DENY, Trouble.OVERWRITE):
         return request.method == "PUT" and "If-None-Match" in request.headers
     if trouble in _AFTER_A_WRITE:

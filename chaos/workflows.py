@@ -1,8 +1,8 @@
 """The workflows of a chaos run. `stages` runs tasks one after another and side by side, draws a random value once,
 sleeps, and waits for a signal. `takes_back` is cancelled while it waits, and undoes its draw.
 
-They have a queue of their own, which workers of the release do not serve. Processes of the release also load the kinds
-of work, and the release has no workflows: so chaos/pipelines.py imports this module only if the platform has them.
+They have a queue of their own, which workers of the release do not serve. The release has no workflows: in its
+processes chaos/pipelines.py does not import this module.
 """
 
 from __future__ import annotations

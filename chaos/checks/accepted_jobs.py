@@ -1,4 +1,4 @@
-"""Judges I1: an accepted job has a row, reaches a final state, and succeeds unless its work cannot."""
+"""Judges I1: an accepted job has a row, reaches a final state, and succeeds if its work can succeed."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def i1(history: History) -> Iterator[Observation]:
         if request.answer != "accepted" or request.kind in JOBLESS:
             continue
         if request.kind == "scheduled":
-            yield from _of_schedule(history, request)
+            yield from _check_schedule(history, request)
             continue
-        for job_id in {request.job, *(name for answer in request.answers for name in answer)}:
-            yield Observation("accepted job", _wrong_with(history, request, job_id))
-    known = {name for request in history.requests for answer in request.answers for name in answer}
-    known |= {request.job for request in history.requests} | {run["job_id"] for run in history.firings}
+        for job_id in {request.job, *(job_id for answer in request.answers for job_id in answer)}:
+            yield Observation("accepted job", _evidence_against(history, request, job_id))
+    known_ids = {job_id for request in history.requests for answer in request.answers for job_id in answer}
+    known_ids |= {request.job for request in history.requests} | {run["job_id"] for run in history.firings}
     for job in history.jobs:
-        if job["id"] not in known:
+        if job["id"] not in known_ids:
             sentence = f"{job['pipeline']} {job['id']}, whose client got no answer, is still {job['status']}"
             yield observed("job without an answer", sentence, good=job["status"] in JOB_TERMINAL)
 
 
-def _wrong_with(history: History, request: Request, job_id: str) -> str:
+def _evidence_against(history: History, request: Request, job_id: str) -> str:
     """The evidence against a job of an accepted request; "" if the job ended as it must."""
     job = history.job_by_id.get(job_id)
     name = f"{request.kind} {job_id}"
@@ -45,10 +45,10 @@ def _wrong_with(history: History, request: Request, job_id: str) -> str:
     return ""
 
 
-def _of_schedule(history: History, request: Request) -> Iterator[Observation]:
-    """A schedule of the load has one tick: it made one run, which succeeded."""
-    made = history.runs_of.get(request.key, [])
-    yield observed("schedule", f"the schedule {request.key} made no run", good=bool(made))
-    for job in (history.job_by_id[run] for run in made):
+def _check_schedule(history: History, request: Request) -> Iterator[Observation]:
+    """Check a schedule of the load, which has one tick: it made a run, and each of its runs succeeded."""
+    runs = history.runs_of.get(request.key, [])
+    yield observed("schedule", f"the schedule {request.key} made no run", good=bool(runs))
+    for job in (history.job_by_id[run] for run in runs):
         sentence = f"the run {job['id']} of schedule {request.key} is {job['status']}: {job['error']}"
         yield observed("schedule", sentence, good=job["status"] == "succeeded" or excused(history, job))

@@ -52,7 +52,7 @@ def _is_claimable(history: History, task: Row, at: float) -> bool:
     """Whether a worker could claim the task by both clocks: the true one and the database's. A jump of the database's
     clock may end a lease early, and the holder of the lease cannot know that.
     """
-    at = min(at, history.by_database(at))
+    at = min(at, history.database_time(at))
     if task["status"] == "running":  # after `max_losses` lost workers the task fails, and no worker may claim it
         return seconds(task["lease_until"]) < at and task["losses"] < history.terms.max_losses
     return task["status"] in _RUNNABLE and seconds(task["available_at"]) <= at

@@ -8,31 +8,28 @@ from chaos.checks.verdict import Observation, observed
 from chaos.evidence import Operation, Row
 from chaos.history import REPLAYED, History
 
-#: Action -> the kind of event that it writes. A cancel writes one for each job, a retry one for each step that runs
-#: again.
-_EVENTS = {"retry": "replayed", "cancel": "cancel_requested"}
-
 
 def i26(history: History) -> Iterator[Observation]:
     """A bulk operation acts on each of its jobs once, and its result counts them."""
     for operation in history.operations:
-        made = [job for job in history.jobs if _is_of(job, operation)]
-        sentence = f"the operation with key {operation.key} of {operation.tenant} was made {len(made)} times"
-        yield observed("operation", sentence, good=len(made) <= 1)
-        if len(made) != 1 or made[0]["status"] != "succeeded":
+        jobs = [job for job in history.jobs if _is_job_of(job, operation)]
+        sentence = f"the operation with key {operation.key} of {operation.tenant} was made {len(jobs)} times"
+        yield observed("operation", sentence, good=len(jobs) <= 1)
+        if len(jobs) != 1 or jobs[0]["status"] != "succeeded":
             continue
         targets = history.tagged.get(operation.key, [])
-        acts = {job: _acts(history, operation, job) for job in targets}
-        for job, times in acts.items():
+        times_by_job = {job: _times_acted_on(history, operation, job) for job in targets}
+        for job, times in times_by_job.items():
             sentence = f"the {operation.action} of {operation.key} acted {times} times on {job}"
             minimum = int(_must_be_acted_on(history, operation, job))
             yield observed("target", sentence, good=minimum <= times <= 1)
-        value = history.value_of(made[0]["id"])
-        sentence = f"the {operation.action} of {operation.key} says {value}, and acted on {acts}"
-        yield observed("result of an operation", sentence, good=(value or {}).get("acted") == sum(acts.values()))
+        value = history.value_of(jobs[0]["id"])
+        total = sum(times_by_job.values())
+        sentence = f"the {operation.action} of {operation.key} says {value}, and acted on {times_by_job}"
+        yield observed("result of an operation", sentence, good=(value or {}).get("acted") == total)
 
 
-def _is_of(job: Row, operation: Operation) -> bool:
+def _is_job_of(job: Row, operation: Operation) -> bool:
     return (
         job["pipeline"] == "bulk_operation"
         and job["tenant_id"] == operation.tenant
@@ -40,18 +37,19 @@ def _is_of(job: Row, operation: Operation) -> bool:
     )
 
 
-def _acts(history: History, operation: Operation, job: str) -> int:
-    """How often the job was replayed by a retry, or was asked to end by a cancel."""
+def _times_acted_on(history: History, operation: Operation, job: str) -> int:
+    """How often a cancel asked the job to end, or a retry replayed it."""
     if operation.action == "cancel":
-        return sum(event["kind"] == _EVENTS["cancel"] for event in history.events_of.get(job, ()))
+        return sum(event["kind"] == "cancel_requested" for event in history.events_of.get(job, ()))
     return sum(
-        change.of == "job" and change.row["id"] == job and change.moved() in REPLAYED for change in history.changes
+        change.kind == "job" and change.row["id"] == job and change.moved() in REPLAYED for change in history.changes
     )
 
 
 def _must_be_acted_on(history: History, operation: Operation, job: str) -> bool:
-    """Whether the operation must have acted on the job. A retry: if the run had failed before the request. A cancel:
-    only if the job is cancelled, because the job may have ended before.
+    """Whether the operation must have acted on the job. A retry must, if the run had failed before the request. A
+    cancel
+    need not: the job may have ended before. But a job that is cancelled was cancelled by it.
     """
     if operation.action == "retry":
         return job in operation.targets

@@ -16,7 +16,7 @@ _SWEEPER_SECONDS = 10.0
 
 
 def i15(history: History) -> Iterator[Observation]:
-    """After a cancel no step starts, nothing is committed if it was at once, and the job ends in lease and grace."""
+    """After a cancel no step starts, and the job ends in lease and grace; cancelled at once, it commits nothing."""
     for cancel in history.requests:
         if cancel.kind == "cancel" and cancel.answer == "accepted":
             violations = [
@@ -28,7 +28,7 @@ def i15(history: History) -> Iterator[Observation]:
             violations = [*_begun_after(history, cancel.job, cancel.answered_at, may_undo=True)]
             yield observed("answered while it ran", "; ".join(violations), good=not violations)
     for change in history.changes:
-        if change.of == "job" and (change.moved() or ("", ""))[1] == "cancel_requested":
+        if change.kind == "job" and (change.moved() or ("", ""))[1] == "cancel_requested":
             violations = [*_not_stopped(history, change)]
             was_starved = not violations and any(_not_stopped(history, change, starved=False))
             what = "running job, without a processor" if was_starved else "running job"
@@ -38,7 +38,9 @@ def i15(history: History) -> Iterator[Observation]:
 
 
 def _not_stopped(history: History, request: Change, *, starved: bool = True) -> Iterator[str]:
-    """`starved`: whether the time counts for which processes waited for a processor."""
+    """The evidence that the job did not stop as it must. `starved`: whether to allow for the time for which processes
+    waited for a processor.
+    """
     job = request.row
     yield from _begun_after(history, job["id"], request.at + _CLOCK_DIFFERENCE, may_undo=True)
     allowed_seconds = history.terms.lease_seconds + job["grace_seconds"]
@@ -46,7 +48,7 @@ def _not_stopped(history: History, request: Change, *, starved: bool = True) -> 
     if ended is None:
         yield f"{job['pipeline']} {job['id']} was asked to stop and has not ended"
     elif (
-        ended - request.at - history.held_up(request.at, ended, starved=starved)
+        ended - request.at - history.seconds_held_up(request.at, ended, starved=starved)
         > allowed_seconds + history.terms.sweep_seconds + _SWEEPER_SECONDS
     ):
         lateness = (
@@ -57,16 +59,16 @@ def _not_stopped(history: History, request: Change, *, starved: bool = True) -> 
         task = history.task_by_id.get(run.task)
         if task is None or task["job_id"] != job["id"] or not task["cancelable"] or run.begin > request.at:
             continue
-        # A heartbeat reads the request, and the worker ends the handler after the grace. If no heartbeat gets an
-        # answer, the worker's trust in the lease ends, and with it the handler.
-        seconds = history.worked(run.process, request.at, run.last, starved=starved)
+        # The worker learns of the request by a heartbeat, and ends the handler after the grace. If no heartbeat gets an
+        # answer, the worker ends the handler when its trust in the lease ends.
+        seconds = history.seconds_worked(run.process, request.at, run.last, starved=starved)
         if seconds > allowed_seconds:
             yield f"{history.name_of(run.task)} worked on for {seconds:.1f} s after its job was asked to stop"
 
 
 def _begun_after(history: History, job: str, moment: float, *, may_undo: bool = False) -> Iterator[str]:
-    """The steps of the job that began after the moment. `may_undo`: a workflow that has called something may begin: a
-    worker claims it so that it sees the cancel and undoes its work.
+    """Evidence of the job's steps that began after the moment. `may_undo`: a workflow that has made a call may begin
+    once more, so that it sees the cancel and undoes its work.
     """
     for task in history.tasks_of.get(job, ()):
         claims = [claim for claim in history.claims.get(task["id"], ()) if claim.at > moment]
@@ -82,22 +84,22 @@ def _committed_after(history: History, job: str, moment: float) -> Iterator[str]
 
 
 def _has_called(history: History, request: Change) -> bool:
-    """Whether the workflow had called something when its cancel was requested."""
+    """Whether the workflow had made a call when its cancel was requested."""
     for task in history.tasks_of.get(request.row["id"], ()):
-        before = [change for change in history.task_changes.get(task["id"], ()) if change.n < request.n]
+        before = [change for change in history.task_changes.get(task["id"], ()) if change.number < request.number]
         if not task["contained"] and before:
             return bool(before[-1].row.get("journaled"))
     return False
 
 
 def _undone(history: History, job: str) -> Observation:
-    """A workflow that acknowledges its cancel has undone its work once. Exceptions: the grace passed, its workers were
-    lost too often, or its code had come to its end before it could see the cancel.
+    """Check that a workflow that acknowledges its cancel has undone its work once. Exceptions: the grace passed, its
+    workers were lost too often, or its code had ended before it could see the cancel.
     """
     status = history.job_by_id[job]["status"]
     undone = [
         change.row for change in history.changes
-        if change.of == "call" and change.row["job_id"] == job
+        if change.kind == "call" and change.row["job_id"] == job
         and (change.row["name"], change.row["state"]) == (PUT_BACK, "done")
     ]  # fmt: skip
     if status == "succeeded":

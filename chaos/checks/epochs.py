@@ -14,7 +14,7 @@ def i5(history: History) -> Iterator[Observation]:
         for nth, claim in enumerate(claims, 1):
             sentence = f"{history.name_of(task)} was claimed with epoch {claim.epoch} by its claim number {nth}"
             yield observed("claim", sentence, good=claim.epoch == nth)
-    suspended = {
+    suspensions = {
         (change.xact, (change.before or {})["lease_owner"])
         for changes in history.task_changes.values()
         for change in changes
@@ -23,7 +23,7 @@ def i5(history: History) -> Iterator[Observation]:
     for task, claims in history.claims.items():
         if not claims[0].before:
             sentence = f"{history.name_of(task)} was made with a lease, and not by the suspension of its workflow"
-            is_good = (history.task_changes[task][0].xact, claims[0].owner) in suspended
+            is_good = (history.task_changes[task][0].xact, claims[0].owner) in suspensions
             yield observed("claim by a suspension", sentence, good=is_good)
     for row in history.tasks:
         count = len(history.claims.get(row["id"], ()))

@@ -16,10 +16,10 @@ def i20(history: History) -> Iterator[Observation]:
         sentence = f"job {job['id']} counts {job['event_seq']} events and has {numbers}"
         yield observed("numbers of a job", sentence, good=is_gap_free and bool(numbers))
     for job_id, pieces in history.streams.items():
-        yield from _followed(history, job_id, pieces)
+        yield from _check_stream(history, job_id, pieces)
 
 
-def _followed(history: History, job_id: str, pieces: list[tuple[int, list[int]]]) -> Iterator[Observation]:
+def _check_stream(history: History, job_id: str, pieces: list[tuple[int, list[int]]]) -> Iterator[Observation]:
     for cursor, numbers in pieces:
         sentence = f"a client that resumed the events of job {job_id} after {cursor} saw {numbers}"
         yield observed("resumption", sentence, good=numbers == list(range(cursor + 1, cursor + 1 + len(numbers))))

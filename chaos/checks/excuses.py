@@ -1,4 +1,4 @@
-"""Which jobs may end without success: those that are made to fail, were cancelled, or lost their attempts to faults."""
+"""Says which jobs may end without success: made to fail, cancelled, or robbed of their attempts by faults."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from chaos.history import History
 
 #: Kind of job that is made to fail -> the code of its failure. None: any code.
 MADE_TO_FAIL = {"hopeless": "not_now", "wrong": "refused", "poison": None, "broken": "broken"}
-#: Codes of failures that the faults cause and the step's own work does not: a good job may fail with one of them once
-#: its attempts are used up.
-_SURROUNDINGS = {"worker_lost", "store_unavailable", "input_corrupt", "disk_full"}
+#: Codes of failures that faults cause, and never the step's own work. A good job may fail with one of them once its
+#: attempts are used up.
+_CAUSED_BY_FAULTS = {"worker_lost", "store_unavailable", "input_corrupt", "disk_full"}
 #: The code of a generation whose order may or may not have reached the provider: ordering again might buy twice.
 _UNKNOWN_OUTCOME = "submit_outcome_unknown"
 
@@ -28,5 +28,5 @@ def excused(history: History, job: Row) -> bool:
     )
     crashed = all(task["crashes"] >= history.terms.max_crashes for task in failed)
     return bool(failed) and (
-        (used_up and code in _SURROUNDINGS) or (crashed and history.children_killed >= history.terms.max_crashes)
+        (used_up and code in _CAUSED_BY_FAULTS) or (crashed and history.children_killed >= history.terms.max_crashes)
     )

@@ -18,23 +18,23 @@ def i17(history: History) -> Iterator[Observation]:
     """Attempts never exceed the maximum; poison ends FAILED with a cause; kinds of failure are counted apart."""
     causes = Counter((failure["task_id"], failure["cause"]) for failure in history.failures)
     for task in history.tasks:
-        wrong = [*_over_limits(history, task)]
-        for cause, counted in (("crash", task["crashes"]), ("error", task["errors"])):
+        violations = [*_over_limits(history, task)]
+        for cause, counter in (("crash", "crashes"), ("error", "errors")):
             recorded = causes[task["id"], cause] + (causes[task["id"], "timeout"] if cause == "error" else 0)
-            counted_in_all = counted + _earlier(history, task, "crashes" if cause == "crash" else "errors")
-            if recorded != counted_in_all:
-                wrong.append(
-                    f"{history.name_of(task['id'])} counted {counted_in_all} of {cause}, its failures say {recorded}"
+            total = task[counter] + _counted_before_replays(history, task, counter)
+            if recorded != total:
+                violations.append(
+                    f"{history.name_of(task['id'])} counted {total} of {cause}, its failures say {recorded}"
                 )
         if task["status"] == "failed" and not any(causes[task["id"], cause] for cause in _CAUSES):
-            wrong.append(f"{history.name_of(task['id'])} failed without a cause")
-        yield observed("step", "; ".join(wrong), good=not wrong)
+            violations.append(f"{history.name_of(task['id'])} failed without a cause")
+        yield observed("step", "; ".join(violations), good=not violations)
     for job in history.jobs:
         if job["pipeline"] in MADE_TO_FAIL and job["status"] in JOB_TERMINAL:
             yield Observation("job made to fail", _wrong_end(history, job))
 
 
-def _earlier(history: History, task: Row, counter: str) -> int:
+def _counted_before_replays(history: History, task: Row, counter: str) -> int:
     """The sum of the step's counter before each replay of its job: a replay sets the counter back to zero."""
     changes = history.task_changes.get(task["id"], ())
     drops = (change.before[counter] - change.after[counter] for change in changes if change.before and change.after)

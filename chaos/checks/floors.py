@@ -1,7 +1,7 @@
 """The floors of a run: how many things of each kind a check must compare. Below a floor, the verdict is `not observed`.
 
-A floor is a rate per second of load, about a third of the rate on a slow machine; or a count that holds for every plan.
-The floor of a rare kind is 0 in a short run.
+Some floors are a rate for each second of load: about a third of what a slow machine reaches. Other floors are a count
+that holds for every plan. In a short run, the floor of a rare kind is 0.
 """
 
 from __future__ import annotations

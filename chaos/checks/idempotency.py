@@ -48,7 +48,9 @@ def i2(history: History) -> Iterator[Observation]:
 
 def _made_once(request: Request, made: list[str]) -> Observation:
     """Check that the request made all of its jobs once, or none, and that its last answer names the jobs."""
-    allowed_numbers = {"accepted": {request.made}, "refused": {0}}.get(request.answer, {0, request.made})
+    allowed_numbers = {"accepted": {request.jobs_requested}, "refused": {0}}.get(
+        request.answer, {0, request.jobs_requested}
+    )
     sentence = f"{request.endpoint} with key {request.key} of {request.tenant} was {request.answer} and made {made}"
     agrees = not request.answers or set(request.answers[-1]) == set(made)
     return observed(f"key at {request.endpoint}", sentence, good=len(made) in allowed_numbers and agrees)
@@ -74,7 +76,7 @@ def _ledgers(history: History) -> _Ledgers:
 
 
 def _names(history: History) -> Mapping[str, set[str]]:
-    """Job -> the names by which a request may have meant it: a key, a schedule, or the run that it repeats."""
+    """Job -> what names it in requests: a key, a schedule, or the run of which it is the rerun."""
     names: dict[str, set[str]] = defaultdict(set)
     for run in history.run_rows:
         names[run["job_id"]] |= {str(run["schedule_id"]), str(run["rerun_of"]), run["scope_id"]}
@@ -92,9 +94,7 @@ def _names(history: History) -> Mapping[str, set[str]]:
 
 
 def _subject_of(job: Row) -> str:
-    """The job that a job serves: of a webhook's delivery or a withdrawal the job that it is about; else the job
-    itself.
-    """
+    """The job itself; for a delivery of a webhook and for a withdrawal, the job that it is about."""
     if job["pipeline"] == "webhook":
         return str(job["params"]["event"]["data"]["id"])
     return str(job["params"]["job_id"] if job["pipeline"] == "generation_withdrawal" else job["id"])

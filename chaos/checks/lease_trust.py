@@ -1,8 +1,8 @@
 """Judges I8: a worker acts on a task from its claim until its trust in the lease ends, and no other worker does then.
 
-The trust ends the margin before `lease_until`, by the database's clock, because a claim of another worker compares with
-this clock. A worker that lost its lease stops. Until it knows of the loss, its handler may run beside the handler of
-the next owner, and commits nothing (I6).
+The trust ends before `lease_until`, by the margin of the settings. The database's clock counts, because another
+worker's claim compares with it. A worker that lost its lease stops. Until it knows of the loss, its handler may run
+beside the handler of the next owner, but it commits nothing (I6).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from chaos.history import Claim, History, Run
 #: How far apart, in seconds, the proxy and the database may see the same end of a session.
 _SAME_MOMENT = 1.0
 _HEARTBEAT = "leasehold heartbeat"
-#: The tick of the heartbeat, and a turn of two event loops. What the handler writes until then is refused (I6, I12).
+#: One tick of the heartbeat and some work of two event loops. The handler's writes in this time are refused (I6, I12).
 _LAG_SECONDS = 1.0
 
 
@@ -43,24 +43,26 @@ def i8(history: History) -> Iterator[Observation]:
             claim = _owner(history, task, change)
             if claim is not None and _takes_away(change, claim):
                 # By the database's clock, which set `lease_until`.
-                passed = seconds((change.before or {})["lease_until"]) <= change.at + change.ahead
+                has_passed = seconds((change.before or {})["lease_until"]) <= change.at + change.ahead
                 sentence = (
                     f"{history.name_of(task)} was taken from {claim.process}, whose session was open and whose lease"
                     " had not passed"
                 )
                 yield observed(
-                    "taking", sentence, good=passed or not _stayed(history, claim.process, claim.at, change.at)
+                    "taking",
+                    sentence,
+                    good=has_passed or not _session_was_open(history, claim.process, claim.at, change.at),
                 )
-    begun: dict[str, list[Run]] = defaultdict(list)
+    earlier_runs: dict[str, list[Run]] = defaultdict(list)
     for run in history.handler_runs:
         if run.claim is None:
             yield Observation("run", f"{history.name_of(run.task)} ran in {run.process}, which had not claimed it")
             continue
-        again = any(other.claim and other.claim.epoch == run.claim.epoch for other in begun[run.task])
+        ran_before = any(other.claim and other.claim.epoch == run.claim.epoch for other in earlier_runs[run.task])
         sentence = f"{history.name_of(run.task)} ran twice by the claim of epoch {run.claim.epoch}"
-        yield observed("run", sentence, good=not again)
-        begun[run.task].append(run)
-        yield from _after_its_end(history, run, tenures[run.task])
+        yield observed("run", sentence, good=not ran_before)
+        earlier_runs[run.task].append(run)
+        yield from _check_overrun(history, run, tenures[run.task])
 
 
 def _tenures(history: History, task: str) -> Iterator[_Tenure]:
@@ -69,7 +71,7 @@ def _tenures(history: History, task: str) -> Iterator[_Tenure]:
         until, last, settled = float("inf"), claim.at, False
         for change in changes:
             row = change.row
-            if change.n < claim.n:
+            if change.number < claim.change_number:
                 continue
             if change.after is None or row["status"] != "running" or row["epoch"] != claim.epoch:
                 until, settled = change.at, change.process == claim.process and not _lost(change)
@@ -78,21 +80,21 @@ def _tenures(history: History, task: str) -> Iterator[_Tenure]:
         yield _Tenure(claim, until, last - history.terms.trust_margin_seconds, settled)
 
 
-def _after_its_end(history: History, run: Run, tenures: list[_Tenure]) -> Iterator[Observation]:
+def _check_overrun(history: History, run: Run, tenures: list[_Tenure]) -> Iterator[Observation]:
     """Check how long a handler worked on after its worker had settled the lease, or its trust had ended."""
     tenure = next(tenure for tenure in tenures if tenure.claim is run.claim)
     end = min(tenure.until, tenure.trusted_until) if tenure.settled else tenure.trusted_until
     if run.last <= end:
         return
     allowed_seconds = history.terms.trust_margin_seconds + _LAG_SECONDS
-    worked = history.worked(run.process, end, run.last)
-    was_starved = history.worked(run.process, end, run.last, starved=False) > allowed_seconds >= worked
+    worked = history.seconds_worked(run.process, end, run.last)
+    was_starved = history.seconds_worked(run.process, end, run.last, starved=False) > allowed_seconds >= worked
     why = "the worker had settled it" if tenure.settled and tenure.until == end else "its trust had ended"
     sentence = (
         f"{history.name_of(run.task)}, claimed by {run.process} at epoch {tenure.claim.epoch}, worked on for"
         f" {worked:.1f} s after {why}"
     )
-    if run.process in history.of_release:  # nobody can mend it; what it writes then is refused by the schema's guards
+    if run.process in history.of_release:  # nobody can mend the release; the schema's guards refuse its late writes
         yield Observation("lost lease of the release")
         return
     what = "lost lease, without a processor" if was_starved else "lost lease"
@@ -108,12 +110,13 @@ def _owner(history: History, task: str, change: Change) -> Claim | None:
 
 
 def _takes_away(change: Change, claim: Claim) -> bool:
-    """Whether the change ended the lease of `claim` against its owner. The owner's own settlement and its own next
-    claim do not, and neither does the end of the whole job.
+    """Whether the change took the lease of `claim` from its owner. The owner's own settlement and next claim do not,
+    and
+    the end of the whole job does not.
     """
     after: Row = change.after or {}
-    same = (after["lease_owner"], after["epoch"]) == (claim.owner, claim.epoch)
-    if same or after["status"] in ("cancelled", "skipped") or claim.owner == after["lease_owner"]:
+    is_unchanged = (after["lease_owner"], after["epoch"]) == (claim.owner, claim.epoch)
+    if is_unchanged or after["status"] in ("cancelled", "skipped") or claim.owner == after["lease_owner"]:
         return False
     return _lost(change) or change.process != claim.process
 
@@ -122,9 +125,9 @@ def _lost(change: Change) -> bool:
     return bool(change.before and change.after and change.after["losses"] > change.before["losses"])
 
 
-def _stayed(history: History, process: str, since: float, until: float) -> bool:
-    """Whether one session of the process's heartbeat was certainly open all that time. `_SAME_MOMENT` on both sides:
-    the sweeper reads which sessions are gone, and takes their tasks a little later.
+def _session_was_open(history: History, process: str, since: float, until: float) -> bool:
+    """Whether one session of the process's heartbeat was certainly open all that time. The session must reach beyond
+    both ends by _SAME_MOMENT: the sweeper frees the tasks of a session a little after the session has ended.
     """
     return any(
         session.since < since - _SAME_MOMENT and session.until > until + _SAME_MOMENT

@@ -19,9 +19,9 @@ def i23(history: History) -> Iterator[Observation]:
     for bound in history.bounds:
         bounds[bound.tenant, bound.key].append(bound)
     inside: dict[tuple[str, str], set[str]] = defaultdict(set)
-    admitted: dict[tuple[str, str], list[float]] = defaultdict(list)  # by the database's clock, which the rate goes by
+    admitted: dict[tuple[str, str], list[float]] = defaultdict(list)  # times of the database's clock, as in a rate
     for change in history.changes:
-        if change.of != "gate_job":
+        if change.kind != "gate_job":
             continue
         limit, job = (change.row["tenant_id"], change.row["key"]), change.row["job_id"]
         now_inside = bool(change.after and change.after["admitted_at"])

@@ -1,4 +1,4 @@
-"""Judges what else the store holds (I13, I14): each object has a row, and no upload in parts is left open."""
+"""Judges the rest of the store (I13, I14): each object has a row, and no attempt leaves an upload in parts open."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from chaos.checks.verdict import Observation, observed
 from chaos.history import History
 from chaos.settings import SINGLE_PUT_BYTES
 
-#: The prefix of the objects with which a process probes the store. A process that is killed meanwhile leaves one, and
+#: The prefix of the objects with which a process tests the store. A process that is killed meanwhile leaves one:
 #: housekeeping deletes it after an hour (ObjectStore.delete_old_probes).
 _PROBES = "probe/"
 
 
 def i13(history: History) -> Iterator[Observation]:
-    """Every object has a row: of an output, of an upload, or of an unsuccessful job, whose deletion removes it."""
+    """Every object has a row: an output, an upload, or an unsuccessful job, whose deletion deletes its objects."""
     named = {output["key"] for output in history.outputs} | {media["original_key"] for media in history.media}
     named |= {key for job in history.jobs for key in job["inputs"].values()}
     # An API may have stored an upload for a job that it then could not submit. Housekeeping checks each upload in time.

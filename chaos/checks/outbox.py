@@ -16,18 +16,18 @@ _CLOCK_DIFFERENCE = 0.005
 
 def i10(history: History) -> Iterator[Observation]:
     """A hint is written in the commit that needs it, is dropped only once confirmed, and the outbox runs empty."""
-    yield from _written_elsewhere(history)
+    yield from _check_written(history)
     if history.gathered:
         names = [history.name_of(row["task_id"]) for row in history.outbox]
         sentence = f"{history.rest_seconds:.0f} s after the faults the outbox has hints: {', '.join(names)}"
         yield observed("outbox at rest", sentence, good=not names)
     if history.has_broker:
-        yield from _dropped_unconfirmed(history)
+        yield from _check_dropped(history)
 
 
-def _written_elsewhere(history: History) -> Iterator[Observation]:
+def _check_written(history: History) -> Iterator[Observation]:
     hinted = {
-        (change.xact, change.row["task_id"]) for change in history.changes if change.of == "outbox" and change.after
+        (change.xact, change.row["task_id"]) for change in history.changes if change.kind == "outbox" and change.after
     }
     for task, changes in history.task_changes.items():
         for change in changes:
@@ -36,17 +36,17 @@ def _written_elsewhere(history: History) -> Iterator[Observation]:
                 yield observed("hint written", sentence, good=(change.xact, task) in hinted)
 
 
-def _dropped_unconfirmed(history: History) -> Iterator[Observation]:
+def _check_dropped(history: History) -> Iterator[Observation]:
     confirmed: defaultdict[str, list[HintRecord]] = defaultdict(list)
     for record in history.hint_records:
         if record.event is HintEvent.CONFIRMED:
             confirmed[record.task].append(record)
-    inserts = {change.row["id"]: change for change in history.changes if change.of == "outbox" and change.after}
+    inserts = {change.row["id"]: change for change in history.changes if change.kind == "outbox" and change.after}
     for change in history.changes:
-        if change.of == "outbox" and change.before:
+        if change.kind == "outbox" and change.before:
             task = change.before["task_id"]
             written = seconds(change.before["created_at"])
-            if insert := inserts.get(change.before["id"]):  # the clock may have jumped back between row and trigger
+            if insert := inserts.get(change.before["id"]):  # the clock may have jumped between the two
                 written = min(written - insert.ahead, insert.at)
             is_confirmed = any(
                 publish.since >= written - _CLOCK_DIFFERENCE and publish.at <= change.at + _CLOCK_DIFFERENCE

@@ -29,7 +29,7 @@ def i12(history: History) -> Iterator[Observation]:
         if job is None:
             yield Observation("output", f"{output['key']} belongs to no job")
             continue
-        expected_sha256 = history.expected_bytes.get((job["pipeline"], output["name"], history.words_of(job)))
+        expected_sha256 = history.expected_bytes.get((job["pipeline"], output["name"], history.text_param_of(job)))
         if expected_sha256 is not None:
             sentence = f"the bytes of {output['key']} are not those that the handlers make of the same input"
             yield observed("reference", sentence, good=stored_object.sha256 == expected_sha256)

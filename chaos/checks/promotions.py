@@ -12,10 +12,10 @@ from chaos.audit import Change
 from chaos.checks.verdict import NotApplicable, Observation, observed
 from chaos.history import History, is_external
 
-#: A failover may be the cause of a loss from this long before the promotion, because the primary is silent then.
+#: A failover may cause a loss from this long before the promotion on: the primary is silent then.
 _SILENCE_SECONDS = 8.0
-#: It may be the cause until this long after the promotion: by then a lease of 4 s that nobody could renew has ended,
-#: with its grace of 10 s.
+#: A failover may cause a loss until this long after the promotion: a lease of 4 s that nobody could renew, and the
+#: grace of 10 s, have passed by then.
 _LEASES_SECONDS = 16.0
 #: A worker that waits this long for a processor may fail to renew its lease.
 _STARVED_SECONDS = 1.0
@@ -31,16 +31,16 @@ def i27(history: History) -> Iterator[Observation]:
     for promoted_at in history.promotions:
         later_claims = claims[bisect_right(claims, promoted_at) :]
         waited = later_claims[0] - promoted_at if later_claims else float("inf")
-        starved = history.starvation.of_any(promoted_at, promoted_at + waited)
+        starved = history.starvation.longest_wait(promoted_at, promoted_at + waited)
         sentence = f"the first claim came {waited:.1f} s after the promotion"
         yield observed("promotion", sentence, good=waited - starved <= _CLAIM_SECONDS or starved > waited / 2)
     for task, changes in history.task_changes.items():
-        if is_external(changes[0].row):  # external workers fall silent whatever the plan
+        if is_external(changes[0].row):  # the load's external workers fall silent without any fault
             continue
         charges = [change for change in changes if _is_charge(history, change)]
         lease = history.terms.lease_seconds
         all_starved = all(
-            history.starvation.of_any(charge.at - lease, charge.at) > _STARVED_SECONDS for charge in charges
+            history.starvation.longest_wait(charge.at - lease, charge.at) > _STARVED_SECONDS for charge in charges
         )
         sentence = f"{history.name_of(task)} was charged {len(charges)} losses for a failover"
         what = "step charged, without a processor" if charges and all_starved else "step"

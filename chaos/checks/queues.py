@@ -18,7 +18,7 @@ def i11(history: History) -> Iterator[Observation]:
     for queue, count in history.returned.items():
         sentence = f"{queue} had {count} messages at rest that a worker held and never acknowledged"
         yield observed("queue held", sentence, good=count <= history.queued.get(queue, 0))
-    for body in history.parked:
+    for body in history.dead_letters:
         for task in history.tasks:
             if task["id"] in body:
                 sentence = (

@@ -23,8 +23,8 @@ def _edges(
     return {(str(old), str(new)) for froms, tos in moves.values() for old, new in product(froms, tos)}
 
 
-#: The moves of the verbs, and these: a row is made; the suspension that makes a row claims it (I5 checks whose it was);
-#: a step becomes runnable because the step that it needs succeeded; and a job ends with unfinished steps.
+#: The moves of the verbs, and four more: a row is made; a suspension makes a row and claims it (I5 checks the owner); a
+#: step becomes runnable because the step that it needs succeeded; a job ends with unfinished steps.
 TASK_EDGES: set[tuple[str | None, str | None]] = (
     _edges(TASK_MOVES)
     | {(None, "blocked"), (None, "pending"), (None, "running"), ("blocked", "pending")}
@@ -40,7 +40,7 @@ def i3(history: History) -> Iterator[Observation]:
         changes = history.task_changes.get(task["id"], ())
         moves = [change.moved() or ("", "") for change in changes]
         committed = sum(new == "succeeded" for _, new in moves)
-        rewound = sum(old == "succeeded" for old, _ in moves)  # a replay from an earlier step runs it again
+        rewound = sum(old == "succeeded" for old, _ in moves)  # a replay from an earlier step runs this step again
         yield observed(
             "step",
             f"{history.name_of(task['id'])} is {task['status']}, was committed {committed} times, rewound {rewound}"
@@ -52,16 +52,16 @@ def i3(history: History) -> Iterator[Observation]:
 def i4(history: History) -> Iterator[Observation]:
     """Each change of a status is an edge of the state diagram, and each row is as its last event says."""
     for change in history.changes:
-        edges = TASK_EDGES if change.of == "task" else JOB_EDGES
-        move = change.moved() if change.of in ("task", "job") else None
+        edges = TASK_EDGES if change.kind == "task" else JOB_EDGES
+        move = change.moved() if change.kind in ("task", "job") else None
         if move is not None:
-            sentence = f"{change.of} {change.row['id']} went from {move[0]} to {move[1]}"
+            sentence = f"{change.kind} {change.row['id']} went from {move[0]} to {move[1]}"
             yield observed("change of state", sentence, good=move in edges)
     for job in history.jobs:
-        yield from _unlike_its_events(history, job)
+        yield from _compare_with_events(history, job)
 
 
-def _unlike_its_events(history: History, job: Row) -> Iterator[Observation]:
+def _compare_with_events(history: History, job: Row) -> Iterator[Observation]:
     events = history.events_of.get(job["id"], [])
     last_status = events[-1]["job_status"] if events else None
     sentence = f"job {job['id']} is {job['status']}, its last event says {last_status}"
@@ -78,13 +78,15 @@ def _unlike_its_events(history: History, job: Row) -> Iterator[Observation]:
 def i16(history: History) -> Iterator[Observation]:
     """A step never starts before the steps that it needs are committed."""
     done = {
-        (change.row["job_id"], change.row["step"]): change.n
+        (change.row["job_id"], change.row["step"]): change.number
         for change in history.changes
-        if change.of == "task" and (change.moved() or ("", ""))[1] == "succeeded"
+        if change.kind == "task" and (change.moved() or ("", ""))[1] == "succeeded"
     }
     for task in history.tasks:
         job = history.job_by_id[task["job_id"]]
         for claim in history.claims.get(task["id"], ()):
             for need in history.terms.needs.get((job["pipeline"], task["step"]), ()):
                 sentence = f"{history.name_of(task['id'])} started before {need} was committed"
-                yield observed("start", sentence, good=done.get((task["job_id"], need), claim.n) < claim.n)
+                yield observed(
+                    "start", sentence, good=done.get((task["job_id"], need), claim.change_number) < claim.change_number
+                )

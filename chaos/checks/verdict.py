@@ -1,5 +1,5 @@
-"""The result of a check: one `Observation` for each thing that it compared. So no verdict is good because nothing was
-there.
+"""The result of a check: one `Observation` for each thing that the check compared. A check without observations proves
+nothing: its verdict is not `ok`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,6 @@ def observed(what: str, wrong: str, *, good: bool) -> Observation:
 
 
 class NotApplicable(Exception):
-    """The plan of the run has nothing that the invariant is about; the message says why. A history in which such
-    things are only missing is not observed, and does not raise this.
+    """The run cannot have the things that the invariant is about; the message says why. A check does not raise this
+    because such things are missing from the history: then the verdict is `not observed`.
     """

@@ -19,16 +19,16 @@ def i19(history: History) -> Iterator[Observation]:
         deliveries[delivery.run].append(delivery)
         sentence = f"the message {delivery.message} of run {delivery.run} is signed wrongly"
         yield observed("message", sentence, good=delivery.genuine)
-    jobs_of = defaultdict(list)
-    for each in history.jobs:
-        if each["pipeline"] == "webhook" and each["status"] == "failed":
-            jobs_of[each["params"]["event"]["data"]["id"]].append(each)
+    failed_deliveries = defaultdict(list)
+    for delivery_job in history.jobs:
+        if delivery_job["pipeline"] == "webhook" and delivery_job["status"] == "failed":
+            failed_deliveries[delivery_job["params"]["event"]["data"]["id"]].append(delivery_job)
     for run in sorted(runs):
         job = history.job_by_id.get(run)
         if job is None or job["status"] not in JOB_TERMINAL:
             continue
         is_accepted = any(delivery.taken for delivery in deliveries[run])
-        if not is_accepted and any(excused(history, each) for each in jobs_of[run]):
+        if not is_accepted and any(excused(history, failed) for failed in failed_deliveries[run]):
             yield Observation("delivery that the faults used up")
         else:
             yield observed("end of a run", f"no webhook delivered that run {run} {job['status']}", good=is_accepted)

@@ -1,5 +1,5 @@
 """Faults of the broker: it is killed, stopped or out of memory, its queues are emptied or deleted, or it gets foreign
-messages. One fault takes the database away, too.
+messages. One fault also kills the database.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from leasehold.broker.base import Hint
 from leasehold.broker.envelope import encode
 from leasehold.embedded.rabbitmq import RabbitMQ
 
-#: How long the platform may take to declare deleted queues anew, and a queue may take to get a message.
+#: The longest waits: until the platform declares deleted queues anew, and until a queue gets a message.
 _DECLARE_SECONDS = 10.0
 _FILL_SECONDS = 4.0
 
@@ -47,7 +47,7 @@ class BrokerFaults:
             "F18 purge": self._purge,
             "F18 delete": self._delete_queues,
             "F20": self._send_garbage,
-            "F39": self._both_away,
+            "F39": self._kill_with_database,
         }
 
     @property
@@ -69,8 +69,8 @@ class BrokerFaults:
         return hit
 
     async def _kill_declaring(self, fault: Fault) -> int:
-        """Delete the queues, and kill the broker when the platform has just declared them anew: then they are not yet
-        on the broker's disk, and may be gone when it is back.
+        """Delete the queues, and kill the broker when the platform has just declared them anew. The broker has not yet
+        written them to its disk: they may be gone when it is back.
         """
         async with self._server_lock:
             if not await self._delete_queues(fault):
@@ -82,7 +82,7 @@ class BrokerFaults:
             await self._rabbitmq.start()
         return len(declared)
 
-    async def _both_away(self, fault: Fault) -> int:
+    async def _kill_with_database(self, fault: Fault) -> int:
         """Kill the database and the broker in the same moment. They come back in either order."""
         async with self._server_lock:
             links = [*self._links, *self._installation.links_to("postgres")]
@@ -107,13 +107,13 @@ class BrokerFaults:
         return traffic.since.sent
 
     async def _alarm(self, fault: Fault) -> int:
-        """Make the broker believe that its memory or disk is full: it reads nothing more from publishers meanwhile."""
+        """Make the broker believe that its memory or disk is full. Meanwhile it reads nothing from publishers."""
         rabbitmq = self._rabbitmq
         async with self._server_lock:
-            limit, too_little = (
+            set_limit, impossible = (
                 (rabbitmq.allow_memory, "1MB") if "memory" in fault.name else (rabbitmq.need_free_disk, "100000GB")
             )
-            await limit(too_little)
+            await set_limit(impossible)
             try:
                 records_before = len(self._installation.hint_records)
                 await asyncio.sleep(fault.seconds)
@@ -121,14 +121,14 @@ class BrokerFaults:
                     return 0
                 return self._unconfirmed(records_before)
             finally:
-                await limit()
+                await set_limit()
 
     def _unconfirmed(self, since: int) -> int:
-        """How many hints were published and not confirmed since then. `since`: an index into `hint_records`."""
-        waiting = 0
+        """How many hints were published and not confirmed, from the index `since` of `hint_records` on."""
+        unconfirmed = 0
         for record in self._installation.hint_records[since:]:
-            waiting += (record.event is HintEvent.PUBLISHED) - (record.event is HintEvent.CONFIRMED)
-        return max(0, waiting)
+            unconfirmed += (record.event is HintEvent.PUBLISHED) - (record.event is HintEvent.CONFIRMED)
+        return max(0, unconfirmed)
 
     async def _delete_queues(self, _fault: Fault) -> int:
         try:
@@ -140,8 +140,9 @@ class BrokerFaults:
         return len(queues)
 
     async def _purge(self, _fault: Fault) -> int:
-        """Empty the queues. The workers are cut off meanwhile, so that the queues have messages: the hints that the
-        workers held, and new ones.
+        """Cut the workers off, so that the queues get messages: new hints, and the hints that the workers held. Then
+        empty
+        the queues.
         """
         links = [self._installation.links[worker, "amqp"] for worker in self._installation.plan.workers]
         for link in links:
@@ -169,8 +170,8 @@ class BrokerFaults:
         return lost
 
     async def _send_garbage(self, _fault: Fault) -> int:
-        """Send hints of existing tasks five times each, a hint of a task that does not exist, and bodies that are no
-        hint.
+        """Send hints of existing tasks five times each, a hint of a task that does not exist, and bodies that are not
+        hints.
         """
         async with self._installation.connection() as connection:
             rows = await connection.fetch("SELECT id, queue FROM task ORDER BY random() LIMIT 5")

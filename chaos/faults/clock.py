@@ -12,19 +12,18 @@ from chaos.settings import LEASE_SECONDS
 from chaos.stack import Installation
 from leasehold.runtime.transient import until_answered
 
-#: The length of several leases. After a jump ahead all leases have passed. After a jump back they last for the whole
-#: run, unless their workers end them.
+#: Longer than several leases. After a jump ahead all leases have passed. After a jump back no lease passes in the run.
 JUMP_SECONDS = int(5 * LEASE_SECONDS)
 _PATIENCE_SECONDS = 20.0
 
 
 class ClockFaults:
-    """Each fault returns the seconds by which PostgreSQL's clock was wrong, by PostgreSQL's own answer."""
+    """Each fault returns by how many seconds PostgreSQL's clock was wrong, as PostgreSQL itself answered."""
 
     def __init__(self, installation: Installation, jumping: asyncio.Lock) -> None:
         self._installation = installation
         self._jumping = jumping
-        self.jumps: list[tuple[float, float]] = []  # (the true time, seconds that the clock is ahead from then on)
+        self.jumps: list[tuple[float, float]] = []  # (the true time, seconds ahead from then on)
 
     @property
     def makers(self) -> Mapping[str, FaultMaker]:

@@ -54,7 +54,7 @@ class DatabaseFaults:
         async with self._server_lock, self._installation.connection() as connection:
             pid = await connection.fetchval(f"SELECT pid {_OTHERS} LIMIT 1")
             if pid in self._installation.servers.processes("postgres"):
-                with suppress(ProcessLookupError):  # its session has just ended
+                with suppress(ProcessLookupError):  # the session has just ended
                     os.kill(pid, signal.SIGKILL)
                     return 1
         return 0
@@ -69,13 +69,13 @@ class DatabaseFaults:
         return hit
 
     async def _freeze(self, fault: Fault) -> int:
-        """Stop all processes of the server: the kernel still accepts connections and bytes, and nothing answers."""
+        """Stop all processes of the server. The kernel still accepts connections and bytes, but nothing answers."""
         servers = self._installation.servers
         async with self._server_lock:
             try:
                 servers.signal("postgres", signal.SIGSTOP)
                 await asyncio.sleep(0.1)
-                servers.signal("postgres", signal.SIGSTOP)  # processes that were being forked at the first signal
+                servers.signal("postgres", signal.SIGSTOP)  # for processes that were being forked at the first signal
                 traffic = TrafficWatch(self._installation.links_to("postgres"))
                 await asyncio.sleep(fault.seconds)
                 return traffic.since.sent if not traffic.since.passed_back else 0
@@ -89,11 +89,11 @@ class DatabaseFaults:
             return len(await self._sessions_waiting_for(connection, fault.seconds))
 
     async def _alter_tables(self, fault: Fault) -> int:
-        """Add a column to each busy table, as a migration does, under a lock that also stops reads, and keep the lock
-        for a while. Returns the number of sessions that waited for a lock, plus the number of times that this fault did
-        not get one and tried again.
+        """Add a column to each busy table, as a migration does, and keep the lock for a while: it also stops reads.
+        Returns
+        how many sessions waited for a lock, plus how often this fault did not get a lock and tried again.
         """
-        met = 0
+        waits = 0
         async with self._installation.connection() as connection:
             await connection.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}'")
             for table in _ALTERED:
@@ -102,11 +102,11 @@ class DatabaseFaults:
                         async with connection.transaction():
                             column = f"chaos_{secrets.token_hex(4)}"
                             await connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} text DEFAULT 'new'")
-                            met += len(await self._sessions_waiting_for(connection, fault.seconds / len(_ALTERED)))
+                            waits += len(await self._sessions_waiting_for(connection, fault.seconds / len(_ALTERED)))
                             break
                     except asyncpg.LockNotAvailableError:
-                        met += 1
-        return met
+                        waits += 1
+        return waits
 
     async def _sessions_waiting_for(self, connection: asyncpg.Connection[asyncpg.Record], seconds: float) -> set[int]:
         """The sessions that waited for a lock of this connection during the next `seconds`."""

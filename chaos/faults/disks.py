@@ -40,8 +40,8 @@ class DiskFaults:
                 await servers.volume.thaw()
 
     async def _fill_database(self, fault: Fault) -> int:
-        """Fill PostgreSQL's disk, then empty it. A server without room for its WAL ends, and is started again once
-        there is room. Returns how many statements, or starts, failed.
+        """Fill PostgreSQL's disk, then empty it. A server without room for its WAL ends: once there is room, start it
+        again. Returns how many statements or starts failed.
         """
         servers = self._installation.servers
         watch = LogWatch(servers.postgres_log)

@@ -1,4 +1,4 @@
-"""Measures the effect of a fault. A fault without an effect did not happen, even if it was switched on."""
+"""Measures the effect of a fault. A fault without an effect does not count, even if it was switched on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from chaos.plan import Fault
 from chaos.proxy import Carried, Link
 
-#: Makes a fault happen, and ends it. Returns the size of its effect, in a unit of its own; 0: the fault did nothing.
+#: Makes a fault happen, and ends it. Returns the size of its effect, in a unit of the fault's own; 0: no effect.
 FaultMaker = Callable[[Fault], Awaitable[int]]
 _WAIT_SECONDS = 6.0
 

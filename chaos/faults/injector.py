@@ -46,7 +46,7 @@ class Faults:
         self.effects: Counter[str] = Counter()
         self.spans: list[tuple[str, float, float]] = []  # the faults that fired: (name, since, until), since 1970
         self._installation = installation
-        server_lock = asyncio.Lock()  # held while a server is away: only one fault at a time takes servers away
+        server_lock = asyncio.Lock()  # held while a fault takes a server away: one fault at a time
         rng = random.Random(f"faults {installation.plan.seed}")  # noqa: S311 - to be repeated
         self._processes = ProcessFaults(installation)
         self._clock = ClockFaults(installation, asyncio.Lock())
@@ -76,8 +76,8 @@ class Faults:
         return self._failover.promotions
 
     def maker_of(self, name: str) -> FaultMaker:
-        """The function that makes the fault `name`: its key is the longest key that `name` begins with. Raises
-        ValueError if there is none.
+        """The function that makes the fault `name`: the maker with the longest key with which `name` begins. Raises
+        ValueError if no key fits.
         """
         return self._makers[max((known for known in self._makers if name.startswith(known)), key=len)]
 
@@ -89,21 +89,21 @@ class Faults:
 
     async def wake_zombies(self) -> None:
         """Let processes that a failpoint has stopped go on after ZOMBIE_SECONDS. Runs until it is cancelled."""
-        asleep: dict[int, float] = {}
+        stopped_since: dict[int, float] = {}  # by pid
         while True:
             for slot in self._installation.slots.values():
                 pid = slot.pid
                 if pid is not None and slot.is_stopped() and not slot.stopped_by_us:
-                    since = asleep.setdefault(pid, time.monotonic())
+                    since = stopped_since.setdefault(pid, time.monotonic())
                     if time.monotonic() - since > ZOMBIE_SECONDS:
                         slot.signal(signal.SIGCONT)
-                        del asleep[pid]
+                        del stopped_since[pid]
             await asyncio.sleep(0.1)
 
     async def _at_its_time(self, fault: Fault) -> None:
         """Wait for the fault's time, then make it happen. A fault that did nothing is tried again, on the next process
-        that it may hit: another fault may have been in its way, or there was nothing to break. A fault that never does
-        anything makes the run red (run.Report).
+        that it may hit: another fault may have prevented it, or there was nothing to break. A fault that never has an
+        effect makes the run red (run.Report).
         """
         await asyncio.sleep(fault.at)
         slots = (*self._installation.plan.workers, *APIS)
@@ -125,5 +125,5 @@ class Faults:
         try:
             return await self.maker_of(fault.name)(fault)
         except TRY_AGAIN as error:  # another fault has taken away the server that this one needs
-            log.warning("a fault met another one", fault=fault.name, error=type(error).__name__)
+            log.warning("a fault did nothing because of another one", fault=fault.name, error=type(error).__name__)
             return 0

@@ -1,4 +1,7 @@
-"""Faults of links: of one process, or of the whole fleet at once. Some make writes arrive late."""
+"""Faults of links, of one process or of the whole fleet: slow, cut, held, or without one direction.
+
+Some make a write arrive when its worker has lost the lease.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ from collections.abc import Mapping
 
 from chaos.faults.effects import FaultMaker, TrafficWatch, wait_until
 from chaos.plan import Fault
-from chaos.proxy import Link, Weather
+from chaos.proxy import Link, Slowdown
 from chaos.stack import Installation
 
 _HELD = ("leasehold settlements", "leasehold heartbeat")
 _SETTLEMENTS = "leasehold settlements"
-#: A worker settles together all attempts that end while it waits for an answer. In this many seconds, several do.
+#: A worker settles in one request all attempts that end while it waits for an answer. In this time several end.
 _GATHERING = 1.0
 #: PostgreSQL's documentation, "Message Formats": a Bind message gives a prepared statement its parameters.
 _BIND = b"B"
@@ -51,9 +54,10 @@ class NetworkFaults:
         return int(await wait_until(lambda: not link.cut_pending))
 
     async def _hold_settlement(self, fault: Fault) -> int:
-        """Hold the worker's settlements and its heartbeat. The settlements arrive when another worker has the leases,
-        because this one could not renew them. The first of them is a completion of several attempts with results: a
-        settlement without results could be accepted by mistake, and no invariant would show it.
+        """Hold the worker's settlements and its heartbeat. The worker cannot renew its leases, so its settlements
+        arrive
+        when another worker has them. The first settlement completes several attempts with results: if the platform
+        accepted one without results by mistake, no invariant would show it.
         """
         [link] = self._links(fault)
         traffic = TrafficWatch([link])
@@ -72,7 +76,7 @@ class NetworkFaults:
         links = self._links(fault)
         traffic = TrafficWatch(links)
         for link in links:
-            link.weather = Weather(0.25, 0.2, 64_000 if fault.kind.link == "s3" else 0)
+            link.slowdown = Slowdown(0.25, 0.2, 64_000 if fault.kind.link == "s3" else 0)
         await asyncio.sleep(fault.seconds)
         for link in links:
             link.heal()

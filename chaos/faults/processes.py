@@ -32,7 +32,7 @@ class ProcessFaults:
             "F4 kill a child": self._kill_child,
             "F10": self._drain,
             "F11 stop": self._stop_worker,
-            "F33": self._turn_the_clock,
+            "F33": self._move_clock,
             "F34": self._restart_everything,
             "F41": self._exhaust_memory,
         }
@@ -42,7 +42,7 @@ class ProcessFaults:
         children = descendants(pid) if pid is not None else []
         killed = 0
         for child in children[:1]:
-            with suppress(ProcessLookupError):  # it has just ended
+            with suppress(ProcessLookupError):  # the child has just ended
                 os.kill(child, signal.SIGKILL)
                 killed += 1
         self.children_killed += killed
@@ -68,12 +68,12 @@ class ProcessFaults:
         slot.stopped_by_us = False
         return int(was_stopped)
 
-    async def _turn_the_clock(self, fault: Fault) -> int:
+    async def _move_clock(self, fault: Fault) -> int:
         """Move the clock of a process, and move it back later. The process writes a journal line for each move."""
         slot = self._installation.slots[fault.target]
         pid, process = slot.pid, slot.process_name
         if pid is None or not slot.log.stat().st_size:
-            return 0  # it has not begun to listen for the signal
+            return 0  # the process does not listen for the signal yet
         is_ahead = "ahead" in fault.name
         move, move_back = (signal.SIGUSR1, signal.SIGUSR2) if is_ahead else (signal.SIGUSR2, signal.SIGUSR1)
         slot.signal(move)
@@ -90,11 +90,13 @@ class ProcessFaults:
         return sum(hit)
 
     async def _exhaust_memory(self, fault: Fault) -> int:
-        """Make the process allocate memory until the kernel's OOM killer ends it. Returns how many it killed."""
+        """Make the process allocate memory until the kernel's OOM killer ends it. Returns how many processes that
+        killed.
+        """
         slot = self._installation.slots[fault.target]
         pid = slot.pid
         if pid is None or not slot.log.stat().st_size:
-            return 0  # it has not begun to listen for the signal
+            return 0  # the process does not listen for the signal yet
         with MemoryLimit(_MEGABYTES) as limit:
             limit.enter(pid)
             slot.signal(signal.SIGRTMIN)

@@ -11,8 +11,8 @@ from chaos.plan import Fault
 from chaos.stack import Installation
 from chaos.store_front import Trouble
 
-#: The share of the requests that the trouble hits. OVERWRITE hits every create-only put: it shows only when the
-#: repetition of a put that it has hit is hit, too.
+#: The share of the requests that the trouble hits. OVERWRITE must hit all: it has an effect only if it hits a put and
+#: the repetition of that put.
 _SHARES = {Trouble.OVERWRITE: 1.0}
 _SHARE = 0.5
 

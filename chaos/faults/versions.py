@@ -1,6 +1,6 @@
 """Faults of releases: an old process runs beside new ones, or the whole installation is upgraded or rolled back.
 
-"Old" is the published release, and "new" is this code.
+"Old" means of the published release, and "new" means of this code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from chaos.stack import Installation
 from leasehold.runtime.transient import until_answered
 
 _ROOT = Path(__file__).parents[2]
-#: Far more than any step of an upgrade takes: a machine with too much to do needs a minute to start a process.
+#: Far more than any step of an upgrade takes. An overloaded machine needs a minute to start a process.
 _PATIENCE_SECONDS = 300.0
 _MIGRATIONS = 5
 #: How long a try of the migration waits for the locks of one revision.
@@ -30,7 +30,7 @@ _REVISION_SECONDS = 20
 
 
 class VersionFaults:
-    """Each fault returns the number of steps that an old process did, or of upgraded revisions and processes."""
+    """Each fault returns the number of steps that an old process began, or of upgraded revisions and processes."""
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
@@ -40,9 +40,9 @@ class VersionFaults:
         return {"F42": self._old_beside_new, "F43": self._upgrade, "F49": self._roll_back}
 
     async def _old_beside_new(self, fault: Fault) -> int:
-        """Replace a process by one of the release, as a rollback does; later replace that one by a new process, as an
-        upgrade does. Returns the number of steps that the old worker began, or of bytes that the old API sent to
-        PostgreSQL.
+        """Replace a process by an old one, as a rollback does. Later replace the old one by a new one, as an upgrade
+        does.
+        Returns how many steps the old worker began, or how many bytes the old API sent to PostgreSQL.
         """
         slot = self._installation.slots[fault.target]
         slot.release = await self._installation.servers.release()
@@ -81,10 +81,10 @@ class VersionFaults:
         return applied + replaced if applied and replaced == len(self._installation.slots) else 0
 
     async def _roll_back(self, fault: Fault) -> int:
-        """Replace every process by one of the release for a while. They use this code's schema, with rows that this
-        code wrote.
+        """Replace every process by an old one for a while. The old processes use the new schema, with rows of new
+        processes.
 
-        Returns how many steps the old workers began; 0 unless all old and all new processes served.
+        Returns how many steps the old workers began; 0 if any old or new process did not serve.
         """
         slots, release = list(self._installation.slots.values()), await self._installation.servers.release()
         for slot in slots:
@@ -99,7 +99,7 @@ class VersionFaults:
 
     async def _migrate(self, lock_seconds: int) -> None:
         """Run `leasehold migrate`. `lock_seconds`: how long it waits for a lock. On a busy machine transactions last
-        for seconds: so the caller lets each try wait longer, as an operator would.
+        for seconds: the caller lets each try wait longer than the last, as an operator would.
         """
         environment = {
             **os.environ,
@@ -110,7 +110,7 @@ class VersionFaults:
         await migrate_with(_ROOT, environment, self._installation.directory / "migrate.log")
 
     async def _watch_calls(self) -> None:
-        """Record changes of workflow calls, which I25 checks. Call this before a process has workflows."""
+        """Record the changes of workflow calls from now on, for I25. Call this before a process runs workflows."""
         async with self._installation.connection() as connection:
             await connection.execute(WATCH_CALLS)
 

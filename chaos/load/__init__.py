@@ -29,7 +29,7 @@ PAUSES = {
     "operation": 2.5, "workflow": 2.0, "workflow cancel": 2.0,
     "batch": 3.0, "cancel": 1.2, "mend": 1.5, "replay": 4.0, "repeat": 3.0, "schedule": 1.5, "errand": 0.8,
 }  # fmt: skip
-#: The pauses are this many times longer once the load has run for its time.
+#: After its time the load may go on (`Load.run`): then the pauses are this many times longer.
 _SLOWER = 4.0
 
 
@@ -52,21 +52,21 @@ class Load:
         workers = ExternalWorkers(self.diary)
         self._external = [asyncio.create_task(workers.serve(tenant)) for tenant in TENANTS]
 
-    async def run(self, seconds: float, over: asyncio.Event | None = None) -> None:
-        """Load for `seconds`; then, at a quarter of the rate, until `over` is set. An upgrade may take minutes: at the
-        full rate, jobs would pile up faster than the machine does them.
+    async def run(self, seconds: float, faults_over: asyncio.Event | None = None) -> None:
+        """Send requests for `seconds`; then, at a quarter of the rate, until `faults_over` is set. An upgrade may take
+        minutes: at the full rate, clients would submit jobs faster than the machine does them.
         """
         async with asyncio.TaskGroup() as clients:
             for name, send in self.senders.items():
-                clients.create_task(self._repeat(name, send, seconds, over))
+                clients.create_task(self._repeat(name, send, seconds, faults_over))
 
-    async def followed(self, seconds: float) -> None:
+    async def wait_for_followers(self, seconds: float) -> None:
         """Wait until the clients have read all events of their jobs. Stop those that need longer than `seconds`."""
-        await self.diary.followed(seconds)
+        await self.diary.wait_for_followers(seconds)
 
-    async def calm(self) -> None:
-        """Lift the limit that lets jobs wait for a minute. Call this once the faults are over."""
-        self.diary.seed_random("calm")
+    async def lift_pace(self) -> None:
+        """Lift the limit at which jobs wait for up to a minute. Call this once the faults are over."""
+        self.diary.seed_random("lift pace")
         await errands.lift_pace(self.diary)
 
     async def end(self) -> None:
@@ -95,17 +95,17 @@ class Load:
             "errand": errands.runner(diary),
         }
 
-    async def _repeat(self, name: str, send: Sender, seconds: float, over: asyncio.Event | None) -> None:
+    async def _repeat(self, name: str, send: Sender, seconds: float, faults_over: asyncio.Event | None) -> None:
         """Begin a new request after each pause, whether or not the last one was answered."""
         until = time.monotonic() + seconds
         self.diary.seed_random(f"{name} pauses {self._sent[name]}")
         async with asyncio.TaskGroup() as requests:
             await asyncio.sleep(PAUSES[name] * self.diary.rng.uniform(0.0, 0.5))
-            while time.monotonic() < until or (over is not None and not over.is_set()):
+            while time.monotonic() < until or (faults_over is not None and not faults_over.is_set()):
                 requests.create_task(self.send_once(name, send, self._sent[name]))
                 self._sent[name] += 1
-                slower = 1.0 if time.monotonic() < until else _SLOWER
-                await asyncio.sleep(slower * PAUSES[name] * self.diary.rng.uniform(0.5, 1.5))
+                factor = 1.0 if time.monotonic() < until else _SLOWER
+                await asyncio.sleep(factor * PAUSES[name] * self.diary.rng.uniform(0.5, 1.5))
 
     async def send_once(self, name: str, send: Sender, nth: int) -> None:
         """The `nth` request of a client: the seed decides what it is."""

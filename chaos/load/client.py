@@ -1,4 +1,4 @@
-"""A client of the HTTP API whose connections faults cut: it repeats each request until it is answered."""
+"""A client of the HTTP API. Faults cut its connections, so it repeats each request until it gets an answer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ Body = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a request with all its tries. `status`: of the last answer; 0: no answer. `answered`: the bodies
-    of all 2xx answers, in order.
+    """The outcome of a request with all its tries. `status`: of the last answer; 0: none came. `answered`: the bodies
+    of
+    all 2xx answers, in order.
     """
 
     status: int
@@ -74,7 +75,7 @@ class Client:
         patience: float = PATIENCE_SECONDS,
         **content: Any,
     ) -> Outcome:
-        """Send the request until its answer is final. `again`: after a success send it once more, because clients may.
+        """Send the request until its answer is final. `again`: after a success send it once more, as clients may do.
 
         `patience`: for how many seconds to repeat it; 0: send it once. `content`: arguments of httpx2 for a body that
         is not JSON.
@@ -96,8 +97,9 @@ class Client:
     async def _until_final(
         self, method: str, path: str, headers: Mapping[str, str], content: Mapping[str, Any], until: float
     ) -> tuple[httpx2.Response | None, int]:
-        """Send the request, and again until `until` (of the monotonic clock). Returns the final answer, or None, and
-        the number of tries.
+        """Repeat the request until a final answer, or until `until` (of the monotonic clock). Returns the final answer
+        or
+        None, and the number of tries.
         """
         tries = 0
         while True:
@@ -133,8 +135,8 @@ class Client:
     # --- the events of a job
 
     async def follow(self, path: str, pieces: list[tuple[int, list[int]]], at_most: int = 3) -> None:
-        """Read a job's events until the job has ended. After `at_most` events, disconnect and resume. Append each
-        cursor to `pieces`, with the numbers of the events that came after it.
+        """Read a job's events until the job has ended. Disconnect and resume after each `at_most` events. Append to
+        `pieces` each cursor, with the numbers of the events that came after it.
         """
         cursor, has_ended = 0, False
         while not has_ended:

@@ -1,4 +1,4 @@
-"""The diary of a run: the requests of all clients with their answers. It also gives each client its random numbers."""
+"""The diary of a run: the requests of all clients with their answers. It also gives each client random numbers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Diary:
         await self._http.aclose()
 
     def seed_random(self, name: str) -> None:
-        """Give the current asyncio task random numbers of its own, by the run's seed and `name`. So the timing of other
+        """Give the current asyncio task random numbers of its own, from the run's seed and `name`: the timing of other
         tasks does not change them.
         """
         _random.set(random.Random(f"load {self.seed} {name}"))  # noqa: S311 - to be repeated, not to be secret
@@ -65,7 +65,7 @@ class Diary:
         pieces = self.streams.setdefault(job, [])
         self._followers.add(asyncio.create_task(client.follow(path, pieces)))
 
-    async def followed(self, seconds: float) -> None:
+    async def wait_for_followers(self, seconds: float) -> None:
         """Wait until all events of the followed jobs are read. Stop the followers that need longer than `seconds`."""
         if self._followers:
             await asyncio.wait(self._followers, timeout=seconds)
@@ -83,16 +83,16 @@ class Diary:
 
     def record(
         self, kind: str, tenant: str, key: str, outcome: Outcome, *, job: str = "", endpoint: str = "",
-        answers: tuple[tuple[str, ...], ...] = (), made: int = 1, answer: str = "",
+        answers: tuple[tuple[str, ...], ...] = (), jobs_requested: int = 1, answer: str = "",
     ) -> None:  # fmt: skip
-        """Record the outcome of a request over HTTP. `answer`: if it differs from the answer that the status means."""
+        """Record the outcome of a request over HTTP. `answer`: given if the status of the outcome does not show it."""
         self.requests.append(
             Request(kind, tenant, key, outcome.asked_at, outcome.answered_at, answer or outcome.answer, job,
-                    outcome.tries, endpoint, answers, made)
+                    outcome.tries, endpoint, answers, jobs_requested)
         )  # fmt: skip
 
     def record_direct(
         self, kind: str, tenant: str, key: str, asked_at: float, answer: str, job: str, tries: int
     ) -> None:
-        """Record the outcome of a request of a client that writes to the database itself."""
+        """Record the outcome of a request of a client that writes into the database without the API."""
         self.requests.append(Request(kind, tenant, key, asked_at, time.time(), answer, job, tries))

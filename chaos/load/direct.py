@@ -1,4 +1,6 @@
-"""Clients that submit jobs by the transition, in a transaction of their own: they use neither API nor broker."""
+"""Clients that submit and cancel jobs in transactions of their own, by the platform's transitions. They use neither the
+API nor the broker.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from leasehold.transitions.jobs import NewJob, request_cancel, submit
 
 #: Errors after which the client tries again. Before the upgrade of F43, the schema is older than this client's code.
 _AGAIN: tuple[type[BaseException], ...] = (*TRY_AGAIN, asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError)
-# A schedule for the next 29 February, so that only the tick that is given falls into a run.
+# The cron expression fires on 29 February: a run has only the one tick that `next_run_at` gives.
 _SCHEDULE = """
 INSERT INTO schedule (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id, priority, overlap,
                       catch_up, catch_up_seconds, next_run_at)
@@ -46,7 +48,7 @@ def submitter(diary: Diary, pipeline: Pipeline) -> Sender:
 
 
 async def _try_submit(diary: Diary, job: NewJob) -> str:
-    """Submit the job once. Nobody publishes its hints but the relay."""
+    """Submit the job once. Only the relay publishes its hints."""
     try:
         connection = await connect(diary.installation.settings(CLIENT), "client")
         try:

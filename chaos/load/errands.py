@@ -26,7 +26,7 @@ async def declare_limits(diary: Diary) -> None:
 
 
 async def lift_pace(diary: Diary) -> None:
-    """Lift the limit of `paced`, so that runs that wait at it begin: a chaos run does not last for a minute more."""
+    """Lift the limit of `paced`, so that waiting runs begin at once: a chaos run does not wait for another minute."""
     for bound in [bound for bound in diary.bounds if bound.key == _pace()]:
         client, path = diary.client(bound.tenant), f"/v1/limits/{bound.tenant}/{bound.key}"
         bound.until = time.time()
@@ -55,8 +55,9 @@ async def _limit(diary: Diary, tenant: str) -> None:
 
 
 async def _webhook(diary: Diary, tenant: str) -> None:
-    """Make, change and delete a webhook. It is for an event that does not happen in a run: the checker expects only the
-    messages of the run's own webhook.
+    """Make, change and delete a webhook. Its event never happens in a run, because the checker expects only the
+    messages
+    of the run's own webhook.
     """
     client, key = diary.client(tenant), diary.key()
     body = {"url": f"http://127.0.0.1:{diary.installation.receiver.port}/{tenant}", "events": ["run.expired"]}

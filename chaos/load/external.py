@@ -1,4 +1,4 @@
-"""External workers: clients that claim over HTTP, renew, and settle. Some die with their lease, and some fail."""
+"""External workers: clients that claim, renew and settle over HTTP. Some die while they hold a lease, and some fail."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class ExternalWorkers:
         self._diary.seed_random(f"external {tenant}")
         rng = self._diary.rng
         client = self._diary.client(tenant)
-        worker, known = uuid4().hex, False
+        worker, has_claimed = uuid4().hex, False
         while True:
             claimed = await client.request("POST", "/v1/external/claim", {
                 "worker_id": worker, "queues": [ABROAD_QUEUE], "limit": 2, "wait": 1,
                 "lease_seconds": EXTERNAL_LEASE_SECONDS,
             })  # fmt: skip
             for task in claimed.body.get("tasks", ()):
-                luck = rng.random() if known else _DIES  # the tenant's first task fails
-                known = True
-                if luck < _DIES:  # the worker dies: its leases pass, and a worker with another id begins
+                luck = rng.random() if has_claimed else _DIES  # the tenant's first task fails
+                has_claimed = True
+                if luck < _DIES:  # the worker dies with its leases, and a worker with another id begins
                     self._note(tenant, worker, task, claimed.answered_at, "died")
                     worker = uuid4().hex
                     break
@@ -49,27 +49,28 @@ class ExternalWorkers:
         self, client: Client, tenant: str, worker: str, task: dict[str, Any], claimed_at: float, *, fails: bool
     ) -> None:
         path = f"/v1/external/tasks/{task['task_id']}"
-        held = {"worker_id": worker, "epoch": task["epoch"]}
+        lease = {"worker_id": worker, "epoch": task["epoch"]}
         for percent in (30, 60):
             await asyncio.sleep(_WORK_SECONDS / 2)
-            await client.request("POST", f"{path}/progress", held | {"percent": percent}, patience=0.0)
+            await client.request("POST", f"{path}/progress", lease | {"percent": percent}, patience=0.0)
             beat = await client.request(
-                "POST", f"{path}/heartbeat", held | {"lease_seconds": EXTERNAL_LEASE_SECONDS}, patience=3.0
+                "POST", f"{path}/heartbeat", lease | {"lease_seconds": EXTERNAL_LEASE_SECONDS}, patience=3.0
             )
             if beat.code == "lease_lost":
                 self._note(tenant, worker, task, claimed_at, "lost")
                 return
             if beat.body.get("cancel_requested"):
-                done = await client.request("POST", f"{path}/acknowledge-cancel", held)
+                done = await client.request("POST", f"{path}/acknowledge-cancel", lease)
                 self._note(tenant, worker, task, claimed_at, "stopped" if done.good else "lost")
                 return
         if fails and task["attempt"] == 1:
-            done = await client.request("POST", f"{path}/fail", held | {"code": "not_yet", "retry_after": 0.5})
+            done = await client.request("POST", f"{path}/fail", lease | {"code": "not_yet", "retry_after": 0.5})
             verb = "failed"
         else:
-            done = await client.request("POST", f"{path}/complete", held | {"result": {"by": worker}})
+            done = await client.request("POST", f"{path}/complete", lease | {"result": {"by": worker}})
             verb = "completed"
-        # If an earlier try settled the task and its answer was lost, the repetition is answered that the lease is lost.
+        # An earlier try may have settled the task and lost its answer: then the API answers `lease_lost` to the next
+        # try.
         is_unknown = done.status == 0 or (done.tries > 1 and not done.good)
         self._note(tenant, worker, task, claimed_at, verb if done.good else "unknown" if is_unknown else "lost")
 

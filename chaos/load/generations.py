@@ -14,7 +14,9 @@ _CANCELLED = 4
 
 
 def sender(diary: Diary) -> Sender:
-    """Submits generations to a provider that honours tokens, and to one that does not. Neither may sell one twice."""
+    """Submits generations to a provider that honours tokens, and to one that does not. Neither may sell a picture
+    twice.
+    """
     numbers = count()
 
     async def send(tenant: str) -> None:
@@ -29,7 +31,7 @@ def sender(diary: Diary) -> Sender:
             return
         await asyncio.sleep(diary.rng.uniform(0.0, 1.5))
         outcome = await client.request("POST", "/v1/images/cancel", {"task_id": key})
-        # The answer is about the order. Whether the job is cancelled, only its row shows.
+        # The answer is about the order. Only the job's row shows whether the job is cancelled.
         answer = "stopping" if outcome.good else ""
         diary.record(
             "cancel", tenant, f"cancel {job}", outcome, job=job, endpoint="POST /v1/images/cancel", answer=answer

@@ -1,4 +1,4 @@
-"""Pictures by signed URL: the client gets the URL, uploads, and completes. It repeats each request until an answer."""
+"""The client of pictures: it gets a signed URL, uploads the picture, and completes the upload."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def sender(diary: Diary) -> Sender:
 
     async def send(tenant: str) -> None:
         client, key = diary.client(tenant), diary.key()
-        wanted = {"content_type": PICTURE_TYPE, "file_name": f"{key}.jpg"}
+        ticket_request = {"content_type": PICTURE_TYPE, "file_name": f"{key}.jpg"}
         again = diary.is_sent_twice()
-        ticket = await client.request("POST", "/upload-url", wanted, key=key, again=again)
+        ticket = await client.request("POST", "/upload-url", ticket_request, key=key, again=again)
         media = tuple((body["media_id"],) for body in ticket.answered)
         diary.record("upload", tenant, key, ticket, endpoint="POST /upload-url", answers=media)
         if not ticket.good or not await client.put(ticket.body["upload_url"], content, PICTURE_TYPE):

@@ -1,4 +1,4 @@
-"""The client of bulk operations. An operation retries failed runs or cancels running ones: those with its own tag."""
+"""The client of bulk operations. Each operation retries failed runs, or cancels running runs, by a tag of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 from chaos.evidence import Operation
 from chaos.load.client import Client
 from chaos.load.diary import Diary, Sender
-from chaos.load.runs import start, unknown_if_missing, until
+from chaos.load.runs import start, unknown_if_missing, wait_for_status
 from chaos.pipelines import BROKEN, long, mendable
 
 #: The tag by which an operation finds its runs.
@@ -56,6 +56,6 @@ async def _target(diary: Diary, client: Client, tenant: str, key: str, action: s
     if action == "cancel":
         return await start(diary, client, tenant, long.name, diary.words(), kind=long.name, tags=tags)
     job = await start(diary, client, tenant, mendable.name, {"text": BROKEN}, kind="broken", tags=tags)
-    if job and await until(client, job, "failed", seconds=_TO_FAIL_SECONDS) == "failed":
+    if job and await wait_for_status(client, job, "failed", seconds=_TO_FAIL_SECONDS) == "failed":
         return job
     return ""

@@ -1,4 +1,4 @@
-"""Runs over HTTP: one at a time and in batches, cancelled while they wait and while they run, retried, and rerun."""
+"""The clients of runs over HTTP: they start runs singly and in batches, and cancel, retry and rerun them."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ async def start(
 
 
 def starter(diary: Diary, pipeline: Pipeline) -> Sender:
-    """Starts runs, and follows the events of some to their end. It does not follow runs of `wrong`: the replayer
-    replays them, so they end twice.
+    """Starts runs, and follows the events of some. It does not follow runs of `wrong`: they end twice, because the
+    replayer replays them.
     """
 
     async def send(tenant: str) -> None:
@@ -72,23 +72,25 @@ def batcher(diary: Diary) -> Sender:
         outcome = await client.request("POST", "/v1/runs/batch", body, key=key, again=diary.is_sent_twice())
         jobs = tuple(tuple(map(str, body["ids"])) for body in outcome.answered)
         job = jobs[-1][0] if jobs else ""
-        diary.record("batch", tenant, key, outcome, job=job, endpoint="POST /v1/runs/batch", answers=jobs, made=_BATCH)
+        diary.record(
+            "batch", tenant, key, outcome, job=job, endpoint="POST /v1/runs/batch", answers=jobs, jobs_requested=_BATCH
+        )
 
     return send
 
 
 def canceller(diary: Diary) -> Sender:
-    """Cancels runs: some at once, the others while they run; in turn by the endpoint of runs and that of jobs."""
+    """Cancels runs, some at once and some while they run. It uses the endpoints of runs and of jobs in turn."""
     surfaces = cycle(("runs", "jobs"))
 
     async def send(tenant: str) -> None:
         client = diary.client(tenant)
-        template, runs = diary.rng.choice(STOPPABLE), diary.rng.random() < 0.6  # noqa: PLR2004 - a little more
+        template, while_running = diary.rng.choice(STOPPABLE), diary.rng.random() < 0.6  # noqa: PLR2004 - a little more
         job = await start(diary, client, tenant, template.name, diary.words())
         if not job:
             return
-        if runs:
-            await until(client, job, "running")
+        if while_running:
+            await wait_for_status(client, job, "running")
         surface = next(surfaces)
         outcome = await client.request("POST", f"/v1/{surface}/{job}/cancel")
         diary.record(
@@ -100,7 +102,8 @@ def canceller(diary: Diary) -> Sender:
 
 
 def unknown_if_missing(outcome: Outcome) -> str:
-    """`unknown` if an API of the older release answered, which lacks the endpoint: a newer API may have got an earlier
+    """`unknown` if an API of the release answered, which lacks the endpoint. An API of this code may have done an
+    earlier
     try.
     """
     return "unknown" if outcome.status == HTTPStatus.NOT_FOUND else ""
@@ -117,7 +120,7 @@ def of_cancel(outcome: Outcome) -> str:
     return outcome.answer
 
 
-async def until(client: Client, job: str, *statuses: str, seconds: float = PATIENCE_SECONDS) -> str:
+async def wait_for_status(client: Client, job: str, *statuses: str, seconds: float = PATIENCE_SECONDS) -> str:
     """Wait until the run has one of `statuses` or has ended. Returns its status; "" if the client did not learn it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -130,29 +133,30 @@ async def until(client: Client, job: str, *statuses: str, seconds: float = PATIE
 
 
 def mender(diary: Diary) -> Sender:
-    """Starts runs that fail because of their payload, and retries each with another payload: in turn by the endpoints
-    of dead letters, runs and jobs.
+    """Starts runs that fail because of their payload, and retries each with another payload. It uses the endpoints of
+    dead letters, runs and jobs in turn.
     """
     surfaces = cycle(("dead-letters", "runs", "jobs"))
 
     async def send(tenant: str) -> None:
         client, surface = diary.client(tenant), next(surfaces)
         job = await start(diary, client, tenant, mendable.name, {"text": BROKEN}, kind="broken")
-        if not job or await until(client, job, "failed", seconds=_TO_FAIL_SECONDS) != "failed":
+        if not job or await wait_for_status(client, job, "failed", seconds=_TO_FAIL_SECONDS) != "failed":
             return
-        path = await _letter_of(client, job) if surface == "dead-letters" else f"/v1/{surface}/{job}/retry"
+        path = await _replay_path(client, job) if surface == "dead-letters" else f"/v1/{surface}/{job}/retry"
         if not path:
             return
         outcome = await client.request("POST", path, {"payload": {"text": MENDED}})
-        lost = outcome.tries > 1 and outcome.status in (HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND)
-        answer = "accepted" if lost else ""  # an earlier try retried it, and its answer was lost
+        # An earlier try may have retried the run and lost its answer.
+        was_retried = outcome.tries > 1 and outcome.status in (HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND)
+        answer = "accepted" if was_retried else ""
         endpoint = f"POST /v1/{surface} once more"
         diary.record("mended", tenant, f"mended {job}", outcome, job=job, endpoint=endpoint, answer=answer)
 
     return send
 
 
-async def _letter_of(client: Client, job: str) -> str:
+async def _replay_path(client: Client, job: str) -> str:
     """The path that replays the run's dead letter; "" if the list lacks it."""
     letters = await client.request("GET", f"/v1/dead-letters?template={mendable.name}&limit=100")
     task_ids = [letter["task_id"] for letter in letters.body.get("dead_letters", ()) if job in letter.values()]
@@ -180,7 +184,7 @@ def repeater(diary: Diary) -> Sender:
             return
         outcome = await client.request("POST", f"/v1/runs/{job}/rerun", key=key, again=diary.is_sent_twice())
         jobs = tuple((str(body["id"]),) for body in outcome.answered)
-        made = jobs[-1][0] if jobs else ""
-        diary.record("rerun", tenant, key, outcome, job=made, endpoint="POST /v1/runs/rerun", answers=jobs)
+        new_job = jobs[-1][0] if jobs else ""
+        diary.record("rerun", tenant, key, outcome, job=new_job, endpoint="POST /v1/runs/rerun", answers=jobs)
 
     return send

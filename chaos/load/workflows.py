@@ -1,4 +1,4 @@
-"""The clients of workflows: a workflow gets its signal, or its cancel, while it runs or waits."""
+"""The clients of workflows: they start workflows, and send each its signal or its cancel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 from chaos.load.client import Client
 from chaos.load.diary import Diary, Sender
-from chaos.load.runs import SCOPE, of_cancel, unknown_if_missing, until
+from chaos.load.runs import SCOPE, of_cancel, unknown_if_missing, wait_for_status
 from chaos.pipelines import TAKES_BACK
 
 _TO_WAIT_SECONDS = 1.0
@@ -15,7 +15,7 @@ _CANCELLED_AFTER_BEGIN = 0.8
 
 
 def signaller(diary: Diary) -> Sender:
-    """Starts workflows. Sends each workflow the signal that it waits for, before or while it waits."""
+    """Starts workflows, and sends each the signal that it waits for: before it waits, or while it does."""
 
     async def send(tenant: str) -> None:
         client = diary.client(tenant)
@@ -37,7 +37,7 @@ def canceller(diary: Diary) -> Sender:
         if not job:
             return
         if diary.rng.random() < _CANCELLED_AFTER_BEGIN:
-            await until(client, job, "running")
+            await wait_for_status(client, job, "running")
         await asyncio.sleep(diary.rng.uniform(0.0, _TO_WAIT_SECONDS))
         outcome = await client.request("POST", f"/v1/runs/{job}/cancel")
         diary.record(

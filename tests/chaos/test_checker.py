@@ -160,7 +160,7 @@ def of_the_stopped(history: History, of: str, status: str) -> int:
     return next(
         index
         for index, one in enumerate(history.changes)
-        if one.of == of and (one.row["id"], one.row["status"]) == wanted
+        if one.kind == of and (one.row["id"], one.row["status"]) == wanted
     )
 
 
@@ -189,12 +189,12 @@ def a_step_that_started_after_its_running_job_was_cancelled(history: History) ->
 
 
 def a_step_that_was_made_with_a_lease_of_nobody_who_suspended(history: History) -> None:
-    index = next(n for n, one in enumerate(history.changes) if one.of == "task" and one.row["id"] == "task-step")
+    index = next(n for n, one in enumerate(history.changes) if one.kind == "task" and one.row["id"] == "task-step")
     row(history, index, lease_owner="another")
 
 
 def the_call(history: History, name: str) -> int:
-    return next(n for n, one in enumerate(history.changes) if one.of == "call" and one.row.get("name") == name)
+    return next(n for n, one in enumerate(history.changes) if one.kind == "call" and one.row.get("name") == name)
 
 
 def a_workflow_that_acknowledged_and_undid_nothing(history: History) -> None:
@@ -222,7 +222,7 @@ def end_workflow_because(history: History, because: str) -> None:
 
 def a_workflow_that_had_called_nothing_and_began_after_its_cancel(history: History) -> None:
     for index, one in enumerate(history.changes):
-        if one.of == "task" and one.before and one.row["id"] == "task-undone":
+        if one.kind == "task" and one.before and one.row["id"] == "task-undone":
             history.changes[index] = replace(one, before=one.before | {"journaled": False})
 
 
@@ -231,7 +231,7 @@ def a_key_that_made_two_runs(history: History) -> None:
 
 
 def a_batch_of_which_half_was_made(history: History) -> None:
-    history.requests[0] = replace(history.requests[0], made=2)
+    history.requests[0] = replace(history.requests[0], jobs_requested=2)
 
 
 def a_refused_request_that_made_its_run(history: History) -> None:
@@ -264,11 +264,11 @@ def an_order_that_is_polled_for_ever(history: History) -> None:
 
 def admit(history: History, seconds: float, *, left: bool) -> None:
     """Another job is admitted by the limit, after the first one has `left` or beside it."""
-    first = next(one for one in history.changes if one.of == "gate_job")
+    first = next(one for one in history.changes if one.kind == "gate_job")
     if left:
-        history.changes.append(replace(first, n=900, at=T0 + seconds, before=first.after, after=None))
+        history.changes.append(replace(first, number=900, at=T0 + seconds, before=first.after, after=None))
     after = (first.after or {}) | {"job_id": "next", "admitted_at": at(seconds)}
-    history.changes.append(replace(first, n=901, at=T0 + seconds, before=None, after=after))
+    history.changes.append(replace(first, number=901, at=T0 + seconds, before=None, after=after))
 
 
 def more_jobs_than_a_limit_allows(history: History) -> None:
@@ -303,7 +303,7 @@ def an_effect_was_committed_twice(history: History) -> None:
     row(history, DONE_FIRST, status="running", lease_owner="me", lease_until=at(30))
     again = history.changes[DONE_FIRST]
     for _ in range(2):
-        history.changes.append(replace(again, n=len(history.changes) + 1, before=again.before, after={
+        history.changes.append(replace(again, number=len(history.changes) + 1, before=again.before, after={
             **(again.before or {}), "status": "succeeded"}))  # fmt: skip
 
 
@@ -341,7 +341,9 @@ def the_result_of_an_older_claim(history: History) -> None:
     later = history.changes[CLAIMED_SECOND]
     assert later.after is not None
     history.changes.append(
-        replace(later, n=99, at=T0 + 3.5, before=later.after, after=later.after | {"epoch": 2, "lease_owner": "again"})
+        replace(
+            later, number=99, at=T0 + 3.5, before=later.after, after=later.after | {"epoch": 2, "lease_owner": "again"}
+        )
     )
     history.tasks[1]["epoch"] = 2
 
@@ -381,7 +383,7 @@ def an_ack_before_the_claim(history: History) -> None:
 
 def a_hint_in_another_transaction(history: History) -> None:
     for index, one in enumerate(history.changes):
-        if one.of == "outbox" and one.after and one.xact == "b":
+        if one.kind == "outbox" and one.after and one.xact == "b":
             change(history, index, xact="later")
 
 
@@ -411,7 +413,7 @@ def a_hint_that_was_never_acknowledged(history: History) -> None:
 
 
 def a_dead_letter_whose_task_waits(history: History) -> None:
-    history.parked.append('{"v":1,"task":"task-second"}')
+    history.dead_letters.append('{"v":1,"task":"task-second"}')
     history.tasks[1]["status"] = "pending"
 
 
@@ -437,7 +439,7 @@ def an_upload_that_a_good_attempt_left_open(history: History) -> None:
 
 
 def a_step_before_the_one_it_needs(history: History) -> None:
-    change(history, CLAIMED_SECOND, n=1)
+    change(history, CLAIMED_SECOND, number=1)
 
 
 def more_errors_than_are_allowed(history: History) -> None:
@@ -504,21 +506,21 @@ def a_process_that_lives_on(history: History) -> None:
 
 def called(history: History, index: int, **changes: Any) -> None:
     """One of the two changes of the workflow's call had another row, or came at another time."""
-    places = [place for place, one in enumerate(history.changes) if one.of == "call"]
+    places = [place for place, one in enumerate(history.changes) if one.kind == "call"]
     change(history, places[index], **changes)
 
 
 def a_call_written_by_a_zombie(history: History) -> None:
-    after = [one for one in history.changes if one.of == "call"][1].after
+    after = [one for one in history.changes if one.kind == "call"][1].after
     called(history, 1, after=(after or {}) | {"epoch": 0})
 
 
 def a_call_written_after_the_lease_had_ended(history: History) -> None:
-    called(history, 1, n=10_000)
+    called(history, 1, number=10_000)
 
 
 def a_result_of_a_call_that_changed(history: History) -> None:
-    before = [one for one in history.changes if one.of == "call"][1].before
+    before = [one for one in history.changes if one.kind == "call"][1].before
     called(history, 1, before=(before or {}) | {"state": "done"})
 
 
@@ -539,8 +541,8 @@ def a_loss_that_only_a_failover_explains(history: History) -> None:
 
 
 def an_operation_that_acted_twice(history: History) -> None:
-    again = [one for one in history.changes if one.of == "job" and one.moved() == ("failed", "pending")]
-    history.changes.append(replace(again[0], n=len(history.changes) + 1))
+    again = [one for one in history.changes if one.kind == "job" and one.moved() == ("failed", "pending")]
+    history.changes.append(replace(again[0], number=len(history.changes) + 1))
 
 
 def an_operation_that_passed_a_job_over(history: History) -> None:
@@ -741,7 +743,7 @@ def test_a_hint_is_no_younger_than_its_row_if_the_clock_jumps_back_before_the_au
     """The row has the time of a clock that was ahead; the trigger, a moment later, found it right again."""
     history = sound()
     for index, one in enumerate(history.changes):
-        if one.of == "outbox":
+        if one.kind == "outbox":
             made = {"created_at": at(15.0)}
             history.changes[index] = replace(
                 one, before=one.before and one.before | made, after=one.after and one.after | made

@@ -28,7 +28,7 @@ async def installation(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> Asy
     """Without processes of the platform: the tests are its clients."""
     monkeypatch.setattr(failover, "_SILENT_SECONDS", 0.3)
     await servers.add_database(NAME)
-    await servers.follow("remote_apply")
+    await servers.add_standby("remote_apply")
     installation = Installation(servers, Plan(0, 1.0))
     installation.name = NAME
     assert servers.standby is not None
@@ -41,7 +41,7 @@ async def installation(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> Asy
     for link in installation.links.values():
         await link.close()
     await servers.mend()
-    await servers.unfollow()
+    await servers.remove_standby()
     await servers.drop_database(NAME)
 
 

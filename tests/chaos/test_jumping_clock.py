@@ -48,10 +48,10 @@ def test_a_confirm_is_compared_with_the_true_time_of_the_row(ahead: float) -> No
     said = {
         change.row["id"]: at(change.at - T0 + ahead)
         for change in history.changes
-        if change.of == "outbox" and change.after
+        if change.kind == "outbox" and change.after
     }
     for index, change in enumerate(history.changes):
-        if change.of == "outbox":
+        if change.kind == "outbox":
             row = change.row | {"created_at": said[change.row["id"]]}
             history.changes[index] = (
                 replace(change, after=row, ahead=ahead) if change.after else replace(change, before=row)
@@ -66,7 +66,7 @@ def test_a_confirm_is_compared_with_the_true_time_of_the_row(ahead: float) -> No
 
 def test_the_database_says_what_its_last_jump_made_it_say() -> None:
     history = sound()
-    assert history.by_database(T0) == T0
+    assert history.database_time(T0) == T0
     history.jumps = [(T0 + 1, 20.0), (T0 + 2, 0.0)]
-    assert [history.by_database(T0 + after) - T0 for after in (0.5, 1.0, 1.5, 2.5)] == [0.5, 21.0, 21.5, 2.5]
+    assert [history.database_time(T0 + after) - T0 for after in (0.5, 1.0, 1.5, 2.5)] == [0.5, 21.0, 21.5, 2.5]
     assert history.claims["task-first"][0].process == ME

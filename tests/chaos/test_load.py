@@ -132,11 +132,11 @@ async def test_a_job_is_followed_until_it_has_ended_also_beyond_the_load() -> No
         diary.follow(diary.client("red"), "job", "/v1/runs/job/events")
         assert diary.streams == {"job": []}  # who sees nothing is judged, too
         await resumed.wait()
-        await diary.followed(0.0)
+        await diary.wait_for_followers(0.0)
         assert diary.streams["job"] == [(0, [1, 2])]
         ended.set()
         diary.follow(diary.client("red"), "job", "/v1/runs/job/events")
-        await diary.followed(60.0)
+        await diary.wait_for_followers(60.0)
         await diary.close()
 
 
@@ -154,7 +154,7 @@ async def test_a_run_that_ends_twice_is_not_followed(pipeline: Pipeline, is_foll
         for nth in range(30):
             diary.seed_random(f"test {nth}")
             await send("red")
-        await diary.followed(60.0)
+        await diary.wait_for_followers(60.0)
         await diary.close()
     assert ("GET" in asked) is is_followed
 

@@ -34,7 +34,7 @@ def test_neighbouring_seeds_deal_out_the_whole_catalogue() -> None:
 
 @pytest.mark.parametrize("missing", sorted(EVERYTHING))
 def test_what_the_machine_cannot_do_is_not_planned(missing: str) -> None:
-    names = {fault.name for seed in range(80) for fault in make_plan(seed, able=EVERYTHING - {missing}).faults}
+    names = {fault.name for seed in range(80) for fault in make_plan(seed, abilities=EVERYTHING - {missing}).faults}
     assert names == {kind.name for kind in CATALOGUE if kind.needs != missing and kind not in ALONE}
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from chaos.proxy import Carried, Link, Weather
+from chaos.proxy import Carried, Link, Slowdown
 
 
 @dataclass
@@ -180,17 +180,17 @@ async def test_a_link_counts_what_it_did_and_not_that_it_was_switched(link: Link
     link.heal()
     link.drop_replies()
     link.heal()
-    link.weather = Weather(latency=0.01)
+    link.slowdown = Slowdown(latency=0.01)
     link.heal()
     link.reset()
     assert link.carried == Carried()
     reader, writer = await opened(link)
     assert (link.carried.sent, link.carried.passed_back) == (2, 2)
-    link.weather = Weather(latency=0.01)
+    link.slowdown = Slowdown(latency=0.01)
     writer.write(b"slow")
     assert await reader.readexactly(4) == b"slow"
     assert link.carried.slowed == 8
-    link.weather = Weather()
+    link.slowdown = Slowdown()
     link.hold()
     writer.write(b"held")
     await nothing_comes(reader)
@@ -240,13 +240,13 @@ async def test_a_request_can_arrive_whose_answer_nobody_hears(link: Link, echo: 
 
 
 @pytest.mark.parametrize(
-    ("weather", "size", "least", "most"),
-    [(Weather(), 10**6, 0, 0), (Weather(0.5, 0.2), 1, 0.3, 0.7), (Weather(bytes_per_second=1000), 500, 0.5, 0.5)],
+    ("slowdown", "size", "least", "most"),
+    [(Slowdown(), 10**6, 0, 0), (Slowdown(0.5, 0.2), 1, 0.3, 0.7), (Slowdown(bytes_per_second=1000), 500, 0.5, 0.5)],
 )
-def test_weather_delays_by_latency_and_by_size(weather: Weather, size: int, least: float, most: float) -> None:
+def test_a_slowdown_delays_by_latency_and_by_size(slowdown: Slowdown, size: int, least: float, most: float) -> None:
     import random  # noqa: PLC0415 - only here
 
-    delays = [weather.delay(size, random.Random(seed)) for seed in range(20)]
+    delays = [slowdown.delay(size, random.Random(seed)) for seed in range(20)]
     assert least <= min(delays) <= max(delays) <= most
 
 

@@ -26,7 +26,7 @@ class NoServers:
     """Counts how often servers were started."""
 
     started = 0
-    able = EVERYTHING
+    abilities = EVERYTHING
 
     def __init__(self, **_options: Any) -> None:
         NoServers.started += 1

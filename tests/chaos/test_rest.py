@@ -29,7 +29,7 @@ class Idle:
     async def connection(self) -> AsyncIterator[None]:
         yield None
 
-    async def resting(self, _connection: None) -> dict[str, int]:
+    async def count_unfinished(self, _connection: None) -> dict[str, int]:
         return {"jobs": next(self.unfinished), "outbox": 0}
 
     async def overdue(self, _connection: None, _patience: float) -> list[str]:
@@ -40,7 +40,7 @@ class Idle:
 
 
 async def rest(monkeypatch: pytest.MonkeyPatch, installation: Idle) -> History:
-    monkeypatch.setattr(collect, "resting", installation.resting)
+    monkeypatch.setattr(collect, "count_unfinished", installation.count_unfinished)
     monkeypatch.setattr(collect, "overdue", installation.overdue)
     monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: installation.now))
     monkeypatch.setattr(run, "asyncio", SimpleNamespace(sleep=installation.sleep))

@@ -122,7 +122,7 @@ async def test_a_database_that_nobody_asked_anything_was_not_frozen_for_anybody(
 
 
 async def test_a_stalled_disk_holds_up_every_write_and_not_for_ever(scene: Scene) -> None:
-    if MOUNTS not in scene.servers.able:
+    if MOUNTS not in scene.servers.abilities:
         not_here("to mount takes privileges")
     effect, during, after = await while_beating(scene, "F36 database disk stalls", 2.5)
     assert effect > 0
@@ -131,7 +131,7 @@ async def test_a_stalled_disk_holds_up_every_write_and_not_for_ever(scene: Scene
 
 
 async def test_a_full_disk_fails_statements_and_the_server_is_there_again_once_it_has_room(scene: Scene) -> None:
-    if MOUNTS not in scene.servers.able:
+    if MOUNTS not in scene.servers.abilities:
         not_here("to mount takes privileges")
     effect, during, after = await while_beating(scene, "F37 database disk full", 2.0)
     assert effect > 0
@@ -143,7 +143,7 @@ async def test_a_full_disk_fails_statements_and_the_server_is_there_again_once_i
 async def test_the_databases_clock_jumps_there_and_back_and_the_audit_keeps_the_true_time(
     scene: Scene, way: str
 ) -> None:
-    if CLOCK not in scene.servers.able:
+    if CLOCK not in scene.servers.abilities:
         not_here("there is no libfaketime")
     async with scene.connection() as connection:
         dealing = asyncio.create_task(scene.make(f"F38 database clock {way}", 0.6))
@@ -155,7 +155,7 @@ async def test_the_databases_clock_jumps_there_and_back_and_the_audit_keeps_the_
         during = (await connection.fetchval("SELECT clock_timestamp()")).timestamp() - time.time()
         assert await dealing == JUMP_SECONDS
         after = (await connection.fetchval("SELECT clock_timestamp()")).timestamp() - time.time()
-        [change] = await connection.fetch("SELECT at, ahead FROM chaos.change WHERE of = 'outbox'")
+        [change] = await connection.fetch("SELECT at, ahead FROM chaos.change WHERE kind = 'outbox'")
     sign = 1 if way == "ahead" else -1
     assert during == pytest.approx(sign * JUMP_SECONDS, abs=1)
     assert after == pytest.approx(0, abs=1)

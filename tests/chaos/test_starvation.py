@@ -49,12 +49,12 @@ def test_a_sample_is_never_longer_than_its_time_and_names_its_process(monkeypatc
 
 def test_the_share_of_a_sample_counts_that_lies_in_the_time() -> None:
     waited = Starvation([Starved("a", 0.0, 1.0, 0.5), Starved("a", 1.0, 2.0, 1.0), Starved("b", 1.0, 2.0, 0.2)])
-    assert waited.of("a", 0.5, 1.5) == pytest.approx(0.75)
-    assert waited.of("a", 0.0, 9.0) == pytest.approx(1.5)
-    assert waited.of("b", 0.0, 1.5) == pytest.approx(0.1)
-    assert waited.of("a", 2.0, 9.0) == waited.of("nobody", 0.0, 9.0) == 0.0
+    assert waited.wait_of("a", 0.5, 1.5) == pytest.approx(0.75)
+    assert waited.wait_of("a", 0.0, 9.0) == pytest.approx(1.5)
+    assert waited.wait_of("b", 0.0, 1.5) == pytest.approx(0.1)
+    assert waited.wait_of("a", 2.0, 9.0) == waited.wait_of("nobody", 0.0, 9.0) == 0.0
 
 
 def test_of_several_processes_the_one_that_waited_longest_counts() -> None:
     samples = [Starved(*one) for one in (("a", 0.0, 1.0, 0.1), ("b", 0.0, 1.0, 0.6), ("a", 1.0, 2.0, 0.3))]
-    assert Starvation(samples).of_any(0.0, 2.0) == pytest.approx(0.9)
+    assert Starvation(samples).longest_wait(0.0, 2.0) == pytest.approx(0.9)
