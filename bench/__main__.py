@@ -1,5 +1,5 @@
 """`scripts/bench [FIGURE ...] [--json FILE] [--record MACHINE]`: measures figures, prints them, and records them.
-`scripts/bench simulate` is a program of its own (simulate.py).
+`scripts/bench simulate` runs another program (simulate.py).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ FIGURES: Mapping[str, Callable[[Testbed, Scale], Awaitable[list[Figure]]]] = {
     "sdk": sdk.measure,
     "hostile": hostile.measure,
 }
-#: These run only if they are named: they install other packages, or take a quarter of an hour and more.
+#: These run only if the command names them: they install other packages, or take at least a quarter of an hour.
 ONLY_BY_NAME = {
     "peers",
     "delays",
@@ -109,13 +109,17 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         description="Measure the platform on private servers with full durability. Every figure is the median of "
         "several runs; the column `load` shows how busy the machine was before.",
     )
-    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"of {', '.join(FIGURES)}; all without any")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     parser.add_argument(
-        "--record", metavar="MACHINE", help="write them into the docs, measured on this machine (a letter of the page)"
+        "figures", nargs="*", metavar="FIGURE", help=f"any of {', '.join(FIGURES)}; none: the usual ones"
     )
-    parser.add_argument("--page", action="store_true", help="measure nothing: mark the rows older than their code")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them there, as .svg or .png")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument(
+        "--record", metavar="MACHINE", help="write the figures into the docs, with this letter for the machine"
+    )
+    parser.add_argument(
+        "--page", action="store_true", help="measure nothing: mark the rows that are older than their code"
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures into this file (.svg or .png)")
     parser.add_argument("--runs", type=int, default=Scale().runs, help="runs of each figure (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=Scale().jobs, help="jobs of one throughput run (%(default)s)")
     parser.add_argument("--peers", default=",".join(Scale().peers), help="of peers and delays (%(default)s)")
@@ -183,7 +187,7 @@ async def run(options: argparse.Namespace) -> None:
 def main() -> int:
     if sys.argv[1:2] == ["simulate"]:
         return simulate.main(sys.argv[2:])
-    freeze_loaded()  # as the platform's processes do: so pauses of the bench itself are in no figure
+    freeze_loaded()  # as the platform's processes do: pauses of the bench's own collector must be in no figure
     options = parse()
     if options.page:
         page.render(page.has_changed)

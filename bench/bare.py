@@ -28,16 +28,18 @@ class Bare:
 
 
 def process(original: Path, scratch: Path) -> Bare:
-    """Call the three steps. The bare process calls this; it has loaded the image library by importing this module."""
+    """Call the three steps. A process that does nothing else calls this: its import of this module has loaded the image
+    library.
+    """
     with tempfile.TemporaryDirectory(dir=scratch) as directory:
         files = {"original": original}
         seconds = {}
         for step in media.steps:
-            gc.collect()  # the platform's children do it between runs: neither pays for the other's garbage
+            gc.collect()  # as the platform's children do between runs
             began = perf_counter()
             done = media.handlers[step.name](
                 Work("media", step.name, MediaParams(content_type="image/jpeg"), dict(files), Path(directory))
             )
             seconds[step.name] = perf_counter() - began
-            files |= {name: made.path for name, made in done.files.items()}
+            files |= {name: file.path for name, file in done.files.items()}
         return Bare(seconds, hashlib.sha256(files[FINAL].read_bytes()).hexdigest())

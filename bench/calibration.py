@@ -1,7 +1,7 @@
-"""Measures what the simulation needs: the costs of a task, of a statement, and of a worker without work.
+"""Measures the costs that the simulation needs: of a task, of a statement, and of a worker without work.
 
-A worker drains the same queue twice, with many slots and with few. With few, its statements are smaller, so there are
-more of them. The difference is what statements cost; the rest is what tasks cost.
+A worker drains the same queue with many slots, and with few. With few slots it sends more and smaller statements.
+From the difference follows the cost of a statement; the rest is the cost of a task.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from bench.throughput import Case, Run, drain
 from leasehold.db.database import connect
 from leasehold.transitions import claims
 
-#: Slots of the worker in the second drain.
-_FEW = 8
+#: The slots of the worker in the second drain.
+_FEW_SLOTS = 8
 _IDLE_WORKERS, _IDLE_SECONDS = 4, 10.0
 _LISTENERS, _NOTIFICATIONS = 50, 400
 _TRIPS = 300
@@ -32,10 +32,12 @@ _RENEWALS = 200
 
 async def calibrate(testbed: Testbed, scale: Scale) -> tuple[Costs, Run]:
     """The costs, and the run of one worker that they come from."""
-    many = await drain_thrice(testbed, scale, Case("amqp", 1, {"broker": "amqp"}))
-    few = await drain_thrice(testbed, scale, Case("amqp", 1, {"broker": "amqp", "worker_concurrency": _FEW}))
-    worker_task, worker_statement = _split(many, few, "worker", scale.jobs)
-    database_task, database_statement = _split(many, few, "postgres", scale.jobs)
+    many_slots = await drain_thrice(testbed, scale, Case("amqp", 1, {"broker": "amqp"}))
+    few_slots = await drain_thrice(
+        testbed, scale, Case("amqp", 1, {"broker": "amqp", "worker_concurrency": _FEW_SLOTS})
+    )
+    worker_task, worker_statement = _split(many_slots, few_slots, "worker", scale.jobs)
+    database_task, database_statement = _split(many_slots, few_slots, "postgres", scale.jobs)
     async with testbed.installation(broker="postgres") as installation:
         submission, log_bytes = await _submission(installation, scale.jobs)
         renewal = await _renewal(installation)
@@ -50,28 +52,28 @@ async def calibrate(testbed: Testbed, scale: Scale) -> tuple[Costs, Run]:
         database_renewal=renewal,
         database_idle_worker=await _idle(testbed),
         database_notification=notification,
-        broker_task=many.meter.by_role.get("rabbitmq", 0.0) / scale.jobs,
+        broker_task=many_slots.meter.by_role.get("rabbitmq", 0.0) / scale.jobs,
         flush_seconds=flush,
         trip_seconds=trip,
-        log_bytes=log_bytes + many.writes.wal_bytes,
-    ), many
+        log_bytes=log_bytes + many_slots.writes.wal_bytes,
+    ), many_slots
 
 
 async def drain_thrice(testbed: Testbed, scale: Scale, case: Case) -> Run:
-    """The drain of the middle rate among three."""
+    """Drain three times. Returns the run with the middle rate."""
     runs = [await drain(testbed, scale, case) for _ in range(3)]
     return sorted(runs, key=lambda run: run.rate)[1]
 
 
-def _split(many: Run, few: Run, role: str, jobs: int) -> tuple[float, float]:
-    """Seconds of a task and of a statement: the line through both drains. Noise must not make a cost negative."""
-    of_many, of_few = (run.meter.by_role[role] / jobs for run in (many, few))
-    statement = max(0.0, (of_few - of_many) / (few.writes.commits - many.writes.commits))
-    return max(0.0, of_many - statement * many.writes.commits), statement
+def _split(many_slots: Run, few_slots: Run, role: str, jobs: int) -> tuple[float, float]:
+    """The seconds of a task and of a statement, from the line through both drains; 0 if noise makes one negative."""
+    of_many, of_few = (run.meter.by_role[role] / jobs for run in (many_slots, few_slots))
+    statement = max(0.0, (of_few - of_many) / (few_slots.writes.commits - many_slots.writes.commits))
+    return max(0.0, of_many - statement * many_slots.writes.commits), statement
 
 
 async def _submission(installation: Installation, jobs: int) -> tuple[float, float]:
-    """PostgreSQL's CPU of a submission, in batches as an API that is busy writes them; and bytes of the log."""
+    """PostgreSQL's CPU and the bytes of the log for a submission, in batches like those of a busy API."""
     await fill(installation, BATCH)
     async with installation.connection() as connection:
         before = await connection.fetchval("SELECT pg_current_wal_lsn() - '0/0'::pg_lsn")
@@ -111,7 +113,7 @@ async def _seconds_of(work: Callable[[], Awaitable[object]]) -> float:
 
 
 async def _notification(installation: Installation) -> float:
-    """PostgreSQL's CPU to wake one session that listens, beside what the notifying statement costs."""
+    """PostgreSQL's CPU for waking one listening session, without the cost of the notifying statement."""
     async with installation.connection() as connection:
         alone = await _notify(connection)
         async with AsyncExitStack() as stack:
@@ -131,12 +133,12 @@ async def _notify(connection: asyncpg.Connection[asyncpg.Record]) -> float:
     with Meter() as meter:
         for _ in range(_NOTIFICATIONS):
             await connection.execute("NOTIFY bench")
-        await asyncio.sleep(0.5)  # the last are on their way
+        await asyncio.sleep(0.5)  # until the last notifications have arrived
     return meter.by_role["postgres"] / _NOTIFICATIONS
 
 
 async def _idle(testbed: Testbed) -> float:
-    """Cores of PostgreSQL that a worker without work keeps busy: what each worker beyond the first adds."""
+    """The cores that PostgreSQL needs for each worker without work beyond the first."""
     busy = []
     for workers in (1, 1 + _IDLE_WORKERS):
         async with testbed.installation(broker="amqp") as installation:

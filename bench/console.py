@@ -24,7 +24,7 @@ from leasehold.embedded.ports import free_port
 from leasehold.security.credentials import create_key
 
 _PAGE_MS, _ROWS, _WEIGHT = Goal(100.0), Goal(5000), Goal(150)
-_CPU, _QUESTIONS = Goal(5.0), Goal(1.0)
+_CPU, _TRANSACTIONS = Goal(5.0), Goal(1.0)
 _TIMES = 30
 _CONSOLES, _EVERY_SECONDS, _WINDOW_SECONDS = 200, float(REFRESH_SECONDS), 60.0
 _TENANT = "acme"
@@ -43,7 +43,7 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     jobs = max(scale.finished)
     installation = await surface.filled(testbed, jobs)
     port = free_port()
-    await installation.start("api", api_port=port, metrics=False)  # the exporter reads, too, and not for a page
+    await installation.start("api", api_port=port, metrics=False)  # the exporter's reads would count as a page's
     await until_ready(port)
     async with installation.connection() as connection, httpx2.AsyncClient(
         base_url=f"http://127.0.0.1:{port}", headers={"Accept": "text/html"}, timeout=60
@@ -52,13 +52,13 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
         job = await connection.fetchval("SELECT id FROM job WHERE error IS NOT NULL ORDER BY id DESC LIMIT 1")
         figures = []
         for path in _PAGES:
-            figures += await _of_page(connection, browser, path.format(job=job), path, jobs, scale.runs)
+            figures += await _page_figures(connection, browser, path.format(job=job), path, jobs, scale.runs)
         figures.append(await _weight(browser))
-        return figures + await _of_consoles(connection, browser, key, port)
+        return figures + await _console_figures(connection, browser, key, port)
 
 
 async def _sign_in(installation: Installation, browser: httpx2.AsyncClient) -> str:
-    """Sign in as an operator of all tenants, because that person sees most. Returns the key."""
+    """Sign in as an operator of all tenants, who sees most. Returns the key."""
     async with connected(installation.settings, "bench") as connection:
         key = await create_key(connection, tenant_id=_TENANT, client_id="bench", scopes=["role:admin", "fleet:operate"])
     answer = await browser.post("/console/sign-in", data={"key": key.text})
@@ -67,7 +67,7 @@ async def _sign_in(installation: Installation, browser: httpx2.AsyncClient) -> s
     return key.text
 
 
-async def _of_page(
+async def _page_figures(
     connection: asyncpg.Connection[asyncpg.Record],
     browser: httpx2.AsyncClient,
     path: str,
@@ -107,8 +107,8 @@ async def _get(browser: httpx2.AsyncClient, path: str) -> httpx2.Response:
 
 
 async def _forget_statistics(connection: asyncpg.Connection[asyncpg.Record]) -> None:
-    """End the sessions of the API, because a session reports the rows that it read when it ends. The API opens new
-    ones.
+    """End the sessions of the API: a session reports the rows that it has read when it ends. The API opens new
+    sessions.
     """
     await connection.execute(
         "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database()"
@@ -138,7 +138,7 @@ async def _weight(browser: httpx2.AsyncClient) -> Figure:
     return Figure(name, "kB", (max(weights) / _KB,), (os.getloadavg()[0],), _WEIGHT)
 
 
-async def _of_consoles(
+async def _console_figures(
     connection: asyncpg.Connection[asyncpg.Record], browser: httpx2.AsyncClient, key: str, port: int
 ) -> list[Figure]:
     """The cost of Overview pages that refresh as in browsers, minus the cost of an API without visitors."""
@@ -146,7 +146,7 @@ async def _of_consoles(
     sessions = [await _cookies_of(browser, key) for _ in range(_CONSOLES)]
     consoles = [asyncio.create_task(_console(cookies, port, nth)) for nth, cookies in enumerate(sessions)]
     try:
-        await asyncio.sleep(2 * _EVERY_SECONDS)  # until each console shows its page
+        await asyncio.sleep(2 * _EVERY_SECONDS)  # by then each console shows its page
         load = os.getloadavg()[0]
         busy = await _costs(connection)
     finally:
@@ -158,7 +158,7 @@ async def _of_consoles(
     name = f"{_CONSOLES} open consoles (Overview)"
     return [
         Figure(f"{name}: CPU of the API", "% of a core", (max(busy[0] - idle[0], 0.0),), (load,), _CPU),
-        Figure(f"{name}: transactions of the database", "1/s", (max(busy[1] - idle[1], 0.0),), (load,), _QUESTIONS),
+        Figure(f"{name}: transactions of the database", "1/s", (max(busy[1] - idle[1], 0.0),), (load,), _TRANSACTIONS),
     ]
 
 
@@ -193,15 +193,15 @@ async def _costs(connection: asyncpg.Connection[asyncpg.Record]) -> tuple[float,
     """The API's CPU in per cent of a core, and the database's transactions a second, during _WINDOW_SECONDS."""
     (api,) = main_processes_of("api")
     await _forget_statistics(connection)
-    cpu, questions = _cpu(api), await _transactions(connection)
+    cpu_before, transactions_before = _cpu(api), await _transactions(connection)
     await asyncio.sleep(_WINDOW_SECONDS)
-    cpu_percent = 100 * (_cpu(api) - cpu) / _WINDOW_SECONDS
+    cpu_percent = 100 * (_cpu(api) - cpu_before) / _WINDOW_SECONDS
     await _forget_statistics(connection)
-    return cpu_percent, (await _transactions(connection) - questions) / _WINDOW_SECONDS
+    return cpu_percent, (await _transactions(connection) - transactions_before) / _WINDOW_SECONDS
 
 
 def _cpu(pid: int) -> float:
-    return sum(cpu_seconds(each) for each in tree(pid))
+    return sum(cpu_seconds(process) for process in tree(pid))
 
 
 async def _transactions(connection: asyncpg.Connection[asyncpg.Record]) -> int:

@@ -1,8 +1,8 @@
-"""`conversion`: a model of ResNet-50's size goes through the three steps and back to the client.
+"""`conversion`: the time and the memory to convert a model of ResNet-50's size, and to send the result to the client.
 
 One worker has one child with one thread, so it uses one core. The time of a step is from its claim to its completion,
-by the database's clock, with every download and upload between them. The memory is the child's largest resident memory
-while the steps ran.
+by the database's clock, with its downloads and uploads. The memory is the child's largest resident memory during the
+steps.
 """
 
 from __future__ import annotations
@@ -154,10 +154,10 @@ async def _finished(client: httpx2.AsyncClient, path: str) -> tuple[dict[str, An
 
 @contextmanager
 def _growth(pid: int) -> Iterator[list[int]]:
-    """Measure the process during the block. Yields a list: after the block, its one item is the growth of the process's
-    peak memory, in bytes.
+    """Measure the process during the block. Yields a list with one item: after the block it is the growth of the
+    process's peak memory, in bytes.
     """
-    with suppress(OSError):  # if the kernel cannot reset the peak, it is the peak since the process began
+    with suppress(OSError):  # the kernel cannot reset the peak: then it counts since the process began
         Path(f"/proc/{pid}/clear_refs").write_bytes(b"5")
     before, growth = usage(pid).resident, [0]
     yield growth

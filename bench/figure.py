@@ -1,4 +1,4 @@
-"""The result of a measurement: the value of every run, with the facts that show how far to trust it."""
+"""The result of a measurement: the value of every run, with what a reader must know to trust it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A goal. `at_least`: a measured value must not be below `value`; otherwise it must not be above."""
+    """A goal. `at_least`: a measured value must be at least `value`; otherwise at most."""
 
     value: float
     at_least: bool = False
@@ -24,7 +24,9 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Values of `label`, in `unit`, against the x-axis `along`. Curves of the same axis and unit share a picture."""
+    """A line of a picture: values of `label` in `unit`, over the x-axis `along`. Curves of one axis and unit share a
+    panel.
+    """
 
     label: str
     unit: str

@@ -1,4 +1,4 @@
-"""Makes any number of finished jobs: copies of one job that the platform wrote, with ids in the order of time."""
+"""Makes any number of finished jobs: copies of one job that the platform wrote, with ascending ids."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ _GOAL = Goal(1.2)
 
 
 async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
-    """Measure the sizes in turns, so that a change of the machine's load falls on all of them."""
+    """Measure the sizes in turns, so that a change of the machine's load affects all of them."""
     runs_by_workers: dict[int, list[Run]] = {workers: [] for workers in _WORKERS}
     for _ in range(scale.runs):
         for workers in _WORKERS:

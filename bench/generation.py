@@ -1,6 +1,6 @@
 """`generation`: one worker polls 100,000 tasks that wait for their provider, beside an API that gets requests.
 
-The waiting rows are written as polls leave them, due at an even rate; everything else goes through the platform. The
+The bench writes the waiting rows as a poll would leave them, due at an even rate. The platform does all else. The
 provider is the tests' simulator, in a process of its own.
 """
 
@@ -30,7 +30,7 @@ _ORDERS_A_SECOND = 20.0
 _PATIENCE_SECONDS = 30.0
 _CREDENTIAL = "r8_token-of-the-tests"
 
-# $1 how many, $2 polls a second, $3 seconds until the first, $4 the pipeline's parameters
+# $1: the number of tasks. $2: polls a second. $3: seconds until the first poll. $4: the pipeline's parameters.
 _FILL = """
 WITH n AS MATERIALIZED (
     SELECT i, gen_random_uuid() AS job, gen_random_uuid() AS submit, gen_random_uuid() AS poll,
@@ -98,7 +98,7 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
 def _settings(url: str) -> dict[str, object]:
     task_url = f"{url}/gateway/tasks/{{ref}}"
     headers = {"x-key": "{credential}"}
-    declared = [{
+    providers = [{
         "name": "gateway", "urls": "/data/urls", "separator": ",", "ref": "/data/task", "status": "/data/state",
         "statuses": {"working": "working", "made": "made", "failed": "failed"}, "token_header": "idempotency-key",
         "submit": {"url": f"{url}/gateway/tasks", "headers": headers, "body": {"prompt": "{prompt}", "kind": "{kind}"}},
@@ -107,7 +107,7 @@ def _settings(url: str) -> dict[str, object]:
     return {
         "egress_allow": "127.0.0.0/8",
         "generation_provider": "gateway",
-        "generation_http_providers": orjson.dumps(declared).decode(),
+        "generation_http_providers": orjson.dumps(providers).decode(),
         "generation_credentials": orjson.dumps({"gateway": _CREDENTIAL}).decode(),
         "generation_per_server": 0,
         "worker_queues": "generation",

@@ -1,4 +1,4 @@
-"""`growth`: the time of a claim of sixteen hinted tasks beside many finished jobs, in turns with completions."""
+"""`growth`: the time of a claim of sixteen tasks by hint, beside many finished jobs. Completions come in turns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     runs_by_size: dict[int, list[list[float]]] = {finished: [] for finished in scale.finished}
     load = []
     async with AsyncExitStack() as opened:
-        installations = {finished: await _grown(testbed, finished, opened) for finished in scale.finished}
+        installations = {finished: await _filled(testbed, finished, opened) for finished in scale.finished}
         for _ in range(scale.runs):
             load.append(os.getloadavg()[0])
             for finished, installation in installations.items():
@@ -46,7 +46,7 @@ def _ratio(larger: Figure, smallest: Figure) -> Figure:
     return Figure(f"{larger.name}, to the first", "ratio", ratios, larger.load, _GOAL)
 
 
-async def _grown(testbed: Testbed, finished: int, opened: AsyncExitStack) -> Installation:
+async def _filled(testbed: Testbed, finished: int, opened: AsyncExitStack) -> Installation:
     """An installation with `finished` finished jobs."""
     installation = await opened.enter_async_context(testbed.installation(broker="postgres"))
     await grow(installation, finished)
@@ -58,12 +58,12 @@ async def _claims_ms(testbed: Testbed, installation: Installation, rounds: int) 
     await testbed.checkpoint()
     connection = await connect(installation.settings, "bench")
     try:
-        lease_terms, spent = terms(), []
+        lease_terms, milliseconds = terms(), []
         for tasks in await pending(connection, _BATCH):
             began = perf_counter()
             claimed = await claims.claim(connection, lease_terms, tasks)
-            spent.append(1000 * (perf_counter() - began))
+            milliseconds.append(1000 * (perf_counter() - began))
             await complete(connection, claimed)
     finally:
         await connection.close()
-    return spent[_WARM:]
+    return milliseconds[_WARM:]

@@ -1,4 +1,4 @@
-"""A minimal HTTP/1.1 client: its own cost must not show in the figures."""
+"""A minimal HTTP/1.1 client. It is cheap, so that its own cost does not show in the figures."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ _OK = 200
 
 
 class Connection(asyncio.Protocol):
-    """One kept-alive connection. `send` sends bytes that `request` prepared. asyncio's streams would cost more than the
-    socket.
-    """
+    """One kept-alive connection. `send` sends bytes from `request`. asyncio's streams would cost too much."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport

@@ -1,4 +1,4 @@
-"""`idle`: the CPU and the memory of an API and a worker without work, before they have handled a picture."""
+"""`idle`: the CPU and the memory of an API and a worker that have had no work yet."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`image`: the wall time of the media pipeline for one large JPEG, compared with direct calls of its three steps.
 
-Both are warm, and take turns, so that what else the machine does falls on both. The pipeline's time is the database's:
-from just before `POST /complete-upload` to the job's end, with every download, upload and commit between.
+Both are warm and take turns, so that other work of the machine affects both. The pipeline's time is from just before
+`POST /complete-upload` to the job's end, by the database's clock, with every download, upload and commit.
 """
 
 from __future__ import annotations
@@ -80,9 +80,7 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A fresh installation with an API and a worker, a client of its media endpoints, and a connection to
-    its database.
-    """
+    """A new installation with an API and a worker, a client of its media endpoints, and a database connection."""
 
     installation: Installation
     worker: Server
@@ -108,7 +106,7 @@ async def serving(testbed: Testbed) -> AsyncIterator[Platform]:
 
 
 async def _turns(testbed: Testbed, scale: Scale, picture: bytes) -> list[tuple[Processed, Bare]]:
-    """One run: open a fresh installation, warm up both ways, then measure them in turns."""
+    """One run: open a new installation, warm up the pipeline and the bare steps, then measure them in turns."""
     async with serving(testbed) as platform:
         with _bare_process(picture) as bare:
             await _through_platform(platform, picture)

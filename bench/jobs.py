@@ -1,4 +1,4 @@
-"""Waits for jobs, and reads from the rows when they ran. All times are of the database's clock."""
+"""Waits until jobs have finished, and reads from their rows when they ran. All times are of the database's clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def until_finished(installation: Installation, *servers: Server) -> None:
     `servers` ended.
     """
     async with installation.connection() as connection, asyncio.timeout(_PATIENCE_SECONDS):
-        await connection.execute("SET enable_seqscan = off")  # this poll must cost the measured server nothing
+        await connection.execute("SET enable_seqscan = off")  # this poll must not load the measured server
         while await connection.fetchval("SELECT 1 FROM job WHERE finished_at IS NULL LIMIT 1"):
             for server in servers:
                 if not server.running:
@@ -34,7 +34,7 @@ async def now(installation: Installation) -> datetime:
 
 
 async def seconds_of(installation: Installation, since: datetime) -> float:
-    """The seconds from the first claim to the last completion of the jobs that were made after `since`."""
+    """The seconds from the first claim to the last completion, of the jobs that were submitted after `since`."""
     async with installation.connection() as connection:
         seconds: float = await connection.fetchval(
             "SELECT extract(epoch FROM max(t.finished_at) - min(t.started_at))::float8"

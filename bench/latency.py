@@ -1,6 +1,6 @@
 """`latency`: the time from just before the submitting statement to the first line of the handler, at a steady pace.
 
-The handler itself notes the time: `task.started_at` would leave out the claim's commit and all that follows it. The
+The handler itself reads the clock, because `task.started_at` is before the claim's commit and what follows it. The
 details of each figure divide the time into stages (STAGES).
 """
 
@@ -25,14 +25,15 @@ from leasehold.transitions.jobs import NewJob
 
 _P50_MS, _P99_MS = Goal(3), Goal(8)
 WARM_UP_JOBS = 20
-#: What a job waits for, in order: `statement` until PostgreSQL writes the job's row, `commit` until the submitter has
-#: the answer, `hint` until a claim marks the task, `claim` until its worker has the answer and the handler begins.
+#: The stages of a job's wait, in order, each named after what ends it: `statement` until PostgreSQL writes the job's
+#: row; `commit` until the submitter has the answer; `hint` until a claim marks the task; `claim` until the worker has
+#: the answer and the handler begins.
 STAGES = ("statement", "commit", "hint", "claim")
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """When the submitting statement was sent, and when its answer was there: Unix times."""
+    """When the submitting statement was sent, and when its answer had arrived: Unix times."""
 
     sent_at: float
     answered_at: float
@@ -40,7 +41,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The milliseconds that each job of a run waited for its handler: in all, and by stage."""
+    """For how many milliseconds each job of a run waited for its handler: in all, and by stage."""
 
     whole: list[float]
     stages: Mapping[str, list[float]]

@@ -1,9 +1,9 @@
-"""`metrics`: the cost of metrics. The time of a scrape of the process with the longest page, in a fleet of a hundred
+"""`metrics`: the cost of metrics: the time of a scrape of the process with the longest page, in a fleet of a hundred
 workers; and the share of the drain's throughput that counting takes.
 
-The fleet is a hundred rows in the registry, and one of them is a real worker: on two cores a hundred processes would
-only measure each other. This worker is the elected exporter. The page of any other worker would be its page without the
-exporter's metrics: `details` has the size of all pages of the fleet.
+Only one worker of the fleet is real, and the other ninety-nine are rows in the registry: on two cores a hundred
+processes would disturb each other. The real worker is the elected exporter, whose page is the longest. `details` has
+the size of a hundred such pages.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ async def _register(installation: Installation, count: int) -> None:
 
 
 async def _cost(testbed: Testbed, scale: Scale) -> list[Figure]:
-    """Each run drains with metrics and without, then without and with: so a change of the machine's load, and an effect
-    of one drain on the next, falls on both.
+    """Each run drains with metrics, twice without, and with metrics again. So a change of the machine's load, and the
+    effect of one drain on the next, affect both.
     """
     rates: dict[bool, list[float]] = {True: [], False: []}
     seconds: dict[bool, list[float]] = {True: [], False: []}
@@ -156,8 +156,8 @@ def _seconds_of_counting() -> float:
 async def _drain(testbed: Testbed, scale: Scale, *, on: bool) -> tuple[float, float]:
     """Jobs a second, and the worker's CPU seconds a job. With metrics on, the worker is scraped every five seconds."""
     port = free_port()
-    chosen = {"broker": "amqp", "amqp_heartbeat": 60, "metrics": str(on).lower(), "metrics_port": port}
-    async with testbed.installation(**chosen) as installation:
+    settings = {"broker": "amqp", "amqp_heartbeat": 60, "metrics": str(on).lower(), "metrics_port": port}
+    async with testbed.installation(**settings) as installation:
         worker = await installation.start_worker()
         async with submitter(installation) as submitting:
             await submitting.fill(noop, scale.warm_up_jobs)

@@ -1,4 +1,4 @@
-"""`migrations`: how long a migration of the first release to this code holds up others, beside many jobs and steps."""
+"""`migrations`: for how long a migration from the first release to this code blocks writers, beside many jobs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _FILL = (
     FROM generate_series(1, $1::int) AS g
     """,
 )
-#: What a writer writes again and again meanwhile: a row of each table that every job writes, as it was.
+#: The writes of a writer during the migration: a row of each table that every job writes gets the value that it has.
 _WRITTEN = (("job", "id", "event_seq"), ("task", "id", "priority"), ("run", "job_id", "scope_id"))
 _WRITE = tuple(f"UPDATE {table} SET {column} = {column} WHERE {key} = $1" for table, key, column in _WRITTEN)
 
@@ -75,8 +75,8 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
 
 
 async def _migrate(installation: Installation) -> tuple[float, float, float, str]:
-    """Returns the longest lock that stops writers, the longest wait of one, the whole time, and the revision with that
-    lock.
+    """Migrate. Returns the longest lock that stops writers, the longest wait of a writer, the whole time, and the
+    revision with the longest lock.
     """
     async with installation.connection() as connection:
         planned = (await plan_of(connection, [CORE])).revisions
@@ -93,7 +93,9 @@ async def _fill(installation: Installation, jobs: int) -> None:
     async with installation.connection() as connection:
         await connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
         await migrate(installation.url, _RELEASED)
-        await connection.execute("SET session_replication_role = replica")  # each reference is right
+        await connection.execute(
+            "SET session_replication_role = replica"
+        )  # no check of references, which are all right
         indexes = await connection.fetch(_INDEXES)
         for index in indexes:
             await connection.execute(f"DROP INDEX {index['name']}")
@@ -128,7 +130,7 @@ async def _run(connection: asyncpg.Connection[asyncpg.Record], steps: Sequence[S
 
 
 async def _write(installation: Installation) -> float:
-    """Until it is cancelled: write a row of each table, again and again. Returns the longest time of one write."""
+    """Write a row of each table again and again, until cancelled. Returns the longest time of one write."""
     longest = 0.0
     async with installation.connection() as connection:
         ids = [row["id"] for row in await connection.fetch("SELECT id FROM job LIMIT 100")]

@@ -82,7 +82,7 @@ def read() -> list[Row]:
 
 
 def record(figures: Sequence[Figure], command: str, machine: str) -> None:
-    """Replace the rows of the same names, and add the others behind the last row of their command."""
+    """Replace the rows with the same names. Add new rows after the last row of their figure."""
     rows = read()
     commit = _git("rev-parse", "--short=7", "HEAD").strip()
     for figure in figures:
@@ -91,8 +91,8 @@ def record(figures: Sequence[Figure], command: str, machine: str) -> None:
         if places:
             rows[places[0]] = new
         else:
-            same = [place for place, row in enumerate(rows) if figure_of(row.command) == figure_of(command)]
-            rows.insert(same[-1] + 1 if same else len(rows), new)
+            same_figure = [place for place, row in enumerate(rows) if figure_of(row.command) == figure_of(command)]
+            rows.insert(same_figure[-1] + 1 if same_figure else len(rows), new)
     ROWS.write_text("".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows))
     render(has_changed)
 
@@ -116,7 +116,7 @@ def _row_of(figure: Figure, command: str, commit: str, machine: str) -> Row:
 
 
 def render(changed: Callable[[Row], bool]) -> None:
-    """Write the table into the page. `changed`: whether the code that a row measured has changed since."""
+    """Write the table into the page. `changed`: returns whether the code that a row measured has changed since."""
     page = PAGE.read_text()
     before, _, rest = page.partition(_BEGIN)
     _, _, after = rest.partition(_END)

@@ -1,5 +1,5 @@
-"""`pictures`: pictures a second on all cores, each one made into the same three files: by the platform, every file
-stored and every step committed, and by libraries called directly, a process a core.
+"""`pictures`: pictures a second on all cores, by the platform and by libraries. Each picture becomes the same three
+files. The platform stores every file and commits every step. A library is called directly, in a process for each core.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WHERE created_at > (SELECT min(finished_at) FROM job)
 
 @dataclass(frozen=True, slots=True)
 class _Library:
-    """`run`: what runs its driver, below where it is installed, or of the machine."""
+    """`run`: the program that runs its driver: a path below the library's directory, or a program of the machine."""
 
     name: str
     requirements: tuple[str, ...]
@@ -47,7 +47,7 @@ LIBRARIES = (
 
 
 async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
-    """Measure all in turns. A library that cannot be installed or run here has the rate 0, and the reason in its
+    """Measure all in turns. A library that cannot be installed or run here gets the rate 0, and the reason in the
     details.
     """
     picture = await asyncio.to_thread(photograph, scale.picture_width, scale.picture_height)
@@ -77,8 +77,8 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
 
 
 async def _platform(testbed: Testbed, scale: Scale, picture: bytes) -> float:
-    """The rate of one worker with a child for each core. All pictures are uploaded before the first upload is
-    completed.
+    """The rate of one worker with a child for each core. The bench uploads all pictures before it completes the first
+    upload.
     """
     async with serving(testbed) as platform:
         for count in (os.cpu_count() or 1, scale.pictures):  # the first pictures warm the children up

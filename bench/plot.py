@@ -1,5 +1,5 @@
-"""Draws the figures. Each is a bar, with a line from its slowest to its fastest run, and a mark at its goal; each unit
-has a panel.
+"""Draws the figures, one panel for each unit. A figure is a bar, with a line from its lowest to its highest run, and a
+mark at its goal.
 
 A figure with a curve is drawn as the curve instead. Curves along the same axis and of the same unit share a panel.
 """
@@ -21,7 +21,7 @@ _MET, _MISSED, _PLAIN, _RANGE = "#3b7d4f", "#b8453a", "#5a6b7d", "#20262d"
 
 
 def draw(path: Path, figures: Sequence[Figure]) -> None:
-    """Write the picture, in the format of the file's ending."""
+    """Write the picture into the file, whose ending says the format."""
     by_unit: dict[str, list[Figure]] = {}
     by_axes: dict[tuple[str, str], list[Curve]] = {}
     for figure in figures:
@@ -29,13 +29,13 @@ def draw(path: Path, figures: Sequence[Figure]) -> None:
             by_unit.setdefault(figure.unit, []).append(figure)
         else:
             by_axes.setdefault((figure.curve.along, figure.curve.unit), []).append(figure.curve)
-    heights = [_PANEL + _BAR * len(some) for some in by_unit.values()] + [_LINES] * len(by_axes)
+    heights = [_PANEL + _BAR * len(unit_figures) for unit_figures in by_unit.values()] + [_LINES] * len(by_axes)
     with mpl.rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "bench", "axes.spines.top": False,
                          "axes.spines.right": False}):  # fmt: skip
         picture = Picture(figsize=(_WIDTH, sum(heights)), layout="constrained")
         panels = iter(picture.subplots(len(heights), squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0])
-        for unit, some in by_unit.items():
-            _panel(next(panels), unit, some)
+        for unit, unit_figures in by_unit.items():
+            _panel(next(panels), unit, unit_figures)
         for (along, unit), curves in by_axes.items():
             _lines(next(panels), along, unit, curves)
         picture.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -27,7 +27,7 @@ def role_of(pid: int) -> str:
     if pid == os.getpid():
         return "bench"
     arguments = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
-    if b"-m" in arguments[1:4]:  # a child of a worker has -B and -P before
+    if b"-m" in arguments[1:4]:  # a child of a worker has -B and -P before -m
         module = arguments[arguments.index(b"-m") + 1].decode()
         return module.removeprefix("leasehold.").partition(".")[0]
     return _ROLES.get((Path("/proc") / str(pid) / "comm").read_text().strip(), "other")
@@ -68,7 +68,7 @@ def resident_bytes(pid: int) -> int:
 
 @contextmanager
 def paused(pids: Sequence[int]) -> Iterator[None]:
-    """Stop the processes during the block: work that is prepared there begins for all of them at the same time."""
+    """Stop the processes during the block: after it, all begin together the work that the block has prepared."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -83,9 +83,7 @@ def tree(pid: int) -> list[int]:
 
 
 class Meter:
-    """`with Meter() as meter`: measures the CPU seconds of the block by role, and the cores that other programs kept
-    busy.
-    """
+    """`with Meter() as meter`: measures the CPU seconds of the block by role, and the cores that others used."""
 
     def __init__(self) -> None:
         self.by_role: dict[str, float] = {}
@@ -125,7 +123,7 @@ def _spent() -> dict[int, _Spent]:
 
 
 def _reaper(pid: int, before: Mapping[int, _Spent], after: Mapping[int, _Spent]) -> str:
-    """The role of the process that now has the CPU time of the ended `pid`: the kernel adds it to the parent's."""
+    """The role of the process that got the CPU time of the ended `pid`: the kernel adds it to the parent's."""
     while pid in before and pid not in after:
         pid = before[pid].parent
     return after[pid].role if pid in after else "other"

@@ -1,6 +1,7 @@
 """`recovery`: how long no work is done after a worker, the database, the broker, or all of them are killed.
 
-Every time is the database's clock for what the platform did; the kill is noted on the same machine's clock.
+The time of a kill is read on the bench's clock, and what the platform then does on the database's clock. Both are
+clocks of one machine.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from leasehold.transitions.jobs import NewJob, submit
 _KILLS = 17  # of one run
 _BACKLOG = 10_000
 _PATIENCE_SECONDS = 90.0
-_ROLES = 2  # a worker's connections to the broker: one publishes, one consumes
+_BROKER_CONNECTIONS = 2  # of a worker: one publishes, one consumes
 _MANY_LOSSES: dict[str, object] = {"max_losses": 100}  # more than any task may have
 _WITHOUT_PRESENCE: dict[str, object] = _MANY_LOSSES | {
     "presence": "false",
@@ -79,8 +80,8 @@ async def _takeover_without_presence(testbed: Testbed, scale: Scale) -> Figure:
 
 
 async def _kill_in_turn(installation: Installation, kills: int, settings: dict[str, object]) -> list[float]:
-    """Kill the worker that runs a long step, again and again; a new worker joins each time. Returns the milliseconds
-    until another worker has claimed the step.
+    """Kill the worker that runs a long step, `kills` times; a new worker joins each time. Returns, for each kill, the
+    milliseconds until another worker has claimed the step.
     """
     for _ in range(2):
         await installation.start_worker(**settings)
@@ -90,7 +91,7 @@ async def _kill_in_turn(installation: Installation, kills: int, settings: dict[s
         async with submitter(installation) as submitting:
             await submitting.submit(job)
         for _ in range(kills):
-            epoch, victim = await _runner(connection, job.id)
+            epoch, victim = await _holder(connection, job.id)
             await asyncio.sleep(0.3)
             killed_at = time.time()
             os.kill(victim, signal.SIGKILL)
@@ -100,7 +101,7 @@ async def _kill_in_turn(installation: Installation, kills: int, settings: dict[s
     return spent
 
 
-async def _runner(connection: asyncpg.Connection[asyncpg.Record], job_id: UUID) -> tuple[int, int]:
+async def _holder(connection: asyncpg.Connection[asyncpg.Record], job_id: UUID) -> tuple[int, int]:
     """The epoch of the long step, and the id of the process that runs it."""
     async with asyncio.timeout(_PATIENCE_SECONDS):
         while True:
@@ -141,8 +142,8 @@ async def _database(testbed: Testbed, scale: Scale) -> Figure:
                 await submitting.fill(noop, 20)
             await testbed.kill_postgres()
             await testbed.start_postgres()
-            back = time.time()
-            spent.append(await _first_claim_after(installation, back))
+            back_at = time.time()
+            spent.append(await _first_claim_after(installation, back_at))
     return Figure("database back to the first claim", "s", tuple(spent), tuple(load), Goal(5))
 
 
@@ -165,7 +166,7 @@ async def _until_started(connection: asyncpg.Connection[asyncpg.Record], job_id:
 
 
 async def _broker(testbed: Testbed, scale: Scale) -> list[Figure]:
-    without, back, load = [], [], []
+    starts_without, returns, load = [], [], []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
         async with testbed.installation() as installation:
@@ -174,21 +175,21 @@ async def _broker(testbed: Testbed, scale: Scale) -> list[Figure]:
                 await submitting.fill(noop, 20)
             await testbed.flush_rabbitmq()
             await testbed.kill_rabbitmq()
-            without.append(await _wait_of(installation, lambda job: _write(installation, job)))
+            starts_without.append(await _wait_of(installation, lambda job: _write(installation, job)))
             await testbed.start_rabbitmq()
             began = time.time()
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                while worker.log.read_bytes().count(b"broker is back") < _ROLES:  # noqa: ASYNC110 - a log has no event
+                while worker.log.read_bytes().count(b"broker is back") < _BROKER_CONNECTIONS:  # noqa: ASYNC110 - a log has no event
                     await asyncio.sleep(0.02)
-            back.append(time.time() - began)
+            returns.append(time.time() - began)
     return [
-        Figure("a job's start without the broker", "s", tuple(without), tuple(load), Goal(5)),
-        Figure("broker back to consuming", "s", tuple(back), tuple(load), Goal(15)),
+        Figure("a job's start without the broker", "s", tuple(starts_without), tuple(load), Goal(5)),
+        Figure("broker back to consuming", "s", tuple(returns), tuple(load), Goal(15)),
     ]
 
 
 async def _write(installation: Installation, job: NewJob) -> None:
-    """Write the rows without a hint: only a poll can find them."""
+    """Write the job's rows without a hint, so that only a poll can find it."""
     connection = await connect(installation.settings, "bench")
     try:
         await submit(connection, [job])

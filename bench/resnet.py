@@ -1,4 +1,4 @@
-"""Makes a model of ResNet-50's shape with random weights of a seed. At full width: 25.6 million parameters, 102 MB."""
+"""Makes a model of ResNet-50's shape with random weights of a seed. At full width: 25.6 million, 102 MB."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Network:
         self.weights.append(numpy_helper.from_array(value.astype(np.float32), name))
         return name
 
-    def drawn(self, *shape: int, fan_in: int) -> str:
+    def random_weight(self, *shape: int, fan_in: int) -> str:
         return self.weight(self._rng.standard_normal(shape, np.float32) * np.float32((2 / fan_in) ** 0.5))
 
     def add(self, kind: str, *inputs: str, **attributes: Any) -> str:
@@ -40,14 +40,15 @@ class _Network:
         self.nodes.append(helper.make_node(kind, list(inputs), [name], **attributes))
         return name
 
-    def convolution(self, x: str, channels: int, go: int, side: int, *, stride: int = 1, gain: float = 1.0) -> str:
+    def convolution(
+        self, x: str, channels: int, out_channels: int, side: int, *, stride: int = 1, gain: float = 1.0
+    ) -> str:
         """A convolution without bias, and the normalisation that an optimiser folds into it."""
         pads = [side // 2] * 4
-        kernel = self.drawn(go, channels, side, side, fan_in=channels * side * side)
+        kernel = self.random_weight(out_channels, channels, side, side, fan_in=channels * side * side)
         x = self.add("Conv", x, kernel, kernel_shape=[side, side], strides=[stride, stride], pads=pads)
-        scale, shift, mean, variance = (
-            np.full(go, gain), self._rng.standard_normal(go) * 0.05, np.zeros(go), np.ones(go),
-        )  # fmt: skip
+        scale, shift = np.full(out_channels, gain), self._rng.standard_normal(out_channels) * 0.05
+        mean, variance = np.zeros(out_channels), np.ones(out_channels)
         return self.add("BatchNormalization", x, *(self.weight(value) for value in (scale, shift, mean, variance)))
 
     def block(self, x: str, channels: int, inner: int, stride: int) -> str:
@@ -71,7 +72,7 @@ def resnet(width: int = WIDTH, seed: int = 1) -> bytes:
             x = net.block(x, channels, inner, stride if number == 0 else 1)
             channels = inner * _EXPANSION
     x = net.add("Flatten", net.add("GlobalAveragePool", x))
-    dense = net.drawn(channels, CLASSES, fan_in=channels)
+    dense = net.random_weight(channels, CLASSES, fan_in=channels)
     net.nodes.append(helper.make_node("Gemm", [x, dense, net.weight(np.zeros(CLASSES))], ["y"]))
     graph = helper.make_graph(
         net.nodes,

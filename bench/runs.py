@@ -1,5 +1,5 @@
-"""`runs`: the figures of the runs API: a cancel's way to a running step, a page of a long list, the cost of a step, of
-a limit, and of a flood to its neighbours.
+"""`runs`: the figures of the runs API: the time of a cancel, of a page of a long list, and of a step; the cost of a
+limit; and the wait of a tenant beside another tenant's flood.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ async def _walk(client: httpx2.AsyncClient) -> list[float]:
 
 
 async def _steps(testbed: Testbed, scale: Scale) -> Figure:
-    """Half of the time of a run of two steps that do nothing, by the database's clock, at ten runs a second."""
+    """Half of the time of a run whose two steps do nothing, by the database's clock, at ten runs a second."""
     runs, load = [], []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
@@ -155,21 +155,19 @@ async def _steps(testbed: Testbed, scale: Scale) -> Figure:
 
 
 async def _limit(testbed: Testbed, scale: Scale) -> Figure:
-    """Jobs a second with a wide concurrency limit each, to jobs a second without; submitted and drained,
-    turn by turn.
-    """
+    """The ratio of jobs a second with a wide concurrency limit to jobs a second without a limit, measured in turns."""
     ratios, load = [], []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
-        free = await _drained(testbed, scale, ())
-        gated = await _drained(testbed, scale, (ConcurrencyLimit("bench", "queue:default", at_most=1000),))
-        ratios.append(gated / free)
+        unlimited = await _drain(testbed, scale, ())
+        limited = await _drain(testbed, scale, (ConcurrencyLimit("bench", "queue:default", at_most=1000),))
+        ratios.append(limited / unlimited)
     return Figure(
         "throughput with a limit of 1000 to without", "ratio", tuple(ratios), tuple(load), Goal(0.9, at_least=True)
     )
 
 
-async def _drained(testbed: Testbed, scale: Scale, limits: Sequence[ConcurrencyLimit]) -> float:
+async def _drain(testbed: Testbed, scale: Scale, limits: Sequence[ConcurrencyLimit]) -> float:
     async with testbed.installation() as installation:
         worker = await installation.start_worker()
         async with submitter(installation) as submitting:
@@ -185,8 +183,8 @@ async def _drained(testbed: Testbed, scale: Scale, limits: Sequence[ConcurrencyL
 
 
 async def _flood(testbed: Testbed, scale: Scale) -> Figure:
-    """The wait of one tenant's single job behind ten thousand jobs of another tenant, each of which holds one of
-    sixteen slots for 50 ms.
+    """How long a job of one tenant waits behind ten thousand jobs of another tenant. Each of these holds one of sixteen
+    slots for 50 ms.
     """
     waits, load = [], []
     for _ in range(scale.runs):

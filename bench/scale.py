@@ -28,7 +28,7 @@ class Scale:
     picture_rounds: int = 5  # pictures of one run
     pictures: int = 40  # of one run of the platform, when pictures a second are counted
     pictures_seconds: float = 10.0  # of one run of a library
-    settle_seconds: float = 5.0  # after the start: then the first housekeeping and the first connections are over
+    settle_seconds: float = 5.0  # after the start, until the first housekeeping and the first connections are over
     idle_seconds: float = 20.0
     waiting: int = 1000  # external workers that wait for a task
     requests_seconds: float = 10.0
@@ -39,12 +39,12 @@ class Scale:
     workflow_calls: int = 1000  # of the workflow that resumes
     asleep: int = 100_000  # workflows that sleep
     woken: int = 5000  # further workflows, which wake
-    wake_lead_seconds: float = 30.0  # until the first of them wakes: all of them sleep by then
-    wake_pause_seconds: float = 10.0  # between those that wake at twice the goal's rate and those at the goal's
+    wake_lead_seconds: float = 30.0  # until the first of them wakes: all sleep by then
+    wake_pause_seconds: float = 10.0  # between wakes at twice the goal's rate and wakes at the goal's rate
     generations: int = 100_000  # that wait for their next poll
     polls_a_second: float = 200.0
     generation_seconds: float = 75.0  # of orders and queries; polls begin meanwhile
     generation_head_start: float = 30.0  # seconds until the first poll is due: a worker is up by then
     model_downloads: int = 3  # of the float model, in turns from the API and from the store
-    attacks: tuple[str, ...] = ()  # of hostile; without any, all
+    attacks: tuple[str, ...] = ()  # of hostile; (): all
     hostile_seconds: float = 10.0  # of each attack

@@ -1,6 +1,7 @@
-"""`sdk`: the cost of an app's tasks and workflows: steps a second, a result's way to the client, a resume, sleepers.
+"""`sdk`: the cost of an app's tasks and workflows: steps a second, the time until a client has a result, the time of a
+resume, and the cost of sleeping workflows.
 
-DBOS runs the same number of steps in the same round, where its package can be installed.
+If the package of DBOS can be installed, DBOS runs the same number of steps in the same round.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import asyncpg
 from bench import sdk_app
 from bench.figure import Figure, Goal, quantile
 from bench.jobs import now, until_finished
-from bench.peers.measure import driven, environment_of
+from bench.peers.measure import environment_of, run_driver
 from bench.peers.peer import PEERS
 from bench.processes import Meter, main_processes_of, resident_bytes
 from bench.scale import Scale
@@ -75,14 +76,14 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
 def _figures(
     rounds: dict[str, list[float]], load: tuple[float, ...], scale: Scale, broken: Sequence[str]
 ) -> list[Figure]:
-    none = (0.0,) * scale.runs
+    no_rates = (0.0,) * scale.runs
 
     def figure(key: str, name: str, unit: str, goal: Goal | None = None) -> Figure:
         return Figure(name, unit, tuple(rounds[key]), load, goal)
 
     def dbos_figure(key: str, name: str, unit: str) -> Figure:
         details = {"broken": list(broken)} if broken else {}
-        return Figure(name, unit, none if broken else tuple(rounds[key]), load, None, details)
+        return Figure(name, unit, no_rates if broken else tuple(rounds[key]), load, None, details)
 
     ratios = tuple(a / b for a, b in zip(rounds["task"], rounds["bare"], strict=True))
     return [
@@ -119,14 +120,14 @@ async def _serving(testbed: Testbed, **settings: object) -> AsyncIterator[Instal
 
 
 async def _steps(installation: Installation, scale: Scale) -> dict[str, float]:
-    each = max(scale.workflow_steps // _AT_ONCE, 1)
+    steps_each = max(scale.workflow_steps // _AT_ONCE, 1)
     await _rate(installation, [sdk_app.children.call(steps=2) for _ in range(8)], 16)  # warm
-    calls = [sdk_app.checkpoints.call(calls=each) for _ in range(_AT_ONCE)]
-    steps = [sdk_app.children.call(steps=each) for _ in range(_AT_ONCE)]
+    calls = [sdk_app.checkpoints.call(calls=steps_each) for _ in range(_AT_ONCE)]
+    steps = [sdk_app.children.call(steps=steps_each) for _ in range(_AT_ONCE)]
     many = [sdk_app.spread.call(steps=scale.workflow_steps)]
     return {
-        "checkpoints": await _rate(installation, calls, each * _AT_ONCE),
-        "children": await _rate(installation, steps, each * _AT_ONCE),
+        "checkpoints": await _rate(installation, calls, steps_each * _AT_ONCE),
+        "children": await _rate(installation, steps, steps_each * _AT_ONCE),
         "gathered": await _rate(installation, many, scale.workflow_steps),
     }
 
@@ -174,7 +175,7 @@ async def _result(installation: Installation, scale: Scale) -> dict[str, float]:
 
 
 async def _resume(installation: Installation, scale: Scale) -> float:
-    """The milliseconds from the signal to the end of the run. The worker keeps no coroutine: it reads the whole
+    """The milliseconds from the signal to the end of the run. The worker has kept no coroutine, so it reads the whole
     journal.
     """
     run = await sdk_app.long.asubmit(calls=scale.workflow_calls)
@@ -204,8 +205,8 @@ async def _asleep(testbed: Testbed, scale: Scale) -> dict[str, float]:
 
 
 async def _cpu(testbed: Testbed, installation: Installation, scale: Scale) -> float:
-    """The CPU of the worker and PostgreSQL, in percent of a core, while all workflows sleep. The vacuum and the
-    checkpoint that PostgreSQL owes for their rows are done before, because they happen only once.
+    """The CPU of the worker and PostgreSQL, in percent of a core, while all workflows sleep. Vacuum and checkpoint run
+    before, because new rows need them only once.
     """
     async with installation.connection() as connection:
         await connection.execute("VACUUM (ANALYZE)", timeout=_PATIENCE_SECONDS)
@@ -231,8 +232,8 @@ async def _until(connection: asyncpg.Connection[asyncpg.Record], query: str, cou
 
 
 async def _woken(installation: Installation, scale: Scale) -> dict[str, float]:
-    """Beside the sleeping workflows, let others wake: first at twice the goal's rate, to measure their rate; after a
-    pause half as many at the goal's rate, to measure how late they end.
+    """Let further workflows wake beside the sleeping ones: first at twice the goal's rate, to measure how many wake a
+    second; after a pause half as many at the goal's rate, to measure how late they end.
     """
     began = await now(installation)
     lead, burst = scale.wake_lead_seconds, scale.woken / (2 * _WAKES.value)
@@ -254,15 +255,19 @@ async def _woken(installation: Installation, scale: Scale) -> dict[str, float]:
 
 
 def _figures_asleep(rounds: Sequence[dict[str, float]], load: tuple[float, ...], scale: Scale) -> list[Figure]:
-    def of(key: str) -> tuple[float, ...]:
+    def values_of(key: str) -> tuple[float, ...]:
         return tuple(measured[key] for measured in rounds)
 
     name = f"sdk, {scale.asleep:,} workflows asleep"
     return [
-        Figure(f"{name}, the worker's memory for them", "MB", of("memory"), load, _MEMORY_MB),
-        Figure(f"{name}, worker and postgres, CPU, above that of 200", "% of a core", of("cpu"), load, _CPU_PERCENT),
-        Figure(f"{name}, {scale.woken:,} wake", "runs/s", of("wakes"), load, _WAKES),
-        Figure(f"{name}, {_WAKES.value:g} wake a second, how late, p99", "s", of("late"), load, _LATENESS_SECONDS),
+        Figure(f"{name}, the worker's memory for them", "MB", values_of("memory"), load, _MEMORY_MB),
+        Figure(
+            f"{name}, worker and postgres, CPU, above that of 200", "% of a core", values_of("cpu"), load, _CPU_PERCENT
+        ),
+        Figure(f"{name}, {scale.woken:,} wake", "runs/s", values_of("wakes"), load, _WAKES),
+        Figure(
+            f"{name}, {_WAKES.value:g} wake a second, how late, p99", "s", values_of("late"), load, _LATENESS_SECONDS
+        ),
     ]
 
 
@@ -274,7 +279,9 @@ async def _dbos(testbed: Testbed, scale: Scale) -> dict[str, float]:
     python = str(await _DBOS.environment())
     async with testbed.installation() as installation:
         environment = environment_of(installation)
-        each = max(scale.workflow_steps // _AT_ONCE, 1)
-        printed = await driven(python, _DBOS, ["sdk", str(_AT_ONCE), str(each), str(scale.paced_jobs)], environment)
+        steps_each = max(scale.workflow_steps // _AT_ONCE, 1)
+        printed = await run_driver(
+            python, _DBOS, ["sdk", str(_AT_ONCE), str(steps_each), str(scale.paced_jobs)], environment
+        )
     measured: dict[str, float] = json.loads(printed.splitlines()[-1])
     return measured

@@ -8,7 +8,7 @@ from leasehold import App, Context
 from leasehold.pipelines.demo.pipeline import noop
 
 app = App("sdk")
-app.add(noop)  # the bare pipeline that the task is compared with
+app.add(noop)  # a pipeline without the SDK, to compare the task with
 
 
 @app.task
@@ -44,5 +44,5 @@ async def long(ctx: Context, *, calls: int) -> None:
 
 @app.workflow
 async def sleeper(ctx: Context, *, at: datetime | None = None) -> None:
-    """Sleeps until a time, whenever its run begins; without one for a month."""
+    """Sleeps until `at`; without `at`, for a month."""
     await ctx.sleep(timedelta(days=30) if at is None else at - ctx.now())

@@ -1,7 +1,8 @@
-"""`scripts/bench simulate`: what fleets and cells would do that no machine here can hold, and what breaks first.
+"""`scripts/bench simulate`: predicts what fleets and cells do that are too large for one machine, and what breaks
+first.
 
-`--measure` calibrates the model with one worker, and then measures fleets of 1 to 8 workers on the same machine. The
-model must predict these fleets before anybody believes it about a thousand workers. `--measure` writes costs and
+`--measure` calibrates the model with one worker, then measures fleets of 1 to 8 workers on the same machine. Nobody
+need believe the model about a thousand workers unless it predicts these fleets. `--measure` writes costs and
 measurements to COSTS. Without it, the command reads them there. `--write` puts the tables into PAGE.
 """
 
@@ -56,12 +57,12 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench simulate", description=__doc__)
     parser.add_argument("--measure", action="store_true", help=f"calibrate first, and write {COSTS.name}")
     parser.add_argument("--jobs", type=int, default=Scale().jobs, help="jobs of each drain (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of the simulation (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the simulation's random numbers (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.name}, too")
     options = parser.parse_args(arguments)
     if options.measure:
-        known = asyncio.run(measure(replace(Scale(), jobs=options.jobs)))
-        COSTS.write_bytes(orjson.dumps(known, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        measurements = asyncio.run(measure(replace(Scale(), jobs=options.jobs)))
+        COSTS.write_bytes(orjson.dumps(measurements, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     text = page(orjson.loads(COSTS.read_bytes()), options.seed)
     sys.stdout.write(text)
     if options.write:

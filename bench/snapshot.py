@@ -1,7 +1,7 @@
-"""`snapshot`: the time of claims and completions while a session holds an old snapshot, so that vacuum removes no dead
+"""`snapshot`: the time of claims and completions while a session holds an old snapshot: vacuum then removes no dead
 row.
 
-First in an empty database, then after many jobs were done under that snapshot.
+It is measured first in an empty database, then after many jobs have been done under that snapshot.
 """
 
 from __future__ import annotations
@@ -53,30 +53,30 @@ async def _run(testbed: Testbed, jobs: int) -> tuple[dict[str, float], dict[str,
         holder = await opened.enter_async_context(installation.connection())
         await opened.enter_async_context(holder.transaction(isolation="repeatable_read", readonly=True))
         await holder.fetchval("SELECT count(*) FROM job")
-        await _measured(installation, connection)  # a warm-up
-        before = await _measured(installation, connection)
+        await _median_ms(installation, connection)  # a warm-up
+        before = await _median_ms(installation, connection)
         await fill(installation, jobs)
         for tasks in await pending(connection, _AT_ONCE):
             await complete(connection, await claims.claim(connection, terms(), tasks))
         await testbed.checkpoint()
-        return before, await _measured(installation, connection)
+        return before, await _median_ms(installation, connection)
 
 
-async def _measured(installation: Installation, connection: Connection) -> dict[str, float]:
+async def _median_ms(installation: Installation, connection: Connection) -> dict[str, float]:
     """The milliseconds of each kind of statement."""
     await fill(installation, _MEASURED)
     spent: dict[str, list[float]] = {kind: [] for kind in _KINDS}
     polls = Polls()
     for _ in range(_MEASURED // _BATCH // 2):
         began = perf_counter()
-        looked = await polls.claim(connection, terms(), ["default"], _BATCH, 0.0, Rooms())
+        polled = await polls.claim(connection, terms(), ["default"], _BATCH, 0.0, Rooms())
         spent["a look"].append(perf_counter() - began)
-        await complete(connection, looked.claimed)
+        await complete(connection, polled.claimed)
     for tasks in await pending(connection, _BATCH):
         began = perf_counter()
-        taken = await claims.claim(connection, terms(), tasks)
+        claimed = await claims.claim(connection, terms(), tasks)
         spent["a claim by hint"].append(perf_counter() - began)
         began = perf_counter()
-        await complete(connection, taken)
+        await complete(connection, claimed)
         spent["a completion"].append(perf_counter() - began)
     return {kind: 1000 * median(times) for kind, times in spent.items()}

@@ -1,4 +1,4 @@
-"""`start`: the time from a worker's start to its `serving`, with running servers and cached files."""
+"""`start`: the time from a worker's start to its log line `serving`, with running servers and cached files."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ async def _start(installation: Installation, queues: str) -> tuple[float, float]
     return first, complete
 
 
-async def _until_logged(server: Server, is_wanted: Callable[[dict[str, object]], bool], began: float) -> float:
+async def _until_logged(server: Server, is_sign: Callable[[dict[str, object]], bool], began: float) -> float:
     async with asyncio.timeout(_PATIENCE_SECONDS):
-        while not any(is_wanted(line) for line in _lines(server)):
+        while not any(is_sign(line) for line in _lines(server)):
             if not server.running:
                 raise server.failure("did not start")
             await asyncio.sleep(_POLL_SECONDS)

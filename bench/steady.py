@@ -1,4 +1,5 @@
-"""`steady`: compares the end of a long steady load with its beginning, under a snapshot older than the first job.
+"""`steady`: compares the end of a long steady load with its beginning, while a session holds a snapshot that is older
+than the first job.
 
 An installation with RabbitMQ and one without share the servers. The time is cut into windows.
 """
@@ -23,7 +24,7 @@ from bench.submitter import Submitter, submitter
 from bench.testbed import Installation, Testbed
 
 _BROKERS = ("amqp", "postgres")
-_LAST_SECONDS = 2.0  # until a window's last jobs have started. A poll for them would disturb the measured database
+_LAST_SECONDS = 2.0  # until a window's last jobs have started: polling for that would load the measured database
 _LATE_SECONDS = 60.0  # further time for jobs that are late
 _GOAL = Goal(1.2)
 

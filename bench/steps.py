@@ -1,3 +1,5 @@
+"""The handlers of the bench's pipelines (bench/pipelines.py)."""
+
 from __future__ import annotations
 
 import asyncio
@@ -10,7 +12,7 @@ from leasehold.domain.verdicts import Done
 
 @stamped.handles("only")
 async def only(_attempt: Attempt) -> Done:
-    """Everything runs on one machine, so its clock is the submitter's, too."""
+    """Record when the handler began. The submitter runs on the same machine, so it has the same clock."""
     return Done(value={"handler_at": time.time()})
 
 

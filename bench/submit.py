@@ -1,6 +1,6 @@
-"""`submit`: the requests a second that the API accepts: upload URLs (a row and a signature), runs, batches of runs.
+"""`submit`: the requests a second that the API accepts: upload URLs (a row and a signature), runs, and batches of runs.
 
-No call goes to the store, and no worker runs: the figures are of the endpoint and its commit alone.
+The API calls no store, and no worker runs: so a figure is the cost of the endpoint and its commit alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from leasehold.embedded.ports import free_port
 from leasehold.security.credentials import create_key
 
 _WARM_UP_SECONDS = 1.0
-_TOGETHER = 1000
+_RUNS_IN_BATCH = 1000
 _ONE_BY_ONE = Goal(2500, at_least=True)
 
 
@@ -48,7 +48,7 @@ _ENDPOINTS = (
     _Endpoint("POST /v1/runs", "runs/s", "/v1/runs", {"template": "noop"}, HTTPStatus.ACCEPTED, goal=_ONE_BY_ONE,
           processes=2),
     _Endpoint("POST /v1/runs/batch of 1,000", "runs/s", "/v1/runs/batch",
-          {"template": "noop", "runs": [{"payload": {}}] * _TOGETHER}, HTTPStatus.ACCEPTED, 2, _TOGETHER,
+          {"template": "noop", "runs": [{"payload": {}}] * _RUNS_IN_BATCH}, HTTPStatus.ACCEPTED, 2, _RUNS_IN_BATCH,
           Goal(30_000, at_least=True)),
 )  # fmt: skip
 

@@ -20,6 +20,8 @@ _CONNECT_SECONDS = 30.0
 
 
 class Submitter:
+    """Submits jobs. `announcer`: publishes the hints of committed jobs."""
+
     def __init__(self, pool: Pool, broker: Broker) -> None:
         self._pool = pool
         self._broker = broker

@@ -25,7 +25,7 @@ _PAGE, _TIMES = 50, 20
 _KINDS = ("conversion", "generation", "media", "webhook")
 _SCOPE = Scope("acme", _KINDS, runs=True, others=("noop",), owned=_KINDS)
 _SCHEDULE = "00000000-0000-7000-8000-000000000001"
-#: A filter of each documented sort; then some that find little or nothing: these read most.
+#: A filter of each documented sort; then some that find few jobs or none, which read most.
 FILTERS = (
     "", "kind:media", "kind:run", "kind:media status:failed", "status:running", "status:cancelled", "status:succeeded",
     "template:report7", "template:report7 status:failed", "code:code3", "tag.customer:7",
@@ -34,8 +34,9 @@ FILTERS = (
     "queue:nowhere created:<1h", "payload./n:-1", "nowhere", "queue:nowhere", "waited:>9h",
 )  # fmt: skip
 
-# $1 jobs over thirty days: four in ten are runs of a hundred templates, four pictures, one a conversion, one a
-# generation; one in a hundred has failed, one in ten has a tag. Ids are UUIDv7 of the time at which a job was made.
+# $1: the number of jobs, made over thirty days. Of ten jobs, four are runs of a hundred templates, four are pictures,
+# one is a conversion, and one is a generation. One job in a hundred has failed; one in ten has a tag. Each id is the
+# UUIDv7 of the time at which the job was made.
 _FILL = (
     """
     CREATE TEMPORARY TABLE made AS
@@ -104,11 +105,11 @@ async def filled(testbed: Testbed, jobs: int) -> Installation:
 
 async def _fill(installation: Installation, jobs: int) -> None:
     """Write `jobs` jobs, as `_FILL` describes."""
-    async with installation.connection() as unhurried:
+    async with installation.connection() as connection:
         first, *others = _FILL
-        await unhurried.execute(first.replace("$1", str(jobs)))
+        await connection.execute(first.replace("$1", str(jobs)))
         for statement in others:
-            await unhurried.execute(statement)
+            await connection.execute(statement)
 
 
 async def _figures(connection: Connection, text: str, jobs: int, runs: int) -> list[Figure]:
@@ -123,13 +124,15 @@ async def _figures(connection: Connection, text: str, jobs: int, runs: int) -> l
         worst.append(quantile(spent, 0.95))
     assert last is not None
     rows = await rows_read(connection, _listing(text))
-    # The walk was cut at MAX_READ: only that bound is its goal. One by queue is cut at the goal of all pages.
-    broad = last.ended_at is not None and parse(text, datetime.now(UTC)).queue is None
+    # A walk that was cut at MAX_READ must only keep that bound. A walk by queue must keep the bound of all pages.
+    was_cut = last.ended_at is not None and parse(text, datetime.now(UTC)).queue is None
     name = f"a page of `{text or 'no filter'}` beside {jobs:,} jobs"
     details = {"jobs on the page": len(last.rows), "walk ended": last.ended_at is not None}
     return [
-        Figure(f"{name}, p95", "ms", tuple(worst), tuple(load), None if broad else _GOAL_MS, details),
-        Figure(f"{name}, rows read", "rows", (float(rows),), tuple(load[:1]), Goal(MAX_READ) if broad else _GOAL_ROWS),
+        Figure(f"{name}, p95", "ms", tuple(worst), tuple(load), None if was_cut else _GOAL_MS, details),
+        Figure(
+            f"{name}, rows read", "rows", (float(rows),), tuple(load[:1]), Goal(MAX_READ) if was_cut else _GOAL_ROWS
+        ),
     ]
 
 
@@ -138,8 +141,8 @@ def _listing(text: str) -> Listing:
 
 
 async def rows_read(connection: Connection, listing: Listing) -> int:
-    """The rows that the page's statement reads in tables and indexes, with those that a condition drops. PostgreSQL
-    plans it as it plans a page: without the values.
+    """The rows that the page's statement reads in tables and indexes, also those that a condition drops. PostgreSQL
+    plans the statement without its values, as it does for a page.
     """
     statement = (await job_lists.narrowed_to_text(connection, listing)).page(_PAGE)
     values = ", ".join(await job_lists.literals(connection, statement))
@@ -156,6 +159,6 @@ async def rows_read(connection: Connection, listing: Listing) -> int:
 def _read(node: Mapping[str, Any]) -> int:
     own = 0
     if "Relation Name" in node:
-        thrown = sum(node.get(f"Rows Removed by {why}", 0) for why in ("Filter", "Index Recheck"))
-        own = round((node["Actual Rows"] + thrown) * node["Actual Loops"])
+        dropped = sum(node.get(f"Rows Removed by {why}", 0) for why in ("Filter", "Index Recheck"))
+        own = round((node["Actual Rows"] + dropped) * node["Actual Loops"])
     return own + sum(_read(child) for child in node.get("Plans", ()))

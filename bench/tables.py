@@ -1,9 +1,10 @@
 """`tables`: what the storage options and the indexes of the busy tables save. Each choice is compared with its
 alternative.
 
-Each choice has an installation with finished jobs. In all of them at once, and at the same pace, jobs are submitted,
-polled for, renewed once and completed. This lasts for some minutes, because autovacuum comes once a minute. The figures
-are PostgreSQL's own counters, which other work on the machine does not change: pages touched, vacuums included.
+Each choice has an installation with finished jobs. In all installations at once, and at the same pace, jobs are
+submitted, polled for, renewed once and completed. This lasts for some minutes, because autovacuum comes once a minute.
+The figures are PostgreSQL's own counters, which other work on the machine does not change. They count the pages that a
+vacuum touches, too.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from leasehold.worker.claiming.shares import Rooms
 
 _BATCH = 16
 _BATCHES_A_SECOND = 4
-_COUNTED_SECONDS = 2.0  # until the counters have the work of a session that has ended
+_COUNTED_SECONDS = 2.0  # until the counters include the work of a session that has ended
 
 #: The alternatives, by their names.
 CHOICES: Mapping[str, tuple[str, ...]] = {

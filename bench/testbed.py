@@ -1,4 +1,4 @@
-"""The servers of the bench, private and durable. Every run has a new database and new queues on them."""
+"""The servers of the bench, private and durable. Every measurement has a new database and new queues on them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _STOP_SECONDS = 40.0
 
 
 class Testbed:
-    """`async with Testbed() as testbed`: servers up, schema migrated; all gone at the end.
+    """`async with Testbed() as testbed`: the servers run inside the block, with a migrated database as a template.
 
-    `settings`: what every installation has, unless it says otherwise.
+    `settings`: the settings of every installation, which its own settings override.
     """
 
-    __test__ = False  # pytest takes a class of such a name for tests
+    __test__ = False  # else pytest would collect this class, because of its name
 
     def __init__(self, **settings: object) -> None:
         self._settings = settings
@@ -58,7 +58,7 @@ class Testbed:
 
     @asynccontextmanager
     async def installation(self, **settings: object) -> AsyncIterator[Installation]:
-        """An empty database, queues of its own and no process yet; `settings` are LEASEHOLD_{NAME}."""
+        """An installation with an empty database, own queues, and no process yet. `settings`: LEASEHOLD_{NAME}."""
         name = f"bench_{secrets.token_hex(4)}"
         await self._administer(f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE}")
         environment = self._stack.environment | {
@@ -79,8 +79,8 @@ class Testbed:
     async def filled(
         self, name: str, fill: Callable[[Installation], Awaitable[None]], **settings: object
     ) -> Installation:
-        """An installation that `fill` has filled, up to the end of the testbed. The figures of one command share it by
-        `name`, because millions of rows take minutes to write.
+        """An installation that `fill` has filled; it lasts until the end of the testbed. The figures of one command
+        share it by `name`, because `fill` may need minutes.
         """
         if name not in self._filled:
             installation = await self._open.enter_async_context(self.installation(**settings))

@@ -1,11 +1,11 @@
 """`throughput`: the no-op jobs a second that warm workers drain from a filled queue, on durable servers.
 
 One job is a committed claim and a committed completion with their events. The queue is classic and durable; its
-messages are persistent and confirmed. Workers with a broker also poll the database for overdue tasks, and a backlog is
-overdue: so the goal over AMQP is measured without these polls, and the default is measured beside it.
+messages are persistent and confirmed. Workers with a broker also poll the database for overdue tasks, and the tasks of
+a backlog are overdue. So the bench measures AMQP without these polls, and with them, as by default.
 
-Each case also gives the CPU seconds of a thousand jobs, and what a drain writes (writes.py): claims, settlements, and
-all else that the workers and PostgreSQL do meanwhile, with the whole pages that follow a checkpoint.
+Each case also gives the CPU seconds of a thousand jobs, and what a drain writes (writes.py): claims, settlements, other
+writes of workers and PostgreSQL meanwhile, and the whole pages that follow a checkpoint.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from leasehold.pipelines.demo.pipeline import noop
 _GOAL, _GOAL_OF_TWO = Goal(6000, at_least=True), Goal(8000, at_least=True)  # by the number of workers, over AMQP
 #: Settings of workers that do not poll during a measurement.
 _HINTS_ONLY = {"broker": "amqp", "poll_seconds": 3600}
-#: A busy session publishes its counts with the first statement after this many seconds: so a few jobs more follow.
+#: A busy session publishes its counts with its first statement after this many seconds. So a few more jobs follow.
 _PUBLISHED_SECONDS = 1.1
-_ENDED_SECONDS = 0.3  # until a session that was closed has published its counts
-_PATIENT_HEARTBEAT = 60  # RabbitMQ keeps the connection of a worker that stands still while the queue is filled
+_ENDED_SECONDS = 0.3  # until a closed session has published its counts
+_PATIENT_HEARTBEAT = 60  # so that RabbitMQ keeps the connection of a worker that is stopped while the queue is filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,24 +116,25 @@ async def drain(testbed: Testbed, scale: Scale, case: Case) -> Run:
             await _fill(installation, scale.jobs)
             await testbed.checkpoint()
             load = os.getloadavg()[0]
-            before = await _written(installation)
+            before = await _writes_so_far(installation)
         with Meter() as meter:
             await until_finished(installation, *servers)
-        claimed = {how: n - claimed_before.get(how, 0) for how, n in (await claims_by(ports)).items()}
+        claimed_after = await claims_by(ports)
+        claimed = {found_by: count - claimed_before.get(found_by, 0) for found_by, count in claimed_after.items()}
         rate = scale.jobs / await seconds_of(installation, since)
         await asyncio.sleep(_PUBLISHED_SECONDS)
         await _fill(installation, case.workers)
         await until_finished(installation, *servers)
-        return Run(rate, load, meter, claimed, (await _written(installation)).since(before, scale.jobs))
+        return Run(rate, load, meter, claimed, (await _writes_so_far(installation)).since(before, scale.jobs))
 
 
 async def _fill(installation: Installation, jobs: int) -> None:
-    """Submit the jobs. Afterwards the counts of the submitter's sessions, which have ended, are published."""
+    """Submit the jobs. Then wait until the counts of the submitter's ended sessions are published."""
     async with submitter(installation) as submitting:
         await submitting.fill(noop, jobs)
     await asyncio.sleep(_ENDED_SECONDS)
 
 
-async def _written(installation: Installation) -> Writes:
+async def _writes_so_far(installation: Installation) -> Writes:
     async with installation.connection() as connection:
         return await Writes.so_far(connection)

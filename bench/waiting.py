@@ -26,10 +26,10 @@ from leasehold.security.credentials import create_key
 _FEW = 10
 #: The delay of a run beside many workers that wait, as a multiple of its delay beside a few.
 _RATIO_GOAL = Goal(1.2)
-#: The waits of the workers' claims differ, from this on: the workers of a real fleet do not return all at once.
+#: The shortest wait of a claim. The workers' waits differ, because the workers of a fleet do not all return at once.
 _SHORTEST_WAIT_SECONDS = 15
 _PATIENCE_SECONDS = 60.0
-#: Between two runs, and between two reads of their arrivals.
+#: The pause between two runs, and between two looks at their arrivals.
 _BETWEEN_SECONDS = 0.1
 
 
@@ -90,7 +90,7 @@ class _Crowd:
                 await connection.close()
 
     async def serve(self, runs: int) -> list[float]:
-        """The milliseconds of each run from its acceptance to its arrival at a worker."""
+        """Submit `runs` runs. Returns the milliseconds of each run from its acceptance to its arrival at a worker."""
         connection = await Connection.open(self._port)
         submitted_at: dict[str, float] = {}
         for _ in range(runs):

@@ -18,14 +18,14 @@ from leasehold.transitions.jobs import NewJob
 _RATE = Goal(1500, at_least=True)
 _P50_MS = Goal(8)
 _PIPELINES = "bench.pipelines:benched"
-_PATIENT_HEARTBEAT = 60  # RabbitMQ keeps the connection of a worker that stands still while the queue is filled
+_PATIENT_HEARTBEAT = 60  # so that RabbitMQ keeps the connection of a worker that is stopped while the queue is filled
 
 
 async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
-    return [await _drained(testbed, scale), *await _alone(testbed, scale)]
+    return [await _drain(testbed, scale), *await _one_at_a_time(testbed, scale)]
 
 
-async def _drained(testbed: Testbed, scale: Scale) -> Figure:
+async def _drain(testbed: Testbed, scale: Scale) -> Figure:
     rates, load, cpu_seconds = [], [], []
     jobs = scale.jobs // 3
     for _ in range(scale.runs):
@@ -51,7 +51,7 @@ async def _drained(testbed: Testbed, scale: Scale) -> Figure:
     )  # fmt: skip
 
 
-async def _alone(testbed: Testbed, scale: Scale) -> list[Figure]:
+async def _one_at_a_time(testbed: Testbed, scale: Scale) -> list[Figure]:
     """The time from a job's row to the end of its third step, by the database's clock, at 20 jobs a second."""
     waits, load = [], []
     for _ in range(scale.runs):

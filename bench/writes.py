@@ -1,8 +1,8 @@
 """`writes`: what the life of a job writes, by phase: submit, announce, claim and settle.
 
-The bench carries out each phase by itself, on one connection and without a worker, so every count belongs to its phase.
+The bench does one phase after the other, on one connection and without a worker, so every count belongs to its phase.
 The counts are PostgreSQL's own: other work on the machine does not change them. No checkpoint begins meanwhile, so
-almost no page is written whole; `throughput` counts such images in its drains.
+PostgreSQL writes almost no whole pages; `throughput` counts these in its drains.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from leasehold.transitions.jobs import NewJob, submit
 PHASES = ("submit", "announce", "claim", "settle")
 #: Jobs of one statement: about as many as a busy worker claims and settles at once.
 _BATCH = 32
-_WARM = 4  # batches that are not counted: they prepare the statements and fill the caches of the session
+_WARM = 4  # batches before the counted ones: they prepare the session's statements and fill its caches
 _GOAL = Goal(1536)
 
-# `pages`: the session's buffers, hit or read. PostgreSQL counts flushes of the log where it counts reads and writes.
+# `pages`: the buffers that sessions found in memory or read. PostgreSQL counts flushes of the log in pg_stat_io.
 _COUNTERS = """
 SELECT w.wal_bytes::float8 AS wal_bytes, w.wal_records AS wal_records, w.wal_fpi AS wal_images,
        (SELECT coalesce(sum(fsyncs), 0) FROM pg_stat_io WHERE object = 'wal') AS flushes,
@@ -42,13 +42,13 @@ FROM pg_stat_wal w, pg_stat_database d,
      (SELECT sum(n_tup_upd) AS updates, sum(n_tup_hot_upd) AS heap_only FROM pg_stat_user_tables) AS u
 WHERE d.datname = current_database()
 """
-#: PostgreSQL counts for itself, and publishes the counts of a session once a second unless it is asked to.
+#: A session counts for itself, and publishes its counts once a second, or when this statement asks for it.
 _PUBLISH = "SELECT pg_stat_force_next_flush()"
 
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """What was written. `wal_bytes` includes whole pages: there are `wal_images` of them, of up to 8 kB each."""
+    """What was written. `wal_bytes` includes `wal_images` whole pages of up to 8 kB each."""
 
     wal_bytes: float
     wal_records: float
@@ -61,14 +61,14 @@ class Writes:
 
     @classmethod
     async def so_far(cls, connection: Connection | asyncpg.Connection[asyncpg.Record]) -> Self:
-        """The counters now, of the whole server; `commits`, `pages` and the updates of this database."""
+        """The present counters: `commits`, `pages` and the updates of this database, the others of the whole server."""
         await connection.execute(_PUBLISH)
         row = await connection.fetchrow(_COUNTERS)
         assert row is not None
         return cls(**{name: float(value) for name, value in row.items()})
 
     def since(self, before: Self, jobs: int) -> Writes:
-        """What was written since `before`, for each of `jobs`."""
+        """What was written since `before`, divided by `jobs`."""
         earlier = asdict(before)
         return Writes(**{name: (value - earlier[name]) / jobs for name, value in asdict(self).items()})
 
@@ -102,10 +102,10 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
 
 
 async def by_phase(installation: Installation, jobs: int) -> dict[str, Writes]:
-    """What a job of one step writes in each phase: `jobs` of them go through one phase after the other."""
+    """What a job of one step writes in each phase. All `jobs` jobs go through a phase before the next phase begins."""
     connection = await connect(installation.settings, "bench")
     try:
-        # Statements prepared and pages cached: by jobs that go through all phases before the counted ones.
+        # These jobs are not counted: they prepare the statements and fill the caches.
         await _go_through(connection, _WARM * _BATCH, {})
         written: dict[str, Writes] = {}
         await _go_through(connection, max(_BATCH, jobs // _BATCH * _BATCH), written)
@@ -115,7 +115,7 @@ async def by_phase(installation: Installation, jobs: int) -> dict[str, Writes]:
 
 
 async def _go_through(connection: Connection, jobs: int, written: dict[str, Writes]) -> None:
-    """Take `jobs` jobs from their submission to their end, and note in `written` what each phase wrote."""
+    """Take `jobs` jobs through all phases. Put what each phase wrote into `written`."""
     hints: list[list[Announcement]] = []
     claimed: list[list[Claimed]] = []
     lease_terms = terms()

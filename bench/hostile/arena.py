@@ -34,7 +34,7 @@ class Arena:
     until: float = 0.0
 
     @property
-    def open(self) -> bool:
+    def has_time(self) -> bool:
         """Whether the attack may go on."""
         return monotonic() < self.until
 
@@ -55,14 +55,14 @@ class Arena:
 
         async def work_on() -> None:
             for number in numbers:
-                if not self.open:
+                if not self.has_time:
                     return
                 await work(number)
 
         await asyncio.gather(*(work_on() for _ in range(at_once)))
 
-    async def rest(self) -> None:
-        """Wait until the time is over, so that the attack holds what it has taken."""
+    async def hold(self) -> None:
+        """Wait until the time is over, so that the attack keeps what it has taken for all of it."""
         await asyncio.sleep(max(0.0, self.until - monotonic()))
 
 
@@ -78,7 +78,7 @@ async def arena(settings: AttackSettings) -> AsyncIterator[Arena]:
 
 @asynccontextmanager
 async def silent_server(port: int) -> AsyncIterator[Counter[str]]:
-    """A server that accepts connections and sends a byte a second, for ever. Yields the counts of its connections."""
+    """A server that accepts connections and sends one byte a second, without an end. Yields counts of connections."""
     counts: Counter[str] = Counter()
     dripping: set[asyncio.Task[None]] = set()
     is_over = asyncio.Event()

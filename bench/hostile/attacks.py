@@ -1,4 +1,4 @@
-"""The attacks by name. Each has the number of the finding that first described it."""
+"""The attacks by name. `finding` is the number of the finding that first described an attack."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 1024 * 1024
 
 
 def _bomb(depth: int) -> dict[str, object]:
-    """`depth` definitions that each refer to the next one twice: 2 ** depth evaluations."""
+    """A schema of `depth` definitions, each of which refers twice to the next: a check evaluates 2 ** depth of them."""
     defs: dict[str, object] = {
         f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(depth)
     }
@@ -34,7 +34,7 @@ def _deep(levels: int) -> object:
 
 _STEPS = [{"id": "only", "worker_type": "quiet.only"}]
 _LISTS = {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/lists"}}] * 3}
-#: The schemas, and for each a value that is checked against it.
+#: Name -> a schema, and a value that is checked against it.
 _SCHEMAS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "doubled": (_bomb(20), {}),
     "unique": ({"properties": {"a": {"uniqueItems": True}}}, {"a": [{"n": n} for n in range(15_000)]}),
@@ -44,18 +44,18 @@ _SCHEMAS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
 
 
 async def nothing(arena: Arena) -> None:
-    await arena.rest()
+    await arena.hold()
 
 
 async def schemas(arena: Arena) -> None:
-    """Schemas whose check never ends, in templates and by a schedule's run-now."""
+    """Schemas whose check never ends, used by runs of a template and by a schedule's run-now."""
 
-    async def one(number: int) -> None:
+    async def attack_once(number: int) -> None:
         name = list(_SCHEMAS)[number % len(_SCHEMAS)]
         schema, payload = _SCHEMAS[name]
         body = {"type": f"hostile_{name}_{number}", "version": 1, "payload_schema": schema, "steps": _STEPS}
-        made = await arena.ask("POST", "/v1/templates", body)
-        if made is None or made.is_error:
+        template_answer = await arena.ask("POST", "/v1/templates", body)
+        if template_answer is None or template_answer.is_error:
             return
         template = body["type"]
         await arena.ask("POST", "/v1/runs", {"template": template, "payload": payload})
@@ -64,39 +64,39 @@ async def schemas(arena: Arena) -> None:
         if answer is not None and answer.is_success:
             await arena.ask("POST", f"/v1/schedules/{answer.json()['id']}/run-now")
 
-    await arena.repeat(one, at_once=4, at_most=400)
+    await arena.repeat(attack_once, at_once=4, at_most=400)
 
 
 async def receivers(arena: Arena) -> None:
     """Fifty webhooks at a server that never ends its answer, and runs with events for each of them."""
-    async with silent_server(arena.settings.silent_port) as seen:
+    async with silent_server(arena.settings.silent_port) as counts:
         for number in range(50):
             url = f"http://127.0.0.1:{arena.settings.silent_port}/{number}"
             await arena.ask("POST", "/v1/webhooks", {"url": url})
         await arena.repeat(lambda _: arena.ask("POST", "/v1/runs", {"template": "quiet"}), at_once=4, at_most=200)
-        await arena.rest()
-        arena.answers["deliveries open"] = seen["most open"]
+        await arena.hold()
+        arena.answers["deliveries open"] = counts["most open"]
 
 
 async def promotions(arena: Arena) -> None:
     """Promote finished models, again and again, to a file service that never ends its answer."""
-    async with silent_server(arena.settings.silent_port) as seen:
+    async with silent_server(arena.settings.silent_port) as counts:
         listed = await arena.ask("GET", "/api/v1/jobs")
         jobs = [job["job_id"] for job in listed.json()["jobs"]] if listed is not None and listed.is_success else []
         body = {"targets": [{"artifact": name} for name in ("nef", "bie", "onnx")]}
 
-        async def one(number: int) -> None:
+        async def attack_once(number: int) -> None:
             await arena.ask("POST", f"/api/v1/jobs/{jobs[number % len(jobs)]}/promote", body)
 
-        await arena.repeat(one, at_once=30, at_most=600)
-        await arena.rest()
-        arena.answers["puts open"] = seen["most open"]
+        await arena.repeat(attack_once, at_once=30, at_most=600)
+        await arena.hold()
+        arena.answers["puts open"] = counts["most open"]
 
 
 async def children(arena: Arena) -> None:
     """Isolated steps that use all the time and memory that a child may use."""
     await arena.repeat(lambda _: arena.ask("POST", "/v1/runs", {"template": "burning"}), at_once=4, at_most=200)
-    await arena.rest()
+    await arena.hold()
 
 
 _DUE = """
@@ -125,68 +125,68 @@ async def schedule_rows(arena: Arena) -> None:
         arena.answers["rows"] = len(rows)
     finally:
         await connection.close()
-    await arena.rest()
+    await arena.hold()
 
 
 async def store(arena: Arena) -> None:
     """Complete uploads while the store accepts connections and answers nothing (the bench makes it hang)."""
 
-    async def one(_number: int) -> None:
-        asked = await arena.ask("POST", "/upload-url", {"content_type": "image/jpeg", "file_name": "a.jpg"})
-        if asked is None or asked.is_error:
+    async def attack_once(_number: int) -> None:
+        answer = await arena.ask("POST", "/upload-url", {"content_type": "image/jpeg", "file_name": "a.jpg"})
+        if answer is None or answer.is_error:
             return
-        said = asked.json()
-        await arena.ask("POST", "/complete-upload", {name: said[name] for name in ("media_id", "original_key")})
+        ticket = answer.json()
+        await arena.ask("POST", "/complete-upload", {name: ticket[name] for name in ("media_id", "original_key")})
 
-    await arena.repeat(one, at_once=30, at_most=600)
+    await arena.repeat(attack_once, at_once=30, at_most=600)
 
 
 async def batches(arena: Arena) -> None:
     """Batches of a thousand runs."""
     body = {"template": "quiet", "runs": [{"payload": {}}] * 1000}
     await arena.repeat(lambda _: arena.ask("POST", "/v1/runs/batch", body), at_once=4, at_most=60)
-    await arena.rest()
+    await arena.hold()
 
 
 async def backfills(arena: Arena) -> None:
     """Schedules of every minute, each backfilled with a hundred ticks."""
     end = datetime.now(UTC) - timedelta(minutes=5)
 
-    async def one(_number: int) -> None:
+    async def attack_once(_number: int) -> None:
         schedule = {"template": "quiet", "cron": "* * * * *", "timezone": "UTC", "payload_template": {}}
-        made = await arena.ask("POST", "/v1/schedules", schedule | {"overlap": "allow_all"})
-        if made is None or made.is_error:
+        answer = await arena.ask("POST", "/v1/schedules", schedule | {"overlap": "allow_all"})
+        if answer is None or answer.is_error:
             return
-        path = f"/v1/schedules/{made.json()['id']}/backfill"
+        path = f"/v1/schedules/{answer.json()['id']}/backfill"
         for back in range(3):
             until = end - timedelta(minutes=99 * back)
             span = {"start": (until - timedelta(minutes=99)).isoformat(), "end": until.isoformat()}
             await arena.ask("POST", path, span)
 
-    await arena.repeat(one, at_once=4, at_most=60)
-    await arena.rest()
+    await arena.repeat(attack_once, at_once=4, at_most=60)
+    await arena.hold()
 
 
 async def uploads(arena: Arena) -> None:
     """Uploads of 40 MiB without a declared length, where 32 MiB are allowed."""
     data = bytes(40 * MIB)
 
-    async def one(_number: int) -> None:
-        asked = await arena.ask("POST", "/upload-url", {"content_type": "image/jpeg", "file_name": "a.jpg"})
-        if asked is None or asked.is_error:
+    async def attack_once(_number: int) -> None:
+        answer = await arena.ask("POST", "/upload-url", {"content_type": "image/jpeg", "file_name": "a.jpg"})
+        if answer is None or answer.is_error:
             return
-        said = asked.json()
+        ticket = answer.json()
         async with httpx2.AsyncClient(timeout=30) as client:
-            put = await client.put(said["upload_url"], content=data, headers={"Content-Type": "image/jpeg"})
+            put = await client.put(ticket["upload_url"], content=data, headers={"Content-Type": "image/jpeg"})
         arena.answers[f"put {put.status_code}"] += 1
-        await arena.ask("POST", "/complete-upload", {name: said[name] for name in ("media_id", "original_key")})
+        await arena.ask("POST", "/complete-upload", {name: ticket[name] for name in ("media_id", "original_key")})
 
-    await arena.repeat(one, at_once=2, at_most=8)
-    await arena.rest()
+    await arena.repeat(attack_once, at_once=2, at_most=8)
+    await arena.hold()
 
 
 async def bodies(arena: Arena) -> None:
-    """300 connections without a key, each of which sends most of a body and stops."""
+    """Three hundred connections without a key. Each sends most of a body, and stops."""
     head = b"Host: x\r\nContent-Type: application/json\r\nContent-Length: 1200000\r\n\r\n"
     paths = (b"/v1/runs", b"/v1/runs/batch", b"/api/v1/jobs", b"/v1/upload/images", b"/v1/templates")
     writers = []
@@ -198,7 +198,7 @@ async def bodies(arena: Arena) -> None:
             writers.append(writer)
         except ConnectionError as error:
             arena.answers[type(error).__name__] += 1
-    await arena.rest()
+    await arena.hold()
     arena.answers["held"] = sum(not writer.is_closing() for writer in writers)
     for writer in writers:
         writer.transport.abort()
@@ -207,16 +207,16 @@ async def bodies(arena: Arena) -> None:
 async def long_runs(arena: Arena) -> None:
     """Three hundred runs of forty seconds."""
     await arena.repeat(lambda _: arena.ask("POST", "/v1/runs", {"template": "sleeping"}), at_once=4, at_most=300)
-    await arena.rest()
+    await arena.hold()
 
 
 async def generations(arena: Arena) -> None:
     """Three hundred orders to a provider that never ends its answer."""
-    async with silent_server(arena.settings.silent_port) as seen:
+    async with silent_server(arena.settings.silent_port) as counts:
         order = {"prompt": "a cat", "model": "made-up"}
         await arena.repeat(lambda _: arena.ask("POST", "/v1/images/generations", order), at_once=4, at_most=300)
-        await arena.rest()
-        arena.answers["orders open"] = seen["most open"]
+        await arena.hold()
+        arena.answers["orders open"] = counts["most open"]
 
 
 @dataclass(frozen=True, slots=True)

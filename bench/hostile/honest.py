@@ -1,5 +1,5 @@
-"""The honest tenant, which submits a run that does nothing, waits for its end, and repeats; and a client that polls
-/livez.
+"""The honest tenant, which again and again submits a run that does nothing and waits for its end; and a client that
+polls /livez.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import orjson
 
 from bench.http import Connection, request
 
-#: A run that was refused, lost, or not finished in this time counts with this duration.
+#: A run that was refused or lost, or that did not finish in this time, counts with this duration.
 PATIENCE_SECONDS = 30.0
 _ACCEPTED, _OK = 202, 200
 _BETWEEN_RUNS, _BETWEEN_POLLS = 0.025, 0.02
@@ -22,9 +22,9 @@ _BETWEEN_RUNS, _BETWEEN_POLLS = 0.025, 0.02
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """The seconds of one run, from its request until the client knows that it is done. `parts`: the seconds until the
-    POST was answered, from the row to the claim, from the claim to the end, and from the end to the answer that reports
-    it. The first two overlap, because the row is written before the answer. A run that failed has no parts.
+    """The seconds of one run, from its request until the client knows its end. `parts`: the seconds until the answer to
+    the POST, from the row to the claim, from the claim to the end, and from the end to the answer that reports it. The
+    first two overlap, because the API writes the row before it answers. {}: the run failed.
     """
 
     seconds: float

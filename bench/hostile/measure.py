@@ -39,7 +39,7 @@ _HOSTILE = (
 _CLIENTS = 2
 _HEAD_START = 1.0
 _WARM_UP = 1.0
-#: The goals; docs/operations/index.md explains them. Memory is that of a main process: each child has its own limit.
+#: The goals; docs/operations/index.md explains them. The memory is of a main process: each child has its own limit.
 _RUN_MS, _POLL_MS, _MIB = Goal(1000), Goal(100), Goal(512)
 _SESSIONS = Goal(Settings.model_fields["database_pool_size"].default)
 
@@ -53,11 +53,11 @@ class _Outcome:
 
 
 async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
-    """Measure each attack once, also if more runs are requested: each needs an installation of its own."""
+    """Measure each attack once, even if more runs are requested, because each needs a new installation."""
     figures = []
     for name in scale.attacks or ATTACKS:
         load = (os.getloadavg()[0],)
-        figures += _figures(name, load, await _attacked(testbed, scale, name))
+        figures += _figures(name, load, await _measure_attack(testbed, scale, name))
     return figures
 
 
@@ -95,7 +95,7 @@ def _figures(name: str, load: tuple[float, ...], outcome: _Outcome) -> list[Figu
 _ROLES = ("api", "worker")
 
 
-async def _attacked(testbed: Testbed, scale: Scale, name: str) -> _Outcome:
+async def _measure_attack(testbed: Testbed, scale: Scale, name: str) -> _Outcome:
     attack = ATTACKS[name]
     port, silent = free_port(), free_port()
     async with store_proxy(testbed.s3_endpoint) as proxy:
@@ -119,7 +119,7 @@ async def _attacked(testbed: Testbed, scale: Scale, name: str) -> _Outcome:
                 await promoted.finish(installation.settings, port, hostile, attack.models)
             if attack.hangs_store:
                 proxy.hang()
-            return await _beside(installation, name, AttackSettings(
+            return await _run_beside_attack(installation, name, AttackSettings(
                 port=port, key=hostile, database_url=installation.url, silent_port=silent, seconds=scale.hostile_seconds
             ), key)  # fmt: skip
 
@@ -131,7 +131,9 @@ async def _keys(installation: Installation) -> tuple[str, str]:
     return honest_key.text, hostile_key.text
 
 
-async def _beside(installation: Installation, name: str, attack_settings: AttackSettings, key: str) -> _Outcome:
+async def _run_beside_attack(
+    installation: Installation, name: str, attack_settings: AttackSettings, key: str
+) -> _Outcome:
     watch = Watch(installation.url, {role: main_processes_of(role)[0] for role in _ROLES})
     watching = asyncio.create_task(watch.run())
     attacking = await asyncio.create_subprocess_exec(
@@ -154,7 +156,10 @@ async def _beside(installation: Installation, name: str, attack_settings: Attack
             await attacking.wait()
     await asyncio.gather(watching, return_exceptions=True)
     return _Outcome(
-        [duration for each in runs for duration in each], polls, watch, _answers(attacking.returncode, output)
+        [duration for client_runs in runs for duration in client_runs],
+        polls,
+        watch,
+        _answers(attacking.returncode, output),
     )
 
 

@@ -1,4 +1,4 @@
-"""The pipelines of the tenants of this bench."""
+"""The pipelines of the honest and the hostile tenants."""
 
 from __future__ import annotations
 

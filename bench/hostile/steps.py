@@ -1,3 +1,5 @@
+"""The handlers of the pipelines of this bench (bench/hostile/pipelines.py)."""
+
 from __future__ import annotations
 
 import asyncio
@@ -19,7 +21,7 @@ async def sleep(_attempt: Attempt) -> None:
 
 @burning.handles("burn")
 def burn(_work: Work) -> Done:
-    kept = []
+    memory = []
     while True:
-        kept.append(bytearray(1024 * 1024))
+        memory.append(bytearray(1024 * 1024))
         sum(range(100_000))

@@ -1,4 +1,4 @@
-"""A TCP proxy before the store, which can stop forwarding bytes: then the store hangs for its clients."""
+"""A TCP proxy before the store. It can stop forwarding bytes: then clients see a store that hangs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 
 class StoreProxy:
-    """`url`: the address of the proxy. `endpoint`: the address of the store."""
+    """The proxy. `url`: its address. `endpoint`: the address of the store."""
 
     def __init__(self, endpoint: str) -> None:
         self._store = urlsplit(endpoint)
@@ -22,7 +22,7 @@ class StoreProxy:
         """From now on, accept connections and forward nothing."""
         self._forwards.clear()
 
-    def begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._serve(reader, writer))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
@@ -36,7 +36,7 @@ class StoreProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             store_reader, store_writer = await asyncio.open_connection(self._store.hostname, self._store.port)
-        except OSError:  # the store is away: its clients must see a closed connection, not one that hangs
+        except OSError:  # the store is away: then a client must see a closed connection, not a store that hangs
             writer.close()
             return
         try:
@@ -59,7 +59,7 @@ class StoreProxy:
 async def store_proxy(endpoint: str) -> AsyncIterator[StoreProxy]:
     """A proxy before the store at `endpoint`."""
     proxy = StoreProxy(endpoint)
-    server = await asyncio.start_server(proxy.begin, "127.0.0.1", 0)
+    server = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
     proxy.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield proxy

@@ -1,5 +1,5 @@
-"""Watches processes during an attack: their resident memory, and their sessions of PostgreSQL, found by the sockets'
-ports.
+"""Watches processes during an attack: their resident memory and their sessions of PostgreSQL. It finds the sessions by
+the ports of the processes' sockets.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Watch:
             while True:
                 ports = {row["client_port"] for row in await connection.fetch(_SESSIONS)}
                 for role, pid in self._pids.items():
-                    with contextlib.suppress(OSError):  # the process has ended: the honest runs will fail
+                    with contextlib.suppress(OSError):  # the process has ended, so the honest runs fail
                         self.mib[role] = max(self.mib[role], resident_bytes(pid) // _MIB)
                         self.sessions[role] = max(self.sessions[role], len(ports & _ports(pid)))
                 await asyncio.sleep(_EVERY_SECONDS)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.figure import Figure, quantile
 from bench.latency import WARM_UP_JOBS, paced_run
-from bench.peers.measure import driven, environment_of, worker_of
+from bench.peers.measure import environment_of, run_driver, worker_of
 from bench.peers.peer import PEERS, Peer
 from bench.scale import Scale
 from bench.testbed import Testbed
@@ -33,7 +33,7 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
         for name, broker in OWN_SYSTEMS.items():
             waits[name].append((await paced_run(testbed, scale, broker)).whole)
         for peer in peers:
-            waits[peer.name].append(await _theirs(testbed, scale, peer))
+            waits[peer.name].append(await _waits_of_peer(testbed, scale, peer))
     return [
         Figure(f"delay, {name}, {quantile_name}", "ms", tuple(quantile(run, part) for run in runs), tuple(load))
         for name, runs in waits.items()
@@ -41,23 +41,23 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     ]
 
 
-async def _theirs(testbed: Testbed, scale: Scale, peer: Peer) -> list[float]:
+async def _waits_of_peer(testbed: Testbed, scale: Scale, peer: Peer) -> list[float]:
     python = str(await peer.environment())
     with tempfile.TemporaryDirectory() as directory:
         stamps = Path(directory) / "stamps"
         stamps.touch()
         async with testbed.installation() as installation:
             environment = environment_of(installation) | {"PEER_STAMPS": str(stamps)}
-            await driven(python, peer, ["prepare"], environment)
+            await run_driver(python, peer, ["prepare"], environment)
             async with worker_of(python, peer, environment) as start:
                 await start()
-                await driven(python, peer, ["pace", str(WARM_UP_JOBS), str(scale.paced_rate)], environment)
-                await _stamped(stamps, WARM_UP_JOBS)
-                await driven(python, peer, ["pace", str(scale.paced_jobs), str(scale.paced_rate)], environment)
-                return (await _stamped(stamps, WARM_UP_JOBS + scale.paced_jobs))[WARM_UP_JOBS:]
+                await run_driver(python, peer, ["pace", str(WARM_UP_JOBS), str(scale.paced_rate)], environment)
+                await _read_stamps(stamps, WARM_UP_JOBS)
+                await run_driver(python, peer, ["pace", str(scale.paced_jobs), str(scale.paced_rate)], environment)
+                return (await _read_stamps(stamps, WARM_UP_JOBS + scale.paced_jobs))[WARM_UP_JOBS:]
 
 
-async def _stamped(stamps: Path, jobs: int) -> list[float]:
+async def _read_stamps(stamps: Path, jobs: int) -> list[float]:
     """Wait until `jobs` handlers have written their waits. Returns the waits in milliseconds."""
     async with asyncio.timeout(_PATIENCE_SECONDS):
         while True:

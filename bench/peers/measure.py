@@ -1,6 +1,6 @@
-"""Measures the platform and each peer in turns, so that a change of the machine's load falls on all of them.
+"""Measures the platform and each peer in turns, so that a change of the machine's load affects all of them.
 
-Each round begins with another system, because the first system of a round finds another page cache than the last. A
+Each round begins with another system, because the page cache differs for the first and the last system of a round. A
 ratio compares two rates of the same round.
 """
 
@@ -53,13 +53,13 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     for turn in range(scale.runs):
         for name in _rotated([*OWN_SYSTEMS, *peers], turn):
             if name in OWN_SYSTEMS:
-                await _ours(testbed, scale, *OWN_SYSTEMS[name], runs[name])
+                await _measure_own(testbed, scale, *OWN_SYSTEMS[name], runs[name])
             elif name not in broken:
                 try:
-                    await _theirs(testbed, scale, peers[name], runs[name])
+                    await _measure_peer(testbed, scale, peers[name], runs[name])
                 except (RuntimeError, TimeoutError, asyncpg.PostgresError) as error:
                     broken[name] = f"{type(error).__name__}: {error}"[:500]
-    rates = [_figure(name, found, broken.get(name)) for name, found in runs.items()]
+    rates = [_figure(name, system_runs, broken.get(name)) for name, system_runs in runs.items()]
     ratios = [_ratio(ours, name, runs) for ours in OWN_SYSTEMS for name in peers if name not in broken]
     return rates + ratios
 
@@ -84,7 +84,7 @@ def _figure(name: str, runs: _Runs, broken: str | None) -> Figure:
     return Figure(f"peers, {name}", "jobs/s", tuple(runs.rates) or (0.0,), tuple(runs.load) or (0.0,), None, details)
 
 
-async def _ours(testbed: Testbed, scale: Scale, broker: str, workers: int, runs: _Runs) -> None:
+async def _measure_own(testbed: Testbed, scale: Scale, broker: str, workers: int, runs: _Runs) -> None:
     async with testbed.installation(broker=broker, worker_queues="default") as installation:
         async with submitter(installation) as submitting:
             await submitting.fill(noop, scale.jobs)
@@ -94,19 +94,19 @@ async def _ours(testbed: Testbed, scale: Scale, broker: str, workers: int, runs:
                 await installation.start("worker")
 
         await testbed.checkpoint()
-        await _drained(installation, _OUR_DONE, scale.jobs, start, runs)
+        await _drain(installation, _OUR_DONE, scale.jobs, start, runs)
 
 
-async def _theirs(testbed: Testbed, scale: Scale, peer: Peer, runs: _Runs) -> None:
+async def _measure_peer(testbed: Testbed, scale: Scale, peer: Peer, runs: _Runs) -> None:
     python = str(await peer.environment())
     jobs = min(peer.jobs, scale.jobs)
     async with testbed.installation() as installation:
         environment = environment_of(installation)
-        for said in (["prepare"], ["submit", str(jobs)]):
-            await driven(python, peer, said, environment)
+        for arguments in (["prepare"], ["submit", str(jobs)]):
+            await run_driver(python, peer, arguments, environment)
         await testbed.checkpoint()
         async with worker_of(python, peer, environment) as start:
-            await _drained(installation, peer.done, jobs, start, runs)
+            await _drain(installation, peer.done, jobs, start, runs)
 
 
 def environment_of(installation: Installation) -> dict[str, str]:
@@ -118,7 +118,7 @@ def environment_of(installation: Installation) -> dict[str, str]:
     }
 
 
-async def driven(python: str, peer: Peer, arguments: list[str], environment: dict[str, str]) -> str:
+async def run_driver(python: str, peer: Peer, arguments: list[str], environment: dict[str, str]) -> str:
     """Run the peer's driver with `arguments`. Returns its output. Raises RuntimeError with it, or TimeoutError."""
     process = await asyncio.create_subprocess_exec(
         python, str(peer.driver), *arguments, env=environment,
@@ -138,8 +138,8 @@ async def driven(python: str, peer: Peer, arguments: list[str], environment: dic
 async def worker_of(
     python: str, peer: Peer, environment: dict[str, str]
 ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """A function that starts the peer's worker, with a process for each core. At the end, whole process groups are
-    killed.
+    """Yields a function that starts the peer's worker, with a process for each core. Kills their process groups at the
+    end.
     """
     started: list[asyncio.subprocess.Process] = []
 
@@ -160,16 +160,16 @@ async def worker_of(
             await process.wait()
 
 
-async def _drained(
+async def _drain(
     installation: Installation, done: str, jobs: int, start: Callable[[], Awaitable[None]], runs: _Runs
 ) -> None:
     load = os.getloadavg()[0]
     async with installation.connection() as connection, asyncio.timeout(_PATIENCE_SECONDS):
         await start()
-        first = await _until(connection, done, int(jobs * _FIRST))
+        first = await _until_done(connection, done, int(jobs * _FIRST))
         with Meter() as meter:
             began = monotonic()
-            last = await _until(connection, done, jobs)
+            last = await _until_done(connection, done, jobs)
             seconds = monotonic() - began
     measured = last - first
     runs.rates.append(measured / seconds)
@@ -178,10 +178,10 @@ async def _drained(
     runs.load.append(load)
 
 
-async def _until(connection: asyncpg.Connection[asyncpg.Record], done: str, jobs: int) -> int:
+async def _until_done(connection: asyncpg.Connection[asyncpg.Record], done: str, jobs: int) -> int:
     while True:
         with suppress(asyncpg.UndefinedTableError):
-            found: int = await connection.fetchval(done)
-            if found >= jobs:
-                return found
+            count: int = await connection.fetchval(done)
+            if count >= jobs:
+                return count
         await asyncio.sleep(_POLL_SECONDS)

@@ -58,7 +58,7 @@ PEERS = (
 
 
 async def installed(name: str, requirements: tuple[str, ...], install: Install) -> Path:
-    """The directory with these versions. They are installed once. Raises RuntimeError with the installer's output."""
+    """The directory with these versions, which are installed once. Raises RuntimeError with the installer's output."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "leasehold" / "peers"
     stamp = hashlib.sha256(" ".join(requirements).encode()).hexdigest()[:12]
     home = cache / f"{name}-{stamp}"
@@ -80,7 +80,7 @@ async def with_npm(home: Path, requirements: tuple[str, ...]) -> None:
 
 def _package(home: Path) -> None:
     home.mkdir(parents=True, exist_ok=True)
-    (home / "package.json").write_text("{}")  # otherwise npm searches the directories above for it
+    (home / "package.json").write_text("{}")  # otherwise npm looks for one in the directories above
 
 
 async def _run(*command: str, cwd: Path | None = None) -> None:

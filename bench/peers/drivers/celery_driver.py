@@ -24,8 +24,8 @@ def noop():
 
 
 @app.task(name="stamped")
-def stamped(asked):
-    record_wait(asked)
+def stamped(submitted_at):
+    record_wait(submitted_at)
 
 
 if __name__ == "__main__":

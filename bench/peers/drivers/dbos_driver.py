@@ -19,8 +19,8 @@ def noop():
 
 
 @DBOS.workflow(name="stamped")
-def stamped(asked):
-    record_wait(asked)
+def stamped(submitted_at):
+    record_wait(submitted_at)
 
 
 @DBOS.step(name="nothing")

@@ -1,4 +1,4 @@
-"""Drives Dramatiq. It has no results in PostgreSQL: so a middleware writes a row for each job, as its users do."""
+"""Drives Dramatiq. Dramatiq keeps no results in PostgreSQL, so a middleware writes a row for each job, as users do."""
 
 import os
 import sys
@@ -12,14 +12,14 @@ from stamps import paced, record_wait
 PROCESSES = os.environ["PEER_PROCESSES"]
 
 URL = os.environ["PEER_DATABASE_URL"]
-own = threading.local()
+thread_state = threading.local()
 
 
 class Rows(dramatiq.Middleware):
     def after_process_message(self, broker, message, *, result=None, exception=None):
-        if not hasattr(own, "connection"):
-            own.connection = psycopg.connect(URL, autocommit=True)
-        own.connection.execute("INSERT INTO peer_done (id) VALUES (%s)", (message.message_id,))
+        if not hasattr(thread_state, "connection"):
+            thread_state.connection = psycopg.connect(URL, autocommit=True)
+        thread_state.connection.execute("INSERT INTO peer_done (id) VALUES (%s)", (message.message_id,))
 
 
 broker = RabbitmqBroker(url=os.environ["PEER_AMQP_URL"], confirm_delivery=True)
@@ -33,8 +33,8 @@ def noop():
 
 
 @dramatiq.actor
-def stamped(asked):
-    record_wait(asked)
+def stamped(submitted_at):
+    record_wait(submitted_at)
 
 
 if __name__ == "__main__":

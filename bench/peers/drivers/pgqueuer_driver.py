@@ -17,8 +17,8 @@ async def main():
     elif sys.argv[1] == "submit":
         jobs = int(sys.argv[2])
         for start in range(0, jobs, 1000):
-            some = min(1000, jobs - start)
-            await Queries(driver).enqueue(["noop"] * some, [None] * some, [0] * some)
+            count = min(1000, jobs - start)
+            await Queries(driver).enqueue(["noop"] * count, [None] * count, [0] * count)
     elif sys.argv[1] == "pace":
         async for now in paced_async(int(sys.argv[2]), float(sys.argv[3])):
             await Queries(driver).enqueue("stamped", str(now).encode(), 0)

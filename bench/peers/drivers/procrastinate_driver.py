@@ -16,8 +16,8 @@ async def noop():
 
 
 @app.task(name="stamped")
-async def stamped(asked):
-    record_wait(asked)
+async def stamped(submitted_at):
+    record_wait(submitted_at)
 
 
 async def main():
@@ -30,7 +30,7 @@ async def main():
                 await noop.batch_defer_async(*({} for _ in range(min(500, jobs - start))))
         elif sys.argv[1] == "pace":
             async for now in paced_async(int(sys.argv[2]), float(sys.argv[3])):
-                await stamped.defer_async(asked=now)
+                await stamped.defer_async(submitted_at=now)
         else:
             await app.run_worker_async(concurrency=20, install_signal_handlers=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-os.environ["VIPS_CONCURRENCY"] = "1"  # a process a core; libvips reads it when it is loaded
+os.environ["VIPS_CONCURRENCY"] = "1"  # the bench starts a process for each core; libvips reads this when it is loaded
 
 import pyvips
 from pictures_a_second import measure
@@ -18,5 +18,5 @@ def make(picture: Path, directory: Path) -> None:
     small.webpsave(str(directory / "final.webp"), Q=80, effort=4)
 
 
-pyvips.cache_set_max(0)  # or it would make each picture once
+pyvips.cache_set_max(0)  # else libvips would make the picture only once
 measure(make)

@@ -1,10 +1,10 @@
-// sharp (libvips for Node.js): PICTURE DIRECTORY SECONDS; prints pictures a second.
+// Drives sharp (libvips for Node.js). Arguments: PICTURE DIRECTORY SECONDS. It prints pictures a second.
 import path from "node:path";
 import { createRequire } from "node:module";
 
 const sharp = createRequire(path.join(process.env.PEER_HOME, "package.json"))("sharp");
 const [picture, directory, seconds] = [process.argv[2], process.argv[3], Number(process.argv[4])];
-sharp.concurrency(1); // a process a core
+sharp.concurrency(1); // the bench starts a process for each core
 sharp.cache(false);
 
 async function make() {

@@ -1,5 +1,5 @@
-"""Paces submissions, and writes how long each job waited for its handler. The drivers use it in the benchmark of delays
-(bench/peers/delays.py), which names the file PEER_STAMPS.
+"""Paces submissions, and appends to the file PEER_STAMPS how long each job waited for its handler. The drivers use it
+for the figure `delays` (bench/peers/delays.py).
 """
 
 import asyncio

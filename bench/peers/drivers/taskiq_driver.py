@@ -21,8 +21,8 @@ async def noop():
 
 
 @broker.task(task_name="stamped")
-async def stamped(asked):
-    record_wait(asked)
+async def stamped(submitted_at):
+    record_wait(submitted_at)
 
 
 async def submit(jobs):
