@@ -25,20 +25,36 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scripts/mutants",
         description="Change each guard once, and see whether a test notices: docs/explanation/mutants.md."
-        " A stopped run goes on where it was. At a later commit, survivors and changed files are judged again.",
+        " After a stop, the next run goes on from there. At a later commit, it judges survivors and changed files anew.",
     )
-    parser.add_argument("--measure", nargs="*", metavar="FOLDER", help="measure which tests run which line, no more")
-    parser.add_argument("--only", default="", metavar="PATH", help="only mutants of files that begin so, or of this id")
-    parser.add_argument("--sample", type=int, metavar="N", help="N of them, chosen by --seed")
-    parser.add_argument("--seed", default="", help="a text, like the hash of the commit")
-    parser.add_argument("--list", action="store_true", help="list them, and judge none")
-    parser.add_argument("--survivors", action="store_true", help="print those that survived at this commit, with diffs")
-    parser.add_argument("--again", metavar="VERDICT", help="judge again those that were judged so at this commit")
-    parser.add_argument("--places", type=int, default=2, help="how many at a time, each beside servers of its own")
+    parser.add_argument("--measure", nargs="*", metavar="FOLDER", help="only measure which tests run which line")
     parser.add_argument(
-        "--budget", type=float, default=_BUDGET_SECONDS, help="seconds of tests for each; 0: all that run its line"
+        "--only",
+        default="",
+        metavar="PATH",
+        help="only mutants of paths that begin so, or this id",
     )
-    parser.add_argument("--record", action="store_true", help="keep who noticed what in mutants/killers.json, for CI")
+    parser.add_argument("--sample", type=int, metavar="N", help="only N mutants, chosen by --seed")
+    parser.add_argument("--seed", default="", help="a text, such as the hash of the commit")
+    parser.add_argument("--list", action="store_true", help="list the mutants, and judge none")
+    parser.add_argument(
+        "--survivors", action="store_true", help="print the mutants that survived at this commit, with diffs"
+    )
+    parser.add_argument(
+        "--again", metavar="VERDICT", help="judge again the mutants that have this verdict at this commit"
+    )
+    parser.add_argument(
+        "--places", type=int, default=2, help="how many mutants at a time, each with servers of its own"
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=_BUDGET_SECONDS,
+        help="seconds of tests for each mutant; 0: all tests that run its line",
+    )
+    parser.add_argument(
+        "--record", action="store_true", help="write which test noticed which mutant into mutants/killers.json, for CI"
+    )
     return parser
 
 
@@ -68,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_unjudged(judgement: Judgement | None, again: str | None) -> bool:
-    """Whether the mutant has no judgement yet, or a verdict that is to be judged `again`."""
+    """Whether the mutant must be judged: it has no judgement, or the verdict `again`."""
     return judgement is None or judgement.verdict == again
 
 

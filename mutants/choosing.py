@@ -15,15 +15,15 @@ from mutants.uses import Uses
 
 #: Tests that judge no mutant, each with the reason.
 LEFT_OUT = (
-    "tests/transitions/test_statements.py",  # compares texts: it would notice every change, and prove nothing
-    "tests/api/test_contract.py",  # random requests: a mutant that they miss today they find tomorrow
+    "tests/transitions/test_statements.py",  # compares texts: it notices every change of a text, and proves nothing
+    "tests/api/test_contract.py",  # sends random requests: it may miss a mutant today and notice it tomorrow
     "tests/packaging",  # compares the reference and the changelog with the code
     "tests/test_floors.py",
     "tests/mutants",
     "tests/chaos",  # has mutants of its own
     "tests/bench",
 )
-#: The beginning of a file's path -> the folders of its own tests, which come first.
+#: The beginning of a file's path -> the tests of the file itself, which run first.
 FOLDERS = {
     "leasehold/transitions": ("tests/transitions", "tests/runs"),
     "leasehold/limits": ("tests/security/test_limits.py", "tests/runs/test_limits.py", "tests/api/test_uploads.py"),
@@ -36,25 +36,25 @@ FOLDERS = {
     "worker": ("tests/worker", "tests/unit"),
     "api": ("tests/runs", "tests/api"),
 }
-#: The cost of a test beside its own seconds.
+#: The overhead of a test, in addition to its own seconds.
 _EACH_SECONDS = 0.1
 _PATIENCE_SECONDS, _PATIENCE_TIMES = 15.0, 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The tests of one mutant. `tests`: node ids. `limits`: the seconds that each may take. `of`: how many tests could
-    notice the mutant; the budget may have cut the rest.
+    """The tests of one mutant. `tests`: node ids. `limits`: the seconds that each may take. `candidates`: how many
+    tests could notice the mutant; some of them may exceed the budget.
     """
 
     tests: list[str]
     limits: list[float]
-    of: int
+    candidates: int
 
 
 class Choosing:
-    """`killers`: id of a mutant -> the test that noticed it last time, which comes first. `budget`: the seconds that
-    the tests of one mutant may take together; 0: no bound.
+    """`killers`: id of a mutant -> the test that noticed it last time, which runs first. `budget`: the seconds that all
+    tests of one mutant may take; 0: no bound.
     """
 
     def __init__(self, covering: Covering, killers: dict[str, str], budget: float) -> None:
@@ -72,7 +72,7 @@ class Choosing:
     def _sources(self) -> dict[str, Source]:
         return {path: Source(ROOT, path) for path in all_files()}
 
-    def of(self, mutant: Mutant) -> Chosen:
+    def tests_for(self, mutant: Mutant) -> Chosen:
         seconds = self._covering.seconds
         covering = {test for test in self._covering_tests(mutant) if test in seconds and judges(test)}
         tests = self._in_order(mutant, covering)
@@ -86,22 +86,22 @@ class Choosing:
         return Chosen(chosen, [_PATIENCE_SECONDS + _PATIENCE_TIMES * seconds[test] for test in chosen], len(tests))
 
     def _in_order(self, mutant: Mutant, tests: set[str]) -> list[str]:
-        """First the test that noticed last time, then the tests of the file's own folders. Among these, the first
-        parameter set of each test comes before the further ones, which mostly notice the same mutants. Among those, the
-        fastest comes first.
+        """Order by four keys: the test that noticed the mutant last time first; then tests of the file itself; then, of
+        a test with parameters, the first set before further sets, which mostly notice the same mutants; then the
+        fastest.
         """
         seconds, near, killer = self._covering.seconds, _folders(mutant.path), self._killers.get(mutant.id)
-        nth: Counter[str] = Counter()
+        seen_sets: Counter[str] = Counter()
         places: dict[str, tuple[bool, bool, int, float]] = {}
         for test in sorted(tests, key=lambda test: seconds[test]):
             function = test.partition("[")[0]
-            places[test] = (test != killer, not test.startswith(near), nth[function], seconds[test])
-            nth[function] += 1
+            places[test] = (test != killer, not test.startswith(near), seen_sets[function], seconds[test])
+            seen_sets[function] += 1
         return sorted(tests, key=lambda test: places[test])
 
     def _covering_tests(self, mutant: Mutant) -> set[str]:
-        """The tests that ran the changed lines. If there are none: the tests that use the changed constant; then those
-        that ran the function; then those that ran any line of the file.
+        """The tests that ran the changed lines. If there are none, the tests that use the changed constant; if there
+        are none, those that ran the function; if there are none, those that ran any line of the file.
         """
         first, last = mutant.lines
         return (
@@ -115,7 +115,7 @@ class Choosing:
         if mutant.scope == "module":
             return set()
         name = mutant.scope.rpartition(".")[2]
-        lines = self._uses.of(name)
+        lines = self._uses.lines_using(name)
         return {test for path, line in lines for test in self._covering.tests_of(path, [line])}
 
     def _function(self, mutant: Mutant) -> range:
@@ -135,5 +135,5 @@ def judges(test: str) -> bool:
 
 
 def _is_linked(path: Path) -> bool:
-    """Whether the path goes through a link: then the same file has another path, too."""
+    """Whether the path leads through a link: then the file also has a path without a link."""
     return any(parent.is_symlink() for parent in path.parents)

@@ -1,7 +1,7 @@
 """Makes a copy of the checkout, with a Python environment of its own. The mutated file is a file of the copy.
 
-Every process that a test starts runs `sys.executable`, which is the copy's Python. So it also loads the mutated file,
-whatever environment variables its parent gives it.
+Every process that a test starts runs `sys.executable`, which is the copy's Python. So it loads the mutated file, even
+if its parent changes the environment variables.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ def _make_environment(directory: Path) -> Path:
     return python
 
 
-def _link(program: Path, there: Path, python: Path) -> None:
-    """Put a program of this environment into the copy's. A script of this Python runs the copy's Python there; any
-    other program becomes a link.
+def _link(program: Path, target: Path, python: Path) -> None:
+    """Put a program of this environment into the copy's. A script for this Python becomes one for the copy's Python;
+    any other program becomes a link.
     """
-    start = f"#!{sys.executable}".encode()
+    own_interpreter = f"#!{sys.executable}".encode()
     with program.open("rb") as file:
         is_script = file.read(2) == b"#!"
     data = program.read_bytes() if is_script else b""
-    if data.partition(b"\n")[0].startswith(start.rpartition(b"/")[0]):
-        there.write_bytes(f"#!{python}\n".encode() + data.partition(b"\n")[2])
-        there.chmod(0o755)
+    if data.partition(b"\n")[0].startswith(own_interpreter.rpartition(b"/")[0]):
+        target.write_bytes(f"#!{python}\n".encode() + data.partition(b"\n")[2])
+        target.chmod(0o755)
     else:
-        there.symlink_to(os.path.realpath(program))
+        target.symlink_to(os.path.realpath(program))

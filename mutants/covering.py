@@ -1,5 +1,5 @@
 """The coverage: which tests run a line, and how long each test takes. `scripts/mutants --measure` measures it once, and
-the cache keeps it.
+writes it into the cache.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ class Covering:
         self.seconds = seconds
         self._lines = lines
         self._texts = texts
-        self._now = cache(self._lines_now)
+        self._present_lines = cache(self._match_lines)
 
     def tests_of(self, path: str, lines: Iterable[int]) -> set[str]:
         """The tests that ran one of these lines of the present file."""
-        covered = self._now(path)
+        covered = self._present_lines(path)
         return {test for line in lines for test in covered.get(line, ())}
 
     def tests_of_file(self, path: str) -> set[str]:
-        return {test for tests in self._now(path).values() for test in tests}
+        return {test for tests in self._present_lines(path).values() for test in tests}
 
-    def _lines_now(self, path: str) -> dict[int, list[str]]:
-        """The lines of the present file with their tests. If the file has changed, its lines are found again by their
-        text.
-        """
-        measured, then = self._lines.get(path, {}), self._texts.get(path)
-        now = (ROOT / path).read_text()
-        if then is None or then == now:
+    def _match_lines(self, path: str) -> dict[int, list[str]]:
+        """The lines of the present file with their tests. Lines of a changed file are matched by their text."""
+        measured, measured_text = self._lines.get(path, {}), self._texts.get(path)
+        present_text = (ROOT / path).read_text()
+        if measured_text is None or measured_text == present_text:
             return measured
-        moved = difflib.SequenceMatcher(None, then.splitlines(), now.splitlines(), autojunk=False)
+        matcher = difflib.SequenceMatcher(None, measured_text.splitlines(), present_text.splitlines(), autojunk=False)
         return {
-            new + n + 1: measured[old + n + 1]
-            for old, new, size in moved.get_matching_blocks()
-            for n in range(size)
-            if old + n + 1 in measured
+            new + offset: measured[old + offset]
+            for old, new, size in matcher.get_matching_blocks()
+            for offset in range(1, size + 1)
+            if old + offset in measured
         }
 
     def renewed_by(self, newer: Covering) -> Covering:
-        """This coverage, but of the tests that `newer` measured the newer one; with the lines of the present files."""
+        """This coverage, in which the tests that `newer` measured have their newer lines. Lines are of the present
+        files.
+        """
         lines = {}
         paths = [path for path in self._lines.keys() | newer._lines.keys() if (ROOT / path).exists()]
         for path in paths:
-            mine, others = self._now(path), newer._now(path)
+            old_lines, new_lines = self._present_lines(path), newer._present_lines(path)
             lines[path] = {
                 line: sorted(
-                    {test for test in mine.get(line, ()) if test not in newer.seconds} | {*others.get(line, ())}
+                    {test for test in old_lines.get(line, ()) if test not in newer.seconds} | {*new_lines.get(line, ())}
                 )
-                for line in mine.keys() | others.keys()
+                for line in old_lines.keys() | new_lines.keys()
             }
         return Covering(self.seconds | newer.seconds, lines, {path: (ROOT / path).read_text() for path in paths})
 

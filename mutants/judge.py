@@ -1,6 +1,6 @@
 """Judges mutants, one after another, in a copy of the checkout with servers of its own.
 
-A process in the copy, the nursery, forks once for each mutant and runs its tests there (nursery.py).
+The nursery, a process in the copy, forks once for each mutant, and runs the mutant's tests in the fork (nursery.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mutants.mutant import Mutant
 from mutants.places import ROOT
 from mutants.servers import TEMPLATE
 
-_LINE_BYTES = 1 << 24  # of an order, which has a whole file in it
+_LINE_BYTES = 1 << 24  # the longest line: an order has a whole file in it
 _START_SECONDS = 60.0
 _SPARE_SECONDS = 20.0
 _IMPORT_FAILED = (1, 2, 4)  # pytest's exit codes if it cannot load a file of tests, or a conftest
@@ -29,7 +29,7 @@ _IMPORT_FAILED = (1, 2, 4)  # pytest's exit codes if it cannot load a file of te
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`verdict`: killed | timed out | survived | invalid | untested. `by`: the test that noticed; `why`: its error.
+    """`verdict`: killed | timed out | survived | invalid | untested. `by`: the test that noticed; `why`: the error.
     `ran`: how many tests ran; `of`: how many could notice the mutant.
     """
 
@@ -43,12 +43,12 @@ class Judgement:
 
 
 class Judge:
-    """`process`: the nursery. `known`: the digests of all statements without a mutant, by `module:NAME`."""
+    """`process`: the nursery. `digests`: the digests of all statements without a mutant, by `module:NAME`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, database: str, known: Mapping[str, str]) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, database: str, digests: Mapping[str, str]) -> None:
         self._process = process
         self._database = database
-        self._known = known
+        self._digests = digests
 
     async def judge(self, mutant: Mutant, chosen: Chosen) -> Judgement:
         """Run the chosen tests beside the mutant. Raises RuntimeError if the nursery has ended."""
@@ -65,7 +65,7 @@ class Judge:
             "tests": chosen.tests,
             "limits": chosen.limits,
             "seconds": sum(chosen.limits[:3]) + sum(chosen.limits[3:]) / 5 + _SPARE_SECONDS,
-            "statements": self._known,
+            "statements": self._digests,
             "database": self._database,
         }
         assert self._process.stdin is not None
@@ -92,7 +92,7 @@ def _judgement(mutant: Mutant, chosen: Chosen, result: dict[str, Any]) -> Judgem
         verdict, by = "killed", f"signal {-result['code']}"
     else:
         verdict, why = "untested", f"pytest ended with {result['code']}"
-    return Judgement(mutant.id, verdict, by, why, ran, chosen.of, seconds)
+    return Judgement(mutant.id, verdict, by, why, ran, chosen.candidates, seconds)
 
 
 async def answer(process: asyncio.subprocess.Process) -> dict[str, Any]:
@@ -111,11 +111,11 @@ async def judge(servers: Mapping[str, str]) -> AsyncIterator[Judge]:
     with RunDirectory() as directory:
         python = await asyncio.to_thread(make_copy, directory.path / "checkout")
         database = servers[TEMPLATE]
-        known = await _statements(python, database)
+        digests = await _statements(python, database)
         process = await _start(python, directory.path / "checkout", servers)
         try:
             await asyncio.wait_for(answer(process), _START_SECONDS)
-            yield Judge(process, database, known)
+            yield Judge(process, database, digests)
         finally:
             if process.returncode is None:
                 process.kill()
@@ -140,8 +140,8 @@ async def _statements(python: Path, database: str) -> dict[str, str]:
     listing = await asyncio.create_subprocess_exec(
         python, "-m", "mutants.statements", database, cwd=python.parents[2], stdout=asyncio.subprocess.PIPE
     )
-    listed, _ = await listing.communicate()
+    output, _ = await listing.communicate()
     if listing.returncode:
-        raise RuntimeError("the statements could not be listed")
-    known: dict[str, str] = json.loads(listed)
-    return known
+        raise RuntimeError("the statements could not be output")
+    digests: dict[str, str] = json.loads(output)
+    return digests

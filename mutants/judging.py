@@ -1,4 +1,4 @@
-"""Runs in the fork that judges a mutant: the pytest plugin for its tests, and the check of its statements."""
+"""The parts that run in the fork of a mutant: the pytest plugin for its tests, and the check of its statements."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-#: PostgreSQL's errors for a mutant that is no SQL, or names no column of ours: such a mutant proves nothing.
+#: PostgreSQL's errors for a mutant that is not SQL, or that names a column that does not exist. It proves nothing.
 _NO_STATEMENT = asyncpg.exceptions.SyntaxOrAccessError
 
 
 class Judging:
     """Runs `tests` in this order, each within its limit of seconds, and writes the file `result` after each.
 
-    Fields of the result: `ran`, how many tests ran; `by`, the test that failed; `why`, the end of its error; `timeout`,
-    whether it failed by its limit; `invalid`, the error if PostgreSQL refused a statement as no SQL.
+    Fields of the result: `ran`: how many tests ran. `by`: the test that failed. `why`: its error, cut. `timeout`:
+    whether it exceeded its limit. `invalid`: the error, if PostgreSQL refused a statement because it is not SQL.
     """
 
     def __init__(self, tests: list[str], limits: list[float], result: Path) -> None:
@@ -65,13 +65,13 @@ class Judging:
         self._file.write_text(json.dumps(self._result))
 
 
-def invalid_statement(known: dict[str, str], database: str) -> str | None:
+def invalid_statement(digests: dict[str, str], database: str) -> str | None:
     """PostgreSQL's error for a statement that the mutant changed; None: PostgreSQL prepares all of them.
 
-    `known`: the digests of all statements without a mutant, by `module:NAME`.
+    `digests`: the digests of all statements without a mutant, by `module:NAME`.
     """
     changed = []
-    for place, digest in known.items():
+    for place, digest in digests.items():
         module, _, name = place.partition(":")
         text = vars(importlib.import_module(module)).get(name)
         if isinstance(text, str) and digest_of(text) != digest:

@@ -1,4 +1,4 @@
-"""Finds the SQL in a Python file: the literals that hold it, and the place of each of its characters in the file."""
+"""Finds the SQL in a Python file: the literals that contain it, and the place of each character in the file."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _ESCAPE = re.compile(r"\\.", re.DOTALL)
 @dataclass(frozen=True, slots=True)
 class Piece:
     """The SQL of a literal at the character `start` of a file. `text` is as long as the literal's source, so that each
-    character keeps its place: quotes and escapes of Python are blanks, and `{name}` is a name of SQL. `parts`: from
-    where to where `text` is SQL.
+    character keeps its place: blanks replace the quotes and escapes of Python, and `x`s replace `{name}`. `parts`: the
+    ranges of `text` that are SQL.
     """
 
     node: ast.expr
@@ -30,7 +30,7 @@ class Piece:
     parts: tuple[tuple[int, int], ...]
 
     def placed(self, change: Change) -> Change:
-        """The change of `text` as a change of the file. The Python between two literals stays."""
+        """The change of `text` as a change of the file. The Python between two parts of the literal stays."""
         edits = tuple(placed for edit in change.edits for placed in self._pieces(edit))
         return Change(change.kind, change.about, edits)
 
@@ -55,16 +55,16 @@ def pieces(source: Source) -> Iterator[Piece]:
 
 
 def _literals(tree: ast.Module) -> Iterator[ast.expr]:
-    """The literals of the file, without docstrings, and without literals that lie in another literal."""
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
+    """The literals of the file, without docstrings, and without literals inside another literal."""
+    unread: list[ast.AST] = [tree]
+    while unread:
+        node = unread.pop()
         if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
             yield node
             continue
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue
-        waiting += ast.iter_child_nodes(node)
+        unread += ast.iter_child_nodes(node)
 
 
 def _piece(node: ast.expr, start: int, text: str) -> Piece:
@@ -85,17 +85,17 @@ def _piece(node: ast.expr, start: int, text: str) -> Piece:
 def _without_names(body: str) -> str:
     """Replace `{name}` by as many `x`."""
     characters = list(body)
-    n = 0
-    while n < len(body):
-        if body.startswith(("{{", "}}"), n):
-            n += 2
-        elif body[n] == "{":
-            depth, end = 1, n + 1
+    at = 0
+    while at < len(body):
+        if body.startswith(("{{", "}}"), at):
+            at += 2
+        elif body[at] == "{":
+            depth, end = 1, at + 1
             while depth:
                 depth += {"{": 1, "}": -1}.get(body[end], 0)
                 end += 1
-            characters[n:end] = "x" * (end - n)
-            n = end
+            characters[at:end] = "x" * (end - at)
+            at = end
         else:
-            n += 1
+            at += 1
     return "".join(characters)

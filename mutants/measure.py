@@ -18,8 +18,8 @@ _NOT_MEASURED = (*LEFT_OUT, "tests/conversion", "tests/examples", "tests/embedde
 
 
 def measure(folders: Sequence[str], file: Path) -> None:
-    """Measure the tests of the folders, and renew their part of `file`. Without folders, measure all tests that matter,
-    and replace the file.
+    """Measure the tests of the folders, and replace their part of `file`. Without folders, measure all tests but
+    _NOT_MEASURED, and replace the file.
     """
     with RunDirectory() as directory:
         copy = directory.path / "checkout"
@@ -34,4 +34,5 @@ def measure(folders: Sequence[str], file: Path) -> None:
             check=False,  # tests may fail: a test that fails here judges no mutant
         )
         measured = collected(data, copy)
-        (Covering.load(file).renewed_by(measured) if folders and file.exists() else measured).save(file)
+        renews = folders and file.exists()
+        (Covering.load(file).renewed_by(measured) if renews else measured).save(file)

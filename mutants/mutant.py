@@ -1,4 +1,4 @@
-"""A mutant: one small change of one source file, with an id that survives edits elsewhere in the file."""
+"""A mutant: one small change of one source file. Its id stays the same if other lines of the file change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Replaces the characters from `start` to `end` of a source by `text`."""
+    """Replaces the characters of a source from `start` up to `end` by `text`."""
 
     start: int
     end: int
@@ -33,8 +33,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`path`: from the repository's root. `scope`: the function, class or constant that is changed. `lines`: the first
-    and the last line of the change.
+    """`path`: from the repository's root. `scope`: the name of the changed function, class or constant. `lines`: the
+    first and the last line of the change.
     """
 
     id: str
@@ -44,7 +44,7 @@ class Mutant:
     change: Change
 
     def applied(self, source: str) -> str:
-        """The file's text `source`, with the change."""
+        """The text of the file with the change. `source`: the text without it."""
         for edit in sorted(self.change.edits, key=lambda edit: edit.start, reverse=True):
             source = source[: edit.start] + edit.text + source[edit.end :]
         return source

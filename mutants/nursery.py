@@ -1,7 +1,7 @@
 """`python -m mutants.nursery`, in a copy of the checkout: judges one mutant after another, each in a fork of itself.
 
-The process has loaded pytest and all libraries, but no module of the repository: each fork loads those itself, with the
-mutated file. The process reads orders as lines of JSON, and answers each with a line of JSON.
+The process has loaded pytest and all libraries, but no module of the repository: each fork loads these modules itself,
+with the mutated file. The process reads orders as lines of JSON, and answers each order with a line of JSON.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def load_libraries() -> None:
     """Import all libraries that the tests and the platform import."""
     listed = subprocess.run([sys.executable, "-c", _LIBRARIES], check=True, capture_output=True, text=True, cwd=_ROOT)
     for name in json.loads(listed.stdout.splitlines()[-1]):
-        with suppress(ImportError):  # some parts of libraries load only in their own start
+        with suppress(ImportError):  # some modules can only be imported by their own library
             importlib.import_module(name)
 
 
@@ -70,8 +70,8 @@ def judge(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write the file, and delete its bytecode. Python compares only the second and the size of the file, which a mutant
-    may leave as they were.
+    """Write the file, and delete its bytecode. Python would use old bytecode if the file has the same size and the same
+    second of its last change.
     """
     path.write_text(text)
     for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
@@ -110,15 +110,15 @@ def _test(order: dict[str, Any]) -> int:
     from mutants.judging import Judging, invalid_statement  # noqa: PLC0415 - only a fork loads the repository's modules
 
     try:
-        wrong = invalid_statement(order["statements"], order["database"])
+        error_text = invalid_statement(order["statements"], order["database"])
     except Exception as error:  # noqa: BLE001 - with the mutant, a module may fail to load in any way
         _RESULT.write_text(json.dumps({"by": "import", "why": repr(error)}))
         return 1
-    if wrong:
-        _RESULT.write_text(json.dumps({"invalid": wrong}))
+    if error_text:
+        _RESULT.write_text(json.dumps({"invalid": error_text}))
         return 0
     files = sorted({test.partition("::")[0] for test in order["tests"]})
-    # pytest warns of plugins that were loaded before it could rewrite their asserts.
+    # The process has loaded plugins before pytest could rewrite their asserts, and pytest would warn of that.
     warnings = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=short", *warnings]
     return int(pytest.main([*options, *files], plugins=[Judging(order["tests"], order["limits"], _RESULT)]))

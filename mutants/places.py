@@ -29,7 +29,7 @@ STATEMENTS = (
     "api/runs/*.py",
     "api/fleet/*.py",
 )
-#: Files whose Python is mutated, some with the guards that they have.
+#: Files whose Python is mutated. Comments name the guards that they have.
 GUARDS = (
     "worker/leases/*.py",  # the trust window, settling, the heartbeat
     "worker/attempts/failures.py",  # attempt limits and retries
@@ -65,7 +65,7 @@ GUARDS = (
 )
 #: Files without guards: they print statements for people.
 LEFT_OUT = ("leasehold/transitions/statements.py",)
-#: Files in which only the scopes of routes are mutated.
+#: Files of which only the scopes that routes require are mutated.
 ROUTES = ("api/**/*.py",)
 
 
@@ -93,7 +93,7 @@ def mutants(root: Path = ROOT, only: str = "") -> list[Mutant]:
 
 
 def files(root: Path, patterns: tuple[str, ...]) -> set[str]:
-    """The files that match a pattern. Raises LookupError for a pattern without a file, which a rename would leave."""
+    """The files that match a pattern. Raises LookupError if a pattern matches no file, as after a rename."""
     by_pattern = {
         pattern: {str(path.relative_to(root)) for path in root.glob(pattern)} - set(LEFT_OUT) for pattern in patterns
     }

@@ -1,4 +1,4 @@
-"""The changes of a Python file: of comparisons, constants, conditions, calls and the elements of tables."""
+"""The changes of a Python file: of comparisons, arithmetic, constants, conditions, statements and lists."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ _ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
     ast.Mult: ("*", "/"),
     ast.Div: ("/", "*"),
 }
-#: Statements that inform people: no guard relies on them.
+#: Statements that only inform people (logs and metrics): no guard depends on them.
 _INFORMS = re.compile(r"(?:await )?(?:log|logger|metrics|structlog|warnings|outages)\.|.*\.(?:inc|observe|labels)\(")
 _HEADER = re.compile(r"If[A-Z]|If-|Idempotency|x-amz|Authorization|Content-Length", re.IGNORECASE)
 _SCOPE = re.compile(r"(?:Audited)?Require\(([A-Z]+_(?:READ|WRITE)|OPERATE)\)")
 
 
 def changes(source: Source) -> Iterator[Change]:
-    """Every change. Types, docstrings, log lines, metrics and texts with names in them are left alone."""
+    """Every change of the file. Types, docstrings, logs, metrics and f-strings are not changed."""
     for node in _nodes(source.tree):
-        yield from _of(source, node)
+        yield from _changes_of_node(source, node)
 
 
 def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
+    unread = [tree]
+    while unread:
+        node = unread.pop()
         if isinstance(node, ast.Expr) and (isinstance(node.value, ast.Constant) or _informs(node)):
             continue
-        if isinstance(node, ast.JoinedStr):  # before Python 3.12 its parts have no places
+        if isinstance(node, ast.JoinedStr):  # before Python 3.12 the parts of an f-string have no places
             continue
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             continue
@@ -55,15 +55,15 @@ def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
             if name in ("annotation", "returns", "type_params", "decorator_list"):
                 continue
             children = value if isinstance(value, list) else [value]
-            waiting += [child for child in children if isinstance(child, ast.AST)]
+            unread += [child for child in children if isinstance(child, ast.AST)]
 
 
 def _informs(node: ast.Expr) -> bool:
     return _INFORMS.match(ast.unparse(node)) is not None
 
 
-def _of(source: Source, node: ast.AST) -> Iterator[Change]:  # noqa: C901 - an operator for each kind of node
-    """The changes of the node itself, without those of the nodes in it."""
+def _changes_of_node(source: Source, node: ast.AST) -> Iterator[Change]:  # noqa: C901 - an operator for each kind of node
+    """The changes of the node itself, without the changes of nodes inside it."""
     match node:
         case ast.Compare():
             yield from _comparison(source, node)
@@ -71,28 +71,28 @@ def _of(source: Source, node: ast.AST) -> Iterator[Change]:  # noqa: C901 - an o
             kind = "conjunct dropped" if isinstance(node.op, ast.And) else "disjunct dropped"
             neutral = "True" if isinstance(node.op, ast.And) else "False"
             for value in node.values:
-                yield _instead(source, kind, value, neutral)
+                yield _replace(source, kind, value, neutral)
         case ast.UnaryOp(op=ast.Not()):
-            yield _instead(source, "not taken away", node, source.of(node.operand))
+            yield _replace(source, "not taken away", node, source.text_of(node.operand))
         case ast.BinOp() if type(node.op) in _ARITHMETIC and not _is_text(node):
-            yield from _between(source, "arithmetic", node.left, node.right, *_ARITHMETIC[type(node.op)])
+            yield from _replace_operator(source, "arithmetic", node.left, node.right, *_ARITHMETIC[type(node.op)])
         case ast.Constant():
             yield from _constant(source, node)
         case ast.If() | ast.While() | ast.IfExp():
             if isinstance(node.test, ast.Name | ast.Call | ast.Attribute | ast.Await | ast.NamedExpr):
-                yield _instead(source, "condition turned", node.test, f"not ({source.of(node.test)})")
+                yield _replace(source, "condition turned", node.test, f"not ({source.text_of(node.test)})")
         case ast.Expr(value=ast.Call() | ast.Await()):
-            yield _instead(source, "act left out", node, "None")
+            yield _replace(source, "act left out", node, "None")
         case ast.Raise():
-            yield _instead(source, "raise left out", node, "pass")
+            yield _replace(source, "raise left out", node, "pass")
         case ast.Call():
             yield from _call(source, node)
         case ast.Tuple() | ast.List() | ast.Set() | ast.Dict():
             yield from _elements(source, node)
 
 
-def _instead(source: Source, kind: str, node: ast.expr | ast.stmt, text: str) -> Change:
-    return Change(kind, source.of(node), (Edit(*source.place(node), text),))
+def _replace(source: Source, kind: str, node: ast.expr | ast.stmt, text: str) -> Change:
+    return Change(kind, source.text_of(node), (Edit(*source.place(node), text),))
 
 
 def _is_text(node: ast.BinOp) -> bool:
@@ -105,16 +105,18 @@ def _is_text(node: ast.BinOp) -> bool:
 def _comparison(source: Source, node: ast.Compare) -> Iterator[Change]:
     sides = [node.left, *node.comparators]
     for (left, right), op in zip(pairwise(sides), node.ops, strict=True):
-        yield from _between(source, "comparison", left, right, *_COMPARISONS[type(op)])
+        yield from _replace_operator(source, "comparison", left, right, *_COMPARISONS[type(op)])
 
 
-def _between(source: Source, kind: str, left: ast.expr, right: ast.expr, old: str, new: str) -> Iterator[Change]:
-    """Change the operator between two operands. Brackets and comments may stand between them, too."""
+def _replace_operator(
+    source: Source, kind: str, left: ast.expr, right: ast.expr, old: str, new: str
+) -> Iterator[Change]:
+    """Change the operator between two operands, between which the text may also have brackets and comments."""
     start, end = source.place(left)[1], source.place(right)[0]
-    found = re.search(re.escape(old).replace(r"\ ", r"\s+"), source.text[start:end])
-    if found is not None:
-        about = f"{source.of(left)} {old} {source.of(right)}"
-        yield Change(kind, about, (Edit(start + found.start(), start + found.end(), new),))
+    operator = re.search(re.escape(old).replace(r"\ ", r"\s+"), source.text[start:end])
+    if operator is not None:
+        about = f"{source.text_of(left)} {old} {source.text_of(right)}"
+        yield Change(kind, about, (Edit(start + operator.start(), start + operator.end(), new),))
 
 
 def _constant(source: Source, node: ast.Constant) -> Iterator[Change]:
@@ -131,22 +133,24 @@ def _constant(source: Source, node: ast.Constant) -> Iterator[Change]:
 def _call(source: Source, node: ast.Call) -> Iterator[Change]:
     if isinstance(node.func, ast.Name) and node.func.id in ("min", "max"):
         other = "max" if node.func.id == "min" else "min"
-        yield Change("min and max", source.of(node), (Edit(*source.place(node.func), other),))
+        yield Change("min and max", source.text_of(node), (Edit(*source.place(node.func), other),))
     for keyword in node.keywords:
         if keyword.arg and _HEADER.match(keyword.arg):
             start, end = source.place(keyword)
-            after = re.match(r"\s*,", source.text[end:])
-            yield Change("header left out", source.of(keyword), (Edit(start, end + (after.end() if after else 0), ""),))
-    if scope := _SCOPE.fullmatch(source.of(node)):
+            comma = re.match(r"\s*,", source.text[end:])
+            yield Change(
+                "header left out", source.text_of(keyword), (Edit(start, end + (comma.end() if comma else 0), ""),)
+            )
+    if scope := _SCOPE.fullmatch(source.text_of(node)):
         name = scope[1]
         weaker = '"runs:read"' if name == "OPERATE" else f'{name}.translate({{}}).replace("write", "read")'
         if name.endswith("_READ"):
             weaker = f'{name}.replace("read", "write")'
-        yield Change("another scope", source.of(node), (Edit(*source.place(node.args[0]), weaker),))
+        yield Change("another scope", source.text_of(node), (Edit(*source.place(node.args[0]), weaker),))
 
 
 def _elements(source: Source, node: ast.Tuple | ast.List | ast.Set | ast.Dict) -> Iterator[Change]:
-    """Drop each element of a sequence of literals. Of a dictionary, drop only the HTTP headers that guard."""
+    """Drop each element of a sequence of literals. Of a dictionary, drop only those HTTP headers that are guards."""
     if isinstance(node, ast.Dict):
         entries = [(key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None]
         entries = [
@@ -160,6 +164,6 @@ def _elements(source: Source, node: ast.Tuple | ast.List | ast.Set | ast.Dict) -
         entries = [(element, element) for element in node.elts]
     for key, value in entries:
         start, end = source.place(key)[0], source.place(value)[1]
-        after = re.match(r"\s*,", source.text[end:])
-        edit = Edit(start, end + (after.end() if after else 0), "")
+        comma = re.match(r"\s*,", source.text[end:])
+        edit = Edit(start, end + (comma.end() if comma else 0), "")
         yield Change("element dropped", source.text[start:end], (edit,))

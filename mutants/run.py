@@ -1,4 +1,4 @@
-"""Judges many mutants, several at a time, each in a place with servers of its own."""
+"""Judges many mutants, several at a time. A place is a copy of the checkout with servers of its own."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from mutants.servers import servers
 async def run(
     mutants: Sequence[Mutant],
     choosing: Choosing,
-    done: Callable[[Judgement], None],
+    on_judged: Callable[[Judgement], None],
     places: int,
-    given: Mapping[str, str] | None = None,
+    addresses_given: Mapping[str, str] | None = None,
 ) -> None:
-    """Judge each mutant, and pass its judgement to `done`. `places`: how many mutants at a time. `given`: use these
-    servers, in one place, instead of new ones.
+    """Judge each mutant, and pass its judgement to `on_judged`. `places`: how many mutants at a time.
+    `addresses_given`: use these servers, in one place, instead of new ones.
     """
-    waiting = asyncio.Queue[Mutant]()
+    queue = asyncio.Queue[Mutant]()
     for mutant in mutants:
-        waiting.put_nowait(mutant)
+        queue.put_nowait(mutant)
     with _progress() as progress:
         bar = progress.add_task("mutants", total=len(mutants), state="starting servers")
         survived = 0
@@ -35,17 +35,17 @@ async def run(
         async def work() -> None:
             nonlocal survived
             async with AsyncExitStack() as opened:
-                addresses = await opened.enter_async_context(servers()) if given is None else given
+                addresses = await opened.enter_async_context(servers()) if addresses_given is None else addresses_given
                 own_judge = await opened.enter_async_context(judge(addresses))
-                while not waiting.empty():
-                    mutant = waiting.get_nowait()
-                    judgement = await own_judge.judge(mutant, choosing.of(mutant))
+                while not queue.empty():
+                    mutant = queue.get_nowait()
+                    judgement = await own_judge.judge(mutant, choosing.tests_for(mutant))
                     survived += judgement.verdict == "survived"
-                    done(judgement)
+                    on_judged(judgement)
                     progress.update(bar, advance=1, state=f"{survived} survived; {mutant.path}")
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(1 if given else min(places, len(mutants))):
+            for _ in range(1 if addresses_given else min(places, len(mutants))):
                 group.create_task(work())
 
 

@@ -1,4 +1,4 @@
-"""The servers of one place where mutants are judged, as the environment variables by which the tests find them."""
+"""Starts the servers of a place where mutants are judged. Yields the variables by which tests find them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _MIGRATING = asyncio.Lock()
 
 @asynccontextmanager
 async def servers() -> AsyncIterator[dict[str, str]]:
-    """Private PostgreSQL, RabbitMQ and S3. They are in memory if there is enough: a copy of a database takes 12 ms
-    there.
+    """Private PostgreSQL, RabbitMQ and S3. Their files are in memory if it has room: there a copy of a database takes
+    12 ms.
     """
     _use_memory()
     async with EmbeddedStack(durable=False, rabbitmq=await install_rabbitmq()) as stack:
@@ -52,7 +52,7 @@ def _use_memory() -> None:
 
 
 async def template(url: str) -> str:
-    """Make a database at the newest revision, of which each test gets a copy. Returns its URL."""
+    """Make a database with the newest schema. Each test gets a copy of it. Returns its URL."""
     name = f"template_{secrets.token_hex(4)}"
     connection = await asyncpg.connect(url)
     try:

@@ -26,7 +26,7 @@ class Source:
         return lines
 
     def place(self, node: ast.expr | ast.stmt | ast.keyword) -> tuple[int, int]:
-        """The positions of the node's first character, and of the character behind its last."""
+        """The position of the node's first character, and the position after its last."""
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         return self._at(node.lineno, node.col_offset), self._at(node.end_lineno, node.end_col_offset)
@@ -35,13 +35,15 @@ class Source:
         start, text = self._lines[line - 1]
         return start + len(text[:column].decode())
 
-    def of(self, node: ast.expr | ast.stmt | ast.keyword) -> str:
+    def text_of(self, node: ast.expr | ast.stmt | ast.keyword) -> str:
         """The node's text."""
         return self.text[slice(*self.place(node))]
 
     @cached_property
     def scopes(self) -> list[tuple[int, int, str]]:
-        """The first line, the last line and the name of every function, class and constant; inner ones come later."""
+        """The first line, the last line and the name of every function, class and constant. Inner ones come after
+        outer.
+        """
         return list(_scopes(self.tree, ""))
 
     def scope(self, line: int) -> str:

@@ -1,7 +1,7 @@
-"""The changes of a piece of SQL. A piece may be a fragment, because some statements are made of fragments.
+"""The changes of a piece of SQL. A piece may be a fragment, because the code assembles some statements from fragments.
 
-`sqlglot` finds the tokens and their places. A removed condition stays as text beside a constant, such as
-`(true OR (condition))`: so its parameters keep their types, and PostgreSQL still prepares the statement.
+`sqlglot` finds the tokens and their places. A removed condition stays in the text, as in `(true OR (condition))`. So
+its parameters keep their types, and PostgreSQL still prepares the statement.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from sqlglot.tokenizer_core import TokenType
 
 from mutants.mutant import Change, Edit
 
-#: The words that end a condition at the same depth of brackets. Some of them begin another one.
+#: The words that end a condition at the same depth of brackets. Some of them begin another condition.
 _WORDS = (
     "WHERE ON WHEN THEN ELSE SELECT FROM GROUP ORDER LIMIT OFFSET FOR RETURNING UNION INTERSECT EXCEPT HAVING AS SET "
     "JOIN LEFT RIGHT FULL CROSS INNER WINDOW VALUES USING DO INSERT UPDATE DELETE WITH , ;"
 )
 _BOUNDARIES = frozenset(_WORDS.split())
-_MOVED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
+_MOVED_BOUNDS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
 _FILTERS = ("WHERE", "HAVING")
 
 
@@ -42,12 +42,12 @@ class _Level:
     context: str = ""  # the boundary before the condition that is being read
     verb: str = ""  # the statement at this depth
     first: int = 0  # the condition's first token
-    cuts: list[tuple[int, str]] = field(default_factory=list)  # the ANDs and ORs in it
+    cuts: list[tuple[int, str]] = field(default_factory=list)  # the ANDs and ORs of the condition, by token
     between: bool = False
 
 
 def changes(text: str) -> list[Change]:
-    """Every change of `text`. Raises sqlglot.errors.TokenError if it is no SQL."""
+    """Every change of `text`. Raises sqlglot.errors.TokenError if the text is not SQL."""
     tokens = _tokens(text)
     return [*_conditions(text, tokens), *_bounds(text, tokens), *_locks(text, tokens), *_writes(text, tokens)]
 
@@ -65,8 +65,8 @@ def _tokens(text: str) -> list[_Token]:
     ]
 
 
-def _around(text: str, start: int, end: int, before: str) -> tuple[Edit, ...]:
-    """`(before (condition))`: the condition stays as text."""
+def _wrap(text: str, start: int, end: int, before: str) -> tuple[Edit, ...]:
+    """The edits that make `(before (condition))` of the condition from `start` to `end`."""
     assert end <= len(text)
     return Edit(start, start, f"({before} ("), Edit(end, end, "))")
 
@@ -83,7 +83,7 @@ def _conditions(  # noqa: C901 - one pass over the tokens: a case for each
         if token.word in ("(", "[", "{", "CASE"):
             levels.append(_Level(token.word, first=n + 1))
         elif token.word in (")", "]", "}", "END"):
-            yield from _ended(text, tokens, level, n)
+            yield from _end_condition(text, tokens, level, n)
             if len(levels) > 1:  # otherwise another fragment has opened the bracket
                 levels.pop()
             else:
@@ -95,26 +95,26 @@ def _conditions(  # noqa: C901 - one pass over the tokens: a case for each
         elif token.word in ("AND", "OR"):
             level.cuts.append((n, token.word))
         elif _is_boundary(tokens, n):
-            yield from _ended(text, tokens, level, n)
+            yield from _end_condition(text, tokens, level, n)
             level.context, level.first, level.cuts = token.word, n + 1, []
             if token.word in ("SELECT", "INSERT", "UPDATE", "DELETE"):
                 level.verb = token.word
     for level in levels:
-        yield from _ended(text, tokens, level, len(tokens))
+        yield from _end_condition(text, tokens, level, len(tokens))
 
 
 def _is_boundary(tokens: list[_Token], n: int) -> bool:
     token = tokens[n]
     if token.word not in _BOUNDARIES:
         return False
-    if token.word == "FROM":  # it is no boundary in IS DISTINCT FROM
+    if token.word == "FROM":  # not a boundary in IS DISTINCT FROM
         return tokens[n - 1].word != "DISTINCT"
     if token.word in ("LEFT", "RIGHT"):  # before a bracket they are functions
         return n + 1 == len(tokens) or tokens[n + 1].word != "("
     return True
 
 
-def _ended(text: str, tokens: list[_Token], level: _Level, end: int) -> Iterator[Change]:
+def _end_condition(text: str, tokens: list[_Token], level: _Level, end: int) -> Iterator[Change]:
     """The changes of the condition between `level.first` and the token `end`."""
     if end <= level.first:
         return
@@ -125,12 +125,12 @@ def _ended(text: str, tokens: list[_Token], level: _Level, end: int) -> Iterator
             yield _condition(text, tokens, first, after, "disjunct dropped", "false AND")
         conjuncts = _split(first, after, [n for n, word in level.cuts if word == "AND" and first <= n < after])
         if len(conjuncts) > 1 or (len(disjuncts) == 1 and level.context in _FILTERS):
-            for one, other in conjuncts:
-                yield _condition(text, tokens, one, other, "conjunct dropped", "true OR")
+            for start, stop in conjuncts:
+                yield _condition(text, tokens, start, stop, "conjunct dropped", "true OR")
     if level.context == "WHEN" and level.opener == "CASE":
-        yield Change("branch never taken", text[slice(*whole)], _around(text, *whole, "false AND"))
+        yield Change("branch never taken", text[slice(*whole)], _wrap(text, *whole, "false AND"))
     if level.context == "WHERE" and level.verb in ("UPDATE", "DELETE"):
-        yield Change(f"{level.verb} left out", text[slice(*whole)], _around(text, *whole, "false AND"))
+        yield Change(f"{level.verb} left out", text[slice(*whole)], _wrap(text, *whole, "false AND"))
 
 
 def _split(first: int, end: int, cuts: list[int]) -> list[tuple[int, int]]:
@@ -139,7 +139,7 @@ def _split(first: int, end: int, cuts: list[int]) -> list[tuple[int, int]]:
 
 def _condition(text: str, tokens: list[_Token], first: int, end: int, kind: str, before: str) -> Change:
     place = tokens[first].start, tokens[end - 1].end
-    return Change(kind, text[slice(*place)], _around(text, *place, before))
+    return Change(kind, text[slice(*place)], _wrap(text, *place, before))
 
 
 def _bounds(text: str, tokens: list[_Token]) -> Iterator[Change]:
@@ -149,9 +149,9 @@ def _bounds(text: str, tokens: list[_Token]) -> Iterator[Change]:
     for n, token in enumerate(tokens):
         before = tokens[n - 1].word if n else ""
         near = text[max(token.start - 30, 0) : token.end + 30]
-        if token.word in _MOVED and not token.literal:
-            yield Change("bound moved", near, (Edit(token.start, token.end, _MOVED[token.word]),))
-        elif token.number and token.word.isdigit() and not _is_no_bound(token, before):
+        if token.word in _MOVED_BOUNDS and not token.literal:
+            yield Change("bound moved", near, (Edit(token.start, token.end, _MOVED_BOUNDS[token.word]),))
+        elif token.number and token.word.isdigit() and not _is_unguarding(token, before):
             yield Change("constant moved", near, (Edit(token.start, token.end, str(int(token.word) + 1)),))
         elif token.literal and before == "INTERVAL":
             number, _, unit = text[token.start : token.end].strip("'").partition(" ")
@@ -162,9 +162,9 @@ def _bounds(text: str, tokens: list[_Token]) -> Iterator[Change]:
             yield from _lists(text, tokens, n)
 
 
-def _is_no_bound(token: _Token, before: str) -> bool:
-    """Whether the number guards nothing: the number of a parameter, of `SELECT 1` or of a column to sort by, or the
-    size of a batch, which could as well be one more.
+def _is_unguarding(token: _Token, before: str) -> bool:
+    """Whether the number guards nothing: it names a parameter or a column to sort by, stands in `SELECT 1`, or is the
+    size of a batch.
     """
     return before in ("$", "SELECT", "ORDER") or (before == "LIMIT" and int(token.word) > 1)
 
@@ -179,7 +179,7 @@ def _lists(text: str, tokens: list[_Token], opened: int) -> Iterator[Change]:
         for n in literals:
             other = next(m for m in literals if m != n)
             place = tokens[n].start, tokens[n].end
-            twin = text[tokens[other].start : tokens[other].end]  # an element that occurs twice is as good as once
+            twin = text[tokens[other].start : tokens[other].end]  # the list has another element twice, which is valid
             yield Change("element dropped", f"{text[slice(*place)]} of {_line(text, place[0])}", (Edit(*place, twin),))
 
 
@@ -190,7 +190,7 @@ def _line(text: str, at: int) -> str:
 def _locks(text: str, tokens: list[_Token]) -> Iterator[Change]:
     """Remove each FOR UPDATE, SKIP LOCKED and ON CONFLICT."""
     for n, token in enumerate(tokens):
-        words = [one.word for one in tokens[n : n + 4]]
+        words = [following.word for following in tokens[n : n + 4]]
         if words[:2] in (["FOR", "UPDATE"], ["FOR", "SHARE"]) or words[:4] == ["FOR", "NO", "KEY", "UPDATE"]:
             end = n + (4 if words[1] == "NO" else 2)
             if _word(tokens, end) == "OF":

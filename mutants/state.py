@@ -1,4 +1,4 @@
-"""The state that is kept between runs: the coverage, and each judgement."""
+"""The state that lasts between runs: the coverage, and each judgement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mutants.places import ROOT
 KILLERS = Path(__file__).with_name("killers.json")
 
 
-def kept() -> Path:
+def state_directory() -> Path:
     """The directory of the state, in the cache."""
     directory = cache_directory() / "mutants"
     directory.mkdir(exist_ok=True)
@@ -28,7 +28,7 @@ def kept() -> Path:
 
 
 def coverage_file() -> Path:
-    return kept() / "coverage.json.gz"
+    return state_directory() / "coverage.json.gz"
 
 
 def covering() -> Covering:
@@ -44,19 +44,19 @@ def commit() -> str:
     return head.stdout.strip()[:12] + digest
 
 
-#: These verdicts also count at a later commit, if it has not changed the mutated file. A survivor is judged again: a
+#: These verdicts also count at a later commit if the mutated file is the same. A survivor is judged again, because a
 #: new test may notice it.
 _LASTING = ("killed", "timed out", "invalid")
 
 
 class State:
-    """The judgements of `mutants` at the commit `at`. `file` grows by a line for each judgement, so that a later run
-    does not judge the same mutants again.
+    """The judgements of `mutants` at the commit `at`. Each judgement is appended to `file`, so that a later run does
+    not judge the mutant again.
     """
 
     def __init__(self, at: str, mutants: Iterable[Mutant], file: Path | None = None) -> None:
         self._at = at
-        self._file = file or kept() / "judged.jsonl"
+        self._file = file or state_directory() / "judged.jsonl"
         self._path = {mutant.id: mutant.path for mutant in mutants}
         self.judgements: dict[str, Judgement] = {}
         lines = self._file.read_text().splitlines() if self._file.exists() else []

@@ -15,17 +15,17 @@ from mutants.places import ROOT, STATEMENTS, files, module_of
 
 async def statements(database: str) -> dict[str, str]:
     """`module:NAME` of each statement -> its digest."""
-    known = {}
+    digests = {}
     connection = await asyncpg.connect(database)
     try:
         for path in sorted(files(ROOT, STATEMENTS)):
             module = module_of(path)
             for name, text in vars(importlib.import_module(module)).items():
                 if isinstance(text, str) and not name.startswith("__") and await _prepares(connection, text):
-                    known[f"{module}:{name}"] = digest_of(text)
+                    digests[f"{module}:{name}"] = digest_of(text)
     finally:
         await connection.close()
-    return known
+    return digests
 
 
 async def _prepares(connection: asyncpg.Connection[asyncpg.Record], text: str) -> bool:
@@ -33,7 +33,7 @@ async def _prepares(connection: asyncpg.Connection[asyncpg.Record], text: str) -
         return False
     try:
         await connection.prepare(text)
-    except asyncpg.PostgresError:  # a fragment, or no SQL at all
+    except asyncpg.PostgresError:  # the text is a fragment, or not SQL
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""Finds the lines that use a constant: tests that run these lines can notice a mutant of the constant."""
+"""Finds the lines that use a constant. Tests that run these lines can notice a mutant of the constant."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ Line = tuple[str, int]
 
 
 class Uses:
-    """The uses of the names that modules define outside of functions. A name is compared as text: a use in any module
-    counts for every module that defines the name.
+    """The uses of the names that modules define outside of functions. Names are compared as text: so a use in any
+    module counts for every module that defines the name.
     """
 
     def __init__(self, root: Path, paths: Iterable[str]) -> None:
         self._lines: dict[str, set[Line]] = defaultdict(set)  # name -> lines of functions that use it
-        self._makes: dict[str, set[str]] = defaultdict(set)  # name -> names whose values are made of it
+        self._used_by: dict[str, set[str]] = defaultdict(set)  # name -> the constants whose values use it
         for path in paths:
             source = Source(root, path)
             for statement in source.tree.body:
                 self._read(path, statement, None)
 
     def _read(self, path: str, node: ast.stmt, within: str | None) -> None:
-        """`within`: the outermost constant, class or function that has the statement."""
+        """Record the names that the statement uses. `within`: the outermost class or function that contains it."""
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for default in [*node.decorator_list, *_defaults(node)]:
                 self._note(path, default, range(node.body[0].lineno, (node.end_lineno or 0) + 1))
             for name in _names(node):
-                self._makes[name].add(within or node.name)  # called when a constant is made
+                self._used_by[name].add(within or node.name)  # a constant's value may call the function
             for inner in (child for statement in node.body for child in ast.walk(statement)):
                 self._read_inner(path, inner)
         elif isinstance(node, ast.ClassDef):
@@ -42,7 +42,7 @@ class Uses:
             target = within or _target(node)
             for name in _names(node):
                 if target:
-                    self._makes[name].add(target)
+                    self._used_by[name].add(target)
 
     def _read_inner(self, path: str, node: ast.AST) -> None:
         """Note the names of an expression, or of a statement without a body. Of an `if`, only the condition counts."""
@@ -53,15 +53,15 @@ class Uses:
         for name in _names(node):
             self._lines[name].update((path, line) for line in lines)
 
-    def of(self, name: str) -> set[Line]:
-        """The lines of functions that use the constant, or a constant that is made of it."""
+    def lines_using(self, name: str) -> set[Line]:
+        """The lines of functions that use the constant, or another constant whose value uses it."""
         lines: set[Line] = set()
-        visited, waiting = {name}, [name]
-        while waiting:
-            current = waiting.pop()
+        visited, unread = {name}, [name]
+        while unread:
+            current = unread.pop()
             lines |= self._lines.get(current, set())
-            constants = {other for other in self._makes.get(current, ()) if other.isupper() or other.startswith("_")}
-            waiting += constants - visited
+            constants = {other for other in self._used_by.get(current, ()) if other.isupper() or other.startswith("_")}
+            unread += constants - visited
             visited |= constants
         return lines
 

@@ -1,1 +1,1 @@
-"""Which test runs which line: `plugin` is loaded by pytest, `processes` by the processes that tests start."""
+"""Records which test runs which line. pytest loads `plugin`; the processes that tests start load `processes`."""

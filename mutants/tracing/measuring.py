@@ -1,4 +1,4 @@
-"""How coverage is measured, the same in every process."""
+"""Makes the measurement of coverage, which is the same in every process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MEASURED = ("leasehold", "api", "worker")
 
 
 def coverage_to(file: str, test: str | None = None) -> coverage.Coverage:
-    """Measure our own code only, into `file` and a suffix of the process. `test`: whom all of it is ascribed to."""
+    """Measure only the platform's code, into `file` with a suffix of the process. `test`: it gets all lines."""
     include = [f"{ROOT}/{folder}/*" for folder in MEASURED]
     return coverage.Coverage(
         data_file=file, data_suffix=True, config_file=False, include=include, context=test, messages=False

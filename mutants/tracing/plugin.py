@@ -1,4 +1,4 @@
-"""`-p mutants.tracing.plugin`: ascribes each line that runs to the test that runs, and writes down how long it took."""
+"""`-p mutants.tracing.plugin`: records which test runs each line, and how many seconds each test takes."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     _measured.stop()
     _measured.save()
     if not hasattr(session.config, "option") or getattr(session.config.option, "numprocesses", None) is None:
-        told = {"seconds": _seconds, "failed": sorted(_failed)}
-        Path(f"{os.environ[FILE]}.tests.{os.getpid()}.json").write_text(json.dumps(told))
+        results = {"seconds": _seconds, "failed": sorted(_failed)}
+        Path(f"{os.environ[FILE]}.tests.{os.getpid()}.json").write_text(json.dumps(results))

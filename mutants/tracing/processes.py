@@ -1,11 +1,13 @@
-"""Measures a process that a test starts, for that test. Every process of the copy imports this module first."""
+"""Measures a process that a test starts: its lines count for that test. Every process of the copy imports this module
+first.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
 
-#: The file of the coverage, and the test that runs: both only while coverage is measured.
+#: The environment variables of the coverage's file and of the running test. They exist only during a measurement.
 FILE = "LEASEHOLD_MUTANTS_COVERAGE"
 TEST = "LEASEHOLD_MUTANTS_TEST"
 
@@ -18,10 +20,10 @@ def start(file: str, test: str) -> None:
     atexit.register(_save, measured.stop, measured.save)
 
 
-def _save(*acts: object) -> None:
-    for act in acts:
-        assert callable(act)
-        act()
+def _save(*functions: object) -> None:
+    for function in functions:
+        assert callable(function)
+        function()
 
 
 if FILE in os.environ and TEST in os.environ:
