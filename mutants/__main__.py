@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scripts/mutants",
         description="Change each guard once, and see whether a test notices: docs/explanation/mutants.md."
-        " After a stop, the next run goes on from there. At a later commit, it judges survivors and changed files anew.",
+        " After a stop the next run goes on from there. At a later commit it judges survivors and changed files again.",
     )
     parser.add_argument("--measure", nargs="*", metavar="FOLDER", help="only measure which tests run which line")
     parser.add_argument(
