@@ -1,5 +1,5 @@
-"""Reads and rotates the secrets that sign a tenant's callbacks. A row has the secrets encrypted (`sealed`), the newest
-first.
+"""Reads and rotates the secrets that sign a tenant's callbacks. Each tenant has one row with its secrets, encrypted
+(`sealed`), the newest first. This module neither encrypts nor decrypts them.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ _SECRETS = 2
 
 _ROTATE = f"""
 -- callback_rotate
-INSERT INTO callback_secret AS o (tenant_id, secrets) VALUES ($1, ARRAY[$2::bytea])
+INSERT INTO callback_secret AS old (tenant_id, secrets) VALUES ($1, ARRAY[$2::bytea])
 ON CONFLICT (tenant_id) DO UPDATE
-SET secrets = (array_prepend($2::bytea, o.secrets))[1:{_SECRETS}], created_at = clock_timestamp()
+SET secrets = (array_prepend($2::bytea, old.secrets))[1:{_SECRETS}], created_at = clock_timestamp()
 RETURNING secrets, created_at
 """
 
 
 async def secrets(connection: Connection, tenant_id: str, make_sealed: Callable[[], bytes]) -> Sequence[bytes]:
-    """The tenant's sealed secrets. If the tenant has none, `make_sealed` makes the first."""
+    """The tenant's sealed secrets. If the tenant has none, this writes the one that `make_sealed` returns."""
     row = await find(connection, tenant_id)
     if row is None:
         await connection.execute(

@@ -1,7 +1,7 @@
 """`debounce`: a run that has not started yet takes the arguments of a later submission, and starts later.
 
-A run that debounces has a dedupe key, which no two unfinished runs of a template share. A run that has started loses
-the key: the next submission is a run of its own.
+Such a run has a dedupe key: no two unfinished runs of a template have the same one. When a submission finds that the
+run with its key has started, that run loses the key, and the submission becomes a run of its own.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from leasehold.db.database import Connection, unindexed
 # this transaction ends.
 _LOCK_KEYS = """
 -- debounce_lock
-SELECT pg_advisory_xact_lock(asked.key) FROM (
+SELECT pg_advisory_xact_lock(hashed.key) FROM (
     SELECT DISTINCT hashtextextended($1::text || '/' || a.pipeline || '/' || a.key, 0) AS key
     FROM jsonb_to_recordset($2::jsonb) AS a(pipeline text, key text) ORDER BY 1
-) AS asked
+) AS hashed
 """
 
 # $1 the tenant, $2 the submissions. `waiting` locks the jobs by ascending id, as all statements do. If a worker has
-# claimed the task meanwhile, its epoch is above 0, and `postponed` leaves it alone: an UPDATE judges the newest version
-# of the row.
+# claimed the task meanwhile, the task's epoch is above 0, and `postponed` does not change the task: an UPDATE judges
+# the newest version of the row.
 POSTPONE = f"""
 -- debounce
-WITH asked AS MATERIALIZED (
+WITH submissions AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset($2::jsonb) AS a(pipeline text, key text, params jsonb, delay float8, nth int)
 ), waiting AS MATERIALIZED (
     SELECT j.id, a.params, a.delay, a.nth
-    FROM asked a JOIN job j ON j.tenant_id = $1 AND j.pipeline = a.pipeline AND j.dedupe_key = a.key
+    FROM submissions a JOIN job j ON j.tenant_id = $1 AND j.pipeline = a.pipeline AND j.dedupe_key = a.key
     WHERE {unindexed("j.finished_at IS NULL")}
     ORDER BY j.id
     FOR UPDATE OF j
@@ -47,7 +47,7 @@ WITH asked AS MATERIALIZED (
 ), runs AS (
     UPDATE run r SET scheduled_at = p.available_at FROM postponed p WHERE r.job_id = p.job_id
 ), jobs AS (
-    -- The job's time begins when it may start.
+    -- The job's time limit begins when the job may start. A job that has started loses its dedupe key.
     UPDATE job j
     SET params = CASE WHEN p.job_id IS NULL THEN j.params ELSE w.params END,
         dedupe_key = CASE WHEN p.job_id IS NULL THEN NULL ELSE j.dedupe_key END,
@@ -73,14 +73,14 @@ class Debounced:
 
 
 async def postpone(connection: Connection, tenant_id: str, submissions: Sequence[Debounced]) -> list[UUID | None]:
-    """waiting -> waiting, due later and with other arguments. Call this in a transaction, and in the same transaction
-    write a run for each submission that gets None. Until the transaction ends, no other one can write a run with the
-    same key.
+    """waiting -> waiting, due later and with other arguments. No two submissions may have the same key.
 
-    Returns for each submission the run that took its arguments, or None. No two submissions may have the same key.
+    Returns for each submission the run that took its arguments; None: there is no such run. Call this in a transaction,
+    and write a run for each None in the same transaction. Until it ends, no other transaction can write a run with one
+    of these keys.
     """
     records = [{**asdict(submission), "nth": nth} for nth, submission in enumerate(submissions, 1)]
     await connection.fetch(_LOCK_KEYS, tenant_id, records)
     rows = await connection.fetch(POSTPONE, tenant_id, records)
-    by_place: dict[int, UUID] = {row["nth"]: row["id"] for row in rows}
-    return [by_place.get(place) for place in range(1, len(submissions) + 1)]
+    run_of_nth: dict[int, UUID] = {row["nth"]: row["id"] for row in rows}
+    return [run_of_nth.get(nth) for nth in range(1, len(submissions) + 1)]

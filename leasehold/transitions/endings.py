@@ -18,8 +18,8 @@ from leasehold.db.database import unindexed
 # message and retryable of the failure; `ends`: whether the task's job fails now.
 #
 # `status` is the task's next state: `failed` (no attempt follows), `retry` or `pending` (it runs again). Each task gets
-# an event. A job with `ends` fails: its other open steps are skipped, and its running steps lose their leases. In a job
-# that goes on, a failed step that a workflow started (`contained`) wakes the workflow.
+# an event. A job with `ends` fails: its other open steps are skipped or cancelled, and no step keeps a lease. If the
+# job goes on, a failed step that a workflow started (`contained`) wakes the workflow.
 #
 # The statement may read `advanced`, a row for each of these jobs: id, tenant_id, status, trace, pipeline, seq (the
 # job's last event before these), outcome and seconds of a job that failed; and `woken_hints`, the hints of woken
@@ -52,7 +52,7 @@ END_FAILED_JOBS = f"""
            (count(*) FILTER (WHERE given_up))::int AS given_up
     FROM task_events GROUP BY job_id
 ), job_error AS (
-    -- Only for jobs that fail: the error of the first failed step becomes the job's.
+    -- Only for jobs that fail: the error of the first failed step becomes the error of the job.
     SELECT DISTINCT ON (job_id) job_id, code, message, step, retryable FROM attempt_ended
     WHERE ends ORDER BY job_id, contained, position
 ), advanced AS (
@@ -82,8 +82,8 @@ END_FAILED_JOBS = f"""
            e.id, e.step, e.status, e.epoch, e.data
     FROM task_events e JOIN advanced a ON a.id = e.job_id
 ), woken AS (
-    -- The workflows that wait for steps that gave up. A step that gave up counts as one that has ended: see `news` and
-    -- `wake_at` in settlements/completion.py. Both are counts: `wake_at` is the value of `news` that makes it due.
+    -- The workflows whose steps have failed for good. Such a step counts as an ended step: see `news` and `wake_at` in
+    -- settlements/completion.py. Both are counts: a workflow is due when `news` reaches `wake_at`.
     UPDATE task w
     SET news = w.news + gave_up.steps, wake_at = CASE WHEN w.news + gave_up.steps < w.wake_at THEN w.wake_at END,
         available_at = CASE WHEN w.status = 'waiting' AND w.news + gave_up.steps >= w.wake_at THEN clock_timestamp()
@@ -105,7 +105,7 @@ END_FAILED_JOBS = f"""
 )"""
 
 # Needs the CTE `stopped`: leased steps that have stopped, in jobs that are being cancelled. Its columns: id, job_id,
-# step, position and epoch of the task; `data`: more about its event, or NULL.
+# step, position and epoch of the task; `data`: the data of its event, or NULL.
 #
 # Each step gets an event. A job whose last leased step has stopped is cancelled now. The statement may read `advanced`,
 # a row for each of these jobs: id, tenant_id, status, pipeline, seq (the job's last event before these), stopped_count

@@ -1,5 +1,5 @@
-"""Steps of external workers: their time limit, and what the steps before them produced. The limit runs by PostgreSQL's
-clock: neither a heartbeat nor a renewed lease extends it.
+"""Steps of external workers: ends those that run longer than their time limit, and reads the results of the steps that
+they need. The time limit runs by PostgreSQL's clock: neither a heartbeat nor a renewed lease extends it.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ async def is_late(connection: Connection, lease: Lease) -> bool:
 
 
 async def time_out(connection: Connection, templates: Templates, tenant_id: str, lease: Lease) -> Settled:
-    """running -> retry, or failed with the job: the attempt ran past the step's time limit. In a run that is being
-    cancelled: running -> cancelled.
+    """running -> retry, or failed together with the job, because the attempt ran longer than the step's time limit. In
+    a run that is being cancelled: running -> cancelled.
     """
     delay = (await backoff(connection, templates, tenant_id, lease.task_id)).total_seconds()
     failure = Failure(lease, "timeout", "step_timeout", "the step ran past its time limit", retryable=True, delay=delay)
@@ -75,9 +75,7 @@ async def time_out(connection: Connection, templates: Templates, tenant_id: str,
 
 
 async def backoff(connection: Connection, templates: Templates, tenant_id: str, task_id: UUID) -> timedelta:
-    """The wait before the next attempt, by the template's retry policy, or the default wait if the policy cannot be
-    read.
-    """
+    """The wait before the next attempt, by the template's retry policy. If it cannot be read: the default wait."""
     row = await connection.fetchrow(
         "SELECT t.step, t.errors, r.template, r.version FROM task t JOIN run r ON r.job_id = t.job_id"
         " WHERE t.id = $1 AND t.tenant_id = $2",
@@ -95,7 +93,9 @@ async def backoff(connection: Connection, templates: Templates, tenant_id: str, 
 
 
 async def end_overdue(connection: Connection, templates: Templates, limit: int = 100) -> list[Settled]:
-    """Time out the steps past their limit, whether or not their workers are alive; each step by itself."""
+    """Time out the steps that run longer than their limit, whether their workers live or not. Each step is ended by
+    itself.
+    """
     ended = []
     for row in await connection.fetch(_OVERDUE, limit):
         lease = Lease(row["id"], row["lease_owner"], row["epoch"], row["attempt"], monotonic())

@@ -34,23 +34,25 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class TenantRules:
-    """The rules for a tenant's new jobs. `limits`: the rows of declared limits. `watched`: the tenant has a webhook."""
+    """The rules for a tenant's new jobs. `limits`: the rows of the declared limits of the tenant and of EVERYBODY.
+    `watched`: the tenant has a webhook.
+    """
 
     limits: Sequence[Any]
     watched: bool
 
 
-#: Characters that the key of a payload's value has at its end: `=`, and a digest of the value.
-_VALUE = 41
+#: The length of the end of a key that stands for a value of the payload: `=`, and a digest of the value.
+_VALUE_LENGTH = 41
 
 _TENANT_RULES = """
 -- run_surroundings
-SELECT asked.tenant_id,
-       EXISTS (SELECT 1 FROM webhook w WHERE w.tenant_id = asked.tenant_id AND w.enabled) AS watched,
+SELECT tenant.id AS tenant_id,
+       EXISTS (SELECT 1 FROM webhook w WHERE w.tenant_id = tenant.id AND w.enabled) AS watched,
        (SELECT coalesce(jsonb_agg(g), '[]')
         FROM (SELECT tenant_id, key, at_most, per_minute FROM gate
-              WHERE declared AND tenant_id IN (asked.tenant_id, $2)) AS g) AS limits
-FROM unnest($1::text[]) AS asked(tenant_id)
+              WHERE declared AND tenant_id IN (tenant.id, $2)) AS g) AS limits
+FROM unnest($1::text[]) AS tenant(id)
 """
 
 
@@ -61,8 +63,8 @@ async def tenant_rules(connection: Connection, tenants: Collection[str]) -> dict
 
 
 async def submit(connection: Connection, job: NewJob) -> Submitted:
-    """(new) -> pending, for a job that is not a run. It waits at its own limits, and at the declared ones that apply.
-    Call this in a transaction.
+    """(new) -> pending, for a job that is not a run. The job waits at its own limits, and at the declared limits that
+    apply to it. Call this in a transaction.
     """
     rules = (await tenant_rules(connection, {job.tenant_id}))[job.tenant_id]
     limits = [*job.limits, *applicable_limits(rules.limits, job.tenant_id, job.pipeline, job.params)]
@@ -74,7 +76,7 @@ async def submit(connection: Connection, job: NewJob) -> Submitted:
 async def declared(
     connection: Connection, tenant_id: str, pipeline: Pipeline, params: Mapping[str, Any]
 ) -> list[ConcurrencyLimit]:
-    """The pipeline's own limits, and the declared limits that apply to a job of it with these parameters."""
+    """The pipeline's own limits, and the declared limits that apply to its job with these parameters."""
     rules = (await tenant_rules(connection, {tenant_id}))[tenant_id]
     return applicable_limits(rules.limits, tenant_id, pipeline, params)
 
@@ -82,30 +84,30 @@ async def declared(
 def applicable_limits(
     rows: Sequence[Any], tenant_id: str, pipeline: Pipeline, params: Mapping[str, Any]
 ) -> list[ConcurrencyLimit]:
-    """The pipeline's own limits, and the declared limits among `rows` that apply to a job of it with these parameters.
+    """The pipeline's own limits, and the declared limits among `rows` that apply to its job with these parameters.
 
-    A declared limit has the key `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer`. The last counts the jobs of
-    each value at the pointer by themselves.
+    A declared limit has the key `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer`. A limit of the last form
+    counts the jobs of each value at the pointer separately.
     """
-    own = [_pipeline_limit(tenant_id, pipeline.name, limit, params) for limit in pipeline.limits]
+    own_limits = [_pipeline_limit(tenant_id, pipeline.name, limit, params) for limit in pipeline.limits]
     if not rows or pipeline.terms.unlimited:
-        return own
-    direct = {"tenant", f"template:{pipeline.name}", *(f"queue:{step.queue}" for step in pipeline.steps)}
-    by_value = f"payload:{pipeline.name}:"
+        return own_limits
+    plain_keys = {"tenant", f"template:{pipeline.name}", *(f"queue:{step.queue}" for step in pipeline.steps)}
+    payload_prefix = f"payload:{pipeline.name}:"
     by_name: dict[ConcurrencyLimitName, ConcurrencyLimit] = {}
-    # everybody's rows first: of the key `tenant`, the tenant's own row then replaces everybody's
+    # The rows of EVERYBODY come first: if the tenant has a row with the key `tenant`, that row then replaces theirs.
     for row in sorted(rows, key=lambda row: row["tenant_id"] != EVERYBODY):
         key, owner = row["key"], row["tenant_id"]
-        if key.startswith(by_value):
-            key = f"{key}={_digest(value_at(params, key.removeprefix(by_value)))}"
-        elif key not in direct:
+        if key.startswith(payload_prefix):
+            key = f"{key}={_digest(value_at(params, key.removeprefix(payload_prefix)))}"
+        elif key not in plain_keys:
             continue
         if key == "tenant":
-            owner = tenant_id  # everybody's limit counts each tenant by itself
+            owner = tenant_id  # the limit of EVERYBODY counts each tenant separately
         by_name[owner, key] = ConcurrencyLimit(
             owner, key, row["at_most"], row["per_minute"], (row["tenant_id"], row["key"])
         )
-    return [*own, *by_name.values()]
+    return [*own_limits, *by_name.values()]
 
 
 def _pipeline_limit(tenant_id: str, pipeline: str, limit: PipelineLimit, params: Mapping[str, Any]) -> ConcurrencyLimit:
@@ -114,7 +116,7 @@ def _pipeline_limit(tenant_id: str, pipeline: str, limit: PipelineLimit, params:
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()[: _VALUE - 1]
+    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()[: _VALUE_LENGTH - 1]
 
 
 async def is_declared(connection: Connection, tenant_id: str, key: str) -> bool:
@@ -126,8 +128,8 @@ async def is_declared(connection: Connection, tenant_id: str, key: str) -> bool:
 
 
 async def declare(connection: Connection, pipelines: Iterable[Pipeline], limit: ConcurrencyLimit) -> None:
-    """Declare a limit, or change its bounds. It applies to jobs submitted from now on. For jobs that wait at it already
-    the new bounds hold at once.
+    """Declare a limit, or change its bounds. The limit applies to jobs that are submitted from now on. The new bounds
+    also apply at once to jobs that wait at the limit already.
 
     Raises Invalid `limit_without_effect` for a key that no job can have.
     """
@@ -145,15 +147,16 @@ async def declare(connection: Connection, pipelines: Iterable[Pipeline], limit: 
         await _follow(connection, limit)
 
 
-# No job waits at a declared limit `tenant` of everybody, nor at `payload:...`: it waits at a follower of the limit,
-# which has the same bounds and counts one tenant, or one value of the payload. The follower's key for a value is the
-# declared key and `=DIGEST`. The declared key may contain `=`, too: so the statement cuts off a fixed length.
+# Two sorts of declared limits have followers: `tenant` of EVERYBODY, and `payload:...`. Jobs wait at the followers, and
+# not at the declared limit. A follower has the same bounds, and counts the jobs of one tenant, or of one value of the
+# payload. The follower's key for a value is the declared key and `=DIGEST`. A declared key may contain `=`, too: so the
+# statement cuts off a fixed length.
 _FOLLOW = f"""
 -- limits_follow
 UPDATE gate SET at_most = $3, per_minute = $4
 FROM (SELECT tenant_id, key FROM gate
       WHERE NOT declared AND CASE WHEN $1 = '{EVERYBODY}' AND $2 = 'tenant' THEN key = 'tenant'
-                                  ELSE tenant_id = $1 AND left(key, -{_VALUE}) = $2 END
+                                  ELSE tenant_id = $1 AND left(key, -{_VALUE_LENGTH}) = $2 END
       ORDER BY tenant_id, key FOR UPDATE) AS follower
 WHERE gate.tenant_id = follower.tenant_id AND gate.key = follower.key
 RETURNING gate.tenant_id, gate.key
@@ -161,6 +164,7 @@ RETURNING gate.tenant_id, gate.key
 
 
 async def _follow(connection: Connection, limit: ConcurrencyLimit) -> list[ConcurrencyLimitName]:
+    """Give the bounds of the declared limit to its followers. Returns their names."""
     rows = await connection.fetch(_FOLLOW, limit.tenant_id, limit.key, limit.at_most, limit.per_minute)
     return [(row["tenant_id"], row["key"]) for row in rows]
 
@@ -174,7 +178,7 @@ async def _check_effect(connection: Connection, pipelines: Iterable[Pipeline], l
     if kind == "queue":
         in_code = [pipeline for pipeline in pipelines if any(step.queue == name for step in pipeline.steps)]
         in_template = "declaration->'steps' @> jsonb_build_array(jsonb_build_object('queue', $2::text))"
-        missing = f"No step of a pipeline or template is of the queue {name}: write the template first."
+        missing = f"No step of a pipeline or template has the queue {name}: write the template first."
     else:
         in_code = [pipeline for pipeline in pipelines if pipeline.name == name]
         in_template = "type = $2"
@@ -188,11 +192,12 @@ async def _check_effect(connection: Connection, pipelines: Iterable[Pipeline], l
     ):
         return
     if in_code:
-        missing = f"{name} is the platform's own work, which no limit holds back."
+        missing = f"No limit applies to {name}, because it is the platform's own work."
     raise Invalid("limit_without_effect", missing)
 
 
-# Jobs that wait at a tenant's own bound wait at everybody's bound from now on, if there is one.
+# After the withdrawal of a tenant's own limit `tenant`, its row gets the bounds of EVERYBODY's limit, if there is one:
+# the jobs that wait there then wait by these bounds.
 _WITHDRAW = f"""
 -- limits_withdraw
 UPDATE gate SET declared = false, at_most = general.at_most, per_minute = general.per_minute
@@ -205,7 +210,9 @@ RETURNING true
 
 
 async def withdraw(connection: Connection, tenant_id: str, key: str) -> list[ConcurrencyLimitName]:
-    """Lift a limit, also for jobs that wait at it. Returns the limits that may have room now; empty: no such limit."""
+    """Withdraw a declared limit, also for jobs that wait at it. Returns the limits that may have room now; empty: there
+    is no such limit.
+    """
     async with connection.transaction():
         if not await connection.fetchval(_WITHDRAW, tenant_id, key):
             return []

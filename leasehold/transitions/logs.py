@@ -27,10 +27,10 @@ class LogChunk:
     lines: Sequence[bytes]
 
 
-# This commit need not wait for the disk: the attempt's settlement commits next, and flushes this commit, too. An
-# attempt that has lost its lease has no settlement: a crash of the server may then lose its last lines. PostgreSQL
-# evaluates `set_config` only because a later part reads `setting`. `insert_numbered` ends the statement: it numbers the
-# lines of each job and inserts the chunks.
+# This commit does not wait for the disk: the attempt's settlement commits next, and writes this commit to the disk,
+# too. An attempt that has lost its lease has no settlement: a crash of the server may then lose its last lines.
+# PostgreSQL evaluates `set_config` only because a later part reads `setting`. `insert_numbered` makes the end of the
+# statement, which numbers the lines of each job and inserts the chunks.
 APPEND_LOG = f"""
 -- append_log
 WITH without_disk AS MATERIALIZED (
@@ -46,7 +46,7 @@ WITH without_disk AS MATERIALIZED (
 
 
 async def append(connection: Connection, chunks: Sequence[LogChunk]) -> None:
-    """Write the chunks in this order. Those of jobs that are deleted are dropped."""
+    """Write the chunks in this order. Chunks of deleted jobs are dropped."""
     await connection.execute(
         APPEND_LOG,
         [chunk.task_id for chunk in chunks],

@@ -1,23 +1,25 @@
-"""Postpones what a tenant has due, while the tenant moves to another cell, and undoes that.
+"""While a tenant moves to another cell, none of its tasks and schedules may become due here. `postpone` moves their due
+times by a thousand years; `resume` moves them back.
 
-Triggers (migration 0040) postpone each row that becomes due later. They exist only while a tenant moves.
+Triggers (migration 0040) do the same with each due time that is written later. They exist only while a tenant moves.
 """
 
 from __future__ import annotations
 
 from leasehold.db.database import Connection
 
-#: A thousand years, in hours: the difference gives the same instant again in every time zone.
+#: A thousand years. In hours, because then the subtraction gives the same instant again in every time zone.
 POSTPONED_BY = "8766000 hours"
-#: Later instants are postponed ones.
+#: A due time after this instant is postponed.
 FAR = "2900-01-01+00"
 #: Table -> the column with the instant at which its row is due.
 DUE = {"task": "available_at", "schedule": "next_run_at"}
 
 
 def stays(tenant: str = "tenant_id") -> str:
-    """SQL condition: the tenant of the column does not move to another cell. Housekeeping deletes only objects whose
-    tenant stays: two cells may have one bucket, and what was copied, or has moved, may be of use in the other cell.
+    """SQL condition: the tenant in the column `tenant` does not move to another cell. Housekeeping deletes only objects
+    of tenants that stay: two cells may share a bucket, and then the other cell may need the objects of a tenant that
+    moves or has moved.
     """
     return (
         f"NOT EXISTS (SELECT 1 FROM tenant_move m WHERE m.tenant_id = {tenant} AND m.direction = 'out'"
@@ -25,7 +27,7 @@ def stays(tenant: str = "tenant_id") -> str:
     )
 
 
-# The triggers change the instants.
+# These statements write the same values again: the triggers postpone them.
 _POSTPONE_TASKS = f"""
 -- move_postpone_tasks
 UPDATE task SET available_at = available_at
@@ -48,7 +50,7 @@ WHERE tenant_id = $1 AND next_run_at > '{FAR}' AND next_run_at < 'infinity'
 
 
 async def postpone(connection: Connection, tenant_id: str) -> None:
-    """Let no worker claim what the tenant has due. The triggers of the move must exist."""
+    """Postpone the tenant's tasks and schedules: no worker claims or fires them. The move's triggers must exist."""
     await connection.execute(_POSTPONE_TASKS, tenant_id)
     await connection.execute(_POSTPONE_SCHEDULES, tenant_id)
 

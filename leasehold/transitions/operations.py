@@ -11,8 +11,8 @@ from uuid import UUID
 from leasehold.db.database import Connection, unindexed
 from leasehold.db.job_reads import LIVES
 
-#: SQL by action: the job `j` is a target. $2: when the operation was submitted; $3: the tenant. A job that changed
-#: after the filter found it may be no target any more.
+#: Action -> SQL: the job `j` is a target. $2: when the operation was submitted; $3: the tenant. A job that has changed
+#: since the filter found it may no longer be a target.
 _IS_TARGET = {
     "retry": unindexed(f"j.tenant_id = $3 AND j.status = 'failed' AND j.finished_at <= $2::timestamptz AND {LIVES}"),
     "cancel": unindexed(
@@ -36,12 +36,12 @@ ORDER BY j.id FOR UPDATE OF j SKIP LOCKED
 """
 
 
-# By action. The statements pass over jobs that another transaction has locked: a transaction that holds row locks must
-# not wait for more.
+# The statements pass over jobs that another transaction has locked: a transaction that holds row locks must not wait
+# for further locks.
 RETRIED, CANCELLED, DELETED = _lock("retry"), _lock("cancel"), _lock("delete")  # `leasehold sql` lists them by name
 LOCK = {"retry": RETRIED, "cancel": CANCELLED, "delete": DELETED}
-# By action: the targets among the jobs $1, also those that another transaction has locked.
-_BUSY = {
+# Action -> a statement that reads the targets among the jobs $1, also those that another transaction has locked.
+_TARGETS = {
     action: f"SELECT j.id FROM job j WHERE j.id = ANY($1::uuid[]) AND {is_target}"
     for action, is_target in _IS_TARGET.items()
 }
@@ -56,7 +56,7 @@ ON CONFLICT (operation_id, job_id) DO NOTHING
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A job that the operation did not act on. `code`: stable. `detail`: a sentence."""
+    """A job that the operation did not act on. `code`: the stable name of the reason. `detail`: a sentence."""
 
     job_id: UUID
     code: str
@@ -66,15 +66,15 @@ class Refusal:
 async def lock(
     connection: Connection, action: str, job_ids: Sequence[UUID], tenant_id: str, at: datetime
 ) -> tuple[Sequence[Any], list[UUID]]:
-    """Lock those of the jobs that are still targets, by ascending id. Returns their rows, and the ids of the targets
-    that another transaction holds.
+    """Lock the jobs that are still targets, by ascending id. Returns their rows, and the ids of the targets that
+    another transaction has locked.
     """
     rows = await connection.fetch(LOCK[action], list(job_ids), at, tenant_id)
     missing = set(job_ids) - {row["id"] for row in rows}
     if not missing:
         return rows, []
-    busy = await connection.fetch(_BUSY[action], list(missing), at, tenant_id)
-    return rows, [row["id"] for row in busy]
+    locked_by_others = await connection.fetch(_TARGETS[action], list(missing), at, tenant_id)
+    return rows, [row["id"] for row in locked_by_others]
 
 
 _CANARY = """
@@ -88,7 +88,9 @@ FROM job j WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $
 async def canary(
     connection: Connection, job_ids: Sequence[UUID], of_tenant: str | None, action: str
 ) -> tuple[int, int]:
-    """How many of the jobs have not ended; and, for the action `retry`, how many ended without success (else 0)."""
+    """How many of the jobs have not ended, and how many have ended without success. For actions other than `retry`, the
+    second number is 0. `of_tenant`: count only jobs of this tenant; None: of any tenant.
+    """
     row = await connection.fetchrow(_CANARY, list(job_ids), of_tenant)
     assert row is not None
     return row["unfinished"], row["unsuccessful"] if action == "retry" else 0

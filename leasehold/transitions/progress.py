@@ -1,4 +1,4 @@
-"""Progress that running steps report. No state changes; only the holder of the lease may report."""
+"""Writes the progress that running steps report. Only the holder of the lease may report. No state changes."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ RETURNING task_id
 
 
 async def report(connection: Connection, reports: Sequence[Progress]) -> set[UUID]:
-    """Write the latest report of each step. Returns the tasks whose report was written. Any other task has lost its
-    lease.
+    """Write the latest report of each step. Returns the tasks whose report was written. The lease of any other task is
+    lost.
     """
     rows = await connection.fetch(
         PROGRESS,

@@ -1,10 +1,10 @@
 """Quarantine: a unit of a duty (a schedule, a job, an object) that fails is set aside, and the duty goes on with the
-others.
+other units.
 
 A duty handles a batch of units in one transaction. If the batch fails, the duty handles each unit by itself. If a unit
-fails by itself, a row records its error and the time of its next try: after seconds at first, after an hour in the end.
-The statements that select units leave out the units that are set aside (`not_in`). When a unit succeeds at a later try,
-its row stays without effect, because `retry_at` has passed; `forget` deletes the row.
+then fails, a row records its error and the time of its next try. The next try comes after seconds at first, and after
+an hour in the end. The statements that select units leave out the units that are set aside (`not_in`). If a unit
+succeeds at a later try, its row has no more effect, because `retry_at` has passed. `forget` deletes such rows.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 
-#: Seconds until a failed unit is tried again, by its failures in a row; the last one for all further failures.
+#: Seconds until a failed unit is tried again: after the first failure in a row, the second, and so on. The last pause
+#: holds for all further failures.
 BACKOFF = (5, 15, 60, 300, 900, 3600)
-#: Failures in a row after which a unit is stuck: it is logged as an error, and disabled where that is possible.
+#: After this many failures in a row a unit is stuck. The failure is then logged as an error, and some duties disable
+#: the unit.
 STUCK_AFTER = 5
-#: A failure counts as the next one in a row if it comes within this time after the retry time of the failure before it.
+#: Two failures are in a row if the second comes within this time after the retry time of the first.
 _IN_A_ROW = timedelta(minutes=10)
 
 _RECORD = """
@@ -49,8 +51,8 @@ RETURNING failures
 
 
 def not_in(duty: str, unit: str, kind: str = "uuid") -> str:
-    """SQL: the unit is not set aside in `duty`. `unit`: an SQL expression of the type `kind`. PostgreSQL reads the list
-    of the duty's units once for each statement.
+    """SQL condition: the unit is not set aside in `duty`. `unit`: an SQL expression of the type `kind`. PostgreSQL
+    reads the list of the duty's units once for each statement.
     """
     return (
         f"{unit} <> ALL(ARRAY(SELECT q.unit::{kind} FROM quarantine q"
@@ -59,8 +61,9 @@ def not_in(duty: str, unit: str, kind: str = "uuid") -> str:
 
 
 def is_away(connection: Connection, error: BaseException) -> bool:
-    """Whether the error means that the database cannot be reached. Any other error is the unit's own fault. So is a
-    statement that took too long: if the database hangs, recording the failure fails, too.
+    """Whether the error means that the database is away. Any other error counts as the unit's own fault, also a
+    statement that took too long: if the database hangs, the unit is not set aside, because recording the failure fails,
+    too.
     """
     if connection.is_closed():
         return True
@@ -82,12 +85,12 @@ async def set_aside(connection: Connection, duty: str, unit: object, error: Exce
     """Record a failure. Returns the unit's failures in a row. Raises one of runtime.transient.TRY_AGAIN."""
     failures: int = await connection.fetchval(_RECORD, duty, str(unit), error_record(error), list(BACKOFF), _IN_A_ROW)
     FAILURES.labels(duty).inc()
-    facts = {"duty": duty, "unit": str(unit), "error": type(error).__name__, "failures": failures}
+    fields = {"duty": duty, "unit": str(unit), "error": type(error).__name__, "failures": failures}
     if failures == 1:
-        log.warning("a unit failed and is set aside; the others go on", **facts, exc_info=first_of_kind(duty, error))
+        log.warning("a unit failed and is set aside; the others go on", **fields, exc_info=first_of_kind(duty, error))
     elif failures == STUCK_AFTER:
         STUCK.labels(duty).inc()
-        log.error("a unit keeps failing", **facts)
+        log.error("a unit keeps failing", **fields)
     return failures
 
 
@@ -98,10 +101,10 @@ async def run_unit(
     work: Callable[[], Awaitable[_T]],
     failed: Callable[[Exception, int], Awaitable[None]] | None = None,
 ) -> _T | None:
-    """Run `work` in a transaction of its own. Returns its result; None if it failed and the unit is set aside now.
+    """Run `work` in a transaction of its own. Returns its result; None: it failed, and the unit is set aside now.
 
-    `failed`: called in the transaction that records the failure, with the error and the failures in a row. Raises
-    errors that mean that the database is away.
+    `failed`: called with the error and the failures in a row, in the transaction that records the failure. Raises an
+    error only if the database is away.
     """
     try:
         async with connection.transaction():
@@ -123,10 +126,11 @@ async def run_units(
     work: Callable[[Sequence[_U]], Awaitable[Sequence[_T]]],
     key: Callable[[_U], object] = lambda unit: unit,
 ) -> list[_T]:
-    """Run `work` on all units that `take(None)` returns, in one transaction. If that fails, run it on each unit by
-    itself.
+    """Run `work` on all units that `take(None)` returns, in one transaction. If that fails, run `work` on each unit by
+    itself. Returns the results.
 
-    `take(None)` locks and returns the units that are due; `take(key)` only the unit of that key, if it is still due.
+    `take(None)` locks and returns the units that are due. `take(key)` does so for the unit of that key, if it is still
+    due.
     """
     units: Sequence[_U] = ()
     try:
@@ -163,14 +167,14 @@ async def run_known_units(
 
 
 async def release(connection: Connection, duty: str, unit: object) -> None:
-    """Let the duty try the unit in its next turn, and count its failures from zero. Call this when a person has changed
-    the unit.
+    """Make the duty try the unit in its next turn, and count the unit's failures from zero. Call this when a person has
+    changed the unit.
     """
     await connection.execute("DELETE FROM quarantine WHERE duty = $1 AND unit = $2", duty, str(unit))
 
 
 async def forget(connection: Connection, limit: int = 1000) -> None:
-    """Delete the rows of units that work again: a unit that still fails would have been set aside again."""
+    """Delete old rows: their units work again. A unit that still fails would have been set aside again."""
     await connection.execute(
         "DELETE FROM quarantine WHERE (duty, unit) IN (SELECT duty, unit FROM quarantine"
         " WHERE retry_at < statement_timestamp() - $1::interval ORDER BY retry_at LIMIT $2)",

@@ -1,5 +1,6 @@
-"""Creates and revives runs. A run is a job of a template. It has a scope: by the template's concurrency policy it may
-exclude, replace or wait for other runs of that scope. It also waits at the concurrency limits that apply to it.
+"""Creates and revives runs. A run is a job of a template. Each run has a scope. The template's concurrency policy says
+whether a run excludes, replaces or waits for other runs of its scope. A run also waits at the concurrency limits that
+apply to it.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class NewRun:
 
 
 class Duplicate(Conflict):
-    """Another unfinished run of the template has the dedupe key. Roll back, and answer with that run if it is still
-    unfinished.
+    """Another unfinished run of the template has the dedupe key. The caller must roll back. It may then answer with the
+    other run, if that is still unfinished.
     """
 
     def __init__(self, other: object = None) -> None:
@@ -73,7 +74,7 @@ class CreatedRuns:
 @dataclass(frozen=True, slots=True)
 class CreatedRun:
     """A new run. After the commit publish `hints`, and call `concurrency.admit` with `limits` and `departed`.
-    `departed`: the runs that the new run replaced; `ended`: the replaced runs that ended at once.
+    `departed`: the runs that the new run replaced. `ended`: those among them that have ended at once.
     """
 
     id: UUID
@@ -84,8 +85,8 @@ class CreatedRun:
 
 
 async def create_together(connection: Connection, new: Sequence[NewRun]) -> CreatedRuns:
-    """(new) -> pending, for runs that do not exclude each other; all of them or none. Call this in a transaction if the
-    tenants have declared limits, because two more statements then follow those of `jobs.submit`.
+    """(new) -> pending, for runs that do not exclude each other: writes all of them, or none. Call this in a
+    transaction if the tenants have declared limits: two more statements then follow the statement of `jobs.submit`.
 
     Raises Duplicate when another client has just started a run with one of the dedupe keys.
     """
@@ -100,8 +101,8 @@ async def create_together(connection: Connection, new: Sequence[NewRun]) -> Crea
 
 
 async def create_unlimited(connection: Connection, new: Sequence[NewRun]) -> tuple[list[bool], Sequence[Announcement]]:
-    """As `create_together`, without a transaction, for the runs without a declared limit only. Returns for each run
-    whether it was written, and the hints.
+    """As `create_together`, but without a transaction, and only for the runs that no declared limit applies to. Returns
+    for each run whether it was written, and the hints.
     """
     by_tenant = await limits.tenant_rules(connection, {run.tenant_id for run in new})
     unlimited = [not _declared_limits(by_tenant[run.tenant_id], run) for run in new]
@@ -148,8 +149,8 @@ def _job(new: NewRun, own_limits: Sequence[ConcurrencyLimit], *, notify: bool, e
 async def create(connection: Connection, new: NewRun) -> CreatedRun:
     """(new) -> pending. Call this in a transaction.
 
-    Raises Conflict `same_scope_running` (reject_same_scope) with the other run's id in its message, and Duplicate. A
-    tick that has its run already raises asyncpg.UniqueViolationError.
+    Raises Duplicate. Raises Conflict `same_scope_running`, with the other run's id in its message, if the policy is
+    `reject_same_scope`. Raises asyncpg.UniqueViolationError if the schedule's tick has a run already.
     """
     rules = (await limits.tenant_rules(connection, {new.tenant_id}))[new.tenant_id]
     admission = await _admission_of(connection, new, rules)
@@ -162,10 +163,11 @@ async def create(connection: Connection, new: NewRun) -> CreatedRun:
 async def revive(
     connection: Connection, new: NewRun, params: Mapping[str, Any] | None, from_step: str | None
 ) -> CreatedRun | None:
-    """failed -> pending, for the run `new.id`. It waits at its scope and its limits as a new run does. None: there is
-    no such failed run. Call this in a transaction.
+    """failed -> pending, for the run `new.id`. The run waits at its scope and its limits as a new run does. None: there
+    is no such failed run. Call this in a transaction.
 
-    `new.params`: the parameters of the run from now on. `params`: the same if they replace the stored ones, else None.
+    `new.params`: the parameters of the run from now on. `params`: the same, if they replace the stored parameters; else
+    None.
 
     Raises Conflict `same_scope_running`, Duplicate, and Invalid `unknown_step`.
     """
@@ -194,14 +196,14 @@ async def revive(
 
 
 def _followed(pipeline: Pipeline) -> list[str]:
-    """The pipeline's name, if a run follows each of its runs that fails."""
+    """The pipeline's name in a list, if it has an `on_failure` pipeline; else an empty list."""
     return [pipeline.name] if pipeline.on_failure is not None else []
 
 
 @dataclass(frozen=True, slots=True)
 class _Admission:
-    """The admission terms of a new run, and the runs that it replaces. `ended`: the replaced runs that
-    ended at once.
+    """The admission terms of a new run, and the runs that it replaces. `ended`: the replaced runs that have ended at
+    once.
     """
 
     terms: AdmissionTerms
@@ -215,25 +217,25 @@ class _Admission:
 
 async def _admission_of(connection: Connection, new: NewRun, rules: TenantRules) -> _Admission:
     """The admission of a run by its template's concurrency policy. `replace_same_scope` cancels older runs."""
-    rule = new.template_version.pipeline.terms.concurrency
+    policy = new.template_version.pipeline.terms.concurrency
     scope_digest = _scope_digest(new)
     declared = _declared_limits(rules, new)
-    if rule == "reject_same_scope":
+    if policy == "reject_same_scope":
         return _Admission(AdmissionTerms(declared, scope_digest))
-    if rule == "allow":
+    if policy == "allow":
         return _Admission(AdmissionTerms(declared))
     scope = ConcurrencyLimit(new.tenant_id, f"scope:{new.template_version.template.type}:{scope_digest}", at_most=1)
     terms = AdmissionTerms([*declared, scope])
-    if rule == "replace_same_scope":
+    if policy == "replace_same_scope":
         older, ended = await _replace(connection, new, scope)
         return _Admission(terms, older, ended)
     return _Admission(terms)
 
 
-#: The unique indexes of the unfinished runs of a template: one by exclusive key, one by dedupe key.
+#: The names of the unique indexes of a template's unfinished runs: by exclusive key, and by dedupe key.
 KEYS = _EXCLUSIVE, _DEDUPE = "job_exclusive", "job_dedupe"
 
-_LIVING = """
+_UNFINISHED_BY_KEY = """
 -- run_living
 SELECT dedupe_key, id, status, pipeline_version AS version FROM job
 WHERE tenant_id = $1 AND pipeline = $2 AND dedupe_key = ANY($3::text[]) AND dedupe_key IS NOT NULL
@@ -245,7 +247,7 @@ async def unfinished_by_key(
     connection: Connection, tenant_id: str, template: str, keys: Collection[str]
 ) -> dict[str, Any]:
     """The unfinished runs of the template with these dedupe keys, by key: `id`, `status`, `version`."""
-    rows = await connection.fetch(_LIVING, tenant_id, template, sorted(keys))
+    rows = await connection.fetch(_UNFINISHED_BY_KEY, tenant_id, template, sorted(keys))
     return {row["dedupe_key"]: row for row in rows}
 
 
@@ -261,8 +263,8 @@ async def _refuse_duplicate(connection: Connection, new: NewRun) -> None:
 
 @asynccontextmanager
 async def _translate_conflicts(connection: Connection, new: NewRun, terms: AdmissionTerms) -> AsyncIterator[None]:
-    """Raises Conflict or Duplicate when the block violates the exclusive or the dedupe key. The caller's earlier writes
-    in the transaction survive, because the block runs in a savepoint.
+    """Raises Conflict or Duplicate when the block violates the exclusive or the dedupe key. The block runs in a
+    savepoint: so the earlier writes of the caller's transaction are kept.
     """
     if terms.exclusive_key is None and new.dedupe_key is None:
         yield
@@ -273,7 +275,7 @@ async def _translate_conflicts(connection: Connection, new: NewRun, terms: Admis
     except asyncpg.UniqueViolationError as error:
         if error.constraint_name not in (_EXCLUSIVE, _DEDUPE):
             raise
-        await _refuse_duplicate(connection, new)  # the same run may have both keys
+        await _refuse_duplicate(connection, new)  # the other run may have both keys, and PostgreSQL names only one
         if error.constraint_name == _DEDUPE:  # the other run has just ended
             raise Duplicate from None
         other = await connection.fetchval(
@@ -286,8 +288,8 @@ async def _translate_conflicts(connection: Connection, new: NewRun, terms: Admis
 
 
 def _scope_digest(new: NewRun) -> str:
-    """A digest that is equal for runs of one scope. Its length is fixed: no payload makes a key too long for an
-    index.
+    """A digest that is equal for all runs of a scope. Its length is fixed, because a long payload would make a key too
+    long for an index.
     """
     scope = [
         new.scope,
@@ -298,10 +300,10 @@ def _scope_digest(new: NewRun) -> str:
 
 
 async def _replace(connection: Connection, new: NewRun, limit: ConcurrencyLimit) -> tuple[list[UUID], list[JobEnded]]:
-    """Cancel the older runs of the same scope. Returns these runs, and those of them that ended at once. The new run
-    waits at `limit`, the limit of the scope, until the older runs have ended.
+    """Cancel the older runs of the same scope. Returns these runs, and the jobs among them that have ended at once. The
+    new run waits at `limit`, the limit of the scope, until the older runs have ended.
 
-    Raises Duplicate: a client that submits the same run again does not replace it.
+    Raises Duplicate if a client submits the same run again: such a submission does not replace the run.
     """
     await connection.execute(
         "INSERT INTO gate (tenant_id, key, at_most) VALUES ($1, $2, 1)"

@@ -1,7 +1,7 @@
-"""The chunks that attempts emit, kept with their jobs. No state changes; only the holder of the lease may write.
+"""Writes the chunks that attempts emit into `job_stream`. Only the holder of the lease may write. No state changes.
 
-A step that runs again begins its stream again: the first write of such an attempt says so (`restarts`), and readers
-drop what earlier attempts of that step have emitted.
+A step that runs again begins its stream again. The first chunk of such an attempt has `restarts`: readers then drop the
+chunks of earlier attempts of that step.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WITH without_disk AS MATERIALIZED (
 
 
 async def append(connection: Connection, chunks: Sequence[StreamChunk]) -> None:
-    """Write the chunks in this order. Those of lost leases are dropped."""
+    """Write the chunks in this order. Chunks of lost leases are dropped."""
     await connection.execute(
         APPEND_STREAM,
         [chunk.lease.owner for chunk in chunks],

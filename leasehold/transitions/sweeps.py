@@ -1,9 +1,9 @@
 """The sweeper's transitions: they end overdue leases, jobs past their deadline and overdue cancels, and delete old
 rows.
 
-Statements find due rows by `statement_timestamp()`, because an index can be searched by it; by `clock_timestamp()`
-PostgreSQL would also read all rows that are not due. Each statement handles a small batch, passes over locked rows, and
-is safe to run anywhere at any time. One elected worker runs them, only to do the work once.
+The statements compare due times with `statement_timestamp()`, because PostgreSQL can search an index by it. With
+`clock_timestamp()` it would also read all rows that are not due. Each statement handles a small batch, passes over
+locked rows, and is safe to run anywhere at any time. One elected worker runs them, only to do the work once.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from leasehold.transitions.workers import LEASE_HAS_PASSED, owner_is_dead
 LEASES, CANCELS, DEADLINES = "leases", "cancels", "deadlines"
 RETENTION = "retention"
 
-# In this module a first statement locks the jobs, and a second statement changes them. A single statement could wait
-# for the lock, and then still see the job's steps from before the wait: a new step would stay open in a job that has
-# ended.
+# In this module a first statement locks the jobs, and a second statement changes them. If a single statement did both,
+# it could wait for the lock and then see the job's steps as they were before the wait: a new step would stay open in a
+# job that has ended.
 # $3 restricts the statement to one job; NULL: all jobs that are due.
 _LOCK_JOBS_OF_LOST = f"""
 -- expire_leases_lock
@@ -55,8 +55,8 @@ WITH held AS MATERIALIZED (
     ORDER BY t.id
     FOR UPDATE OF t SKIP LOCKED
 ), judged AS MATERIALIZED (
-    -- `spent`: the task was lost too often. `ends`: its job fails with it, and so do all tasks that the job lost in
-    -- this batch. A step that a workflow started (`contained`) does not fail its job.
+    -- `spent`: the task was lost too often. `ends`: the job of such a task fails, and all its lost tasks in this batch
+    -- fail, too. A step that a workflow started (`contained`) does not fail its job.
     SELECT held.id, held.losses >= $2 AS spent,
            bool_or(held.losses >= $2 AND NOT held.contained) OVER (PARTITION BY held.job_id) AS ends
     FROM held
@@ -115,10 +115,12 @@ async def expire_leases(
 async def _lock_in_order(
     connection: Connection, statement: str, limit: int, only: object | None, *parameters: object
 ) -> list[UUID]:
-    """Lock jobs by a `statement` with an ORDER BY, and return their ids. `enable_sort = off` makes PostgreSQL read the
-    index that has this order. Otherwise the planner could choose the index of all unfinished jobs, because its
-    statistics show few of them. But that index still has every job that has ended since the last vacuum. `only`: the id
-    of the one job to lock; None: all jobs that are due.
+    """Lock jobs by a `statement` with an ORDER BY, and return their ids. `only`: the id of the one job to lock; None:
+    all jobs that are due.
+
+    `enable_sort = off` makes PostgreSQL read the index that has this order. Otherwise the planner could choose the
+    index of all unfinished jobs, because its statistics show few of them. But that index also has every job that has
+    ended since the last vacuum.
     """
     await connection.execute("SET LOCAL enable_sort = off")
     return [row["id"] for row in await connection.fetch(statement, limit, only, *parameters)]
@@ -180,8 +182,8 @@ async def expire_jobs(connection: Connection, limit: int = 100) -> list[JobEnded
     return ended_jobs(await run_units(connection, DEADLINES, take, end))
 
 
-# Locks only jobs with a step that can be ended now: otherwise jobs whose steps may not be interrupted could fill each
-# batch and hold up all others. $3 dead owners.
+# Locks only jobs with a step that can be ended now. Otherwise jobs whose steps must not be interrupted could fill every
+# batch, and delay all other jobs. $3 dead owners.
 _LOCK_CANCELLED_JOBS = f"""
 -- end_cancels_lock
 SELECT j.id FROM job j
@@ -198,7 +200,7 @@ FOR UPDATE OF j SKIP LOCKED
 """
 
 # $1 dead owners, $2 the locked jobs, $3 the number of losses at which a task is not run again. Within the grace, a
-# workflow whose worker is lost is due again: its code must still see the cancel, or was undoing its work.
+# workflow whose worker is lost is due again: its code must still see the cancel, or finish the undoing of its work.
 RETURN_WORKFLOWS = f"""
 -- return_workflows
 WITH returned AS (
@@ -226,9 +228,9 @@ SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp()
 FROM returned r JOIN advanced a ON a.id = r.job_id
 """
 
-# $1 dead owners, $2 the locked jobs. The statement ends the steps whose worker is lost and, once the grace has passed,
-# all steps that have not stopped, also a workflow that no worker has claimed. A running step that is not cancelable
-# goes on.
+# $1 dead owners, $2 the locked jobs. The statement ends the steps whose worker is lost. Once the grace has passed, it
+# also ends all other steps that have not stopped, and a workflow that no worker has claimed. Exception: a running step
+# that is not cancelable goes on.
 END_CANCELS = (
     f"""
 -- end_cancels
@@ -255,9 +257,10 @@ SELECT id AS ended_job, pipeline, status AS outcome, seconds FROM advanced WHERE
 async def end_cancels(
     connection: Connection, dead_owners: Sequence[UUID], max_losses: int, limit: int = 100
 ) -> list[JobEnded]:
-    """cancel_requested -> cancelled where no worker acknowledges: past the grace, or with a lost worker.
+    """cancel_requested -> cancelled, for jobs whose grace has passed or whose workers are lost.
 
-    Within the grace a workflow whose worker is lost goes on, running -> pending, unless it was lost `max_losses` times.
+    Exception: within the grace, a workflow whose worker is lost goes on (running -> pending), unless it was lost
+    `max_losses` times.
     """
 
     async def end(locked: Sequence[UUID]) -> list[asyncpg.Record]:
@@ -282,7 +285,8 @@ class Forgettable:
 async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forgettable]:
     """Finished jobs past `expires_at`. Delete their objects first, then `forget_jobs`.
 
-    A run whose result an unfinished workflow awaits stays: a workflow that is replayed reads the result again.
+    Exception: a run whose result an unfinished workflow awaits. If the workflow's function runs again from its top, it
+    reads the result again.
     """
     rows = await connection.fetch(
         "SELECT id, tenant_id, output_prefix FROM job WHERE expires_at < statement_timestamp()"

@@ -1,5 +1,5 @@
-"""Webhooks of jobs that ended: each job gets a delivery job for each webhook and event that subscribes to it, and one
-for its own callback URL. One transaction writes the delivery jobs and clears the job's `notify`.
+"""Writes the deliveries about jobs that have ended. An ended job gets a delivery job for each webhook that subscribes
+to its event, and one for its own callback URL. One transaction writes the delivery jobs and clears the job's `notify`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ DUTY = "webhooks"
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """The jobs whose ends webhooks report. `kinds`: the kind by pipeline; jobs of other pipelines are runs. `own`: the
-    platform's own pipelines. Webhooks do not report their jobs.
+    """The jobs whose ends webhooks report. `kinds`: pipeline -> kind; jobs of other pipelines are runs. `own`: the
+    platform's own pipelines, whose jobs webhooks do not report.
     """
 
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -33,8 +33,8 @@ class Subjects:
 
 
 # Ended jobs whose deliveries are not written yet. $2 only this job; NULL: all. $3 the pipelines of this process; NULL:
-# any. A failed task (`APP.TASK`) of another app is left to a worker that has that app's code, because an `on_failure`
-# run may have to follow. $4 the pipelines with an `on_failure` pipeline.
+# any. The statement leaves a failed task (`APP.TASK`) of another app to a worker with that app's code, because an
+# `on_failure` run may have to follow. $4 the pipelines that have an `on_failure` pipeline.
 _ENDED = f"""
 -- webhooks_due
 SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, j.pipeline, r.template, r.version, r.scope, r.scope_id,
@@ -55,8 +55,8 @@ _WATCHING = "SELECT id, tenant_id, events FROM webhook WHERE enabled AND tenant_
 
 _CLEAR_NOTIFY = "UPDATE job SET notify = false WHERE id = ANY($1::uuid[])"
 
-# Record for each job ($1) the delivery job ($2) that calls its callback URL.
-_CALLED_BACK = """
+# Records for each job ($1) the delivery job ($2) that calls its callback URL.
+_RECORD_CALLBACKS = """
 -- webhooks_called_back
 UPDATE job_callback c SET delivery_id = n.delivery_id
 FROM unnest($1::uuid[], $2::uuid[]) AS n(job_id, delivery_id)
@@ -81,8 +81,8 @@ _BATCH = 500
 
 
 async def watch(connection: Connection, tenant_id: str, subjects: Subjects = Subjects()) -> None:
-    """Let the tenant's webhook report the ends of older jobs, too. Call this once the webhook is committed, outside a
-    transaction: it locks a few rows at a time.
+    """Make the tenant's webhook report the ends of older jobs, too. Call this after the commit of the webhook, and
+    outside a transaction: so only a few rows are locked at a time.
     """
     last: UUID | None = UUID(int=0)
     while last is not None:
@@ -103,18 +103,19 @@ async def dispatch(
     hints to be published. A job whose deliveries cannot be written delays no other job.
 
     `pipelines`: the pipelines of this process; None: no `on_failure` run follows. A failed task of another app is left
-    to a process that has that app's code. `job_id`: the caller is about to change this job's row, in the same
-    transaction: so its deliveries are written now, whichever app it belongs to. The call waits until other transactions
-    have released the row.
+    to a process with that app's code. `job_id`: the caller will change this job's row in the same transaction. So its
+    deliveries are written now, whichever app the job belongs to. The call waits until other transactions have released
+    the row.
     """
     if job_id is not None:
         await connection.execute(_LOCK, job_id)
     declared = list(pipelines or ())
-    known = None if pipelines is None or job_id is not None else [pipeline.name for pipeline in declared]
+    is_any_app = pipelines is None or job_id is not None
+    own_names = None if is_any_app else [pipeline.name for pipeline in declared]
     following = {pipeline.name: pipeline.on_failure for pipeline in declared if pipeline.on_failure is not None}
 
     async def take(only: object | None) -> list[asyncpg.Record]:
-        return await connection.fetch(_ENDED, limit, job_id if only is None else only, known, list(following))
+        return await connection.fetch(_ENDED, limit, job_id if only is None else only, own_names, list(following))
 
     async def write_deliveries(ended: Sequence[asyncpg.Record]) -> list[Announcement]:
         watching = await connection.fetch(_WATCHING, sorted({row["tenant_id"] for row in ended}))
@@ -134,8 +135,8 @@ async def dispatch(
         new_jobs += callbacks.values()
         hints = await submit(connection, new_jobs) if new_jobs else []
         if callbacks:
-            sent_by = [delivery.id for delivery in callbacks.values()]
-            await connection.execute(_CALLED_BACK, list(callbacks), sent_by)
+            delivery_ids = [delivery.id for delivery in callbacks.values()]
+            await connection.execute(_RECORD_CALLBACKS, list(callbacks), delivery_ids)
         await connection.execute(_CLEAR_NOTIFY, [row["id"] for row in ended])
         return hints
 
@@ -143,7 +144,7 @@ async def dispatch(
 
 
 def _follower(pipeline: Pipeline, row: Any, keep_seconds: int) -> NewJob:
-    """The run that follows a failed one: its parameters are those of leasehold.app.failed.Failed."""
+    """The run that follows a failed run. Its parameters are the fields of leasehold.app.failed.Failed."""
     error = row["error"]
     params = {
         "run_id": str(row["id"]), "task": row["pipeline"], "code": error["code"], "message": error["message"],
@@ -167,7 +168,7 @@ def _deliveries(row: Any, webhooks: Sequence[Any], subjects: Subjects) -> list[d
 
 
 def _callback(row: Any, subjects: Subjects) -> dict[str, Any]:
-    """The parameters of the delivery to the job's callback URL: it sends the job's `job.*`."""
+    """The parameters of the delivery to the job's callback URL. The delivery sends the event `job.*`."""
     event, *_ = _events(row, subjects)
     return {"url": row["callback_url"], "event": event}
 

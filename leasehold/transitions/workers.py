@@ -17,8 +17,8 @@ _REMEMBERED_DAYS, _MAX_REMEMBERED = 90, 10_000
 
 
 # SQL: the incarnation of the PostgreSQL server, as a time: the server's last start, or its last recovery from a crash
-# of one session. Such a crash ends all sessions, and resets the statistics: `stats_reset` shows the time. Sessions and
-# their presence locks end with the incarnation. After a failover the incarnation differs, because the standby started
+# of one session. Such a crash ends all sessions and resets the statistics; `stats_reset` shows when. An incarnation
+# ends with all its sessions and their presence locks. A failover changes the incarnation, because the standby started
 # at another time than the primary.
 _INCARNATION = "greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter))"
 
@@ -68,8 +68,8 @@ async def serves(
 async def appear(connection: Connection, worker: UUID, presence_key: int) -> bool:
     """Take the presence lock on this session, and mark the worker as present.
 
-    When a process dies, the kernel closes its socket and PostgreSQL releases the lock: all workers can see it at once.
-    False: an older session of this worker still holds the lock: try again.
+    When a process dies, the kernel closes its socket and PostgreSQL releases the lock. All workers can see that at
+    once. False: an older session of this worker still holds the lock; try again.
     """
     if not await connection.fetchval("SELECT pg_try_advisory_lock($1, $2)", PRESENCE, presence_key):
         return False
@@ -81,8 +81,8 @@ async def appear(connection: Connection, worker: UUID, presence_key: int) -> boo
 
 
 async def record_alive(connection: Connection, worker: UUID, starts_per_minute: Mapping[str, int]) -> bool | None:
-    """Record that the worker lives, on which incarnation of the server, and how many attempts it started within the
-    last minute, by queue. True: an operator asked it to drain. None: the worker is not registered (any more).
+    """Record that the worker lives on this incarnation of the server, and how many attempts it has started within the
+    last minute, by queue. Returns whether an operator has asked the worker to drain; None: the worker has no row.
     """
     draining: bool | None = await connection.fetchval(
         f"UPDATE worker SET seen_at = clock_timestamp(), incarnation = {_INCARNATION}, starts_per_minute = $2"
@@ -94,12 +94,14 @@ async def record_alive(connection: Connection, worker: UUID, starts_per_minute: 
 
 
 async def ask_to_drain(connection: Connection, worker: UUID) -> bool:
-    """Ask the worker to claim no more tasks, to finish or release its own, and to end. False: no such worker."""
+    """Ask the worker to drain: to claim no more tasks, to finish or release its tasks, and to end. False: there is no
+    such worker.
+    """
     return bool(await connection.fetchval("UPDATE worker SET draining = true WHERE id = $1 RETURNING true", worker))
 
 
-# SQL: remember the handlers of the deleted workers in the CTE `ended`, with `handlers` and `seen_at`. The rows are
-# written in the order of their names, so that two workers that end at once do not wait for each other.
+# SQL: remember the handlers of deleted workers. The CTE `ended` has these workers, with `handlers` and `seen_at`. The
+# rows are written in the order of their names: else two workers that end at once could wait for each other for ever.
 _REMEMBER_HANDLERS = """INSERT INTO known_handler (name, seen_at)
 SELECT h.name, max(ended.seen_at) FROM ended CROSS JOIN unnest(ended.handlers) AS h(name)
 GROUP BY h.name ORDER BY h.name
@@ -124,10 +126,10 @@ _IS_PRESENT = f"""EXISTS (
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
       AND l.classid = {PRESENCE}::oid AND l.objid = w.presence_key::oid)"""
 
-# The dead workers: present on this incarnation of the server, but without a session. A worker that was present on
-# another incarnation has not come back yet: only its leases show whether it lives. A worker of an older release
-# names no incarnation: the query finds it dead only once the server has run for ten seconds. By then a living worker
-# has reconnected.
+# The dead workers: they were present on this incarnation of the server, and have no session. A worker that was present
+# on another incarnation has not come back yet: only its leases show whether it lives. A worker of an older release
+# names no incarnation: the query finds it dead only after the server has run for ten seconds, because by then a living
+# worker has reconnected.
 DEAD = f"""
 -- gone
 SELECT w.id FROM worker w
@@ -137,7 +139,7 @@ WHERE w.present AND NOT {_IS_PRESENT}
 """
 
 #: SQL: the lease of task `t` has passed. If its owner has not come back since a failover or a restart of the server,
-#: the owner gets ten more seconds to renew or release it: no task is charged for a failover.
+#: the owner gets ten more seconds to renew or release it. So a failover is no loss of the task.
 LEASE_HAS_PASSED = f"""t.lease_until < clock_timestamp()
     AND (t.lease_until < clock_timestamp() - interval '10 seconds' OR NOT EXISTS (
         SELECT 1 FROM worker w WHERE w.id = t.lease_owner AND w.incarnation <> {_INCARNATION}))"""
@@ -146,8 +148,8 @@ LEASE_HAS_PASSED = f"""t.lease_until < clock_timestamp()
 def owner_is_dead(owners: str) -> str:
     """SQL: the owner of task `t`'s lease is in the array `owners`, and still has no session.
 
-    The caller read a moment ago that these owners are dead. Over a slow link, an owner may have come back since, and
-    have claimed the task again.
+    The caller has read a moment ago that these owners are dead. Since then an owner may have come back over a slow
+    link, and may have claimed the task again.
     """
     return f"""t.lease_owner = ANY(ARRAY(
     SELECT was.id FROM unnest({owners}) AS was(id)
@@ -155,8 +157,8 @@ def owner_is_dead(owners: str) -> str:
 
 
 async def dead(connection: Connection) -> list[UUID]:
-    """Workers that were present and whose session has ended. A wrong guess is harmless: the epoch fences a lost
-    lease.
+    """Workers that were present and whose session has ended. If the answer is wrong, no harm is done: the epoch fences
+    a lost lease.
     """
     return [row["id"] for row in await connection.fetch(DEAD)]
 
@@ -174,7 +176,7 @@ WITH ended AS (
 
 
 async def forget_workers(connection: Connection, silent: float) -> None:
-    """Delete workers unseen for `silent` seconds that hold no lease, and remember their handlers."""
+    """Delete the workers that hold no lease and that were not seen for `silent` seconds. Remember their handlers."""
     await connection.execute(_FORGET_WORKERS, timedelta(seconds=silent))
 
 
@@ -191,8 +193,8 @@ async def forget_handlers(connection: Connection) -> None:
     await connection.execute(_FORGET_HANDLERS, timedelta(days=_REMEMBERED_DAYS), _MAX_REMEMBERED)
 
 
-# $1 the role, $2 the candidate, $3 for how long it leads. While another process leads, the statement inserts nothing
-# and locks nothing: so a candidate may try often.
+# $1 the role, $2 the candidate, $3 for how long it will lead. While another process leads, the statement inserts
+# nothing and locks nothing: so a candidate may try often.
 _LEAD = f"""
 -- lead
 WITH dead AS MATERIALIZED ({DEAD})
@@ -210,7 +212,9 @@ RETURNING true
 
 
 async def lead(connection: Connection, role: str, owner: UUID, ttl: float) -> bool:
-    """Become or stay the leader of `role` for the next `ttl` seconds. A dead worker no longer leads."""
+    """Try to become or stay the leader of `role` for the next `ttl` seconds. Returns whether `owner` leads now. A dead
+    worker leads no longer.
+    """
     return bool(await connection.fetchval(_LEAD, role, owner, timedelta(seconds=ttl)))
 
 

@@ -332,9 +332,9 @@ class Verbs(RuleBasedStateMachine):
         answers, _ = self.run(recording.record(self.connections[1], [Recording(lease, (call,), has_seen_cancel)]))
         recorded = answers[lease.task_id]
         assert recorded.cancelling == self._is_cancelling(job)
-        assert recorded.kept == (self._holds(lease, before) and has_seen_cancel == recorded.cancelling)
+        assert recorded.committed == (self._holds(lease, before) and has_seen_cancel == recorded.cancelling)
         after = self.row(lease.task_id)
-        if recorded.kept:
+        if recorded.committed:
             assert after == before | {"journaled": True, "losses": 0, "errors": 0}
         else:
             assert after == before

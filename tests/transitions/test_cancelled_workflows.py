@@ -37,7 +37,11 @@ async def test_the_cancel_makes_the_workflow_due_with_a_hint_and_ends_its_steps(
     assert cancels.states == {workflow.job_id: "cancel_requested"}
     assert [hint.hint.task_id for hint in cancels.hints] == [workflow.lease.task_id]
     (claimed,) = await rows.claim_all()
-    assert (claimed.lease.task_id, claimed.cancelling, claimed.was) == (workflow.lease.task_id, True, "waiting")
+    assert (claimed.lease.task_id, claimed.cancelling, claimed.previous_state) == (
+        workflow.lease.task_id,
+        True,
+        "waiting",
+    )
     assert 0 < claimed.grace_seconds <= 30
     await settlements.acknowledge_cancel(rows.connection, [claimed.lease])
     assert await status(rows, workflow) == ("cancelled", "cancelled")
@@ -146,9 +150,9 @@ async def test_only_a_workflow_that_has_seen_the_cancel_records(rows: Rows) -> N
     lease = claimed.lease
     mark, call = Call("", 1, "signal", "go", "cancelled"), Call("", 2, "call", "undo", "done", {"value": 1})
     answers, _ = await recording.record(rows.connection, [Recording(lease, (call,))])
-    assert answers == {lease.task_id: Recorded(kept=False, cancelling=True)}
+    assert answers == {lease.task_id: Recorded(committed=False, cancelling=True)}
     answers, _ = await recording.record(rows.connection, [Recording(lease, (mark, call), cancelling=True)])
-    assert answers == {lease.task_id: Recorded(kept=True, cancelling=True)}
+    assert answers == {lease.task_id: Recorded(committed=True, cancelling=True)}
     states = await rows.connection.fetch("SELECT state FROM journal WHERE job_id = $1 ORDER BY number", workflow.job_id)
     assert [row["state"] for row in states] == ["cancelled", "done"]
 
@@ -160,7 +164,7 @@ async def test_a_zombie_that_saw_the_cancel_records_nothing(rows: Rows) -> None:
     await rows.claim_all()
     call = Call("", 2, "call", "undo", "done", {"value": 1})
     answers, _ = await recording.record(rows.connection, [Recording(old.lease, (call,), cancelling=True)])
-    assert not answers[old.lease.task_id].kept
+    assert not answers[old.lease.task_id].committed
     assert await rows.connection.fetchval("SELECT count(*) FROM journal WHERE job_id = $1", workflow.job_id) == 1
 
 

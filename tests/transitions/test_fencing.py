@@ -90,7 +90,7 @@ def test_each_settlement_that_there_is_is_tried() -> None:
         name.lower()
         for module in modules
         for name, text in vars(module).items()
-        if isinstance(text, str) and "asked AS MATERIALIZED" in text and text.lstrip().startswith("--")
+        if isinstance(text, str) and "lease_batch AS MATERIALIZED" in text and text.lstrip().startswith("--")
     }
     assert with_guard == SETTLEMENTS.keys()
 
@@ -191,7 +191,7 @@ async def test_a_late_worker_cannot_settle_a_task_that_was_taken_over(rows: Rows
     if verb == "acknowledge_cancel":  # nobody claims a step of a job that is being cancelled
         await rows.connection.execute("UPDATE job SET status = 'running' WHERE id = $1", claimed.job_id)
     (taken,) = await claims.claim(successor.connection, successor.terms, [claimed.lease.task_id])
-    assert (taken.was, taken.lease.epoch) == ("running", 2)
+    assert (taken.previous_state, taken.lease.epoch) == ("running", 2)
     settled = await SETTLEMENTS[verb](rows.connection, claimed.lease)
     assert settled.verdicts[claimed.lease.task_id] is Verdict.LOST
     row = await rows.task(claimed.lease.task_id)

@@ -350,7 +350,7 @@ async def test_a_worker_whose_session_ended_is_known_to_be_gone(rows: Rows, anot
         await asyncio.sleep(0.01)
     assert await workers.dead_owner(rows.connection, claimed.lease.task_id) == worker
     (taken,) = await claims.claim(rows.connection, rows.terms, [claimed.lease.task_id], [worker])
-    assert (taken.was, taken.lease.epoch) == ("running", 2)
+    assert (taken.previous_state, taken.lease.epoch) == ("running", 2)
 
 
 async def test_one_sweeper_leads_until_it_resigns_or_falls_silent(rows: Rows) -> None:

@@ -220,7 +220,7 @@ async def test_only_the_signal_that_is_waited_for_wakes_and_it_is_consumed_with_
     taken = Call("", 1, "signal", "go", "done", {"value": 1}, signal=journal.signals[1].id)
     for _ in range(2):  # an answer that is lost is asked for again
         answers, _ = await recording.record(rows.connection, [Recording(again.lease, (taken,))])
-        assert answers == {again.lease.task_id: Recorded(kept=True, cancelling=False)}
+        assert answers == {again.lease.task_id: Recorded(committed=True, cancelling=False)}
     after = await reading.read(rows.connection, again.lease)
     assert [signal.name for signal in after.signals] == ["other"]
     assert [(entry.state, entry.value) for entry in after.entries] == [("done", {"value": 1})]
@@ -258,7 +258,7 @@ async def test_a_zombie_writes_nothing_to_the_journal_and_reads_nothing(rows: Ro
     workflow = await rows.leased()
     lease: Lease = WRONG[wrong](workflow.lease)
     answers, hints = await recording.record(rows.connection, [Recording(lease, (step(1), wait(2)))])
-    assert (answers[lease.task_id].kept, hints) == (False, [])
+    assert (answers[lease.task_id].committed, hints) == (False, [])
     with pytest.raises(LeaseLost):
         await reading.read(rows.connection, lease)
     assert await rows.connection.fetchval("SELECT count(*) FROM journal") == 0
@@ -282,7 +282,7 @@ async def test_a_run_that_is_being_cancelled_records_and_starts_nothing(rows: Ro
     workflow = await rows.leased()
     await jobs.request_cancel(rows.connection, [workflow.job_id], "t", reason="r", by="b")
     answers, _ = await recording.record(rows.connection, [Recording(workflow.lease, (step(1),))])
-    assert answers == {workflow.lease.task_id: Recorded(kept=False, cancelling=True)}
+    assert answers == {workflow.lease.task_id: Recorded(committed=False, cancelling=True)}
     assert await rows.connection.fetchval("SELECT count(*) FROM journal") == 0
 
 

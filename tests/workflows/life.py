@@ -80,9 +80,9 @@ class Port:
         answers, _ = await recording.record(self.connection, [one])
         await self.deaths.point()
         recorded = answers[self.claimed.lease.task_id]
-        if not recorded.kept and (cancelling or not recorded.cancelling):
+        if not recorded.committed and (cancelling or not recorded.cancelling):
             raise LeaseLost
-        return recorded.kept
+        return recorded.committed
 
     async def start(self, call: Any, record: Call) -> bool:
         await self.deaths.point()

@@ -199,9 +199,9 @@ class _Port:
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
         self.check()
         recorded = await self._workflows.journals.record(Recording(self._lease, tuple(calls), cancelling))
-        if not recorded.kept and (cancelling or not recorded.cancelling):
+        if not recorded.committed and (cancelling or not recorded.cancelling):
             raise LeaseLost
-        return recorded.kept
+        return recorded.committed
 
     async def start(self, call: StartCall[Any], record: Call) -> bool:
         self.check()

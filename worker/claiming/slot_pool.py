@@ -274,7 +274,7 @@ class SlotPool:
         self, claimed: Claimed, found_by: str, headers: Mapping[str, str] | None, tenant: str
     ) -> Claimed | None:
         metrics.CLAIMS.labels(found_by).inc()
-        metrics.claimed(claimed.queue, claimed.was, claimed.waited)
+        metrics.claimed(claimed.queue, claimed.previous_state, claimed.waited)
         return await self._runner.run(claimed, headers, _Slot(self, tenant))
 
     def may_continue(self, tenant: str) -> bool:
@@ -404,11 +404,11 @@ class SlotPool:
             shares.end_poll()
             self._may_start.set()
         metrics.CLAIMS.labels("look").inc(len(polled.claimed))
-        hinted = any(claimed.was == "pending" for claimed in polled.claimed)
+        hinted = any(claimed.previous_state == "pending" for claimed in polled.claimed)
         if overdue and hinted:
             self._check_consumer()
         for claimed in polled.claimed:
-            metrics.claimed(claimed.queue, claimed.was, claimed.waited)
+            metrics.claimed(claimed.queue, claimed.previous_state, claimed.waited)
             self._occupy(claimed.tenant_id, self._run_polled(claimed))
         if polled.claimed or not polled.held_back:
             self._finds_unhinted = bool(polled.claimed) and not hinted

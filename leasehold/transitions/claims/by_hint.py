@@ -1,4 +1,4 @@
-"""`claim`: a worker claims the tasks that its hints name."""
+"""`claim`: a worker claims the tasks that its hints name. `claim_again` repeats claims whose answer was lost."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from leasehold.transitions.claims.marking import job_columns, mark_claimed
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 from leasehold.transitions.workers import owner_is_dead
 
-# SQL: the task `t` may be claimed now: it is due; or it is running, and its owner is dead, its lease has expired, or
-# this owner holds it and claims again ($6). In a job that is being cancelled only a workflow (`journaled`) is claimed,
-# so that its code sees the cancel; `end_cancels` judges the lost leases of such a job. The CASE keeps the planner from
-# an index of statuses: it would read a whole backlog to find a few tasks.
+# SQL: the task `t` may be claimed now. Either it is due. Or it is running, and its owner is dead, its lease has
+# expired, or this owner holds it and claims again ($6). In a job that is being cancelled, only a workflow (`journaled`)
+# is claimed, so that its code sees the cancel; `end_cancels` ends the lost leases of such a job. The CASE keeps the
+# planner from an index by status: with it, PostgreSQL would read a whole backlog to find a few tasks.
 _MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
       AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at <= clock_timestamp()
                    AND (t.journaled OR NOT found.cancelling)
@@ -25,12 +25,13 @@ _MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t
                             AND (t.lease_until < clock_timestamp() OR {owner_is_dead("$5::uuid[]")})))
                ELSE false END"""
 
-# $1 task ids, $2 owner, $3 duration of the lease, $4 a running task with this many losses is not claimed, $5 dead
-# owners, $6 whether the owner may claim a task again that it holds itself.
+# $1 task ids, $2 owner, $3 duration of the lease, $4 the number of losses from which a running task is not claimed any
+# more, $5 dead owners, $6 whether the owner may claim a task again that it holds itself.
 CLAIM = f"""
 -- claim
 WITH jobs AS MATERIALIZED (
-    -- Waits for each job's lock: the statement that holds it is short. A job that was passed over would lose its hint.
+    -- Waits for the lock of each job. The statement that holds the lock is short. If this statement passed the job
+    -- over, the job would lose its hint.
     SELECT j.id, hinted.tasks, hinted.statuses, {job_columns()}
     FROM (
         SELECT t.job_id, array_agg(t.id) AS tasks, array_agg(t.status) AS statuses
@@ -40,7 +41,7 @@ WITH jobs AS MATERIALIZED (
     ORDER BY j.id
     FOR UPDATE OF j
 ), found AS MATERIALIZED (
-    -- The sort reads all of `jobs` first: so all jobs are locked before the first task.
+    -- The sort reads all of `jobs` first: so all jobs are locked before the first task is.
     SELECT hinted.id, hinted.was, {job_columns("jobs")}
     FROM jobs CROSS JOIN LATERAL unnest(jobs.tasks, jobs.statuses) AS hinted(id, was)
     ORDER BY hinted.id
@@ -59,7 +60,7 @@ async def claim(
 ) -> list[Claimed]:
     """pending | retry | waiting (due), or running with an expired lease or an owner in `dead_owners` -> running.
 
-    `reclaim`: also claim tasks that this owner holds already, by a claim whose answer was lost.
+    `reclaim`: also claim tasks that this owner holds already, because the answer to an earlier claim was lost.
 
     A task that is not in the answer has ended, is not due, is unknown, or has a living owner: acknowledge its hint.
     """
@@ -70,9 +71,9 @@ async def claim(
     return [claimed_of(row, terms, requested_at) for row in rows]
 
 
-# For each completed task ($1) the next step that its completion claimed. $2 the owner, $3 tasks that the worker already
-# knows it holds.
-_CLAIMED_WITH = """
+# For each completed task ($1) the next step that its completion claimed. $2 the owner, $3 the tasks that the worker
+# knows it holds: they are left out.
+_CLAIMED_NEXT_STEPS = """
 -- claimed_with
 SELECT DISTINCT ON (t.id) t.id AS task_id, c.id AS next
 FROM task t JOIN task c ON c.id = ANY(t.unblocks)
@@ -84,19 +85,20 @@ ORDER BY t.id, c.position
 async def claim_again(
     connection: Connection,
     completed: Sequence[UUID],
-    started: Mapping[UUID, UUID],
+    workflow_of_step: Mapping[UUID, UUID],
     terms: LeaseTerms,
     held: Sequence[UUID],
 ) -> dict[UUID, Claimed]:
-    """running -> running, at a new epoch: claim the next steps that settlements claimed, because their answer was lost.
+    """running -> running, at a new epoch: claim again the next steps that settlements claimed. Call this when the
+    answer of these settlements was lost.
 
-    `completed`: tasks that were completed. `started`: {a step that a suspension started: the workflow's task}. Returns
-    settled task -> its next step. Steps in `held` are left out: the worker knows that it holds them.
+    `completed`: tasks that were completed. `workflow_of_step`: a step that a suspension started -> the workflow's task.
+    Returns settled task -> its next step. Steps in `held` are left out: the worker knows that it holds them.
     """
-    settled_by_next = {step: workflow for step, workflow in started.items() if step not in held}
+    settled_of_next = {step: workflow for step, workflow in workflow_of_step.items() if step not in held}
     if completed:
-        rows = await connection.fetch(_CLAIMED_WITH, list(completed), terms.owner, list(held))
-        settled_by_next |= {row["next"]: row["task_id"] for row in rows}
-    next_ids = sorted(settled_by_next)
-    nexts = await claim(connection, terms, next_ids, reclaim=True) if next_ids else []
-    return {settled_by_next[claimed.lease.task_id]: claimed for claimed in nexts}
+        rows = await connection.fetch(_CLAIMED_NEXT_STEPS, list(completed), terms.owner, list(held))
+        settled_of_next |= {row["next"]: row["task_id"] for row in rows}
+    next_ids = sorted(settled_of_next)
+    next_steps = await claim(connection, terms, next_ids, reclaim=True) if next_ids else []
+    return {settled_of_next[claimed.lease.task_id]: claimed for claimed in next_steps}

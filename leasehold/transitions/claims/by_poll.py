@@ -1,4 +1,4 @@
-"""`poll`: a worker looks for due tasks without a hint, and claims them so that tenants take turns."""
+"""`poll`: a worker finds due tasks without a hint, and claims them so that tenants take turns."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from leasehold.db.database import Connection, unindexed, window_interval
 from leasehold.transitions.claims.marking import job_columns, mark_claimed
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 
-#: SQL: the task `t` is due, in the poll window ($6), and no hint comes first (`overdue` of `x`, a row of `shares`).
+#: SQL: the task `t` is due within the poll window ($6). A `pending` task must have been due for longer than `overdue`,
+#: a column of `x`, which is a row of `shares`.
 _IS_DUE = """t.status IN ('pending', 'retry', 'waiting')
              AND t.available_at BETWEEN statement_timestamp() - $6::interval AND statement_timestamp()
              AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - x.overdue)"""
 
-#: SQL: the task `t` of `found` is still due. In a job that is being cancelled only a workflow starts: it sees the
-#: cancel.
+#: SQL: the task `t` of `found` is still due. In a job that is being cancelled, only a workflow starts, because its code
+#: must see the cancel.
 _IS_STILL_DUE = (
     f"""{unindexed("t.status IN ('pending', 'retry', 'waiting')")} AND (t.journaled OR NOT found.cancelling)"""
 )
 
-# The tenants take turns: the statement takes the oldest due tasks of each queue, priority and tenant. A tenant's first
-# task comes before everybody's second, and a tenant with much running comes later, so a flood delays its own tenant.
-# A task of a lower priority ages into the next higher one in thirty seconds.
+# The tenants take turns: the statement takes the oldest due tasks of each queue, priority and tenant. The first task of
+# each tenant comes before the second task of any tenant. A tenant with many running tasks comes later: so a flood
+# delays its own tenant. After thirty seconds a task counts as one of the next higher priority.
 # $1 queues, $2 owner, $3 duration of the lease, $4 how many tasks.
 # $5 how long a `pending` task must have been due, because its hint comes first; $13 the same for tenants not in $9.
-# $6 the poll window: older due tasks are not seen.
-# $7 and $8 how much each tenant has running; NULL: the statement counts it.
-# $9 tenants; of each, how many tasks run with this worker ($10) and how many more it may get ($11). $12: how many any
-# other tenant may get. NULL: any number.
-# The statement passes over jobs that another statement has locked: hence it reads more candidates than it claims.
-# At least one row returns: it has the age of the oldest due task, the counts, and whether tenants were held back.
+# $6 the poll window: the statement does not see tasks that have been due for longer.
+# $7 and $8 how many tasks each tenant has running; NULL: the statement counts them.
+# $9 tenants. For each of them: how many tasks run with this worker ($10), and how many more it may get ($11).
+# $12: how many tasks any other tenant may get. NULL: any number.
+# The statement passes over jobs that another statement has locked: so it reads more candidates than it claims.
+# It returns at least one row, which has the age of the oldest due task, the counts, and whether tenants were held back.
 POLL = f"""
 -- look
 WITH RECURSIVE served AS MATERIALIZED (
@@ -58,25 +59,26 @@ WITH RECURSIVE served AS MATERIALIZED (
         ORDER BY t.tenant_id LIMIT 1
     ) AS next
 ), counting AS MATERIALIZED (
-    -- Whether to count the running tasks. A single tenant needs no turns. Counting is slow: it also reads the rows of
-    -- tasks that have run and are not vacuumed yet.
-    SELECT $7::text[] IS NULL AND count(DISTINCT tenant_id) > 1 AS now FROM tenants
+    -- Whether this statement counts the running tasks. A single tenant needs no turns. Counting is slow: it also reads
+    -- the rows of tasks that have run and are not vacuumed yet.
+    SELECT $7::text[] IS NULL AND count(DISTINCT tenant_id) > 1 AS is_needed FROM tenants
 ), busy AS MATERIALIZED (
-    -- How many tasks each tenant has running: counted here, or as the caller knows.
+    -- How many tasks each tenant has running: counted here, or passed by the caller.
     SELECT tenant_id, count(*) AS n FROM task
-    WHERE status = 'running' AND (SELECT counting.now FROM counting)
+    WHERE status = 'running' AND (SELECT counting.is_needed FROM counting)
     GROUP BY tenant_id
     UNION ALL
     SELECT known.tenant_id, known.n FROM unnest($7::text[], $8::bigint[]) AS known(tenant_id, n)
 ), shares AS MATERIALIZED (
-    -- How many tasks this worker may claim for each tenant (`room`), and how long a hint comes first (`overdue`).
-    SELECT x.*, mine.n AS mine, CASE WHEN mine.tenant_id IS NULL THEN $12 ELSE mine.room END AS room,
-           CASE WHEN mine.tenant_id IS NULL THEN $13::interval ELSE $5::interval END AS overdue
+    -- For each tenant: how many tasks run with this worker (`running_here`), how many more the worker may claim
+    -- (`room`), and how long a task must have been due because its hint comes first (`overdue`).
+    SELECT x.*, here.n AS running_here, CASE WHEN here.tenant_id IS NULL THEN $12 ELSE here.room END AS room,
+           CASE WHEN here.tenant_id IS NULL THEN $13::interval ELSE $5::interval END AS overdue
     FROM tenants x
-    LEFT JOIN unnest($9::text[], $10::int[], $11::int[]) AS mine(tenant_id, n, room) ON mine.tenant_id = x.tenant_id
+    LEFT JOIN unnest($9::text[], $10::int[], $11::int[]) AS here(tenant_id, n, room) ON here.tenant_id = x.tenant_id
 ), heads AS MATERIALIZED (
-    -- The oldest due tasks of each tenant. For a tenant without room only the first: its age is reported.
-    SELECT head.*, x.band, x.tenant_id, x.mine, x.room
+    -- The oldest due tasks of each tenant. A tenant without room has only its oldest: the statement reports its age.
+    SELECT head.*, x.band, x.tenant_id, x.running_here, x.room
     FROM shares x
     CROSS JOIN LATERAL (
         SELECT t.*, row_number() OVER (ORDER BY t.available_at) AS nth
@@ -93,13 +95,13 @@ WITH RECURSIVE served AS MATERIALIZED (
         ) AS t
     ) AS head
 ), roomy AS MATERIALIZED (
-    -- A tenant's room is for all its queues and priorities together.
+    -- Whether each task is within the room of its tenant, which is for all queues and priorities together.
     SELECT h.*, coalesce(row_number() OVER (PARTITION BY h.tenant_id ORDER BY h.nth, h.available_at) <= h.room, true)
                 AS has_room
     FROM heads h
 ), candidates AS MATERIALIZED (
-    -- In the order in which tenants take turns.
-    SELECT h.id, h.job_id, h.was, h.nth + greatest(busy.n, h.mine, 0) AS turn,
+    -- The tasks in the order in which tenants take turns.
+    SELECT h.id, h.job_id, h.was, h.nth + greatest(busy.n, h.running_here, 0) AS turn,
            h.available_at + h.band * interval '30 seconds' AS since
     FROM roomy h LEFT JOIN busy ON busy.tenant_id = h.tenant_id
     WHERE h.has_room
@@ -115,7 +117,8 @@ WITH RECURSIVE served AS MATERIALIZED (
     FOR UPDATE OF j SKIP LOCKED
 ){mark_claimed(_IS_STILL_DUE)}
 SELECT counted.*, oldest.seconds AS oldest,
-       CASE WHEN counting.now THEN coalesce((SELECT jsonb_object_agg(tenant_id, n) FROM busy), '{{}}') END AS running,
+       CASE WHEN counting.is_needed
+            THEN coalesce((SELECT jsonb_object_agg(tenant_id, n) FROM busy), '{{}}') END AS running,
        EXISTS (SELECT 1 FROM roomy WHERE NOT has_room) AS held_back
 FROM (SELECT extract(epoch FROM max(statement_timestamp() - available_at))::float8 AS seconds FROM heads) AS oldest
 CROSS JOIN counting
@@ -129,9 +132,9 @@ _NOTHING_RUNS: Mapping[str, tuple[int, int | None]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Polled:
-    """The tasks that a poll claimed. `oldest`: seconds that the oldest task in the poll window has been due; None: no
-    task is due. `running`: how many tasks each tenant has running; None: PostgreSQL did not count. `held_back`: whether
-    more tasks are due, of tenants that may get no more now.
+    """The tasks that a poll claimed. `oldest`: for how many seconds the oldest task in the poll window has been due;
+    None: no task is due. `running`: how many tasks each tenant has running; None: PostgreSQL did not count.
+    `held_back`: whether further tasks are due whose tenants may get no more now.
     """
 
     claimed: list[Claimed]
@@ -155,7 +158,8 @@ async def poll(
 ) -> Polled:
     """pending | retry | waiting (due) -> running, for up to `limit` tasks without any hint; tenants take turns.
 
-    `overdue`: a task with a hint is left to its hint until it has been due for this many seconds.
+    `overdue`: a `pending` task is claimed only after it has been due for this many seconds, because its hint comes
+    first.
     `back`: the poll window in seconds. The poll does not see tasks that have been due for longer. None: it sees all.
     `running`: how many tasks each tenant has running, which decides the order of the tenants. None: PostgreSQL counts,
     if several tenants have work.

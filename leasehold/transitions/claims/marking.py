@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # The job's columns that a claim returns. PostgreSQL reads them once, when it locks the job. A second join with the job
-# would compare each task of a batch with each job of the batch: the planner estimates one row for a CTE.
+# would compare each task of a batch with each job of the batch, because the planner estimates one row for a CTE.
 _JOB_COLUMNS = ("event_seq", "tenant_id", "pipeline", "pipeline_version", "params", "inputs", "output_prefix", "trace",
                 "gated", "grace_seconds", "cancelling")  # fmt: skip
 
@@ -17,8 +17,8 @@ _OF_JOB = {
 
 
 def job_columns(alias: str | None = None, **instead: str) -> str:
-    """SQL: a list of the job's columns, read from the CTE `alias`; None: from the table, as `j`. `instead`: an
-    expression by column, which replaces that column.
+    """SQL: a list of the job's columns. They are read from the CTE `alias`; None: from the table, as `j`. `instead`:
+    column -> an expression that replaces it.
     """
     if alias is None:
         alias, instead = "j", _OF_JOB | instead
@@ -34,17 +34,17 @@ _OUTPUT_PREFIX = """CASE WHEN t.contained THEN found.output_prefix || '/' || rep
 
 
 def mark_claimed(may_be_claimed: str) -> str:
-    """SQL to append to a statement that has the CTE `found`: tasks of locked jobs, with their id, `was` (their status
-    until now) and job_columns. It claims those of them that fulfil the condition `may_be_claimed` of the rows `t` and
-    `found`. $2 is the owner and $3 the duration of the lease. The statement reads the CTE `counted`: a row for each
-    claimed task, with all columns that `claimed_of` needs.
+    """SQL to append to a statement that has the CTE `found`: tasks of locked jobs, with the columns id, `was` (the
+    task's status until now) and job_columns. The SQL claims the tasks that fulfil `may_be_claimed`, a condition of the
+    rows `t` and `found`. $2 is the owner and $3 the duration of the lease. The statement then reads the CTE `counted`:
+    a row for each claimed task, with all columns that `claimed_of` needs.
     """
     return _MARK_CLAIMED.replace("MAY_BE_CLAIMED", may_be_claimed)
 
 
-# The UPDATE is the first to lock the rows of `task`: a separate lock would be one more record in PostgreSQL's log. The
+# No earlier part of the statement locks the rows of `task`: each lock would be one more record in PostgreSQL's log. The
 # UPDATE waits until a renewal or a note has released a row, and then judges the newest version of the row. So its
-# condition must not rest on `found` alone, which has the row as it was when the statement began.
+# condition must test the row `t` itself: `found` has the row as it was when the statement began.
 _MARK_CLAIMED = f"""
 , claimed AS (
     -- A claim of a running task is a loss: its worker did not settle it.
@@ -64,8 +64,8 @@ _MARK_CLAIMED = f"""
               extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
               {job_columns("found", params=_PARAMS, output_prefix=_OUTPUT_PREFIX)}
 ), counted AS MATERIALIZED (
-    -- The claimed tasks, numbered within their job for its events: `nth` of `task_count`. `leased`: how many of them
-    -- the job did not count as leased. `becomes`: the job's status.
+    -- The claimed tasks, numbered within their job for its events: `nth` of `task_count`. `leased`: how many of these
+    -- tasks the job did not count as leased before. `becomes`: the job's new status.
     SELECT c.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth, (count(*) OVER job)::int AS task_count,
            (count(*) FILTER (WHERE was <> 'running' AND NOT cancelling) OVER job)::int AS leased,
            CASE WHEN cancelling THEN 'cancel_requested'

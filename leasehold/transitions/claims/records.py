@@ -1,4 +1,4 @@
-"""What a claim returns to the worker, and the terms of the lease that it gives."""
+"""The records of a claim: what it returns to the worker, and the terms of the lease that it gives."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Claimed:
     priority: int
     errors: int
     crashes: int
-    was: str  # the task's state before the claim: `running` means taken over, `waiting` means snoozed
-    waited: float  # seconds that the task has been due; of no meaning for a task that was taken over
+    previous_state: str  # the task's state before the claim: `running` means taken over, `waiting` means snoozed
+    waited: float  # seconds for which the task has been due; without meaning for a task that was taken over
     params: dict[str, Any]
     inputs: dict[str, str]
     output_prefix: str
     trace: dict[str, str] | None
-    handler: str | None  # the `pipeline.step` whose code runs the task, where the job's own pipeline has none
-    timeout_seconds: int | None  # of one attempt, where the job's template sets it
+    handler: str | None  # the `pipeline.step` whose code runs the task, if the job's template names one
+    timeout_seconds: int | None  # the time limit of one attempt, if the job's template sets one
     gated: bool  # the job passed concurrency limits: its end may admit other jobs
     grace_seconds: int  # how long a cancelled attempt may take to stop
     cancelling: bool  # the job is being cancelled: the task is a workflow whose code sees the cancel
@@ -39,9 +39,9 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
-    """Who claims, and for how long. `ttl`: the duration of the lease in seconds. `margin`: the worker counts its lease
-    as expired this many seconds before PostgreSQL does. `max_losses`: a task whose worker was lost this often is not
-    taken over.
+    """Who claims, and for how long. `ttl`: the duration of the lease in seconds. `margin`: the worker stops trusting
+    its lease this many seconds before PostgreSQL lets it expire. `max_losses`: a task whose worker was lost this often
+    is not taken over.
     """
 
     owner: UUID
@@ -65,7 +65,7 @@ def claimed_of(row: Any, terms: LeaseTerms, requested_at: float) -> Claimed:
         priority=row["priority"],
         errors=row["errors"],
         crashes=row["crashes"],
-        was=row["was"],
+        previous_state=row["was"],
         waited=row["waited"],
         params=row["params"],
         inputs=row["inputs"],

@@ -1,5 +1,5 @@
-"""`renew`, `to_cancel` and `owned_before`: a worker's heartbeat keeps its leases, learns which attempts must stop, and
-finds leases that the worker does not know of.
+"""A worker's heartbeat keeps its leases (`renew`), finds the attempts that must stop (`to_cancel`), and finds leases
+that the worker does not know of (`owned_before`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from uuid import UUID
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain.lease import Lease
 
-# $1 the owner, $2 and $3 the tasks and epochs of its leases, $4 the new duration. PostgreSQL passes over a row that
-# another statement has locked, because that statement may be settling the task. Such a lease stays valid, but is not
-# renewed by this call.
+# $1 the owner, $2 and $3 the tasks and epochs of its leases, $4 the new duration. The statement passes over a row that
+# another statement has locked, because that statement may be settling the task. Such a lease stays valid, but this call
+# does not renew it.
 RENEW = f"""
 -- renew
 WITH held AS (
@@ -43,8 +43,8 @@ LEFT JOIN job j ON j.id = t.job_id
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """The answer for one lease. `renewed`: False when the lease is lost, or while another statement has the row locked.
-    `is_valid`: False when the lease is lost. `cancel`: the job is being cancelled, and the attempt must stop.
+    """The answer for one lease. `renewed`: False if the lease is lost, or if another statement has locked the row.
+    `is_valid`: False if the lease is lost. `cancel`: the job is being cancelled, and the attempt must stop.
     """
 
     task_id: UUID
@@ -54,7 +54,7 @@ class Renewal:
 
 
 async def renew(connection: Connection, owner: UUID, leases: Sequence[Lease], ttl: float) -> list[Renewal]:
-    """running -> running with a later `lease_until`, for each lease that is still its owner's."""
+    """running -> running with a later `lease_until`, for each lease that is still valid."""
     rows = await connection.fetch(
         RENEW, owner, [lease.task_id for lease in leases], [lease.epoch for lease in leases], timedelta(seconds=ttl)
     )
@@ -82,7 +82,7 @@ WHERE t.status = 'running' AND t.lease_owner = $1 AND t.lease_until < $2::timest
 
 
 async def owned_before(connection: Connection, owner: UUID, instant: datetime, ttl: float) -> dict[UUID, int]:
-    """The running tasks of `owner` whose leases were neither claimed nor renewed since `instant`, with their epochs.
+    """The running tasks of `owner`, with their epochs, whose leases were neither claimed nor renewed since `instant`.
 
     Call this only after a reconnect: the query reads all running tasks.
     """

@@ -1,12 +1,12 @@
-"""Concurrency limits admit jobs: a job with limits is held until each of them has room. In the schema a limit is a
-`gate`, and a `gate_job` row is a job that waits at it or was admitted.
+"""Concurrency limits admit jobs: a job with limits is held until each of them has room. In the schema a limit is a row
+of `gate`. A row of `gate_job` is a job that waits at a limit, or that the limit has admitted.
 
-PostgreSQL counts the admitted, unfinished jobs each time: a stored count could drift. A transaction that admits locks
-the limits' rows in order, so that no limit is ever exceeded. Jobs are admitted when a job arrives, when a job of the
-same limit ends, and by the sweeper. A job without limits costs nothing.
+PostgreSQL counts the admitted, unfinished jobs each time, because a stored count could become wrong. A transaction that
+admits jobs locks the limits' rows in order: so no limit is ever exceeded. Jobs are admitted when a job arrives, when a
+job of the same limit ends, and by the sweeper. A job without limits costs nothing.
 
 Tenants that share a limit take turns: the tenant with the fewest admitted jobs comes first. One place of a shared limit
-is reserved for tenants without an admitted job, because a job that was admitted cannot be made to wait again.
+is reserved for tenants without an admitted job, because an admitted job cannot be made to wait again.
 """
 
 from leasehold.transitions.concurrency.admission import admit, admit_each

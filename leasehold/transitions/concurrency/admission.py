@@ -17,22 +17,22 @@ from leasehold.transitions.quarantine import is_away, not_in, run_unit, run_unit
 
 #: The most jobs that one round reads.
 _MAX_BATCH = 500
-#: The fewest jobs that a first round reads: there is seldom room for more than a few.
+#: How many jobs the first round reads at least. More are not needed: there is seldom room for more than a few.
 _MIN_BATCH = 32
 
-# The jobs that come next at each limit, with all limits of those jobs. Tenants take turns: a tenant's first job comes
-# before everybody's second. $1 and $2 the limits, $3 how many jobs, $4 EVERYBODY, $5 only this job; NULL: any job.
+# The jobs that come next at each limit, with all limits of those jobs. Tenants take turns: the first job of each tenant
+# comes before the second job of any tenant. $1 and $2 the limits, $3 how many jobs, $4 EVERYBODY, $5 only this job;
+# NULL: any job.
 _WAITING = f"""
 -- gates_waiting
-WITH RECURSIVE asked AS (
-    -- The limits.
+WITH RECURSIVE limits AS (
     SELECT * FROM unnest($1::text[], $2::text[]) AS a(tenant_id, key)
 ), owners(tenant_id, key, owner) AS (
     -- The tenants that wait at each limit, by a loose index scan: one probe for each tenant, however many jobs it has.
-    SELECT asked.tenant_id, asked.key, first.owner
-    FROM asked CROSS JOIN LATERAL (
+    SELECT limits.tenant_id, limits.key, first.owner
+    FROM limits CROSS JOIN LATERAL (
         SELECT g.owner FROM gate_job g
-        WHERE g.tenant_id = asked.tenant_id AND g.key = asked.key AND g.admitted_at IS NULL
+        WHERE g.tenant_id = limits.tenant_id AND g.key = limits.key AND g.admitted_at IS NULL
         ORDER BY g.owner LIMIT 1
     ) AS first
     UNION ALL
@@ -43,7 +43,8 @@ WITH RECURSIVE asked AS (
         ORDER BY g.owner LIMIT 1
     ) AS next
 ), heads AS MATERIALIZED (
-    -- The first jobs of each tenant. At a limit of EVERYBODY ($4) a tenant's admitted jobs count before its first.
+    -- The first jobs of each tenant, with their turn. At a limit of EVERYBODY ($4), the turn also counts the tenant's
+    -- admitted jobs.
     SELECT head.job_id, head.priority, head.nth + admitted.job_count AS turn
     FROM owners o
     CROSS JOIN LATERAL (
@@ -67,8 +68,8 @@ FROM waiting w JOIN gate_job g ON g.job_id = w.job_id JOIN job j ON j.id = w.job
 GROUP BY w.job_id, w.priority, w.turn, j.tenant_id, j.finished_at ORDER BY w.turn, w.priority, w.job_id
 """
 
-# $1 the jobs. While a job is held, its limits count as one more step that each first step waits for (`waiting_on`).
-# `jobs` locks each job and reads its columns once; later CTEs reuse these columns.
+# $1 the jobs. While a job is held, each of its first steps waits for one more step (`waiting_on`), which stands for all
+# limits. `jobs` locks each job and reads its columns once; later CTEs reuse these columns.
 ADMIT = f"""
 -- gates_admit
 WITH jobs AS MATERIALIZED (
@@ -78,7 +79,7 @@ WITH jobs AS MATERIALIZED (
 ), passed AS (
     UPDATE gate_job g SET admitted_at = clock_timestamp() FROM jobs WHERE g.job_id = jobs.id
 ), freed AS (
-    -- The first steps can run now; those of a later time wait for it.
+    -- The first steps can run now, or wait for their start time.
     UPDATE task t
     SET waiting_on = t.waiting_on - 1,
         status = CASE WHEN t.available_at > clock_timestamp() THEN 'waiting' ELSE 'pending' END,
@@ -99,7 +100,7 @@ WITH jobs AS MATERIALIZED (
 ), advanced AS (
     UPDATE job j
     SET held = false, event_seq = j.event_seq + 1, status = per_job.becomes,
-        -- The job's time begins now; a deadline that the client set stays.
+        -- The job's time limit begins now. A deadline that the client set does not change.
         deadline_at = CASE WHEN j.timeout_seconds IS NULL AND j.start_within_seconds IS NULL THEN j.deadline_at
                            ELSE clock_timestamp() + make_interval(secs => j.timeout_seconds) END
     FROM counted per_job WHERE per_job.nth = 1 AND j.id = per_job.job_id
@@ -117,7 +118,7 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The jobs whose limits all have room. `has_more`: another round may find more jobs."""
+    """The jobs whose limits all have room. `has_more`: another round may find further jobs."""
 
     job_ids: Sequence[UUID] = ()
     has_more: bool = False
@@ -126,11 +127,11 @@ class _Chosen:
 async def admit(
     connection: Connection, names: Iterable[ConcurrencyLimitName], ended: Sequence[UUID] | None = None
 ) -> list[Announcement]:
-    """held -> runnable, for as many jobs of these limits as there is room for: tenants take turns, and each tenant's
-    jobs go by priority and age. Returns the hints to be published.
+    """held -> runnable, for as many jobs of these limits as there is room for. Tenants take turns. The jobs of one
+    tenant go by priority and age. Returns the hints to be published.
 
-    `ended`: the jobs that may have ended since the last call for these limits. None: unknown, so the statement reads
-    all admitted jobs. A job that one of its other limits holds back does not delay the jobs after it.
+    `ended`: the jobs that may have ended since the last call for these limits. None: the caller does not know, so the
+    statement reads all admitted jobs. If a job is held back by another of its limits, the jobs after it do not wait.
     """
     limits = sorted(set(names))
     hints: list[Announcement] = []
@@ -147,13 +148,13 @@ async def admit(
 async def _admit_batch(
     connection: Connection, limits: Sequence[ConcurrencyLimitName], ended: Sequence[UUID] | None, batch: int
 ) -> tuple[_Chosen, list[Any]]:
-    """Admit one batch. Returns the chosen jobs, and the rows of their hints. If admitting them together fails, each job
-    is admitted by itself, so that a job whose admission fails delays no other. `run_units` calls `choose(None)` first:
-    that choice is the batch.
+    """Admit one batch. Returns the chosen jobs, and the rows of their hints. If PostgreSQL cannot admit all of them
+    together, each job is admitted by itself: so a job whose admission fails delays no other job.
     """
     chosen = _Chosen()
 
     async def choose(only: object | None) -> Sequence[UUID]:
+        """`run_units` first calls this with None, to choose the batch. After an error it calls this for each job."""
         nonlocal chosen
         choice = await _choose(connection, limits, ended, batch, only)
         if only is None:
@@ -168,7 +169,7 @@ async def _admit_batch(
 
 
 async def admit_each(connection: Connection, names: Iterable[ConcurrencyLimitName]) -> list[Announcement]:
-    """As `admit`, for limits that are independent of each other: a limit whose admission fails is set aside."""
+    """As `admit`. If the admission of a limit fails, that limit is set aside, and the other limits are served."""
     limits = sorted(set(names))
     try:
         return await admit(connection, limits)
@@ -188,7 +189,7 @@ async def _choose(
     batch: int,
     only: object | None = None,
 ) -> _Chosen:
-    """Choose among the first `batch` waiting jobs, or only the job `only`."""
+    """Choose among the first `batch` waiting jobs. `only`: consider only this job."""
     waiting = await connection.fetch(_WAITING, *limit_columns(limits), batch, EVERYBODY, only)
     limits_of_waiting = (name for row in waiting for name in _limits_of(row))
     rooms = await rooms_of(connection, sorted({*limits, *limits_of_waiting}), ended)

@@ -19,7 +19,7 @@ LIMIT_UNIT = "g.tenant_id || '/' || g.key"
 
 
 def limit_columns(names: Iterable[ConcurrencyLimitName]) -> tuple[list[str], list[str]]:
-    """Two parameters of a statement: the tenants, and the keys."""
+    """Two parameters of a statement: the tenants of these limits, and their keys."""
     pairs = list(names)
     return [tenant for tenant, _ in pairs], [key for _, key in pairs]
 

@@ -1,4 +1,4 @@
-"""Writes and deletes the rows of concurrency limits: of the limits themselves, and of the jobs that wait at them."""
+"""Writes and deletes the rows of concurrency limits (`gate`), and of the jobs that wait at them (`gate_job`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LimitedJob(Protocol):
     def not_before(self) -> datetime | None: ...
 
 
-# A limit that an operator declared keeps the operator's bounds.
+# $1 tenants, $2 keys, $3 and $4 bounds. A limit that an operator declared keeps the operator's bounds.
 _WRITE_LIMITS = """
 -- gates_known
 INSERT INTO gate (tenant_id, key, at_most, per_minute)
@@ -38,13 +38,13 @@ WHERE NOT gate.declared AND (excluded.at_most IS NOT NULL OR excluded.per_minute
   AND (gate.at_most, gate.per_minute) IS DISTINCT FROM (excluded.at_most, excluded.per_minute)
 """
 
-# The declared limits whose bounds other limits (their followers) copy. The lock makes a transaction that changes or
-# lifts a declared limit wait until the followers have committed.
+# The declared limits whose bounds other limits (their followers) copy. Because of the lock, a transaction that changes
+# or lifts a declared limit waits until the followers are committed.
 _FOLLOWED = """
 -- gates_followed
 SELECT g.tenant_id, g.key, g.at_most, g.per_minute
-FROM unnest($1::text[], $2::text[]) AS asked(tenant_id, key)
-JOIN gate g ON g.tenant_id = asked.tenant_id AND g.key = asked.key AND g.declared
+FROM unnest($1::text[], $2::text[]) AS followed(tenant_id, key)
+JOIN gate g ON g.tenant_id = followed.tenant_id AND g.key = followed.key AND g.declared
 ORDER BY g.tenant_id, g.key
 FOR SHARE OF g
 """
@@ -72,9 +72,9 @@ async def queue_up(connection: Connection, jobs: Sequence[LimitedJob]) -> None:
 async def _bounds(
     connection: Connection, limits: Mapping[ConcurrencyLimitName, ConcurrencyLimit]
 ) -> dict[ConcurrencyLimitName, tuple[int | None, int | None]]:
-    """The bounds (`at_most`, `per_minute`) that each limit's row gets. A limit that follows a declared limit gets that
-    limit's present bounds, because the operator may have changed them since the job was made. None, None: the operator
-    has lifted the limit.
+    """The bounds (`at_most`, `per_minute`) that each limit's row gets. A limit that follows a declared limit gets the
+    present bounds of the declared limit: the operator may have changed them since the job was made. None, None: the
+    operator has withdrawn the declared limit.
     """
     followed = sorted(
         {limit.limit for name, limit in limits.items() if limit.limit is not None and limit.limit != name}
@@ -98,8 +98,8 @@ async def _write_limits(connection: Connection, limits: Iterable[ConcurrencyLimi
 
 
 async def forget_admission(connection: Connection, job_id: UUID, limits: Sequence[ConcurrencyLimit]) -> None:
-    """Forget that a finished job was admitted, because it is going to wait at `limits` again. The limits are locked
-    first, as in every admission. A rate no longer counts the earlier admission.
+    """Forget that a finished job was admitted, because the job will wait at `limits` again. The limits are locked
+    first, as in every admission. From now on a rate does not count the earlier admission.
     """
     if limits:
         await _write_limits(connection, limits)
@@ -117,7 +117,7 @@ async def limits_of(connection: Connection, job_ids: Sequence[UUID]) -> list[Con
 async def with_waiting_jobs(
     connection: Connection, after: ConcurrencyLimitName, limit: int = 200
 ) -> list[ConcurrencyLimitName]:
-    """The limits at which jobs wait, in order, beginning after `after`."""
+    """The limits at which jobs wait, by tenant and key: the first `limit` of those after `after`."""
     rows = await connection.fetch(
         "SELECT g.tenant_id, g.key FROM gate g WHERE (g.tenant_id, g.key) > ($1, $2) AND EXISTS ("
         "SELECT 1 FROM gate_job w WHERE w.tenant_id = g.tenant_id AND w.key = g.key AND w.admitted_at IS NULL)"

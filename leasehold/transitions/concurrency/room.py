@@ -27,14 +27,15 @@ GROUP BY g.key, g.owner
 _LOCK = """
 -- gates_lock
 SELECT g.tenant_id, g.key, g.at_most, g.per_minute
-FROM unnest($1::text[], $2::text[]) AS asked(tenant_id, key)
-JOIN gate g ON g.tenant_id = asked.tenant_id AND g.key = asked.key
+FROM unnest($1::text[], $2::text[]) AS limits(tenant_id, key)
+JOIN gate g ON g.tenant_id = limits.tenant_id AND g.key = limits.key
 ORDER BY g.tenant_id, g.key
 FOR UPDATE OF g
 """
 
-# SQL, for the end of a condition: the row `g` of gate_job may be deleted. Its job has finished, and `gate` is its
-# limit. A finished job does not count, except at a limit with a rate: there its admission counts for a minute.
+# SQL, for the end of a condition: the row `g` of gate_job may be deleted. The statement has checked that its job has
+# finished; `gate` is its limit. A finished job no longer counts. Exception: at a limit with a rate, its admission
+# counts for a minute.
 _FORGETTABLE = """
   AND (gate.per_minute IS NULL OR g.admitted_at IS NULL OR g.admitted_at < clock_timestamp() - interval '60 seconds')
 """
@@ -49,18 +50,18 @@ WHERE g.job_id = ended.job_id AND j.id = ended.job_id AND j.finished_at IS NOT N
 _FORGET = f"""
 -- gates_forget
 DELETE FROM gate_job g
-USING unnest($1::text[], $2::text[]) AS asked(tenant_id, key), gate, job j
-WHERE g.tenant_id = asked.tenant_id AND g.key = asked.key AND gate.tenant_id = g.tenant_id AND gate.key = g.key
+USING unnest($1::text[], $2::text[]) AS limits(tenant_id, key), gate, job j
+WHERE g.tenant_id = limits.tenant_id AND g.key = limits.key AND gate.tenant_id = g.tenant_id AND gate.key = g.key
   AND j.id = g.job_id AND j.finished_at IS NOT NULL{_FORGETTABLE}"""
 
 # `unfinished`: admitted jobs that count against `at_most`. `last_minute`: admissions that count against `per_minute`.
-# At a limit without a rate, a finished job counts until the sweeper deletes its row: so the limit may admit too few
-# jobs for a moment, never too many.
+# At a limit without a rate, a finished job counts until its row is deleted: so the limit may admit too few jobs for a
+# moment, but never too many.
 _ADMITTED = """
 -- gates_inside
 SELECT gate.tenant_id, gate.key, used.unfinished, used.last_minute
-FROM unnest($1::text[], $2::text[]) AS asked(tenant_id, key)
-JOIN gate ON gate.tenant_id = asked.tenant_id AND gate.key = asked.key
+FROM unnest($1::text[], $2::text[]) AS limits(tenant_id, key)
+JOIN gate ON gate.tenant_id = limits.tenant_id AND gate.key = limits.key
 CROSS JOIN LATERAL (
     SELECT count(*) AS unfinished, 0::bigint AS last_minute FROM gate_job g
     WHERE gate.per_minute IS NULL AND g.tenant_id = gate.tenant_id AND g.key = gate.key AND g.admitted_at IS NOT NULL
@@ -78,17 +79,17 @@ CROSS JOIN LATERAL (
 
 @dataclass(slots=True)
 class Room:
-    """The room of one limit. `places`: how many more jobs may be unfinished at once. `entries`: how many more may be
-    admitted this minute. None: any number. `admitted`: the number of each tenant's admitted jobs, if tenants share the
-    limit. `reserved`: how many places only a tenant without an admitted job may take.
+    """The room of one limit. `places`: how many more jobs may be unfinished at once. `entries`: how many more jobs may
+    be admitted this minute. None: any number. `admitted`: tenant -> the number of its admitted jobs; None: tenants do
+    not share the limit. `reserved`: how many places only a tenant without an admitted job may take.
     """
 
     places: int | None
     entries: int | None
     reserved: int = 0
     admitted: Counter[str] | None = None
-    #: Whether a tenant was refused because it has its share of the places. The tenant with the fewest admitted jobs
-    #: comes first: so all tenants after it would be refused, too.
+    #: Whether `admits` has refused a tenant because the tenant has its share of the places. The tenant with the fewest
+    #: admitted jobs comes first, so `admits` would refuse all tenants after it, too.
     refused_share: bool = False
 
     @property
@@ -96,15 +97,18 @@ class Room:
         return self.places != 0 and self.entries != 0
 
     def admits(self, tenant_id: str) -> bool:
+        """Whether the limit may admit a job of the tenant now."""
         if not self.is_open:
             return False
         if self.admitted is None or self.places is None or not self.admitted[tenant_id]:
             return True
-        admits = self.places > self.reserved and self.admitted[tenant_id] < GREED * self.places
-        self.refused_share = self.refused_share or not admits
-        return admits
+        if self.places > self.reserved and self.admitted[tenant_id] < GREED * self.places:
+            return True
+        self.refused_share = True
+        return False
 
     def take(self, tenant_id: str) -> None:
+        """Count one more admitted job of the tenant."""
         self.places = None if self.places is None else self.places - 1
         self.entries = None if self.entries is None else self.entries - 1
         if self.admitted is not None:
@@ -114,8 +118,8 @@ class Room:
 async def rooms_of(
     connection: Connection, names: Sequence[ConcurrencyLimitName], ended: Sequence[UUID] | None
 ) -> Mapping[ConcurrencyLimitName, Room]:
-    """Lock the limits and count the room of each. First delete the rows of finished jobs: of the jobs in `ended`, or of
-    all jobs if `ended` is None. A limit without a row has room for any number.
+    """Lock the limits, delete the rows of finished jobs, and count the room of each limit. Only rows of the jobs in
+    `ended` are deleted; None: rows of any finished job. A limit without a row has room for any number of jobs.
     """
     columns = limit_columns(names)
     limits = await connection.fetch(_LOCK, *columns)

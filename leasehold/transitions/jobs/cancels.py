@@ -11,8 +11,8 @@ from leasehold.db.database import Connection, unindexed
 from leasehold.domain.states import JobState
 from leasehold.transitions.endings import JobEnded, ended_jobs
 
-# REQUEST_CANCEL runs after this statement, in the same transaction: a statement that itself waited for the job's lock
-# would read the steps as they were before. $3: also jobs that are not cancelable.
+# This statement only locks. REQUEST_CANCEL runs after it in the same transaction: if REQUEST_CANCEL itself waited for
+# the job's lock, it would read the steps as they were before the wait. $3: also jobs that are not cancelable.
 _LOCK_CANCELABLE = f"""
 -- cancel_lock
 SELECT j.id FROM job j
@@ -82,8 +82,8 @@ FROM advanced a LEFT JOIN hinted h ON h.job_id = a.id
 
 @dataclass(frozen=True, slots=True)
 class Cancels:
-    """The new states of the cancelled jobs, and the jobs that ended at once. `hints`: the hints of the workflows that
-    see the cancel. Publish them after the commit; else the relay does so a second later.
+    """The new states of the cancelled jobs, and the jobs that ended at once. `hints`: the hints of the workflows whose
+    code must see the cancel. Publish them after the commit; else the relay publishes them a second later.
     """
 
     states: dict[UUID, JobState]
@@ -100,12 +100,13 @@ async def request_cancel(
     by: str,
     forced: bool = False,
 ) -> Cancels:
-    """Unfinished -> cancelled when no step of the job is leased, else -> cancel_requested. No step starts any more.
+    """Unfinished -> cancelled if no step of the job is leased, else -> cancel_requested. No step starts any more.
 
-    A workflow that waits is due now, and its job is cancel_requested: its code sees the cancel within the grace.
+    Exception: a workflow that waits becomes due now, and its job cancel_requested, so that its code sees the cancel
+    within the grace.
 
     The answer leaves out a job that has ended, is being cancelled already, is not the tenant's, or is not cancelable
-    (unless `forced`). `reason` and `by` (who cancels) are shown in the job's history.
+    (unless `forced`). The job's history shows `reason` and `by`, which says who cancels.
     """
     async with connection.transaction():
         locked = [row["id"] for row in await connection.fetch(_LOCK_CANCELABLE, list(job_ids), tenant_id, forced)]

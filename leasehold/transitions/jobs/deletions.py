@@ -1,8 +1,8 @@
 """`expire_early` and `delete` end the retention of a job and of its objects early. `forget` deletes the rows.
 
 A job with a leased step is never deleted: its worker needs the job's rows to settle the lease, and the job's events
-must show how the lease ended. Such a job is cancelled first, and deleted when it has ended. `keep_seconds` is 0 from
-then on, so that retention deletes the job even if the process that got the request dies.
+must show how the lease ended. Such a job is cancelled first, and deleted when it has ended. The request sets
+`keep_seconds` to 0, so that retention deletes the job even if the process that got the request dies.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ RETURNING finished_at IS NOT NULL AS finished, output_prefix
 
 
 async def expire_early(connection: Connection, job_id: UUID, tenant_id: str) -> str | None:
-    """Let retention delete the job as soon as the job has ended. Returns the prefix of its objects if it has ended
-    already. None: the job has not ended, or there is no such job.
+    """Make retention delete the job as soon as the job has ended. Returns the prefix of its objects if the job has
+    ended already. None: the job has not ended, or there is no such job.
     """
     row = await connection.fetchrow(EXPIRE_EARLY, job_id, tenant_id)
     return row["output_prefix"] if row is not None and row["finished"] else None
 
 
-# $1 jobs, $2 their tenant. Only jobs that have ended: from now on no reader finds them, and retention may delete their
-# objects and rows.
+# $1 jobs, $2 their tenant. The statement changes only jobs that have ended: from now on no reader finds them, and
+# retention may delete their objects and rows.
 DELETE = f"""
 -- job_delete
 WITH deleted AS (
     UPDATE job SET keep_seconds = 0, expires_at = clock_timestamp()
     WHERE id = ANY($1::uuid[]) AND {unindexed("tenant_id = $2 AND finished_at IS NOT NULL")}
     RETURNING id, tenant_id, pipeline, output_prefix
-), remembered AS (
+), tombstones AS (
     INSERT INTO tombstone (job_id, tenant_id, pipeline, is_run, because)
-    SELECT g.id, g.tenant_id, g.pipeline, EXISTS (SELECT 1 FROM run r WHERE r.job_id = g.id), 'deleted' FROM deleted g
+    SELECT d.id, d.tenant_id, d.pipeline, EXISTS (SELECT 1 FROM run r WHERE r.job_id = d.id), 'deleted' FROM deleted d
     ON CONFLICT (job_id) DO NOTHING
 )
 SELECT id, output_prefix FROM deleted
@@ -47,8 +47,8 @@ SELECT id, output_prefix FROM deleted
 
 
 async def delete(connection: Connection, job_id: UUID, tenant_id: str) -> str | None:
-    """Ended -> deleted, for readers: a tombstone remembers the job. After the commit, delete the job's objects and then
-    `forget` its rows; if either fails, retention does it.
+    """Ended -> deleted, for readers. A tombstone stands for the job. After the commit, delete the job's objects and
+    then `forget` its rows; if either fails, retention does it later.
 
     Returns the prefix of the job's objects. None: the job has not ended, or there is no such job.
     """
@@ -61,7 +61,7 @@ async def delete_together(connection: Connection, job_ids: Sequence[UUID], tenan
     return [row["id"] for row in await connection.fetch(DELETE, list(job_ids), tenant_id)]
 
 
-# A person or client deleted a job with `keep_seconds` 0; any other job has expired.
+# `keep_seconds` is 0 in a job that somebody deleted. Any other job has expired.
 FORGET = """
 -- job_forget
 WITH deleted AS (
@@ -69,15 +69,15 @@ WITH deleted AS (
     RETURNING id, tenant_id, pipeline, keep_seconds
 )
 INSERT INTO tombstone (job_id, tenant_id, pipeline, is_run, because)
-SELECT g.id, g.tenant_id, g.pipeline, EXISTS (SELECT 1 FROM run r WHERE r.job_id = g.id),
-       CASE WHEN g.keep_seconds = 0 THEN 'deleted' ELSE 'expired' END
-FROM deleted g
+SELECT d.id, d.tenant_id, d.pipeline, EXISTS (SELECT 1 FROM run r WHERE r.job_id = d.id),
+       CASE WHEN d.keep_seconds = 0 THEN 'deleted' ELSE 'expired' END
+FROM deleted d
 ON CONFLICT (job_id) DO NOTHING
 """
 
 
 async def forget(connection: Connection, job_ids: Sequence[UUID]) -> None:
-    """Delete the rows of jobs past `expires_at`, and remember each by a tombstone."""
+    """Delete the rows of jobs past `expires_at`, and write a tombstone for each."""
     await connection.execute(FORGET, list(job_ids))
 
 

@@ -1,4 +1,6 @@
-"""Makes the records that `submit` writes for a `NewJob`: one for the job, one for each task."""
+"""`NewJob` is a job to be submitted. This module makes the records that `submit` writes for it: one for the job, and
+one for each task. It writes nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ def client_queue(queue: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunOf:
-    """The part of a job that is a run: the run's template and scope, the schedule and tick that made the run, and the
-    run that it repeats.
+    """What a run has besides its job: its template and scope, the schedule and tick that made it, and the run that it
+    repeats.
     """
 
     template: str
@@ -138,7 +140,7 @@ def _whole_seconds(duration: timedelta | None) -> int | None:
 
 
 def _hint_headers(new: NewJob) -> dict[str, str]:
-    """The headers of the job's hints. They stand in the job's row: each statement that writes a hint copies them."""
+    """The headers of the job's hints. The job's row has them, and each statement that writes a hint copies them."""
     return {**(new.trace or {}), TENANT: new.tenant_id}
 
 
@@ -153,10 +155,10 @@ def task_records(new: NewJob) -> list[dict[str, Any]]:
 
 
 def _task_record(new: NewJob, step: Step, position: int, ids: Mapping[str, UUID], skipped: set[str]) -> dict[str, Any]:
-    waiting_on = len(set(step.needs) - skipped)  # a template may name a step twice; the step succeeds once
+    waiting_on = len(set(step.needs) - skipped)  # a template may name a needed step twice: it counts once
     not_before = new.not_before if waiting_on == 0 else None
     if new.limits and waiting_on == 0:
-        waiting_on = 1  # its concurrency limits count as one step that the task needs
+        waiting_on = 1  # all concurrency limits together count as one more step that the task needs
     needed_by = [other for other in new.pipeline.steps if step.name in other.needs]
     return {
         "id": ids[step.name],
@@ -179,8 +181,8 @@ def _task_record(new: NewJob, step: Step, position: int, ids: Mapping[str, UUID]
 
 
 def _task_timeout(step: Step) -> int | None:
-    """Seconds that one attempt may take, as the template sets it. None: the worker uses the limit in the step's code.
-    An external worker has no code: its row has the step's default.
+    """Seconds that one attempt may take, if the template sets them. None: the worker uses the limit in the step's code.
+    An external worker has no such code: so its task gets the step's default here.
     """
     if step.timeout_seconds is None and step.external:
         return max(int(step.timeout.total_seconds()), 1)

@@ -17,12 +17,12 @@ from leasehold.transitions import concurrency
 
 _LAST_BAND = len(BANDS) - 1
 
-# SQL: the job's parameters skip the step `t`. Such a step never had an event.
+# SQL: the job's parameters skip the step `t`. Such a step has never had an event.
 _SKIPPED_BY_PARAMETERS = """(t.status = 'skipped' AND t.epoch = 0
     AND NOT EXISTS (SELECT 1 FROM history e WHERE e.job_id = t.job_id AND e.task_id = t.id))"""
 
-# A step of a workflow that gave up stays failed if the workflow has made any call since: the journal depends on the
-# failure.
+# SQL: the step `t`, which a workflow started, stays failed. The workflow has made a call since the step failed, and so
+# its journal depends on the failure.
 _JOURNAL_DEPENDS = """(t.contained AND t.status = 'failed'
     AND EXISTS (SELECT 1 FROM journal e WHERE e.job_id = t.job_id AND e.at > t.finished_at))"""
 
@@ -31,10 +31,10 @@ _REPLAYABLE = unindexed(
 )
 
 # Only a failed job can be replayed. Its failed, skipped and cancelled steps become runnable again, with their counters
-# reset, and webhooks are sent at its next end, too. $4: whether the job must wait at its concurrency limits first: the
-# limits then count as one more step that each runnable step waits for. $5: whether $6 replaces the exclusive key. $7:
-# the pipelines with an `on_failure` pipeline, whose run follows each failure. $8: the band of the hints (NULL: that of
-# each step).
+# reset. Webhooks are sent at its next end, too. $4: whether the job must wait at its concurrency limits first; then
+# each runnable step waits for one more step, which stands for all limits. $5: whether $6 replaces the exclusive key.
+# $7: the pipelines that have an `on_failure` pipeline, whose run follows each failure. $8: the band of the hints
+# (NULL: that of each step).
 REPLAY = f"""
 -- replay
 WITH locked AS MATERIALIZED (
@@ -63,7 +63,7 @@ WITH locked AS MATERIALIZED (
         error = NULL, finished_at = NULL, expires_at = NULL, leased = 0,
         params = coalesce($3::jsonb, j.params), held = $4, gated = j.gated OR $4,
         exclusive_key = CASE WHEN $5 THEN $6 ELSE j.exclusive_key END,
-        -- The job gets as much time as it had at first, or at its last replay.
+        -- The job gets as much time as it had at its submission, or at its last replay.
         deadline_at = clock_timestamp() + CASE
             WHEN j.timeout_seconds IS NOT NULL OR j.start_within_seconds IS NOT NULL
             THEN make_interval(secs => CASE WHEN $4 THEN j.start_within_seconds ELSE j.timeout_seconds END)
@@ -93,8 +93,8 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 """
 
 
-# $2 a step. This step and all steps that need it, directly or not, are to run again: their outputs and results are
-# deleted, and the succeeded ones become skipped, so that REPLAY revives them.
+# $2 a step. This step, and all steps that need it directly or indirectly, run again. This statement deletes their
+# outputs and results, and makes succeeded steps skipped, so that REPLAY makes them runnable.
 REWIND = f"""
 -- rewind
 WITH RECURSIVE again(id) AS (
@@ -153,13 +153,14 @@ async def replay(
 ) -> list[Announcement] | None:
     """failed -> pending, from the failed step on; steps that succeeded stay. None: no such failed job.
 
-    `params`: replaces the job's own; the caller has validated it. `from_step`: the job goes on from this step instead,
-    and the steps that need it run again. `terms`: the job's limits and exclusive key from now on. None: the job waits
-    at no limits and keeps its exclusive key. `followed`: the pipelines with an `on_failure` pipeline, whose run follows
-    each failure. The job always keeps its dedupe key. With limits the job is held: call `concurrency.admit` after the
-    commit.
+    `params`: replaces the job's parameters; the caller has validated it. `from_step`: the job goes on from this step
+    instead, and the steps that need this step run again, too. `terms`: the job's limits and exclusive key from now on.
+    None: the job waits at no limits and keeps its exclusive key. `followed`: the pipelines that have an `on_failure`
+    pipeline, whose run follows each failure. The job always keeps its dedupe key. With limits the job is held: call
+    `concurrency.admit` after the commit.
 
-    Raises Invalid `unknown_step`; asyncpg.UniqueViolationError while another job has its exclusive or dedupe key.
+    Raises Invalid `unknown_step`. Raises asyncpg.UniqueViolationError while another job has the same exclusive or
+    dedupe key.
     """
     async with connection.transaction():
         failed = await connection.fetchrow(
@@ -189,9 +190,9 @@ async def replay(
 async def replay_together(
     connection: Connection, job_ids: Sequence[UUID], tenant_id: str, followed: Sequence[str] = ()
 ) -> list[Announcement]:
-    """failed -> pending, as `replay`, for jobs that never had a limit nor an exclusive or dedupe key, and get none.
+    """failed -> pending, as `replay`, for jobs that have no limit, no exclusive key and no dedupe key, and get none.
 
-    The hints go into the last band: so many of them must not stand before the hints of other jobs.
+    The hints get the last band, because so many hints must not delay the hints of other jobs.
     """
     rows = await connection.fetch(
         REPLAY, list(job_ids), tenant_id, None, False, False, None, list(followed), _LAST_BAND

@@ -1,7 +1,7 @@
 """`resolve`: a person knows how a failed step really ended, and writes its value.
 
-The table `settlement` has one row for each epoch of the step. So if two people settle the same step, the first wins,
-and the second sees the first settlement. A step that runs again and fails again can be settled again.
+The table `settlement` has at most one row for each epoch of a step. So if two people settle the same step, the first
+wins, and the second sees the first settlement. A step that runs again and fails again can be settled again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from leasehold.domain.errors import Conflict
 #: the job failed.
 Action: TypeAlias = Literal["adopt", "again", "give_up"]
 
-# The failed step succeeded after all: $4 is its value. The epoch rises, so that writes with the failed attempt's
-# lease change nothing. REPLAY, in the same transaction, makes the steps after it runnable.
+# Makes the failed step succeeded, with the value $4. The epoch rises, so that writes with the failed attempt's lease
+# change nothing. REPLAY runs after this statement in the same transaction, and makes the next steps runnable.
 RESOLVE = """
 -- resolve
 WITH locked AS MATERIALIZED (
@@ -48,7 +48,7 @@ FROM locked l JOIN done d ON d.job_id = l.id
 RETURNING task_id
 """
 
-# The failed step of a job, whose row is locked until the transaction ends.
+# The failed step of a job. The job's row is locked until the transaction ends.
 _FAILED = """
 -- resolve_lock
 SELECT t.id AS task_id, t.epoch, n.value AS note FROM job j
@@ -88,7 +88,7 @@ async def lock(
     connection: Connection, job_id: UUID, tenant_id: str, step: str, codes: Sequence[str]
 ) -> Unresolved | None:
     """The failed step, if the job failed with one of these codes. Call this in the transaction that settles the step.
-    None: the job has not failed with these codes, or has changed since.
+    None: the job has not failed with one of these codes, or has changed since the caller read it.
     """
     row = await connection.fetchrow(_FAILED, job_id, tenant_id, step, list(codes))
     return None if row is None else Unresolved(row["task_id"], row["epoch"], row["note"] or {})
@@ -131,12 +131,12 @@ async def latest(connection: Connection, job_id: UUID, tenant_id: str) -> Any:
 async def resolve(
     connection: Connection, job_id: UUID, tenant_id: str, step: str, value: Mapping[str, Any], by: str
 ) -> bool:
-    """failed -> succeeded, for one step of a failed job. Call `replay` in the same transaction: the job goes on with
-    the steps after it. False: there is no such failed step.
+    """failed -> succeeded, for one step of a failed job. Call `replay` in the same transaction: the job then goes on
+    with the next steps. False: there is no such failed step.
     """
     return await connection.fetchval(RESOLVE, job_id, tenant_id, step, value, by) is not None
 
 
 async def forget_note(connection: Connection, step: Unresolved) -> None:
-    """Delete the step's note, so that its next attempt begins anew."""
+    """Delete the step's note, so that the next attempt starts from nothing."""
     await connection.execute("DELETE FROM note WHERE task_id = $1", step.task_id)

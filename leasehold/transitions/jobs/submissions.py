@@ -15,8 +15,8 @@ from leasehold.runtime.pacing import PIECE_SIZE
 from leasehold.transitions import concurrency
 from leasehold.transitions.jobs.records import NewJob, job_record, task_records
 
-# One round trip for any number of jobs. The statement joins nothing: the planner estimates one row for a CTE, and would
-# compare each task of a batch with each job of the batch.
+# One round trip writes any number of jobs. The statement has no joins: the planner estimates one row for a CTE, so a
+# join would compare each task of a batch with each job of the batch.
 SUBMIT = """
 -- submit
 WITH new_job AS MATERIALIZED (
@@ -101,20 +101,20 @@ async def submit(connection: Connection, jobs: Sequence[NewJob]) -> list[Announc
 
 
 async def _write_in_pieces(connection: Connection, jobs: Sequence[NewJob], jobs_per_piece: int) -> list[Announcement]:
-    """Write `jobs_per_piece` jobs at a time. The records of a piece are made while PostgreSQL writes the piece before
-    it. The event loop serves other callers between two pieces.
+    """Write `jobs_per_piece` jobs at a time. While PostgreSQL writes one piece, this makes the records of the next
+    piece. The event loop serves other callers between two pieces.
     """
     hints: list[Announcement] = []
     writing = asyncio.create_task(_write(connection, *_records(jobs[:jobs_per_piece])))
     try:
         for first in range(jobs_per_piece, len(jobs), jobs_per_piece):
-            await asyncio.sleep(0)  # gives the task a turn, so that PostgreSQL gets its piece while the next is made
+            await asyncio.sleep(0)  # lets the task send its piece to PostgreSQL before the next piece is made
             records = _records(jobs[first : first + jobs_per_piece])
             hints += await writing
             writing = asyncio.create_task(_write(connection, *records))
         return hints + await writing
     finally:
-        await cancel_and_wait(writing)  # after an error: waits until the connection is free again
+        await cancel_and_wait(writing)  # after an error: wait until the connection is free again
 
 
 async def _write_at_once(connection: Connection, jobs: Sequence[NewJob]) -> list[Announcement]:
@@ -122,10 +122,10 @@ async def _write_at_once(connection: Connection, jobs: Sequence[NewJob]) -> list
 
 
 def _records(jobs: Sequence[NewJob]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The records of the jobs, and those of their tasks."""
-    tasks_of = [task_records(new) for new in jobs]
-    job_records = [job_record(new, tasks) for new, tasks in zip(jobs, tasks_of, strict=True)]
-    return job_records, [record for tasks in tasks_of for record in tasks]
+    """The records of the jobs, and the records of all their tasks."""
+    tasks_by_job = [task_records(new) for new in jobs]
+    job_records = [job_record(new, tasks) for new, tasks in zip(jobs, tasks_by_job, strict=True)]
+    return job_records, [record for tasks in tasks_by_job for record in tasks]
 
 
 async def _write(

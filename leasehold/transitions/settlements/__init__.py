@@ -1,8 +1,8 @@
 """Settlements end an attempt: complete, fail, wait_until, suspend, release, acknowledge_cancel, fan_out; a module each.
 
-A settlement takes a batch of leases and returns one verdict for each lease. The shared guard is in `guard`: a lease
-whose owner, epoch or state does not match changes nothing. A settlement may be repeated when its answer was lost: a
-task that the same epoch settled before answers `settled` again.
+A settlement takes a batch of leases and returns one verdict for each lease. The module `guard` has the shared guard: if
+a lease's owner or epoch does not match the task, or the task is not running, the settlement changes nothing. A
+settlement may be repeated when its answer was lost: a task that was settled under the same epoch is `settled` again.
 """
 
 from leasehold.transitions.settlements.cancellation import acknowledge_cancel

@@ -22,7 +22,7 @@ WITH {HELD_IN_CANCELLED_JOB}, stopped AS (
 SELECT a.id AS task_id, 'cancelled' AS state,
        coalesce(s.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'cancelled'), false) AS settled,
        e.id AS ended_job, e.pipeline, e.status AS outcome, e.seconds
-FROM asked a LEFT JOIN stopped s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
+FROM lease_batch a LEFT JOIN stopped s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
 LEFT JOIN advanced e ON e.id = s.job_id AND e.status = 'cancelled'
 """
 

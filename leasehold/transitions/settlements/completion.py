@@ -1,4 +1,4 @@
-"""`complete`: a step succeeded. PostgreSQL unblocks the steps that needed it, and ends the job with its last step."""
+"""`complete`: a step succeeded. The statement unblocks the steps that need it, and ends the job with its last step."""
 
 from __future__ import annotations
 
@@ -21,26 +21,29 @@ from leasehold.transitions.settlements.records import Completion, Settled, Verdi
 # more urgent tasks may be due; and a step of a job with external workers, because the status of such a job has other
 # rules.
 #
-# A workflow waits with the status `waiting`. Each of its steps that ends counts as news (`news`), and enough news make
-# the workflow due (`wake_at` is the count, not a time). While the workflow runs, its news only count: `suspend`
-# compares the count. This statement may have waited for a suspension or a claim of the workflow, and then judges the
-# row that these left: so `freed` updates rows of any open state, and then only a workflow that this statement made due
-# has no `wake_at`.
+# A workflow waits with the status `waiting`. The column `news` counts its steps that have ended. `wake_at` is a count,
+# too: when `news` reaches it, the workflow is due. While the workflow runs, its news are only counted: `suspend`
+# compares the count later.
 #
-# `parents` may read an older version of a step's row than `freed` updates. Meanwhile the step can only have come to
-# need fewer steps: if it is ready only now, it is not `taken`, and gets a hint.
-#: More news than a workflow ever has: no step's end makes it due.
+# A suspension or a claim of the workflow may hold its row while this statement waits. Then `freed` judges the new
+# version of the row. So `freed` updates rows of any open state. After it, only a workflow that this statement has made
+# due has no `wake_at`.
+#
+# `dependents` may read an older version of a step's row than `freed` updates. Since then the step can only have come to
+# need fewer steps. If the step is ready only in the newer version, this statement does not claim it, and it gets a
+# hint.
+#: A count that `news` never reaches: no end of a step makes the workflow due.
 _NEVER = 2**31 - 1
-#: Whether the `p.ended_needs` tasks that end make step `c` due: a blocked step, or a workflow that waits.
+#: SQL: the end of `dep.ended_needs` tasks makes the step `c` due. It is a blocked step, or a workflow that waits.
 _IS_READY = (
-    "CASE c.status WHEN 'blocked' THEN c.waiting_on = p.ended_needs"
-    " WHEN 'waiting' THEN coalesce(c.news + p.ended_needs >= c.wake_at, false) ELSE false END"
+    "CASE c.status WHEN 'blocked' THEN c.waiting_on = dep.ended_needs"
+    " WHEN 'waiting' THEN coalesce(c.news + dep.ended_needs >= c.wake_at, false) ELSE false END"
 )
 
-#: The worker may claim a next step of the job.
+#: SQL: a column. The worker may claim a next step of the job.
 _CLAIM_NEXT = """,
            ($6::bool[])[d.place] AND d.external = 0 AND d.job_status <> 'cancel_requested' AS claim_next"""
-#: How many next steps the statement claims, of a job.
+#: SQL: a join. How many next steps of the job the statement claims.
 _CLAIMED_NEXT = """    CROSS JOIN LATERAL (
         SELECT count(*)::int AS step_count FROM taken t WHERE t.job_id = per_job.job_id
     ) AS claimed_next
@@ -48,19 +51,19 @@ _CLAIMED_NEXT = """    CROSS JOIN LATERAL (
 
 
 def _completed(columns: str = "", condition: str = "") -> str:
-    """SQL: the beginning of the statement, up to the CTE `counted`: the tasks that it completes. `columns`: more
-    columns of `counted`. `condition`: SQL that restricts the tasks `t` that the statement may complete.
+    """SQL: the beginning of the statement, up to the CTE `counted`, which has the tasks that the statement completes.
+    `columns`: more columns of `counted`. `condition`: SQL that restricts the tasks `t` that may be completed.
     """
     return f"""WITH {LOCKED_JOBS}leases AS MATERIALIZED (
-    -- Each lease with its job. The sort reads all of `jobs` first: so all jobs are locked before the first task.
+    -- Each lease with its job. The sort reads all of `jobs` first: so all jobs are locked before the first task is.
     SELECT a.owner, a.id, a.epoch, a.nth AS place, jobs.status AS job_status, jobs.steps_left, jobs.leased,
            jobs.external, jobs.tenant_id, jobs.trace, jobs.event_seq, jobs.pipeline, jobs.created_at
     FROM jobs CROSS JOIN LATERAL {LEASES_OF_JOBS}
     ORDER BY a.id
 ), done AS (
     -- The guarded write: the leases' tasks succeed. It waits until a renewal or a note has released a task's row, and
-    -- then judges the newest version of the row. Other settlements lock the row first: each such lock is one more
-    -- record in PostgreSQL's log.
+    -- then judges the newest version of the row. Other settlements lock the rows before they write. This statement does
+    -- not, because each such lock is one more record in PostgreSQL's log.
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM leases a WHERE t.id = a.id AND {GUARD}{condition}
@@ -75,7 +78,7 @@ def _completed(columns: str = "", condition: str = "") -> str:
 
 
 _JUDGED = """), judged AS MATERIALIZED (
-    -- The job's next status. With external steps it is `waiting_worker` while an external step can run.
+    -- The job's next status (`becomes`). A job with external steps is `waiting_worker` while one of them can run.
     SELECT c.*,
            CASE WHEN c.steps_left = c.completed_count THEN 'succeeded'
                 WHEN c.job_status = 'cancel_requested' AND c.leased = c.completed_count THEN 'cancelled'
@@ -90,8 +93,8 @@ _JUDGED = """), judged AS MATERIALIZED (
 
 
 def _advanced(more: str = "", source: str = "") -> str:
-    """SQL: the CTEs `advanced` and `events`. `more`: SQL of a further count, which is added to `leased` and
-    `event_seq`; `source`: the join that yields it.
+    """SQL: the CTEs `advanced` and `events`. `more`: SQL that adds a further count to `leased` and `event_seq`;
+    `source`: the join that yields this count.
     """
     return f"""), advanced AS (
     UPDATE job j
@@ -132,14 +135,15 @@ FROM judged d
 UNION ALL
 SELECT a.id, coalesce(t.status = 'succeeded' AND t.epoch = a.epoch, false), 'succeeded', NULL, NULL, NULL, NULL, NULL,
        NULL, NULL, NULL, NULL
-FROM asked a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.id FROM done d)
+FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.id FROM done d)
 """
 
 COMPLETE = f"""-- complete
-{_completed(_CLAIM_NEXT)}), parents AS MATERIALIZED (
-    -- Each step (`child`) that needs `ended_needs` of the completed tasks. `place`: the worker that may claim it;
-    -- `taken`: the worker claims this step, the first of those that are ready.
-    SELECT p.*, x.ready AND row_number() OVER (PARTITION BY p.place, x.ready ORDER BY c.position, c.id) = 1 AS taken
+{_completed(_CLAIM_NEXT)}), dependents AS MATERIALIZED (
+    -- Each step (`child`) that needs `ended_needs` of the completed tasks. `place`: the place of the lease whose worker
+    -- may claim the step. `taken`: the worker claims it, because it is the first of the worker's ready steps.
+    SELECT dep.*,
+           x.ready AND row_number() OVER (PARTITION BY dep.place, x.ready ORDER BY c.position, c.id) = 1 AS taken
     FROM (
         SELECT child, count(*)::int AS ended_needs, (array_agg(d.trace))[1] AS trace,
                (array_agg(d.tenant_id))[1] AS tenant_id,
@@ -148,32 +152,32 @@ COMPLETE = f"""-- complete
                (array_agg(d.queue) FILTER (WHERE d.claim_next))[1] AS queue,
                (array_agg(d.priority) FILTER (WHERE d.claim_next))[1] AS priority
         FROM counted d, unnest(d.unblocks) AS child GROUP BY child
-    ) AS p JOIN task c ON c.id = p.child
+    ) AS dep JOIN task c ON c.id = dep.child
     CROSS JOIN LATERAL (
-        SELECT p.place IS NOT NULL AND c.queue = p.queue AND c.priority <= p.priority
+        SELECT dep.place IS NOT NULL AND c.queue = dep.queue AND c.priority <= dep.priority
                AND {_IS_READY}
                AND NOT EXISTS (SELECT 1 FROM paused_queue q WHERE q.queue = c.queue) AS ready
     ) AS x
 ), freed AS (
-    -- Counts down on the child's own row. Because of the job's lock, the steps that it needs complete one after
-    -- another.
+    -- Counts down in the row of each dependent step. Two statements cannot do this at once for steps of one job: each
+    -- locks the job first.
     UPDATE task c
-    SET waiting_on = CASE c.status WHEN 'blocked' THEN c.waiting_on - p.ended_needs ELSE c.waiting_on END,
-        news = CASE c.status WHEN 'blocked' THEN c.news ELSE c.news + p.ended_needs END,
+    SET waiting_on = CASE c.status WHEN 'blocked' THEN c.waiting_on - dep.ended_needs ELSE c.waiting_on END,
+        news = CASE c.status WHEN 'blocked' THEN c.news ELSE c.news + dep.ended_needs END,
         wake_at = CASE WHEN {_IS_READY} THEN NULL WHEN c.status = 'blocked' THEN c.wake_at
                        ELSE coalesce(c.wake_at, {_NEVER}) END,
-        status = CASE WHEN NOT {_IS_READY} THEN c.status WHEN p.taken THEN 'running'
+        status = CASE WHEN NOT {_IS_READY} THEN c.status WHEN dep.taken THEN 'running'
                       WHEN c.status = 'waiting' THEN 'waiting' ELSE 'pending' END,
-        lease_owner = CASE WHEN {_IS_READY} AND p.taken THEN ($1::uuid[])[p.place] ELSE c.lease_owner END,
-        lease_until = CASE WHEN {_IS_READY} AND p.taken THEN clock_timestamp() + $7::interval ELSE c.lease_until END,
-        epoch = c.epoch + ({_IS_READY} AND p.taken)::int,
-        attempt = c.attempt + ({_IS_READY} AND p.taken)::int,
-        started_at = CASE WHEN {_IS_READY} AND p.taken THEN clock_timestamp() ELSE c.started_at END,
+        lease_owner = CASE WHEN {_IS_READY} AND dep.taken THEN ($1::uuid[])[dep.place] ELSE c.lease_owner END,
+        lease_until = CASE WHEN {_IS_READY} AND dep.taken THEN clock_timestamp() + $7::interval ELSE c.lease_until END,
+        epoch = c.epoch + ({_IS_READY} AND dep.taken)::int,
+        attempt = c.attempt + ({_IS_READY} AND dep.taken)::int,
+        started_at = CASE WHEN {_IS_READY} AND dep.taken THEN clock_timestamp() ELSE c.started_at END,
         available_at = CASE WHEN {_IS_READY} THEN clock_timestamp() ELSE c.available_at END
-    FROM parents p
-    WHERE c.id = p.child AND {unindexed("c.finished_at IS NULL")}
+    FROM dependents dep
+    WHERE c.id = dep.child AND {unindexed("c.finished_at IS NULL")}
     RETURNING c.id, c.job_id, c.tenant_id, c.step, c.position, c.queue, c.priority, c.status, c.epoch, c.attempt,
-              c.errors, c.crashes, c.handler, c.timeout_seconds, c.unblocks, c.wake_at, p.trace, p.seq, p.place
+              c.errors, c.crashes, c.handler, c.timeout_seconds, c.unblocks, c.wake_at, dep.trace, dep.seq, dep.place
 ), taken AS MATERIALIZED (
     -- The steps that this statement claims.
     SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY position, id) AS nth FROM freed f
@@ -203,9 +207,9 @@ SELECT ($2::uuid[])[t.place], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NU
 FROM taken t JOIN job j ON j.id = t.job_id
 """
 
-# $4 values. Completes steps that no other step needs and that have no outputs: most jobs end so. PostgreSQL needs as
-# long to start the many CTEs of COMPLETE as to complete a small batch: so this statement has only the CTEs that such
-# steps need.
+# $4 values. Completes steps that have no outputs and that no other step needs: most jobs end with such a step. This
+# statement has only the CTEs that such steps need. For a small batch, PostgreSQL takes as long to start the many CTEs
+# of COMPLETE as to complete the steps.
 COMPLETE_LAST = f"""-- complete_last
 {_completed(condition=" AND t.unblocks = '{}'")}{_JUDGED}{_advanced()}), {_results("$4")}{_VERDICTS}"""
 
@@ -213,10 +217,9 @@ COMPLETE_LAST = f"""-- complete_last
 async def complete(
     connection: Connection, completions: Sequence[Completion], terms: LeaseTerms | None = None
 ) -> Settled:
-    """running -> succeeded. Unblocks the steps that needed the task, and writes their hints; the last step ends the
-    job.
+    """running -> succeeded. Unblocks the steps that need the task, and writes their hints. The last step ends the job.
 
-    With `terms`, each completion that `claim_next` claims one of the steps that it unblocks: blocked -> running.
+    With `terms`, each completion with `claim_next` claims one of the steps that it unblocks: blocked -> running.
     """
     if all(completion.is_last and not completion.outputs for completion in completions):
         return await _complete_last(connection, completions, terms)
@@ -226,15 +229,15 @@ async def complete(
 async def _complete_last(
     connection: Connection, completions: Sequence[Completion], terms: LeaseTerms | None
 ) -> Settled:
-    """Run COMPLETE_LAST, and then COMPLETE for the completions that it did not settle: another step needs the step
-    after all, or the lease is lost.
+    """Run COMPLETE_LAST, and then COMPLETE for the completions that it has not settled: their lease is lost, or another
+    step needs the step and the worker does not know it.
     """
     leases = lease_columns([completion.lease for completion in completions])
     rows = await connection.fetch(COMPLETE_LAST, *leases, [completion.value for completion in completions])
     outcome = settled_of(rows, hints=True, ends=True)
-    left = [completion for completion in completions if outcome.verdicts[completion.lease.task_id] is Verdict.LOST]
-    if left:
-        others = await _complete(connection, left, terms)
+    unsettled = [completion for completion in completions if outcome.verdicts[completion.lease.task_id] is Verdict.LOST]
+    if unsettled:
+        others = await _complete(connection, unsettled, terms)
         outcome.verdicts.update(others.verdicts)
         outcome.states.update(others.states)
         outcome.nexts.update(others.nexts)
@@ -260,5 +263,5 @@ async def _complete(connection: Connection, completions: Sequence[Completion], t
 
 
 def _with_ids(next_step: dict[str, Any]) -> dict[str, Any]:
-    """JSON has the ids as text."""
+    """The row of the next step, with its ids as UUIDs: JSON has them as text."""
     return next_step | {"id": UUID(next_step["id"]), "job_id": UUID(next_step["job_id"])}

@@ -13,8 +13,8 @@ from leasehold.transitions.settlements.records import Failure, Settled
 #: A task fails when this many of its attempts have crashed their child process.
 MAX_CRASHES = 2
 
-# FAIL runs after this statement, in the same transaction, because FAIL may end the job with all its steps. A statement
-# that itself waited for the lock would not see the parts into which a sibling has fanned out meanwhile.
+# This statement only locks. FAIL runs after it in the same transaction, because FAIL may end the job with all its
+# steps. If FAIL itself waited for the lock, it would not see the parts that another step has fanned out meanwhile.
 _LOCK_JOBS = """
 -- settle_lock
 SELECT FROM job j
@@ -26,8 +26,8 @@ FOR UPDATE
 # $4 causes, $5 codes, $6 messages, $7 retryable, $8 delays in seconds, $9 MAX_CRASHES
 FAIL = f"""-- fail
 WITH {HELD_IN_LIVE_JOB}, judged AS MATERIALIZED (
-    -- `again`: the task may run again. `ends`: the job fails, because one of its failures in this batch is final. Then
-    -- all its failures in this batch are final. A step that a workflow started (`contained`) does not fail its job.
+    -- `again`: the task may run again. `ends`: the job fails, because one of its tasks in this batch may not run again.
+    -- Then no task of the job runs again. A step that a workflow started (`contained`) does not fail its job.
     SELECT failure.*, bool_or(NOT failure.again AND NOT failure.contained) OVER (PARTITION BY failure.job_id) AS ends
     FROM (
         SELECT t.id, t.job_id, t.contained, f.cause, f.code, f.message, f.delay, f.retryable,
@@ -58,7 +58,7 @@ SELECT a.id AS task_id, f.status AS state,
        coalesce(f.id IS NOT NULL OR (t.epoch = a.epoch AND t.status IN ('retry', 'failed')), false) AS settled,
        e.id AS ended_job, e.pipeline, e.outcome, e.seconds,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
-FROM asked a LEFT JOIN attempt_ended f ON f.id = a.id LEFT JOIN task t ON t.id = a.id
+FROM lease_batch a LEFT JOIN attempt_ended f ON f.id = a.id LEFT JOIN task t ON t.id = a.id
 LEFT JOIN advanced e ON e.id = f.job_id AND e.status = 'failed'
 UNION ALL
 SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM woken_hints h
@@ -68,7 +68,7 @@ SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority,
 async def fail(connection: Connection, failures: Sequence[Failure]) -> Settled:
     """running -> retry while the failure is retryable and attempts are left; else -> failed, and the job fails, too.
 
-    The job does not fail with a step that its workflow started: the workflow is woken, and decides.
+    Exception: if a workflow started the step, the job does not fail. The workflow is woken, and decides.
     """
     leases = lease_columns([failure.lease for failure in failures])
     async with connection.transaction():

@@ -58,17 +58,17 @@ WITH {HELD_IN_LIVE_JOB}, parts AS MATERIALIZED (
 SELECT a.id AS task_id, coalesce(p.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'blocked'), false) AS settled,
        'blocked' AS state,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
-FROM asked a LEFT JOIN parent p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
+FROM lease_batch a LEFT JOIN parent p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
 UNION ALL
 SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
 """
 
 
 async def fan_out(connection: Connection, fan_outs: Sequence[FanningOut]) -> Settled:
-    """running -> blocked, on one new task for each part. When all have succeeded, the step runs again. Its
-    outputs are kept.
+    """running -> blocked, until the new tasks of all parts have succeeded. Then the step runs again. Its outputs are
+    kept.
 
-    Raises asyncpg.UniqueViolationError for a step that has fanned out before, because its parts' names exist.
+    Raises asyncpg.UniqueViolationError if the step has fanned out before, because tasks with its parts' names exist.
     """
     parts = [
         {

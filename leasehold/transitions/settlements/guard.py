@@ -15,9 +15,9 @@ from leasehold.domain.lease import Lease
 from leasehold.transitions.endings import ended_jobs
 from leasehold.transitions.settlements.records import Settled, Verdict
 
-#: The CTEs `asked` and `jobs`: the leases, and their locked jobs. $1 owners, $2 task ids, $3 epochs: the parameters of
-#: `lease_columns`.
-LOCKED_JOBS = """asked AS MATERIALIZED (
+#: The CTEs `lease_batch` and `jobs`: the leases, and their locked jobs. $1 owners, $2 task ids, $3 epochs: the
+#: parameters of `lease_columns`.
+LOCKED_JOBS = """lease_batch AS MATERIALIZED (
     -- The leases. `nth` is the lease's position in every parameter array, counted from 1.
     SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
         WITH ORDINALITY AS a(owner, id, epoch, nth)
@@ -29,17 +29,17 @@ LOCKED_JOBS = """asked AS MATERIALIZED (
     FROM (
         SELECT t.job_id, array_agg(a.owner) AS owners, array_agg(a.id) AS ids, array_agg(a.epoch) AS epochs,
                array_agg(a.nth) AS places
-        FROM asked a JOIN task t ON t.id = a.id GROUP BY t.job_id
+        FROM lease_batch a JOIN task t ON t.id = a.id GROUP BY t.job_id
     ) AS leases JOIN job j ON j.id = leases.job_id
     ORDER BY j.id
     FOR UPDATE OF j
 ), """
 
-#: The leases `a` of `jobs`, one a row.
+#: SQL: a row `a` for each lease of the row of `jobs`.
 LEASES_OF_JOBS = "unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)"
 
-#: The lease `a` is valid for task `t`. The CASE keeps the planner from reading an index of all running tasks: see
-#: db.database.unindexed.
+#: SQL: the lease `a` is valid for the task `t`. The CASE keeps the planner from reading an index of all running tasks:
+#: see db.database.unindexed.
 GUARD = "CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END"
 
 
@@ -58,15 +58,15 @@ def _held(job_condition: str) -> str:
 
 
 #: Most settlements begin with these CTEs:
-#: `asked`: the leases, with owner, id, epoch and nth;
+#: `lease_batch`: the leases, with owner, id, epoch and nth;
 #: `jobs`: the jobs of the leases, locked;
 #: `held`: the tasks that pass the guard, locked. Its columns: id and nth of the lease; job_status, steps_left, leased,
 #: external, tenant_id, trace, event_seq, pipeline and created_at of the job.
 #: Here `held` leaves out the tasks of jobs that are being cancelled: their attempts end by `acknowledge_cancel`, and
 #: are not retried.
 HELD_IN_LIVE_JOB = _held("\n      AND jobs.status <> 'cancel_requested'")
-#: The same CTEs. In a job that is being cancelled, `held` has only a workflow that has called something: its code has
-#: yet to see the cancel, so its lease may end while the workflow goes on. The job counts it as leased all the while.
+#: The same CTEs. In a job that is being cancelled, `held` has only a workflow that has called something. Its code must
+#: still see the cancel: so its lease may end, and the workflow runs again. Meanwhile the job counts it as leased.
 HELD_OR_TO_SEE_CANCEL = _held("\n      AND (jobs.status <> 'cancel_requested' OR t.journaled)")
 #: The same CTEs. `held` has only the tasks of jobs that are being cancelled.
 HELD_IN_CANCELLED_JOB = _held("\n      AND jobs.status = 'cancel_requested'")
@@ -78,8 +78,8 @@ def lease_columns(leases: Sequence[Lease]) -> tuple[list[UUID], list[UUID], list
 
 
 def settled_of(rows: Sequence[Any], *, hints: bool = False, ends: bool = False) -> Settled:
-    """The outcome that the `rows` of a settlement describe. Each row has a task's verdict. `hints`: a row with an
-    `outbox_id` has a hint instead. `ends`: rows also name the jobs that ended.
+    """The outcome that the `rows` of a settlement describe. Each row has the verdict of a task. `hints`: a row with an
+    `outbox_id` has a hint instead. `ends`: the rows also name the jobs that have ended.
     """
     outcome = Settled({}, ended=ended_jobs(rows) if ends else [])
     for row in rows:

@@ -1,5 +1,5 @@
-"""What settlements take and return. The worker fills in `Completion`, `Failure`, `Snoozing` or `FanningOut`; every
-settlement returns `Settled`.
+"""The records of settlements: what they take (`Completion`, `Failure`, `Snoozing`, `FanningOut`), and what each of them
+returns (`Settled`). The worker makes the former.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Snoozing:
-    """A step that wants to run again after `delay` seconds. `note`: what its next attempt reads."""
+    """A step that is to run again after `delay` seconds. `note`: a note that its next attempt reads."""
 
     lease: Lease
     delay: float  # seconds
@@ -77,7 +77,7 @@ class Snoozing:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A task into which a step fans out. `handler`: the `pipeline.step` whose code runs the task."""
+    """One of the tasks that a step fans out into. `handler`: the `pipeline.step` whose code runs the task."""
 
     step: str
     queue: str
@@ -97,8 +97,8 @@ class FanningOut:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The verdict of each task, and the hints that the statement wrote. Publish the hints after the commit. The relay
-    publishes any hint that the caller does not.
+    """The verdict of each task, and the hints that the statement wrote. Publish the hints after the commit: else the
+    relay publishes them a second later.
     """
 
     verdicts: dict[UUID, Verdict]

@@ -39,14 +39,14 @@ WITH {HELD_OR_TO_SEE_CANCEL}, released AS (
 SELECT a.id AS task_id, coalesce(r.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'pending'), false) AS settled,
        'pending' AS state,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
-FROM asked a LEFT JOIN released r ON r.id = a.id LEFT JOIN task t ON t.id = a.id
+FROM lease_batch a LEFT JOIN released r ON r.id = a.id LEFT JOIN task t ON t.id = a.id
 UNION ALL
 SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
 """
 
 
 async def release(connection: Connection, leases: Sequence[Lease]) -> Settled:
-    """running -> pending, for a worker that stops. The attempt does not count; the statement writes a new hint.
+    """running -> pending, for a worker that stops. The attempt does not count. The statement writes a new hint.
 
     In a job that is being cancelled only a workflow is released, because its code must still see the cancel. The
     verdict of any other lease is LOST.

@@ -39,7 +39,7 @@ WITH {HELD_OR_TO_SEE_CANCEL}, snoozed AS (
 )
 SELECT a.id AS task_id, 'waiting' AS state,
        coalesce(p.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'waiting'), false) AS settled
-FROM asked a LEFT JOIN snoozed p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
+FROM lease_batch a LEFT JOIN snoozed p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
 """
 
 

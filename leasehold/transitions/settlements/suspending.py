@@ -1,7 +1,7 @@
-"""`suspend`: a workflow waits. Its calls are committed and its lease ends. A signal, a step's end or a time makes it
-due again. The worker may claim one of the steps that the calls start, with the same commit.
+"""`suspend`: a workflow waits. Its calls are committed and its lease ends. A signal, the end of a step or a time makes
+it due again. With the same commit, the worker may claim one of the steps that the calls start.
 
-`task.news` counts what came for a workflow: each signal, and each step of its own that ended.
+`task.news` counts the signals that have come for a workflow, and its steps that have ended.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from leasehold.transitions.workflows.records import Call, calls_column
 
 # $4: calls. $5: `news` when the worker read it; if it is higher now, the workflow is due at once. $6: the workflow is
 # due when `news` has grown by this number (NULL: it waits for a time only). $7: seconds until it is due in any case
-# (NULL: never). $8: the step of each lease's calls that its worker claims with this commit (NULL: none). $9: how long
-# the lease of that step lasts. As in `complete`, the step then gets no hint, and its job has no external workers.
+# (NULL: never). $8: the step among each lease's calls that its worker claims with this commit (NULL: none). $9: the
+# duration of that step's lease. As in `complete`, a claimed step gets no hint, and its job has no external workers.
 SUSPEND = f"""-- suspend
 WITH {HELD_IN_LIVE_JOB}{write_calls(claims=True)}, suspended AS (
-    -- The guarded write: the attempt does not count, and earlier errors and losses are forgotten.
+    -- The guarded write: the attempt does not count, and earlier errors and losses no longer count.
     UPDATE task t
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1, losses = 0, errors = 0,
         journaled = true,
@@ -44,28 +44,29 @@ WITH {HELD_IN_LIVE_JOB}{write_calls(claims=True)}, suspended AS (
     RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority, t.available_at, t.news <> p.known_news AS is_due
 ), advanced AS (
     UPDATE job j
-    SET event_seq = j.event_seq + mine.n + mine.taken, leased = j.leased - mine.n + mine.taken,
-        steps_left = j.steps_left + mine.steps
+    SET event_seq = j.event_seq + counts.suspended + counts.claimed,
+        leased = j.leased - counts.suspended + counts.claimed, steps_left = j.steps_left + counts.started
     FROM (
-        SELECT job_id, sum(n)::int AS n, sum(steps)::int AS steps, sum(taken)::int AS taken
-        FROM (SELECT job_id, 1 AS n, 0 AS steps, 0 AS taken FROM suspended
+        SELECT job_id, sum(suspended)::int AS suspended, sum(started)::int AS started, sum(claimed)::int AS claimed
+        FROM (SELECT job_id, 1 AS suspended, 0 AS started, 0 AS claimed FROM suspended
               UNION ALL SELECT job_id, 0, 1, (status = 'running')::int FROM steps) AS each
         GROUP BY job_id
-    ) AS mine
-    WHERE j.id = mine.job_id
-    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - mine.n - mine.taken AS seq, mine.n, mine.steps,
-              j.pipeline, j.pipeline_version, j.inputs, j.output_prefix, j.gated, j.grace_seconds
+    ) AS counts
+    WHERE j.id = counts.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - counts.suspended - counts.claimed AS seq,
+              counts.suspended, counts.started, j.pipeline, j.pipeline_version, j.inputs, j.output_prefix, j.gated,
+              j.grace_seconds
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT s.job_id, a.seq + row_number() OVER (PARTITION BY s.job_id ORDER BY s.id), a.tenant_id, 'suspended',
            a.status, s.id, s.step, 'waiting', s.epoch,
-           jsonb_build_object('until', nullif(s.available_at, 'infinity'), 'steps', a.steps)
+           jsonb_build_object('until', nullif(s.available_at, 'infinity'), 'steps', a.started)
     FROM suspended s JOIN advanced a ON a.id = s.job_id
 ), taken AS MATERIALIZED (
     -- The steps that this statement claims.
     SELECT s.*, a.tenant_id, a.pipeline, a.pipeline_version, a.inputs, a.trace, a.gated, a.grace_seconds,
            a.status AS job_status, a.output_prefix || '/' || replace(s.step, '#', '.') AS output_prefix,
-           a.seq + a.n + row_number() OVER (PARTITION BY s.job_id ORDER BY s.id) AS seq
+           a.seq + a.suspended + row_number() OVER (PARTITION BY s.job_id ORDER BY s.id) AS seq
     FROM steps s JOIN advanced a ON a.id = s.job_id
     WHERE s.status = 'running'
 ), claim_events AS (
@@ -85,7 +86,7 @@ SELECT a.id AS task_id, 'waiting' AS state,
        coalesce(s.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'waiting'), false) AS settled,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers,
        NULL::jsonb AS next
-FROM asked a LEFT JOIN suspended s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
+FROM lease_batch a LEFT JOIN suspended s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
 UNION ALL
 SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL FROM hinted h
 UNION ALL
@@ -102,8 +103,8 @@ FROM taken t
 @dataclass(frozen=True, slots=True)
 class Suspending:
     """A workflow that waits. `known_news`: Journal.news as the worker read it. `ends`: the workflow is due when this
-    many more of its steps have ended; None: no step makes it due. `delay`: seconds until it is due in any case.
-    `claim_next`: one of the steps that `calls` start, on the workflow's own queue; the worker has room to run it.
+    many more of its steps have ended; None: no step makes it due. `delay`: seconds until the workflow is due in any
+    case. `claim_next`: one of the steps that `calls` start on the workflow's queue; the worker has room to run it.
     """
 
     lease: Lease
@@ -114,7 +115,7 @@ class Suspending:
     claim_next: UUID | None = None
 
     def claiming_next(self, queue: str) -> Suspending:
-        """The same suspension, but it claims the first step that it starts on `queue`, if there is one."""
+        """The same suspension, which also claims the first step that its calls start on `queue`, if there is one."""
         started = (call.child for call in self.calls if call.step is not None and call.queue == queue)
         return Suspending(self.lease, self.calls, self.known_news, self.ends, self.delay, next(started, None))
 
@@ -127,7 +128,7 @@ async def suspend(
     With `terms`, each `claim_next` step starts as running, leased to the workflow's worker by these terms.
     """
     requested_at = monotonic()
-    chosen = [None if terms is None else suspending.claim_next for suspending in suspendings]
+    claimed_ids = [None if terms is None else suspending.claim_next for suspending in suspendings]
     rows = await connection.fetch(
         SUSPEND,
         *lease_columns([suspending.lease for suspending in suspendings]),
@@ -135,21 +136,23 @@ async def suspend(
         [suspending.known_news for suspending in suspendings],
         [suspending.ends for suspending in suspendings],
         [None if suspending.delay is None else capped(suspending.delay) for suspending in suspendings],
-        chosen,
+        claimed_ids,
         timedelta(seconds=0.0 if terms is None else terms.ttl),
     )
     outcome = settled_of([row for row in rows if row["next"] is None], hints=True)
     if terms is not None:
-        workflows = {suspending.claim_next: suspending for suspending in suspendings}
+        suspending_of_step = {suspending.claim_next: suspending for suspending in suspendings}
         for row in rows:
             if row["next"] is not None:
-                suspending = workflows[row["task_id"]]
+                suspending = suspending_of_step[row["task_id"]]
                 outcome.nexts[suspending.lease.task_id] = _claimed_step(row["next"], suspending, terms, requested_at)
     return outcome
 
 
 def _claimed_step(row: dict[str, Any], suspending: Suspending, terms: LeaseTerms, requested_at: float) -> Claimed:
-    """The step that the statement claimed. JSON has its ids as text. Its argument is not in `row`, but in the call."""
+    """The step that the statement has claimed. `row` has its ids as text, because it comes from JSON. `row` lacks the
+    step's argument: the call has it.
+    """
     step_id = UUID(row["id"])
     argument = next(call.argument for call in suspending.calls if call.child == step_id)
     params = orjson.loads(orjson.dumps(argument))  # a copy: the step shares no object with the workflow

@@ -30,9 +30,9 @@ FOR UPDATE OF j
 
 
 async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -> CreatedRuns | None:
-    """(new) -> pending: writes the run and the call's row of the journal, under the workflow's lease; both or none.
-    Safe to repeat. Call it in a transaction. None: nothing was written, because the workflow is being cancelled. A
-    detached run starts even then.
+    """(new) -> pending: writes the run and the call's row of the journal under the workflow's lease, or neither. Safe
+    to repeat. Call this in a transaction. None: nothing was written, because the workflow is being cancelled.
+    Exception: a detached run starts even then.
 
     Raises LeaseLost.
     """
@@ -44,7 +44,7 @@ async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -
     if row["started"]:  # by an earlier try, whose answer was lost
         return CreatedRuns([], [])
     answers, _ = await recording.record(connection, [Recording(lease, (call,), row["cancelling"])])
-    if not answers[lease.task_id].kept:
+    if not answers[lease.task_id].committed:
         raise LeaseLost
     return await runs.create_together(connection, [new])
 
@@ -53,8 +53,8 @@ async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -
 _RUN_HAS_ENDED = f"""NOT EXISTS (
           SELECT 1 FROM job child WHERE child.id = e.child_id AND {unindexed("child.finished_at IS NULL")})"""
 
-# Workflows that wait for a run which has ended. A running workflow needs no wake: it reads the run's end now, or it
-# suspends with the journal's row still open, and this statement finds it then.
+# Workflows that wait for a run that has ended. A workflow that runs now needs no wake. Either it reads that the run has
+# ended. Or it suspends while the journal's row is still open, and this statement finds it then.
 _LOCK_WAITING = f"""
 -- awaited_lock
 SELECT j.id FROM job j
@@ -110,7 +110,7 @@ LIMIT $1
 """
 
 
-# No workflow waits for the runs of these rows any more: `done` takes the rows out of the index of open rows.
+# Closes the rows whose runs no workflow waits for any more. Rows that are `done` are not in the index of open rows.
 _CLOSE = """
 -- workflow_children_close
 UPDATE journal e SET state = 'done'
@@ -128,9 +128,9 @@ async def close(connection: Connection) -> None:
 
 
 async def cancel_orphans(connection: Connection, limit: int = 100) -> tuple[list[JobEnded], list[Announcement]]:
-    """Request the cancel of the runs whose workflow has ended without success, or is being cancelled. Detached runs go
-    on: their rows in the journal are `done`. Returns the runs that ended at once, and the hints of runs that are
-    workflows themselves.
+    """Request the cancel of runs whose workflow has ended without success, or is being cancelled. Detached runs go on:
+    their rows in the journal are `done`. Returns the runs that have ended at once, and the hints of the cancelled runs
+    that are workflows.
     """
     ended: list[JobEnded] = []
     hints: list[Announcement] = []

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-#: Whether the statement claims the call's step: see settlements.suspending.
+#: SQL: the statement claims the step of the call `w`. See settlements.suspending.
 _IS_TAKEN = """coalesce(w.child = ($8::uuid[])[held.nth], false) AND held.external = 0
                AND NOT EXISTS (SELECT FROM paused_queue q WHERE q.queue = w.queue)"""
 
 
 def write_calls(*, claims: bool) -> str:
-    """For use after a CTE `held` of settlements.guard. $4: the calls of each lease, {"of": [records.Call.record()]}.
+    """SQL to append to a statement that has a CTE `held` of settlements.guard. $4: for each lease its calls, as
+    {"of": [records.Call.record()]}.
 
     A repeated statement writes nothing twice: a place in the journal has one row, and a step has one task. With
-    `claims`, the statement also claims one step for each lease: $8 has the step's id (or NULL), the owner of the lease
-    gets it, and $9 is the duration of the step's lease.
+    `claims`, the statement also claims one step for each lease: $8 has the step's id (or NULL), and $9 is the duration
+    of the step's lease. The owner of the lease gets the step.
     """
     if claims:
         taken = _IS_TAKEN
@@ -32,7 +33,7 @@ def write_calls(*, claims: bool) -> str:
         signal bigint, step text, queue text, max_attempts smallint, handler text, timeout_seconds int,
         cancelable bool, argument jsonb)
 ), entries AS (
-    -- A row that has its result never changes.
+    -- A row that has its result never changes again.
     INSERT INTO journal AS e (job_id, branch, number, kind, name, state, value, child_id, due_at, epoch)
     SELECT job_id, branch, number, kind, name, state, value, child,
            statement_timestamp() + make_interval(secs => delay), epoch

@@ -1,4 +1,4 @@
-"""`read_each`: one query reads the parts of journals that the worker of their workflows needs."""
+"""Reads journals: `read_each` reads the parts that a worker needs of many journals in one query, `read` a whole one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
 from leasehold.transitions.settlements.guard import lease_columns
 
-# Each LIMIT makes PostgreSQL find the row by its key. In plain joins the planner may compare every row with every
-# other. The columns have the order of `Entry`. `greatest` ignores NULL, so the CASE comes first: without it a wait
-# without an end would get 0, and count as over.
+# Each LIMIT makes PostgreSQL find the row by its key. With plain joins the planner may compare every row with every
+# other row. The columns have the order of `Entry`. The CASE is needed because `greatest` ignores NULL: without it, a
+# wait that does not end by itself would get 0 seconds, which means that it is over.
 _ENTRIES = """
     SELECT coalesce(jsonb_agg(jsonb_build_array(
         e.branch, e.number, e.kind, e.name, e.state, coalesce(e.value, r.value), e.child_id,
@@ -53,7 +53,7 @@ WHERE t.lease_owner = a.owner AND t.epoch = a.epoch AND {unindexed("t.status = '
 
 # $1 owners, $2 tasks, $3 epochs: of the leases.
 READ = _read("read_journal", "(SELECT * FROM journal x WHERE x.job_id = t.job_id) AS e")
-#: A journal with at most this many rows is read in one query with others. This bounds the bytes of the answer.
+#: A journal with at most this many rows is read in one query with other journals. This bounds the bytes of the answer.
 SHORT = 16
 READ_SHORT = _read(
     "read_short_journal",
@@ -73,8 +73,8 @@ class Entry:
     """A row of the journal, with the state of the task or run that it awaits.
 
     `state`: open | done | failed | timed_out | cancelled, as the workflow recorded it. `status`: the state of the task
-    or run; None if it awaits neither. `seconds`: after this time the wait ends by itself, 0 if it is over; None: it
-    does not end by itself. `at`: when the result came, or when the call was made.
+    or run; None: the row awaits neither. `seconds`: seconds until the wait ends by itself, 0 if it is over; None: the
+    wait does not end by itself. `at`: when the result came; without a result, when the call was made.
     """
 
     branch: str
@@ -130,22 +130,23 @@ class Reading:
 async def read_each(connection: Connection, readings: Sequence[Reading]) -> list[Journal | None]:
     """The journals, in order. None: the lease is not valid."""
     journals: list[Journal | None] = [None] * len(readings)
-    short = [nth for nth, reading in enumerate(readings) if reading.places is None]
-    by_places = [nth for nth, reading in enumerate(readings) if reading.places is not None]
-    for statement, chosen in ((READ_SHORT, short), (READ_OPEN, by_places)):
-        if not chosen:
-            continue
-        leases = lease_columns([readings[nth].lease for nth in chosen])
-        # A mapping each, because PostgreSQL takes a list of lists for an array of two dimensions.
-        places = [[{"of": readings[nth].places} for nth in chosen]] if statement is READ_OPEN else []
-        for row in await connection.fetch(statement, *leases, *places):
-            is_cut = statement is READ_SHORT and len(row["entries"]) > SHORT
-            journals[chosen[row["nth"] - 1]] = _journal(row, is_cut=is_cut)
+    short_indexes = [index for index, reading in enumerate(readings) if reading.places is None]
+    if short_indexes:
+        leases = lease_columns([readings[index].lease for index in short_indexes])
+        for row in await connection.fetch(READ_SHORT, *leases):
+            journals[short_indexes[row["nth"] - 1]] = _journal(row, is_cut=len(row["entries"]) > SHORT)
+    open_indexes = [index for index, reading in enumerate(readings) if reading.places is not None]
+    if open_indexes:
+        leases = lease_columns([readings[index].lease for index in open_indexes])
+        # Each element is a mapping, because PostgreSQL takes a list of lists for an array of two dimensions.
+        places = [{"of": readings[index].places} for index in open_indexes]
+        for row in await connection.fetch(READ_OPEN, *leases, places):
+            journals[open_indexes[row["nth"] - 1]] = _journal(row)
     return journals
 
 
 async def read(connection: Connection, lease: Lease) -> Journal:
-    """The whole journal of the workflow, for the worker with its lease. Raises LeaseLost."""
+    """The whole journal of the workflow, for the worker that has its lease. Raises LeaseLost."""
     row = await connection.fetchrow(READ, *lease_columns([lease]))
     if row is None:
         raise LeaseLost

@@ -19,9 +19,9 @@ WITH {held}{write_calls(claims=False)}, forgiven AS (
     UPDATE task t SET losses = 0, errors = 0, journaled = true
     FROM held WHERE t.id = held.id AND (t.losses + t.errors > 0 OR NOT t.journaled)
 ), advanced AS (
-    UPDATE job j SET steps_left = j.steps_left + mine.n
-    FROM (SELECT job_id, count(*)::int AS n FROM steps GROUP BY job_id) AS mine
-    WHERE j.id = mine.job_id
+    UPDATE job j SET steps_left = j.steps_left + per_job.step_count
+    FROM (SELECT job_id, count(*)::int AS step_count FROM steps GROUP BY job_id) AS per_job
+    WHERE j.id = per_job.job_id
     RETURNING j.id, j.trace
 ), hinted AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
@@ -29,17 +29,18 @@ WITH {held}{write_calls(claims=False)}, forgiven AS (
     FROM steps s JOIN advanced a ON a.id = s.job_id
     RETURNING id, task_id, queue, priority, headers
 )
-SELECT a.id AS task_id, held.id IS NOT NULL AS kept, coalesce(jobs.status = 'cancel_requested', false) AS cancelling,
+SELECT a.id AS task_id, held.id IS NOT NULL AS committed,
+       coalesce(jobs.status = 'cancel_requested', false) AS cancelling,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
-FROM asked a LEFT JOIN held ON held.id = a.id LEFT JOIN task t ON t.id = a.id LEFT JOIN jobs ON jobs.id = t.job_id
+FROM lease_batch a LEFT JOIN held ON held.id = a.id LEFT JOIN task t ON t.id = a.id LEFT JOIN jobs ON jobs.id = t.job_id
 UNION ALL
 SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
 """
 
 
 RECORD = _record("record_calls", HELD_IN_LIVE_JOB)
-# For a workflow that has seen the cancel of its job: it records where it saw the cancel, and the calls that undo its
-# work.
+# For a workflow that has seen the cancel of its job. It records the place where it saw the cancel, and the calls that
+# undo its work.
 RECORD_CANCELLING = _record("record_calls_of_cancelled", HELD_IN_CANCELLED_JOB)
 
 
@@ -51,7 +52,7 @@ async def record(
     In a job that is being cancelled, nothing is written for a workflow that has not seen the cancel
     (`Recording.cancelling`).
 
-    Returns what became of each lease's calls, by task, and the hints of the steps: publish them after the commit.
+    Returns task -> the outcome of its Recording, and the hints of the steps: publish them after the commit.
     """
     answers, hints = {}, []
     for cancelling, statement in ((False, RECORD), (True, RECORD_CANCELLING)):
@@ -63,5 +64,5 @@ async def record(
             if row["outbox_id"] is not None:
                 hints.append(Announcement.from_row(row))
             else:
-                answers[row["task_id"]] = Recorded(row["kept"], row["cancelling"])
+                answers[row["task_id"]] = Recorded(row["committed"], row["cancelling"])
     return answers, hints

@@ -1,4 +1,6 @@
-"""What a workflow's worker writes to the journal: a `Call` for each call of the context since the last write."""
+"""The records that a workflow's worker writes to the journal: a `Call` for each call of the workflow's context since
+the last write.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,13 @@ from leasehold.domain.lease import Lease
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One row of the journal, new or with its result. `branch` and `number`: its place.
+    """A row of the journal: a new one, or an open one that gets its result. `branch` and `number`: its place.
 
-    `kind`: run | sleep | signal | start | result | call | patch. `state`: open | done | failed | timed_out | cancelled
-    (the workflow waited here when it saw the cancel of its run).
-    `delay`: seconds from now until the wait ends by itself. `child`: the task or run that it starts or awaits.
-    `signal`: the id of the signal that it consumes. A run also has `step`, `queue`, `max_attempts`, `handler`,
-    `timeout_seconds`, `cancelable` and `argument`: those of the task that the statement writes.
+    `kind`: run | sleep | signal | start | result | call | patch. `state`: open | done | failed | timed_out | cancelled.
+    `cancelled` means that the workflow waited here when it saw the cancel of its run.
+    `delay`: seconds from now until the wait ends by itself. `child`: the task or run that the call starts or awaits.
+    `signal`: the id of the signal that the call consumes. A call of the kind `run` also has `step`, `queue`,
+    `max_attempts`, `handler`, `timeout_seconds`, `cancelable` and `argument` for the task that the statement writes.
     """
 
     branch: str
@@ -47,26 +49,26 @@ _FIELDS = tuple(Call.__dataclass_fields__)
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The outcome of a Recording. `kept`: the lease was valid, and the calls are committed. `cancelling`: the run is
-    being cancelled. `kept` is False, and nothing was written, if the lease is lost, or if the run is being cancelled
-    and the workflow had not seen it.
+    """The outcome of a Recording. `committed`: the calls are written. `cancelling`: the run is being cancelled.
+    Nothing is written in two cases: the lease is lost; or the run is being cancelled, and the workflow has not seen the
+    cancel yet.
     """
 
-    kept: bool
+    committed: bool
     cancelling: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Calls to be recorded while the workflow goes on. `cancelling`: the workflow has seen the cancel of its run."""
+    """Calls to be written while the workflow goes on. `cancelling`: the workflow has seen the cancel of its run."""
 
     lease: Lease
     calls: tuple[Call, ...]
     cancelling: bool = False
 
 
-def calls_column(calls_of: list[tuple[Call, ...]]) -> list[dict[str, Any]]:
+def calls_column(calls_by_lease: list[tuple[Call, ...]]) -> list[dict[str, Any]]:
     """The parameter $4 of the statements that write to the journal. Each element is a mapping, because PostgreSQL takes
     a list of lists for an array of two dimensions.
     """
-    return [{"of": [call.record() for call in calls]} for calls in calls_of]
+    return [{"of": [call.record() for call in calls]} for calls in calls_by_lease]

@@ -1,4 +1,4 @@
-"""`send`: a client's signal to a run. It is stored until the workflow consumes it, and wakes a workflow that waits."""
+"""`send` stores a client's signal to a run until the run's workflow consumes it, and wakes a workflow that waits."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from leasehold.evaluation.flat import compiled
 #: Seconds after which a client may try again when a run has too many signals.
 _RETRY_SECONDS = 5.0
 
-# SEND runs after this statement, in the same transaction: a statement that itself waited for the job's lock would not
-# see the journal that a suspension has written meanwhile.
+# This statement only locks. SEND runs after it in the same transaction: if SEND itself waited for the job's lock, it
+# would not see the journal that a suspension has written meanwhile.
 _LOCK = """
 -- signal_lock
 SELECT j.finished_at IS NOT NULL AS ended, j.status = 'cancel_requested' AS cancelling FROM job j
@@ -35,7 +35,7 @@ WITH stored AS (
     WHERE (SELECT count(*) FROM (SELECT FROM signal s WHERE s.job_id = $1 LIMIT $5) AS kept) < $5
     RETURNING id
 ), woken AS (
-    -- A workflow that runs finds the news when it suspends. One that waits is due now, if it waits for this signal.
+    -- A workflow that runs finds the news when it suspends. A workflow that waits for this signal is due now.
     UPDATE task t
     SET news = t.news + 1,
         wake_at = CASE WHEN t.status = 'waiting' THEN NULL ELSE t.wake_at END,
@@ -84,7 +84,7 @@ async def waits_of(connection: Connection, run_id: UUID, tenant_id: str) -> Sequ
 
 
 async def schema_of(connection: Connection, run_id: UUID, tenant_id: str, name: str) -> dict[str, Any] | None:
-    """The JSON Schema that the run's wait for the signal has. None: nothing waits, or it takes any payload."""
+    """The JSON Schema of the run's wait for the signal. None: no wait is open, or the wait takes any payload."""
     schema: dict[str, Any] | None = await connection.fetchval(_SCHEMA, run_id, tenant_id, name)
     return schema
 
@@ -103,7 +103,7 @@ async def send(
         raise NotFound("run_not_found", "There is no such run.")
     if job["ended"] or job["cancelling"]:
         raise Conflict("run_ended", "The run has ended, or is being cancelled: it takes no signals.")
-    # Behind the lock: a wait that a suspension has written meanwhile counts, too.
+    # Read this after the lock: so it sees a wait that a suspension has written meanwhile.
     schema = await schema_of(connection, run_id, tenant_id, name)
     if schema is not None and (problem := first_mismatch(compiled(schema), payload)) is not None:
         raise Invalid("invalid_payload", mismatch_sentence(*problem))

@@ -1,5 +1,5 @@
 -- acknowledge_cancel
-WITH asked AS MATERIALIZED (
+WITH lease_batch AS MATERIALIZED (
     -- The leases. `nth` is the lease's position in every parameter array, counted from 1.
     SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
         WITH ORDINALITY AS a(owner, id, epoch, nth)
@@ -11,7 +11,7 @@ WITH asked AS MATERIALIZED (
     FROM (
         SELECT t.job_id, array_agg(a.owner) AS owners, array_agg(a.id) AS ids, array_agg(a.epoch) AS epochs,
                array_agg(a.nth) AS places
-        FROM asked a JOIN task t ON t.id = a.id GROUP BY t.job_id
+        FROM lease_batch a JOIN task t ON t.id = a.id GROUP BY t.job_id
     ) AS leases JOIN job j ON j.id = leases.job_id
     ORDER BY j.id
     FOR UPDATE OF j
@@ -57,5 +57,5 @@ WITH asked AS MATERIALIZED (
 SELECT a.id AS task_id, 'cancelled' AS state,
        coalesce(s.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'cancelled'), false) AS settled,
        e.id AS ended_job, e.pipeline, e.status AS outcome, e.seconds
-FROM asked a LEFT JOIN stopped s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
+FROM lease_batch a LEFT JOIN stopped s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
 LEFT JOIN advanced e ON e.id = s.job_id AND e.status = 'cancelled'

@@ -1,6 +1,7 @@
 -- claim
 WITH jobs AS MATERIALIZED (
-    -- Waits for each job's lock: the statement that holds it is short. A job that was passed over would lose its hint.
+    -- Waits for the lock of each job. The statement that holds the lock is short. If this statement passed the job
+    -- over, the job would lose its hint.
     SELECT j.id, hinted.tasks, hinted.statuses, j.event_seq, j.tenant_id, j.pipeline, j.pipeline_version, j.params, j.inputs, j.output_prefix, j.trace, j.gated, CASE WHEN j.cancel_by IS NULL THEN j.grace_seconds ELSE greatest(ceil(extract(epoch FROM j.cancel_by - clock_timestamp())), 0)::int END AS grace_seconds, j.status = 'cancel_requested' AS cancelling
     FROM (
         SELECT t.job_id, array_agg(t.id) AS tasks, array_agg(t.status) AS statuses
@@ -10,7 +11,7 @@ WITH jobs AS MATERIALIZED (
     ORDER BY j.id
     FOR UPDATE OF j
 ), found AS MATERIALIZED (
-    -- The sort reads all of `jobs` first: so all jobs are locked before the first task.
+    -- The sort reads all of `jobs` first: so all jobs are locked before the first task is.
     SELECT hinted.id, hinted.was, jobs.event_seq, jobs.tenant_id, jobs.pipeline, jobs.pipeline_version, jobs.params, jobs.inputs, jobs.output_prefix, jobs.trace, jobs.gated, jobs.grace_seconds, jobs.cancelling
     FROM jobs CROSS JOIN LATERAL unnest(jobs.tasks, jobs.statuses) AS hinted(id, was)
     ORDER BY hinted.id
@@ -47,8 +48,8 @@ WITH jobs AS MATERIALIZED (
               found.event_seq, found.tenant_id, found.pipeline, found.pipeline_version, CASE WHEN t.contained THEN (SELECT i.value FROM item i WHERE i.task_id = t.id) ELSE found.params END AS params, found.inputs, CASE WHEN t.contained THEN found.output_prefix || '/' || replace(t.step, '#', '.')
                    ELSE found.output_prefix END AS output_prefix, found.trace, found.gated, found.grace_seconds, found.cancelling
 ), counted AS MATERIALIZED (
-    -- The claimed tasks, numbered within their job for its events: `nth` of `task_count`. `leased`: how many of them
-    -- the job did not count as leased. `becomes`: the job's status.
+    -- The claimed tasks, numbered within their job for its events: `nth` of `task_count`. `leased`: how many of these
+    -- tasks the job did not count as leased before. `becomes`: the job's new status.
     SELECT c.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth, (count(*) OVER job)::int AS task_count,
            (count(*) FILTER (WHERE was <> 'running' AND NOT cancelling) OVER job)::int AS leased,
            CASE WHEN cancelling THEN 'cancel_requested'

@@ -1,5 +1,5 @@
 -- complete
-WITH asked AS MATERIALIZED (
+WITH lease_batch AS MATERIALIZED (
     -- The leases. `nth` is the lease's position in every parameter array, counted from 1.
     SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
         WITH ORDINALITY AS a(owner, id, epoch, nth)
@@ -11,20 +11,20 @@ WITH asked AS MATERIALIZED (
     FROM (
         SELECT t.job_id, array_agg(a.owner) AS owners, array_agg(a.id) AS ids, array_agg(a.epoch) AS epochs,
                array_agg(a.nth) AS places
-        FROM asked a JOIN task t ON t.id = a.id GROUP BY t.job_id
+        FROM lease_batch a JOIN task t ON t.id = a.id GROUP BY t.job_id
     ) AS leases JOIN job j ON j.id = leases.job_id
     ORDER BY j.id
     FOR UPDATE OF j
 ), leases AS MATERIALIZED (
-    -- Each lease with its job. The sort reads all of `jobs` first: so all jobs are locked before the first task.
+    -- Each lease with its job. The sort reads all of `jobs` first: so all jobs are locked before the first task is.
     SELECT a.owner, a.id, a.epoch, a.nth AS place, jobs.status AS job_status, jobs.steps_left, jobs.leased,
            jobs.external, jobs.tenant_id, jobs.trace, jobs.event_seq, jobs.pipeline, jobs.created_at
     FROM jobs CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
     ORDER BY a.id
 ), done AS (
     -- The guarded write: the leases' tasks succeed. It waits until a renewal or a note has released a task's row, and
-    -- then judges the newest version of the row. Other settlements lock the row first: each such lock is one more
-    -- record in PostgreSQL's log.
+    -- then judges the newest version of the row. Other settlements lock the rows before they write. This statement does
+    -- not, because each such lock is one more record in PostgreSQL's log.
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM leases a WHERE t.id = a.id AND CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END
@@ -36,10 +36,11 @@ WITH asked AS MATERIALIZED (
            (count(*) OVER (PARTITION BY job_id))::int AS completed_count,
            ($6::bool[])[d.place] AND d.external = 0 AND d.job_status <> 'cancel_requested' AS claim_next
     FROM done d
-), parents AS MATERIALIZED (
-    -- Each step (`child`) that needs `ended_needs` of the completed tasks. `place`: the worker that may claim it;
-    -- `taken`: the worker claims this step, the first of those that are ready.
-    SELECT p.*, x.ready AND row_number() OVER (PARTITION BY p.place, x.ready ORDER BY c.position, c.id) = 1 AS taken
+), dependents AS MATERIALIZED (
+    -- Each step (`child`) that needs `ended_needs` of the completed tasks. `place`: the place of the lease whose worker
+    -- may claim the step. `taken`: the worker claims it, because it is the first of the worker's ready steps.
+    SELECT dep.*,
+           x.ready AND row_number() OVER (PARTITION BY dep.place, x.ready ORDER BY c.position, c.id) = 1 AS taken
     FROM (
         SELECT child, count(*)::int AS ended_needs, (array_agg(d.trace))[1] AS trace,
                (array_agg(d.tenant_id))[1] AS tenant_id,
@@ -48,38 +49,38 @@ WITH asked AS MATERIALIZED (
                (array_agg(d.queue) FILTER (WHERE d.claim_next))[1] AS queue,
                (array_agg(d.priority) FILTER (WHERE d.claim_next))[1] AS priority
         FROM counted d, unnest(d.unblocks) AS child GROUP BY child
-    ) AS p JOIN task c ON c.id = p.child
+    ) AS dep JOIN task c ON c.id = dep.child
     CROSS JOIN LATERAL (
-        SELECT p.place IS NOT NULL AND c.queue = p.queue AND c.priority <= p.priority
-               AND CASE c.status WHEN 'blocked' THEN c.waiting_on = p.ended_needs WHEN 'waiting' THEN coalesce(c.news + p.ended_needs >= c.wake_at, false) ELSE false END
+        SELECT dep.place IS NOT NULL AND c.queue = dep.queue AND c.priority <= dep.priority
+               AND CASE c.status WHEN 'blocked' THEN c.waiting_on = dep.ended_needs WHEN 'waiting' THEN coalesce(c.news + dep.ended_needs >= c.wake_at, false) ELSE false END
                AND NOT EXISTS (SELECT 1 FROM paused_queue q WHERE q.queue = c.queue) AS ready
     ) AS x
 ), freed AS (
-    -- Counts down on the child's own row. Because of the job's lock, the steps that it needs complete one after
-    -- another.
+    -- Counts down in the row of each dependent step. Two statements cannot do this at once for steps of one job: each
+    -- locks the job first.
     UPDATE task c
-    SET waiting_on = CASE c.status WHEN 'blocked' THEN c.waiting_on - p.ended_needs ELSE c.waiting_on END,
-        news = CASE c.status WHEN 'blocked' THEN c.news ELSE c.news + p.ended_needs END,
-        wake_at = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = p.ended_needs WHEN 'waiting' THEN coalesce(c.news + p.ended_needs >= c.wake_at, false) ELSE false END THEN NULL WHEN c.status = 'blocked' THEN c.wake_at
+    SET waiting_on = CASE c.status WHEN 'blocked' THEN c.waiting_on - dep.ended_needs ELSE c.waiting_on END,
+        news = CASE c.status WHEN 'blocked' THEN c.news ELSE c.news + dep.ended_needs END,
+        wake_at = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = dep.ended_needs WHEN 'waiting' THEN coalesce(c.news + dep.ended_needs >= c.wake_at, false) ELSE false END THEN NULL WHEN c.status = 'blocked' THEN c.wake_at
                        ELSE coalesce(c.wake_at, 2147483647) END,
-        status = CASE WHEN NOT CASE c.status WHEN 'blocked' THEN c.waiting_on = p.ended_needs WHEN 'waiting' THEN coalesce(c.news + p.ended_needs >= c.wake_at, false) ELSE false END THEN c.status WHEN p.taken THEN 'running'
+        status = CASE WHEN NOT CASE c.status WHEN 'blocked' THEN c.waiting_on = dep.ended_needs WHEN 'waiting' THEN coalesce(c.news + dep.ended_needs >= c.wake_at, false) ELSE false END THEN c.status WHEN dep.taken THEN 'running'
                       WHEN c.status = 'waiting' THEN 'waiting' ELSE 'pending' END,
-        lease_owner = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = p.ended_needs WHEN 'waiting' THEN coalesce(c.news + p.ended_needs >= c.wake_at, false) ELSE false END AND p.taken THEN ($1::uuid[])[p.place] ELSE c.lease_owner END,
-        lease_until = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = p.ended_needs WHEN 'waiting' THEN coalesce(c.news + p.ended_needs >= c.wake_at, false) ELSE false END AND p.taken THEN clock_timestamp() + $7::interval ELSE c.lease_until END,
-        epoch = c.epoch + (CASE c.status WHEN 'blocked' THEN c.waiting_on = p.ended_needs WHEN 'waiting' THEN coalesce(c.news + p.ended_needs >= c.wake_at, false) ELSE false END AND p.taken)::int,
-        attempt = c.attempt + (CASE c.status WHEN 'blocked' THEN c.waiting_on = p.ended_needs WHEN 'waiting' THEN coalesce(c.news + p.ended_needs >= c.wake_at, false) ELSE false END AND p.taken)::int,
-        started_at = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = p.ended_needs WHEN 'waiting' THEN coalesce(c.news + p.ended_needs >= c.wake_at, false) ELSE false END AND p.taken THEN clock_timestamp() ELSE c.started_at END,
-        available_at = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = p.ended_needs WHEN 'waiting' THEN coalesce(c.news + p.ended_needs >= c.wake_at, false) ELSE false END THEN clock_timestamp() ELSE c.available_at END
-    FROM parents p
-    WHERE c.id = p.child AND CASE WHEN c.finished_at IS NULL THEN true ELSE false END
+        lease_owner = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = dep.ended_needs WHEN 'waiting' THEN coalesce(c.news + dep.ended_needs >= c.wake_at, false) ELSE false END AND dep.taken THEN ($1::uuid[])[dep.place] ELSE c.lease_owner END,
+        lease_until = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = dep.ended_needs WHEN 'waiting' THEN coalesce(c.news + dep.ended_needs >= c.wake_at, false) ELSE false END AND dep.taken THEN clock_timestamp() + $7::interval ELSE c.lease_until END,
+        epoch = c.epoch + (CASE c.status WHEN 'blocked' THEN c.waiting_on = dep.ended_needs WHEN 'waiting' THEN coalesce(c.news + dep.ended_needs >= c.wake_at, false) ELSE false END AND dep.taken)::int,
+        attempt = c.attempt + (CASE c.status WHEN 'blocked' THEN c.waiting_on = dep.ended_needs WHEN 'waiting' THEN coalesce(c.news + dep.ended_needs >= c.wake_at, false) ELSE false END AND dep.taken)::int,
+        started_at = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = dep.ended_needs WHEN 'waiting' THEN coalesce(c.news + dep.ended_needs >= c.wake_at, false) ELSE false END AND dep.taken THEN clock_timestamp() ELSE c.started_at END,
+        available_at = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = dep.ended_needs WHEN 'waiting' THEN coalesce(c.news + dep.ended_needs >= c.wake_at, false) ELSE false END THEN clock_timestamp() ELSE c.available_at END
+    FROM dependents dep
+    WHERE c.id = dep.child AND CASE WHEN c.finished_at IS NULL THEN true ELSE false END
     RETURNING c.id, c.job_id, c.tenant_id, c.step, c.position, c.queue, c.priority, c.status, c.epoch, c.attempt,
-              c.errors, c.crashes, c.handler, c.timeout_seconds, c.unblocks, c.wake_at, p.trace, p.seq, p.place
+              c.errors, c.crashes, c.handler, c.timeout_seconds, c.unblocks, c.wake_at, dep.trace, dep.seq, dep.place
 ), taken AS MATERIALIZED (
     -- The steps that this statement claims.
     SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY position, id) AS nth FROM freed f
     WHERE f.status = 'running' AND f.wake_at IS NULL
 ), judged AS MATERIALIZED (
-    -- The job's next status. With external steps it is `waiting_worker` while an external step can run.
+    -- The job's next status (`becomes`). A job with external steps is `waiting_worker` while one of them can run.
     SELECT c.*,
            CASE WHEN c.steps_left = c.completed_count THEN 'succeeded'
                 WHEN c.job_status = 'cancel_requested' AND c.leased = c.completed_count THEN 'cancelled'
@@ -142,7 +143,7 @@ FROM judged d
 UNION ALL
 SELECT a.id, coalesce(t.status = 'succeeded' AND t.epoch = a.epoch, false), 'succeeded', NULL, NULL, NULL, NULL, NULL,
        NULL, NULL, NULL, NULL
-FROM asked a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.id FROM done d)
+FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.id FROM done d)
 UNION ALL
 SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL
 FROM hinted h

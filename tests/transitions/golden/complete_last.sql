@@ -1,5 +1,5 @@
 -- complete_last
-WITH asked AS MATERIALIZED (
+WITH lease_batch AS MATERIALIZED (
     -- The leases. `nth` is the lease's position in every parameter array, counted from 1.
     SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
         WITH ORDINALITY AS a(owner, id, epoch, nth)
@@ -11,20 +11,20 @@ WITH asked AS MATERIALIZED (
     FROM (
         SELECT t.job_id, array_agg(a.owner) AS owners, array_agg(a.id) AS ids, array_agg(a.epoch) AS epochs,
                array_agg(a.nth) AS places
-        FROM asked a JOIN task t ON t.id = a.id GROUP BY t.job_id
+        FROM lease_batch a JOIN task t ON t.id = a.id GROUP BY t.job_id
     ) AS leases JOIN job j ON j.id = leases.job_id
     ORDER BY j.id
     FOR UPDATE OF j
 ), leases AS MATERIALIZED (
-    -- Each lease with its job. The sort reads all of `jobs` first: so all jobs are locked before the first task.
+    -- Each lease with its job. The sort reads all of `jobs` first: so all jobs are locked before the first task is.
     SELECT a.owner, a.id, a.epoch, a.nth AS place, jobs.status AS job_status, jobs.steps_left, jobs.leased,
            jobs.external, jobs.tenant_id, jobs.trace, jobs.event_seq, jobs.pipeline, jobs.created_at
     FROM jobs CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
     ORDER BY a.id
 ), done AS (
     -- The guarded write: the leases' tasks succeed. It waits until a renewal or a note has released a task's row, and
-    -- then judges the newest version of the row. Other settlements lock the row first: each such lock is one more
-    -- record in PostgreSQL's log.
+    -- then judges the newest version of the row. Other settlements lock the rows before they write. This statement does
+    -- not, because each such lock is one more record in PostgreSQL's log.
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM leases a WHERE t.id = a.id AND CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END AND t.unblocks = '{}'
@@ -36,7 +36,7 @@ WITH asked AS MATERIALIZED (
            (count(*) OVER (PARTITION BY job_id))::int AS completed_count
     FROM done d
 ), judged AS MATERIALIZED (
-    -- The job's next status. With external steps it is `waiting_worker` while an external step can run.
+    -- The job's next status (`becomes`). A job with external steps is `waiting_worker` while one of them can run.
     SELECT c.*,
            CASE WHEN c.steps_left = c.completed_count THEN 'succeeded'
                 WHEN c.job_status = 'cancel_requested' AND c.leased = c.completed_count THEN 'cancelled'
@@ -78,4 +78,4 @@ FROM judged d
 UNION ALL
 SELECT a.id, coalesce(t.status = 'succeeded' AND t.epoch = a.epoch, false), 'succeeded', NULL, NULL, NULL, NULL, NULL,
        NULL, NULL, NULL, NULL
-FROM asked a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.id FROM done d)
+FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.id FROM done d)

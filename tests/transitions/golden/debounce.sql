@@ -1,9 +1,9 @@
 -- debounce
-WITH asked AS MATERIALIZED (
+WITH submissions AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset($2::jsonb) AS a(pipeline text, key text, params jsonb, delay float8, nth int)
 ), waiting AS MATERIALIZED (
     SELECT j.id, a.params, a.delay, a.nth
-    FROM asked a JOIN job j ON j.tenant_id = $1 AND j.pipeline = a.pipeline AND j.dedupe_key = a.key
+    FROM submissions a JOIN job j ON j.tenant_id = $1 AND j.pipeline = a.pipeline AND j.dedupe_key = a.key
     WHERE CASE WHEN j.finished_at IS NULL THEN true ELSE false END
     ORDER BY j.id
     FOR UPDATE OF j
@@ -18,7 +18,7 @@ WITH asked AS MATERIALIZED (
 ), runs AS (
     UPDATE run r SET scheduled_at = p.available_at FROM postponed p WHERE r.job_id = p.job_id
 ), jobs AS (
-    -- The job's time begins when it may start.
+    -- The job's time limit begins when the job may start. A job that has started loses its dedupe key.
     UPDATE job j
     SET params = CASE WHEN p.job_id IS NULL THEN j.params ELSE w.params END,
         dedupe_key = CASE WHEN p.job_id IS NULL THEN NULL ELSE j.dedupe_key END,

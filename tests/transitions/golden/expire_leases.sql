@@ -14,8 +14,8 @@ WITH held AS MATERIALIZED (
     ORDER BY t.id
     FOR UPDATE OF t SKIP LOCKED
 ), judged AS MATERIALIZED (
-    -- `spent`: the task was lost too often. `ends`: its job fails with it, and so do all tasks that the job lost in
-    -- this batch. A step that a workflow started (`contained`) does not fail its job.
+    -- `spent`: the task was lost too often. `ends`: the job of such a task fails, and all its lost tasks in this batch
+    -- fail, too. A step that a workflow started (`contained`) does not fail its job.
     SELECT held.id, held.losses >= $2 AS spent,
            bool_or(held.losses >= $2 AND NOT held.contained) OVER (PARTITION BY held.job_id) AS ends
     FROM held
@@ -60,7 +60,7 @@ WITH held AS MATERIALIZED (
            (count(*) FILTER (WHERE given_up))::int AS given_up
     FROM task_events GROUP BY job_id
 ), job_error AS (
-    -- Only for jobs that fail: the error of the first failed step becomes the job's.
+    -- Only for jobs that fail: the error of the first failed step becomes the error of the job.
     SELECT DISTINCT ON (job_id) job_id, code, message, step, retryable FROM attempt_ended
     WHERE ends ORDER BY job_id, contained, position
 ), advanced AS (
@@ -90,8 +90,8 @@ WITH held AS MATERIALIZED (
            e.id, e.step, e.status, e.epoch, e.data
     FROM task_events e JOIN advanced a ON a.id = e.job_id
 ), woken AS (
-    -- The workflows that wait for steps that gave up. A step that gave up counts as one that has ended: see `news` and
-    -- `wake_at` in settlements/completion.py. Both are counts: `wake_at` is the value of `news` that makes it due.
+    -- The workflows whose steps have failed for good. Such a step counts as an ended step: see `news` and `wake_at` in
+    -- settlements/completion.py. Both are counts: a workflow is due when `news` reaches `wake_at`.
     UPDATE task w
     SET news = w.news + gave_up.steps, wake_at = CASE WHEN w.news + gave_up.steps < w.wake_at THEN w.wake_at END,
         available_at = CASE WHEN w.status = 'waiting' AND w.news + gave_up.steps >= w.wake_at THEN clock_timestamp()

@@ -1,5 +1,5 @@
 -- fail
-WITH asked AS MATERIALIZED (
+WITH lease_batch AS MATERIALIZED (
     -- The leases. `nth` is the lease's position in every parameter array, counted from 1.
     SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
         WITH ORDINALITY AS a(owner, id, epoch, nth)
@@ -11,7 +11,7 @@ WITH asked AS MATERIALIZED (
     FROM (
         SELECT t.job_id, array_agg(a.owner) AS owners, array_agg(a.id) AS ids, array_agg(a.epoch) AS epochs,
                array_agg(a.nth) AS places
-        FROM asked a JOIN task t ON t.id = a.id GROUP BY t.job_id
+        FROM lease_batch a JOIN task t ON t.id = a.id GROUP BY t.job_id
     ) AS leases JOIN job j ON j.id = leases.job_id
     ORDER BY j.id
     FOR UPDATE OF j
@@ -27,8 +27,8 @@ WITH asked AS MATERIALIZED (
     ORDER BY t.id
     FOR UPDATE OF t
 ), judged AS MATERIALIZED (
-    -- `again`: the task may run again. `ends`: the job fails, because one of its failures in this batch is final. Then
-    -- all its failures in this batch are final. A step that a workflow started (`contained`) does not fail its job.
+    -- `again`: the task may run again. `ends`: the job fails, because one of its tasks in this batch may not run again.
+    -- Then no task of the job runs again. A step that a workflow started (`contained`) does not fail its job.
     SELECT failure.*, bool_or(NOT failure.again AND NOT failure.contained) OVER (PARTITION BY failure.job_id) AS ends
     FROM (
         SELECT t.id, t.job_id, t.contained, f.cause, f.code, f.message, f.delay, f.retryable,
@@ -82,7 +82,7 @@ WITH asked AS MATERIALIZED (
            (count(*) FILTER (WHERE given_up))::int AS given_up
     FROM task_events GROUP BY job_id
 ), job_error AS (
-    -- Only for jobs that fail: the error of the first failed step becomes the job's.
+    -- Only for jobs that fail: the error of the first failed step becomes the error of the job.
     SELECT DISTINCT ON (job_id) job_id, code, message, step, retryable FROM attempt_ended
     WHERE ends ORDER BY job_id, contained, position
 ), advanced AS (
@@ -112,8 +112,8 @@ WITH asked AS MATERIALIZED (
            e.id, e.step, e.status, e.epoch, e.data
     FROM task_events e JOIN advanced a ON a.id = e.job_id
 ), woken AS (
-    -- The workflows that wait for steps that gave up. A step that gave up counts as one that has ended: see `news` and
-    -- `wake_at` in settlements/completion.py. Both are counts: `wake_at` is the value of `news` that makes it due.
+    -- The workflows whose steps have failed for good. Such a step counts as an ended step: see `news` and `wake_at` in
+    -- settlements/completion.py. Both are counts: a workflow is due when `news` reaches `wake_at`.
     UPDATE task w
     SET news = w.news + gave_up.steps, wake_at = CASE WHEN w.news + gave_up.steps < w.wake_at THEN w.wake_at END,
         available_at = CASE WHEN w.status = 'waiting' AND w.news + gave_up.steps >= w.wake_at THEN clock_timestamp()
@@ -137,7 +137,7 @@ SELECT a.id AS task_id, f.status AS state,
        coalesce(f.id IS NOT NULL OR (t.epoch = a.epoch AND t.status IN ('retry', 'failed')), false) AS settled,
        e.id AS ended_job, e.pipeline, e.outcome, e.seconds,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
-FROM asked a LEFT JOIN attempt_ended f ON f.id = a.id LEFT JOIN task t ON t.id = a.id
+FROM lease_batch a LEFT JOIN attempt_ended f ON f.id = a.id LEFT JOIN task t ON t.id = a.id
 LEFT JOIN advanced e ON e.id = f.job_id AND e.status = 'failed'
 UNION ALL
 SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM woken_hints h

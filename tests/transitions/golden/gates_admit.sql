@@ -6,7 +6,7 @@ WITH jobs AS MATERIALIZED (
 ), passed AS (
     UPDATE gate_job g SET admitted_at = clock_timestamp() FROM jobs WHERE g.job_id = jobs.id
 ), freed AS (
-    -- The first steps can run now; those of a later time wait for it.
+    -- The first steps can run now, or wait for their start time.
     UPDATE task t
     SET waiting_on = t.waiting_on - 1,
         status = CASE WHEN t.available_at > clock_timestamp() THEN 'waiting' ELSE 'pending' END,
@@ -27,7 +27,7 @@ WITH jobs AS MATERIALIZED (
 ), advanced AS (
     UPDATE job j
     SET held = false, event_seq = j.event_seq + 1, status = per_job.becomes,
-        -- The job's time begins now; a deadline that the client set stays.
+        -- The job's time limit begins now. A deadline that the client set does not change.
         deadline_at = CASE WHEN j.timeout_seconds IS NULL AND j.start_within_seconds IS NULL THEN j.deadline_at
                            ELSE clock_timestamp() + make_interval(secs => j.timeout_seconds) END
     FROM counted per_job WHERE per_job.nth = 1 AND j.id = per_job.job_id

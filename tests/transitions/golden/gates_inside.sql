@@ -1,7 +1,7 @@
 -- gates_inside
 SELECT gate.tenant_id, gate.key, used.unfinished, used.last_minute
-FROM unnest($1::text[], $2::text[]) AS asked(tenant_id, key)
-JOIN gate ON gate.tenant_id = asked.tenant_id AND gate.key = asked.key
+FROM unnest($1::text[], $2::text[]) AS limits(tenant_id, key)
+JOIN gate ON gate.tenant_id = limits.tenant_id AND gate.key = limits.key
 CROSS JOIN LATERAL (
     SELECT count(*) AS unfinished, 0::bigint AS last_minute FROM gate_job g
     WHERE gate.per_minute IS NULL AND g.tenant_id = gate.tenant_id AND g.key = gate.key AND g.admitted_at IS NOT NULL

@@ -1,13 +1,12 @@
 -- gates_waiting
-WITH RECURSIVE asked AS (
-    -- The limits.
+WITH RECURSIVE limits AS (
     SELECT * FROM unnest($1::text[], $2::text[]) AS a(tenant_id, key)
 ), owners(tenant_id, key, owner) AS (
     -- The tenants that wait at each limit, by a loose index scan: one probe for each tenant, however many jobs it has.
-    SELECT asked.tenant_id, asked.key, first.owner
-    FROM asked CROSS JOIN LATERAL (
+    SELECT limits.tenant_id, limits.key, first.owner
+    FROM limits CROSS JOIN LATERAL (
         SELECT g.owner FROM gate_job g
-        WHERE g.tenant_id = asked.tenant_id AND g.key = asked.key AND g.admitted_at IS NULL
+        WHERE g.tenant_id = limits.tenant_id AND g.key = limits.key AND g.admitted_at IS NULL
         ORDER BY g.owner LIMIT 1
     ) AS first
     UNION ALL
@@ -18,7 +17,8 @@ WITH RECURSIVE asked AS (
         ORDER BY g.owner LIMIT 1
     ) AS next
 ), heads AS MATERIALIZED (
-    -- The first jobs of each tenant. At a limit of EVERYBODY ($4) a tenant's admitted jobs count before its first.
+    -- The first jobs of each tenant, with their turn. At a limit of EVERYBODY ($4), the turn also counts the tenant's
+    -- admitted jobs.
     SELECT head.job_id, head.priority, head.nth + admitted.job_count AS turn
     FROM owners o
     CROSS JOIN LATERAL (

@@ -4,7 +4,7 @@ WITH deleted AS (
     RETURNING id, tenant_id, pipeline, keep_seconds
 )
 INSERT INTO tombstone (job_id, tenant_id, pipeline, is_run, because)
-SELECT g.id, g.tenant_id, g.pipeline, EXISTS (SELECT 1 FROM run r WHERE r.job_id = g.id),
-       CASE WHEN g.keep_seconds = 0 THEN 'deleted' ELSE 'expired' END
-FROM deleted g
+SELECT d.id, d.tenant_id, d.pipeline, EXISTS (SELECT 1 FROM run r WHERE r.job_id = d.id),
+       CASE WHEN d.keep_seconds = 0 THEN 'deleted' ELSE 'expired' END
+FROM deleted d
 ON CONFLICT (job_id) DO NOTHING

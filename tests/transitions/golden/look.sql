@@ -21,25 +21,26 @@ WITH RECURSIVE served AS MATERIALIZED (
         ORDER BY t.tenant_id LIMIT 1
     ) AS next
 ), counting AS MATERIALIZED (
-    -- Whether to count the running tasks. A single tenant needs no turns. Counting is slow: it also reads the rows of
-    -- tasks that have run and are not vacuumed yet.
-    SELECT $7::text[] IS NULL AND count(DISTINCT tenant_id) > 1 AS now FROM tenants
+    -- Whether this statement counts the running tasks. A single tenant needs no turns. Counting is slow: it also reads
+    -- the rows of tasks that have run and are not vacuumed yet.
+    SELECT $7::text[] IS NULL AND count(DISTINCT tenant_id) > 1 AS is_needed FROM tenants
 ), busy AS MATERIALIZED (
-    -- How many tasks each tenant has running: counted here, or as the caller knows.
+    -- How many tasks each tenant has running: counted here, or passed by the caller.
     SELECT tenant_id, count(*) AS n FROM task
-    WHERE status = 'running' AND (SELECT counting.now FROM counting)
+    WHERE status = 'running' AND (SELECT counting.is_needed FROM counting)
     GROUP BY tenant_id
     UNION ALL
     SELECT known.tenant_id, known.n FROM unnest($7::text[], $8::bigint[]) AS known(tenant_id, n)
 ), shares AS MATERIALIZED (
-    -- How many tasks this worker may claim for each tenant (`room`), and how long a hint comes first (`overdue`).
-    SELECT x.*, mine.n AS mine, CASE WHEN mine.tenant_id IS NULL THEN $12 ELSE mine.room END AS room,
-           CASE WHEN mine.tenant_id IS NULL THEN $13::interval ELSE $5::interval END AS overdue
+    -- For each tenant: how many tasks run with this worker (`running_here`), how many more the worker may claim
+    -- (`room`), and how long a task must have been due because its hint comes first (`overdue`).
+    SELECT x.*, here.n AS running_here, CASE WHEN here.tenant_id IS NULL THEN $12 ELSE here.room END AS room,
+           CASE WHEN here.tenant_id IS NULL THEN $13::interval ELSE $5::interval END AS overdue
     FROM tenants x
-    LEFT JOIN unnest($9::text[], $10::int[], $11::int[]) AS mine(tenant_id, n, room) ON mine.tenant_id = x.tenant_id
+    LEFT JOIN unnest($9::text[], $10::int[], $11::int[]) AS here(tenant_id, n, room) ON here.tenant_id = x.tenant_id
 ), heads AS MATERIALIZED (
-    -- The oldest due tasks of each tenant. For a tenant without room only the first: its age is reported.
-    SELECT head.*, x.band, x.tenant_id, x.mine, x.room
+    -- The oldest due tasks of each tenant. A tenant without room has only its oldest: the statement reports its age.
+    SELECT head.*, x.band, x.tenant_id, x.running_here, x.room
     FROM shares x
     CROSS JOIN LATERAL (
         SELECT t.*, row_number() OVER (ORDER BY t.available_at) AS nth
@@ -60,13 +61,13 @@ WITH RECURSIVE served AS MATERIALIZED (
         ) AS t
     ) AS head
 ), roomy AS MATERIALIZED (
-    -- A tenant's room is for all its queues and priorities together.
+    -- Whether each task is within the room of its tenant, which is for all queues and priorities together.
     SELECT h.*, coalesce(row_number() OVER (PARTITION BY h.tenant_id ORDER BY h.nth, h.available_at) <= h.room, true)
                 AS has_room
     FROM heads h
 ), candidates AS MATERIALIZED (
-    -- In the order in which tenants take turns.
-    SELECT h.id, h.job_id, h.was, h.nth + greatest(busy.n, h.mine, 0) AS turn,
+    -- The tasks in the order in which tenants take turns.
+    SELECT h.id, h.job_id, h.was, h.nth + greatest(busy.n, h.running_here, 0) AS turn,
            h.available_at + h.band * interval '30 seconds' AS since
     FROM roomy h LEFT JOIN busy ON busy.tenant_id = h.tenant_id
     WHERE h.has_room
@@ -100,8 +101,8 @@ WITH RECURSIVE served AS MATERIALIZED (
               found.event_seq, found.tenant_id, found.pipeline, found.pipeline_version, CASE WHEN t.contained THEN (SELECT i.value FROM item i WHERE i.task_id = t.id) ELSE found.params END AS params, found.inputs, CASE WHEN t.contained THEN found.output_prefix || '/' || replace(t.step, '#', '.')
                    ELSE found.output_prefix END AS output_prefix, found.trace, found.gated, found.grace_seconds, found.cancelling
 ), counted AS MATERIALIZED (
-    -- The claimed tasks, numbered within their job for its events: `nth` of `task_count`. `leased`: how many of them
-    -- the job did not count as leased. `becomes`: the job's status.
+    -- The claimed tasks, numbered within their job for its events: `nth` of `task_count`. `leased`: how many of these
+    -- tasks the job did not count as leased before. `becomes`: the job's new status.
     SELECT c.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth, (count(*) OVER job)::int AS task_count,
            (count(*) FILTER (WHERE was <> 'running' AND NOT cancelling) OVER job)::int AS leased,
            CASE WHEN cancelling THEN 'cancel_requested'
@@ -124,7 +125,8 @@ WITH RECURSIVE served AS MATERIALIZED (
 )
 
 SELECT counted.*, oldest.seconds AS oldest,
-       CASE WHEN counting.now THEN coalesce((SELECT jsonb_object_agg(tenant_id, n) FROM busy), '{}') END AS running,
+       CASE WHEN counting.is_needed
+            THEN coalesce((SELECT jsonb_object_agg(tenant_id, n) FROM busy), '{}') END AS running,
        EXISTS (SELECT 1 FROM roomy WHERE NOT has_room) AS held_back
 FROM (SELECT extract(epoch FROM max(statement_timestamp() - available_at))::float8 AS seconds FROM heads) AS oldest
 CROSS JOIN counting

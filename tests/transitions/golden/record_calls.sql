@@ -1,5 +1,5 @@
 -- record_calls
-WITH asked AS MATERIALIZED (
+WITH lease_batch AS MATERIALIZED (
     -- The leases. `nth` is the lease's position in every parameter array, counted from 1.
     SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
         WITH ORDINALITY AS a(owner, id, epoch, nth)
@@ -11,7 +11,7 @@ WITH asked AS MATERIALIZED (
     FROM (
         SELECT t.job_id, array_agg(a.owner) AS owners, array_agg(a.id) AS ids, array_agg(a.epoch) AS epochs,
                array_agg(a.nth) AS places
-        FROM asked a JOIN task t ON t.id = a.id GROUP BY t.job_id
+        FROM lease_batch a JOIN task t ON t.id = a.id GROUP BY t.job_id
     ) AS leases JOIN job j ON j.id = leases.job_id
     ORDER BY j.id
     FOR UPDATE OF j
@@ -36,7 +36,7 @@ WITH asked AS MATERIALIZED (
         signal bigint, step text, queue text, max_attempts smallint, handler text, timeout_seconds int,
         cancelable bool, argument jsonb)
 ), entries AS (
-    -- A row that has its result never changes.
+    -- A row that has its result never changes again.
     INSERT INTO journal AS e (job_id, branch, number, kind, name, state, value, child_id, due_at, epoch)
     SELECT job_id, branch, number, kind, name, state, value, child,
            statement_timestamp() + make_interval(secs => delay), epoch
@@ -63,9 +63,9 @@ WITH asked AS MATERIALIZED (
     UPDATE task t SET losses = 0, errors = 0, journaled = true
     FROM held WHERE t.id = held.id AND (t.losses + t.errors > 0 OR NOT t.journaled)
 ), advanced AS (
-    UPDATE job j SET steps_left = j.steps_left + mine.n
-    FROM (SELECT job_id, count(*)::int AS n FROM steps GROUP BY job_id) AS mine
-    WHERE j.id = mine.job_id
+    UPDATE job j SET steps_left = j.steps_left + per_job.step_count
+    FROM (SELECT job_id, count(*)::int AS step_count FROM steps GROUP BY job_id) AS per_job
+    WHERE j.id = per_job.job_id
     RETURNING j.id, j.trace
 ), hinted AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
@@ -73,8 +73,9 @@ WITH asked AS MATERIALIZED (
     FROM steps s JOIN advanced a ON a.id = s.job_id
     RETURNING id, task_id, queue, priority, headers
 )
-SELECT a.id AS task_id, held.id IS NOT NULL AS kept, coalesce(jobs.status = 'cancel_requested', false) AS cancelling,
+SELECT a.id AS task_id, held.id IS NOT NULL AS committed,
+       coalesce(jobs.status = 'cancel_requested', false) AS cancelling,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
-FROM asked a LEFT JOIN held ON held.id = a.id LEFT JOIN task t ON t.id = a.id LEFT JOIN jobs ON jobs.id = t.job_id
+FROM lease_batch a LEFT JOIN held ON held.id = a.id LEFT JOIN task t ON t.id = a.id LEFT JOIN jobs ON jobs.id = t.job_id
 UNION ALL
 SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h

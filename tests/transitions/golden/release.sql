@@ -1,5 +1,5 @@
 -- release
-WITH asked AS MATERIALIZED (
+WITH lease_batch AS MATERIALIZED (
     -- The leases. `nth` is the lease's position in every parameter array, counted from 1.
     SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
         WITH ORDINALITY AS a(owner, id, epoch, nth)
@@ -11,7 +11,7 @@ WITH asked AS MATERIALIZED (
     FROM (
         SELECT t.job_id, array_agg(a.owner) AS owners, array_agg(a.id) AS ids, array_agg(a.epoch) AS epochs,
                array_agg(a.nth) AS places
-        FROM asked a JOIN task t ON t.id = a.id GROUP BY t.job_id
+        FROM lease_batch a JOIN task t ON t.id = a.id GROUP BY t.job_id
     ) AS leases JOIN job j ON j.id = leases.job_id
     ORDER BY j.id
     FOR UPDATE OF j
@@ -55,6 +55,6 @@ WITH asked AS MATERIALIZED (
 SELECT a.id AS task_id, coalesce(r.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'pending'), false) AS settled,
        'pending' AS state,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
-FROM asked a LEFT JOIN released r ON r.id = a.id LEFT JOIN task t ON t.id = a.id
+FROM lease_batch a LEFT JOIN released r ON r.id = a.id LEFT JOIN task t ON t.id = a.id
 UNION ALL
 SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h

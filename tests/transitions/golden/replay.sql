@@ -27,7 +27,7 @@ WITH locked AS MATERIALIZED (
         error = NULL, finished_at = NULL, expires_at = NULL, leased = 0,
         params = coalesce($3::jsonb, j.params), held = $4, gated = j.gated OR $4,
         exclusive_key = CASE WHEN $5 THEN $6 ELSE j.exclusive_key END,
-        -- The job gets as much time as it had at first, or at its last replay.
+        -- The job gets as much time as it had at its submission, or at its last replay.
         deadline_at = clock_timestamp() + CASE
             WHEN j.timeout_seconds IS NOT NULL OR j.start_within_seconds IS NOT NULL
             THEN make_interval(secs => CASE WHEN $4 THEN j.start_within_seconds ELSE j.timeout_seconds END)

@@ -1,5 +1,5 @@
 -- suspend
-WITH asked AS MATERIALIZED (
+WITH lease_batch AS MATERIALIZED (
     -- The leases. `nth` is the lease's position in every parameter array, counted from 1.
     SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
         WITH ORDINALITY AS a(owner, id, epoch, nth)
@@ -11,7 +11,7 @@ WITH asked AS MATERIALIZED (
     FROM (
         SELECT t.job_id, array_agg(a.owner) AS owners, array_agg(a.id) AS ids, array_agg(a.epoch) AS epochs,
                array_agg(a.nth) AS places
-        FROM asked a JOIN task t ON t.id = a.id GROUP BY t.job_id
+        FROM lease_batch a JOIN task t ON t.id = a.id GROUP BY t.job_id
     ) AS leases JOIN job j ON j.id = leases.job_id
     ORDER BY j.id
     FOR UPDATE OF j
@@ -37,7 +37,7 @@ WITH asked AS MATERIALIZED (
         signal bigint, step text, queue text, max_attempts smallint, handler text, timeout_seconds int,
         cancelable bool, argument jsonb)
 ), entries AS (
-    -- A row that has its result never changes.
+    -- A row that has its result never changes again.
     INSERT INTO journal AS e (job_id, branch, number, kind, name, state, value, child_id, due_at, epoch)
     SELECT job_id, branch, number, kind, name, state, value, child,
            statement_timestamp() + make_interval(secs => delay), epoch
@@ -62,7 +62,7 @@ WITH asked AS MATERIALIZED (
     SELECT child, workflow, number, argument FROM written WHERE step IS NOT NULL
     ON CONFLICT (task_id) DO NOTHING
 ), suspended AS (
-    -- The guarded write: the attempt does not count, and earlier errors and losses are forgotten.
+    -- The guarded write: the attempt does not count, and earlier errors and losses no longer count.
     UPDATE task t
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1, losses = 0, errors = 0,
         journaled = true,
@@ -76,28 +76,29 @@ WITH asked AS MATERIALIZED (
     RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority, t.available_at, t.news <> p.known_news AS is_due
 ), advanced AS (
     UPDATE job j
-    SET event_seq = j.event_seq + mine.n + mine.taken, leased = j.leased - mine.n + mine.taken,
-        steps_left = j.steps_left + mine.steps
+    SET event_seq = j.event_seq + counts.suspended + counts.claimed,
+        leased = j.leased - counts.suspended + counts.claimed, steps_left = j.steps_left + counts.started
     FROM (
-        SELECT job_id, sum(n)::int AS n, sum(steps)::int AS steps, sum(taken)::int AS taken
-        FROM (SELECT job_id, 1 AS n, 0 AS steps, 0 AS taken FROM suspended
+        SELECT job_id, sum(suspended)::int AS suspended, sum(started)::int AS started, sum(claimed)::int AS claimed
+        FROM (SELECT job_id, 1 AS suspended, 0 AS started, 0 AS claimed FROM suspended
               UNION ALL SELECT job_id, 0, 1, (status = 'running')::int FROM steps) AS each
         GROUP BY job_id
-    ) AS mine
-    WHERE j.id = mine.job_id
-    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - mine.n - mine.taken AS seq, mine.n, mine.steps,
-              j.pipeline, j.pipeline_version, j.inputs, j.output_prefix, j.gated, j.grace_seconds
+    ) AS counts
+    WHERE j.id = counts.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - counts.suspended - counts.claimed AS seq,
+              counts.suspended, counts.started, j.pipeline, j.pipeline_version, j.inputs, j.output_prefix, j.gated,
+              j.grace_seconds
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT s.job_id, a.seq + row_number() OVER (PARTITION BY s.job_id ORDER BY s.id), a.tenant_id, 'suspended',
            a.status, s.id, s.step, 'waiting', s.epoch,
-           jsonb_build_object('until', nullif(s.available_at, 'infinity'), 'steps', a.steps)
+           jsonb_build_object('until', nullif(s.available_at, 'infinity'), 'steps', a.started)
     FROM suspended s JOIN advanced a ON a.id = s.job_id
 ), taken AS MATERIALIZED (
     -- The steps that this statement claims.
     SELECT s.*, a.tenant_id, a.pipeline, a.pipeline_version, a.inputs, a.trace, a.gated, a.grace_seconds,
            a.status AS job_status, a.output_prefix || '/' || replace(s.step, '#', '.') AS output_prefix,
-           a.seq + a.n + row_number() OVER (PARTITION BY s.job_id ORDER BY s.id) AS seq
+           a.seq + a.suspended + row_number() OVER (PARTITION BY s.job_id ORDER BY s.id) AS seq
     FROM steps s JOIN advanced a ON a.id = s.job_id
     WHERE s.status = 'running'
 ), claim_events AS (
@@ -117,7 +118,7 @@ SELECT a.id AS task_id, 'waiting' AS state,
        coalesce(s.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'waiting'), false) AS settled,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers,
        NULL::jsonb AS next
-FROM asked a LEFT JOIN suspended s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
+FROM lease_batch a LEFT JOIN suspended s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
 UNION ALL
 SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL FROM hinted h
 UNION ALL

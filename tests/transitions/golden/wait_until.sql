@@ -1,5 +1,5 @@
 -- wait_until
-WITH asked AS MATERIALIZED (
+WITH lease_batch AS MATERIALIZED (
     -- The leases. `nth` is the lease's position in every parameter array, counted from 1.
     SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
         WITH ORDINALITY AS a(owner, id, epoch, nth)
@@ -11,7 +11,7 @@ WITH asked AS MATERIALIZED (
     FROM (
         SELECT t.job_id, array_agg(a.owner) AS owners, array_agg(a.id) AS ids, array_agg(a.epoch) AS epochs,
                array_agg(a.nth) AS places
-        FROM asked a JOIN task t ON t.id = a.id GROUP BY t.job_id
+        FROM lease_batch a JOIN task t ON t.id = a.id GROUP BY t.job_id
     ) AS leases JOIN job j ON j.id = leases.job_id
     ORDER BY j.id
     FOR UPDATE OF j
@@ -60,4 +60,4 @@ WITH asked AS MATERIALIZED (
 )
 SELECT a.id AS task_id, 'waiting' AS state,
        coalesce(p.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'waiting'), false) AS settled
-FROM asked a LEFT JOIN snoozed p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
+FROM lease_batch a LEFT JOIN snoozed p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
