@@ -18,7 +18,7 @@ from rich.console import Console
 from chaos import record, report
 from chaos.catalogue import BY_NAME
 from chaos.mutations import MUTATIONS
-from chaos.plan import DIRECTED, Plan, make_plan, plan_of
+from chaos.plan import DIRECTED, SECONDS, Plan, make_plan, plan_of
 from chaos.run import Report, run
 from chaos.servers import Servers
 from leasehold.embedded.process import EmbeddedError
@@ -35,7 +35,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--seed", type=int, help="of the first run; each next run has the next number (default: a random one)"
     )
     parser.add_argument("--runs", type=int, help="how many (default: 1; with --record: 100, less those that are there)")
-    parser.add_argument("--seconds", type=float, default=12.0, help="of load and faults in each run (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of load and faults in each run (%(default)s)")
     parser.add_argument("--faults", type=int, default=5, help="in each run, at least 3 (%(default)s)")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="append one line for each run to this file, with all evidence"
@@ -59,6 +59,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--keep", type=Path, metavar="DIRECTORY", help="copy logs and journals of red runs to this directory"
+    )
+    parser.add_argument(
+        "--figures",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="only print a table of the runs in these files of --json: a row for each fault that was alone in its run",
     )
     parser.add_argument("--no-broker", action="store_true", help="the `postgres` broker, without RabbitMQ")
     parser.add_argument("--table", action="store_true", help="only write the table of --record anew")
@@ -135,6 +142,9 @@ async def until_stopped(options: argparse.Namespace, console: Console, reports: 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     console = Console(highlight=False, soft_wrap=True)
+    if options.figures:
+        console.print(report.table_by_fault(report.read(options.figures)), markup=False)
+        return 0
     if options.table:
         record.write_page(record.read())
         return 0

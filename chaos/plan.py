@@ -15,6 +15,9 @@ from typing import Any
 from chaos.catalogue import API_POINTS, APIS, BLOWS, BY_NAME, EVERYTHING, FAILPOINTS, STANDBY, WORKERS, Kind
 from chaos.operations import OPERATIONS
 
+#: The load of a run by default. The seconds of the kinds in the catalogue are for this time.
+SECONDS = 12.0
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -92,7 +95,7 @@ class Plan:
 def make_plan(
     seed: int,
     *,
-    seconds: float = 12.0,
+    seconds: float = SECONDS,
     faults: int = 5,
     failpoints: int | None = None,
     api_kills: int = 1,
@@ -127,9 +130,9 @@ def _api_kills(seed: int, count: int) -> tuple[Fault, ...]:
     return tuple(Fault(kind.name, target=api, nth=nth) for kind, nth in drawn for api in APIS)
 
 
-def plan_of(name: str, seed: int, *, seconds: float = 12.0) -> Plan:
+def plan_of(name: str, seed: int, *, seconds: float = SECONDS) -> Plan:
     """A plan of this fault alone. A failpoint is armed in every process that it can hit. A blow happens twice; an
-    upgrade or a rollback of the installation happens once.
+    upgrade or a rollback of the installation happens once. If the load lasts longer than SECONDS, so do the processes of the release.
     """
     kind = BY_NAME[name]
     if kind in (*FAILPOINTS, *API_POINTS):
@@ -137,10 +140,11 @@ def plan_of(name: str, seed: int, *, seconds: float = 12.0) -> Plan:
     rng = random.Random(f"plan of {seed}")  # noqa: S311 - as above
     once = kind.from_release or (kind.is_release and not kind.on)
     times = (0.1 * seconds,) if once else (0.1 * seconds, 0.6 * seconds)
+    lasts = kind.seconds * max(1.0, seconds / SECONDS) if kind.is_release else kind.seconds
     return Plan(
         seed,
         seconds,
-        blows=tuple(Fault(name, at, rng.choice(kind.on) if kind.on else "", kind.seconds) for at in times),
+        blows=tuple(Fault(name, at, rng.choice(kind.on) if kind.on else "", lasts) for at in times),
     )
 
 

@@ -17,6 +17,7 @@ from chaos import collect, journal
 from chaos.catalogue import BY_NAME
 from chaos.checker import Verdict, judge
 from chaos.checks.floors import floors_of
+from chaos.checks.promotions import charges_of, until_claims
 from chaos.faults import Faults
 from chaos.history import History
 from chaos.load import Load
@@ -56,6 +57,9 @@ class Report:
     answers: Counter[str] = field(default_factory=Counter)  # "kind answer", of requests
     verdicts: list[Verdict] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    until_claims: list[float] = field(default_factory=list)  # seconds from each promotion to the next claim
+    charges: int = 0  # losses that steps were charged for a failover
+    starved_seconds: float = 0.0  # for which some process had no processor, of the load and of the time until rest
     failure: str = ""  # the error that ended the run before it was judged
     phases: dict[str, float] = field(default_factory=dict)  # seconds of each, in order
 
@@ -118,6 +122,10 @@ class Report:
             "refused": self.refused,
             "jobs": dict(sorted(self.jobs.items())),
             "answers": dict(sorted(self.answers.items())),
+            "until_claims": [round(seconds, 3) if math.isfinite(seconds) else None for seconds in self.until_claims],
+            "charges": self.charges,
+            "starved_seconds": round(self.starved_seconds, 1),
+            "reasons": self.reasons,
             "verdicts": {verdict.number: verdict.as_json() for verdict in self.verdicts},
         }
 
@@ -144,6 +152,9 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
         history.children_killed, history.jumps = faults.children_killed, faults.jumps
         history.starved = sampler.starved
         history.promotions, history.has_only_failovers = faults.promotions, plan.has_only_failovers
+        report.until_claims = until_claims(history)
+        report.charges = sum(map(len, charges_of(history).values()))
+        report.starved_seconds = history.starvation.longest_wait(load_began, time.time())
         report.fired = faults.fired + _failpoints(installation)
         report.effects = faults.effects
         report.rested = history.rested

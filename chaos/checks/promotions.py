@@ -5,6 +5,7 @@ In these runs each commit waits for the standby that is then promoted.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator
 
@@ -27,17 +28,11 @@ def i27(history: History) -> Iterator[Observation]:
     """After a promotion steps are claimed again within 3 s, and a failover charges no step a loss."""
     if not history.has_only_failovers:
         raise NotApplicable("the plan has other faults than failovers, or none")
-    claims = sorted(claim.at for claimed in history.claims.values() for claim in claimed)
-    for promoted_at in history.promotions:
-        later_claims = claims[bisect_right(claims, promoted_at) :]
-        waited = later_claims[0] - promoted_at if later_claims else float("inf")
+    for promoted_at, waited in zip(history.promotions, until_claims(history), strict=True):
         starved = history.starvation.longest_wait(promoted_at, promoted_at + waited)
         sentence = f"the first claim came {waited:.1f} s after the promotion"
         yield observed("promotion", sentence, good=waited - starved <= _CLAIM_SECONDS or starved > waited / 2)
-    for task, changes in history.task_changes.items():
-        if is_external(changes[0].row):  # the load's external workers fall silent without any fault
-            continue
-        charges = [change for change in changes if _is_charge(history, change)]
+    for task, charges in charges_of(history).items():
         lease = history.terms.lease_seconds
         all_starved = all(
             history.starvation.longest_wait(charge.at - lease, charge.at) > _STARVED_SECONDS for charge in charges
@@ -45,6 +40,27 @@ def i27(history: History) -> Iterator[Observation]:
         sentence = f"{history.name_of(task)} was charged {len(charges)} losses for a failover"
         what = "step charged, without a processor" if charges and all_starved else "step"
         yield observed(what, sentence, good=all_starved)
+
+
+def until_claims(history: History) -> list[float]:
+    """Seconds from each promotion to the next claim; infinite if no claim came."""
+    claims = sorted(claim.at for claimed in history.claims.values() for claim in claimed)
+    nexts = [bisect_right(claims, promoted_at) for promoted_at in history.promotions]
+    return [
+        claims[index] - promoted_at if index < len(claims) else math.inf
+        for promoted_at, index in zip(history.promotions, nexts, strict=True)
+    ]
+
+
+def charges_of(history: History) -> dict[str, list[Change]]:
+    """Task -> the changes that charge it a loss for a failover, of every task that this platform's workers do: external
+    workers fall silent whatever the plan.
+    """
+    return {
+        task: [change for change in changes if _is_charge(history, change)]
+        for task, changes in history.task_changes.items()
+        if not is_external(changes[0].row)
+    }
 
 
 def _is_charge(history: History, change: Change) -> bool:

@@ -107,6 +107,15 @@ def test_a_plan_of_one_fault_arms_a_kill_point_or_deals_a_blow_twice_or_an_upgra
     assert [fault.target for fault in plan.armed] == ([] if times else list(APIS))
 
 
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [("F42 an old API beside the new", 45.0), ("F49 rollback to the release", 60.0), ("F26 read-only", 3.0)],
+)
+def test_in_a_longer_run_only_the_processes_of_the_release_stay_longer(name: str, seconds: float) -> None:
+    assert {fault.seconds for fault in plan_of(name, 1, seconds=60.0).blows} == {seconds}
+    assert {fault.seconds for fault in plan_of(name, 1, seconds=6.0).blows} == {BY_NAME[name].seconds}
+
+
 def test_every_blow_has_somebody_who_deals_it() -> None:
     class Nobody:
         plan = make_plan(0)

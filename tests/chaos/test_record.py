@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from chaos import report
 from chaos.catalogue import ALONE, CATALOGUE, EVERYTHING
 from chaos.checker import Verdict
 from chaos.plan import Fault, Plan
@@ -51,6 +53,23 @@ def test_a_line_keeps_what_the_table_needs(tmp_path: Path) -> None:
     kept = read(tmp_path / "runs.jsonl")[0]
     assert (kept["seed"], kept["observed"]) == (7, {"I1": 9})
     assert kept["red"] == ["I1 violated", f"{SLOW} never fired"]
+
+
+def test_a_row_of_figures_sums_up_the_runs_of_a_fault_that_was_alone(tmp_path: Path) -> None:
+    file, failover = tmp_path / "runs.jsonl", ALONE[0].name
+    plan = Plan(7, 12.0, blows=(Fault(failover, 1.0), Fault(failover, 7.0)))
+    verdicts = [Verdict("I1", "says", "violated", {"accepted job": 9}, ("why",), 2), Verdict("I2", "says", "ok")]
+    for waits, more in (([0.25, 1.5], {"verdicts": verdicts}), ([0.5, math.inf], {"charges": 3})):
+        made = Report(plan, "", rested=True, fired=Counter([failover]), jobs=Counter({"short succeeded": 600}), **more)
+        made.until_claims = waits
+        report.append(made, file)
+    report.append(Report(Plan(8, 12.0, blows=(Fault(SLOW, 1.0),)), "", jobs=Counter({"short failed": 7})), file)
+    report.append(Report(Plan(8, 12.0, armed=(Fault(KILL),), blows=(Fault(SLOW, 1.0),)), ""), file)
+    rows = report.table_by_fault(report.read([file])).splitlines()[2:]
+    assert rows == [
+        f"| {SLOW} | 1 | 1 | 7 |  | 0 | 0 |  |",
+        f"| {failover} | 2 | 1 | 1,200 | 1.00 s, inf s | 2 | 0 | 3 |",
+    ]
 
 
 def test_a_run_whose_requests_are_refused_is_red_unless_the_release_serves() -> None:
