@@ -72,8 +72,8 @@ class FailoverFaults:
     async def _freeze(self, fault: Fault) -> int:
         """Freeze the primary until after the promotion: then it wakes up, and goes on with what it was doing."""
         servers = self._installation.servers
-        name = f"postgres/{servers.postgres.directory.name}"
         async with self._server_lock:
+            name = f"postgres/{servers.postgres.directory.name}"
             traffic = TrafficWatch(self._installation.links_to("postgres"))
             for _ in range(2):  # the second signal is for processes that were being forked at the first
                 servers.signal(name, signal.SIGSTOP)
@@ -92,9 +92,9 @@ class FailoverFaults:
         their commits ends. At last all processes reach the old primary again, and it gets the bytes that were held.
         """
         servers, links = self._installation.servers, self._installation.links
-        to_old = [link for (slot, to), link in links.items() if to == "postgres" and slot not in _CUT_OFF]
-        to_new = [link for (slot, to), link in links.items() if to == "standby" and slot in _CUT_OFF]
         async with self._server_lock:
+            to_old = [link for (slot, to), link in links.items() if to == "postgres" and slot not in _CUT_OFF]
+            to_new = [link for (slot, to), link in links.items() if to == "standby" and slot in _CUT_OFF]
             traffic = TrafficWatch([*to_old, *to_new])
             servers.cut_replication()
             _hold([*to_old, *to_new])
