@@ -72,6 +72,8 @@ async def gather(installation: Installation, load: Load, history: History) -> No
             setattr(history, name, [_plain(row) for row in await connection.fetch(statement)])
         history.firings = [row for row in history.run_rows if row["schedule_id"] is not None]
         history.changes = await audit.changes(connection)
+    changing = {change.xact for change in history.changes}
+    history.in_progress = {xact: installation.transactions.last_seen(int(xact)) for xact in changing}
     diary = load.diary
     history.requests, history.streams = diary.requests, diary.streams
     history.leases, history.bounds, history.operations = diary.leases, diary.bounds, diary.operations
@@ -92,9 +94,8 @@ async def gather(installation: Installation, load: Load, history: History) -> No
 
 
 def write_down(history: History, directory: Path) -> None:
-    """Write the changes of rows, the hints, the sessions and the waits for a processor into files, for a person who
-    looks
-    for a cause.
+    """Write the changes of rows, the transactions, the hints, the sessions and the waits for a processor into files, for
+    a person who looks for a cause.
     """
     for name, records in (
         ("changes", history.changes),
@@ -103,6 +104,7 @@ def write_down(history: History, directory: Path) -> None:
     ):
         lines = (json.dumps(asdict(record), default=str) for record in records)
         (directory / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    (directory / "in_progress.json").write_text(json.dumps(history.in_progress))
     starved = (json.dumps(sample._asdict()) for sample in history.starved)
     (directory / "starved.jsonl").write_text("\n".join(starved) + "\n")
 

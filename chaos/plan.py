@@ -132,7 +132,8 @@ def _api_kills(seed: int, count: int) -> tuple[Fault, ...]:
 
 def plan_of(name: str, seed: int, *, seconds: float = SECONDS) -> Plan:
     """A plan of this fault alone. A failpoint is armed in every process that it can hit. A blow happens twice; an
-    upgrade or a rollback of the installation happens once. If the load lasts longer than SECONDS, so do the processes of the release.
+    upgrade or a rollback of the installation happens once. If the load lasts longer than SECONDS, the processes of the
+    release stay longer, too.
     """
     kind = BY_NAME[name]
     if kind in (*FAILPOINTS, *API_POINTS):

@@ -29,6 +29,7 @@ from chaos.settings import SWEEP_SECONDS
 from chaos.spans import Span, spans_of
 from chaos.stack import Installation
 from chaos.starvation import Sampler
+from leasehold.runtime.gather import cancel_and_wait
 
 _REST_SECONDS = 60.0
 #: For how long after its lease has passed a task may still be `running` (I7), beside the interval of the sweeps.
@@ -176,7 +177,7 @@ async def _carry_out(
     installation: Installation, history: History, load: Load, faults: Faults, end_phase: Callable[[str], None]
 ) -> None:
     """Do all from the first request to the end of the last process. Calls `end_phase` at the end of each phase."""
-    waking = asyncio.create_task(faults.wake_zombies())
+    beside = [asyncio.create_task(faults.wake_zombies()), asyncio.create_task(installation.transactions.watch())]
     try:
         await load.begin()
         faults_over = asyncio.Event()
@@ -190,7 +191,7 @@ async def _carry_out(
         await load.wait_for_followers(_FOLLOW_SECONDS)
         end_phase("rest")
     finally:
-        waking.cancel()
+        await cancel_and_wait(*beside)
         await load.end()
     await _stop(installation, history)
     end_phase("stop")

@@ -31,6 +31,7 @@ from chaos.servers import Servers
 from chaos.settings import PROCESS_SETTINGS, SCOPES, SUBSCRIBER, TENANTS
 from chaos.slots import Slot
 from chaos.store_front import StoreFront
+from chaos.transactions import TransactionWatch
 from leasehold.cli.installation import default_isolation
 from leasehold.domain.ids import new_id
 from leasehold.embedded.ports import free_port
@@ -77,6 +78,7 @@ class Installation:
         self.keys: dict[str, str] = {}
         self.hint_records: list[HintRecord] = []
         self.sessions: list[Session] = []
+        self.transactions = TransactionWatch(lambda: self.database_url)
         self._amqp_url = ""
         self.mutate = mutate
         self._open = AsyncExitStack()

@@ -35,11 +35,16 @@ def i9(history: History) -> Iterator[Observation]:
 
 
 def _was_claimable_throughout(history: History, changes: list[Change], record: HintRecord) -> bool:
-    """Whether the task could be claimed at every moment between the delivery and the ACK of its hint."""
+    """Whether the task could be claimed at every moment between the delivery and the ACK of its hint. It could not
+    while a transaction that changed it had not ended. A claim that began meanwhile claims nothing, and such a
+    transaction writes a hint of its own if the task stays due (I10).
+    """
     start = max(0, bisect_right([change.at for change in changes], record.since - _CLOCK_DIFFERENCE) - 1)
     for index in range(start, len(changes)):
         if changes[index].at > record.at + _CLOCK_DIFFERENCE:
             break
+        if history.locked_until(changes[index]) > max(changes[index].at, record.since):
+            return False
         until = changes[index + 1].at if index + 1 < len(changes) else record.at
         if not _is_claimable(history, changes[index].row, min(until, record.at)):
             return False

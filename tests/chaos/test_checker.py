@@ -835,6 +835,15 @@ def test_the_hint_of_a_job_that_is_being_cancelled_may_be_acknowledged() -> None
     assert "I9" not in found(history)
 
 
+@pytest.mark.parametrize(("seen", "excused"), [(0.92, True), (0.89, False)])
+def test_the_hint_of_a_task_whose_change_has_not_ended_yet_may_be_acknowledged(seen: float, excused: bool) -> None:
+    """Until the transaction that made the task runnable ends, nobody can claim the task: its hint came at 0.9."""
+    history = sound()
+    an_ack_before_the_claim(history)
+    history.in_progress = {"a": T0 + seen}
+    assert ("I9" not in found(history)) is excused
+
+
 def test_a_worker_that_is_only_connected_is_not_present_yet() -> None:
     history = sound()
     a_lease_taken_from_the_living(history)

@@ -1,0 +1,62 @@
+"""Samples which transactions of the run's database are in progress.
+
+The audit's triggers know when a row was changed, not when its transaction ended. Until then the row is locked, and
+others see it as it was before. A commit that waits for a standby, or for a processor, may take a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from bisect import bisect_right
+from collections.abc import Callable
+
+import asyncpg
+
+from leasehold.runtime.transient import TRY_AGAIN
+
+_SAMPLE_SECONDS = 0.05
+#: A server that gives no answer for this long may be frozen, or no longer the primary.
+_PATIENCE_SECONDS = 2.0
+
+
+class TransactionWatch:
+    """`url`: returns the URL of the database at the primary of the moment."""
+
+    def __init__(self, url: Callable[[], str]) -> None:
+        self._url = url
+        self._last_seen: dict[int, float] = {}  # of transactions beside which a later one had ended
+        # Of each sample, its time and the first transaction of those of which none had ended.
+        self._times: list[float] = []
+        self._firsts: list[int] = []
+
+    def last_seen(self, transaction: int) -> float:
+        """The time of the last sample, in seconds since 1970, at which the transaction had not ended; 0: there is no
+        such sample. Transactions have ascending numbers, so this is also a time before it began.
+        """
+        index = bisect_right(self._firsts, transaction)
+        return max(self._times[index - 1] if index else 0.0, self._last_seen.get(transaction, 0.0))
+
+    async def watch(self) -> None:
+        """Never returns."""
+        while True:
+            with contextlib.suppress(*TRY_AGAIN):
+                await self._watch(self._url())
+            await asyncio.sleep(_SAMPLE_SECONDS)
+
+    async def _watch(self, url: str) -> None:
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            connection = await asyncpg.connect(url)
+        try:
+            while url == self._url():
+                before = time.time()
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    snapshot = await connection.fetchval("SELECT pg_current_snapshot()::text")
+                _, first, in_progress = snapshot.split(":")
+                self._times.append(before)
+                self._firsts.append(max(int(first), self._firsts[-1] if self._firsts else 0))
+                self._last_seen |= dict.fromkeys(map(int, in_progress.split(",") if in_progress else ()), before)
+                await asyncio.sleep(_SAMPLE_SECONDS)
+        finally:
+            connection.terminate()
