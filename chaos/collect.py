@@ -94,8 +94,8 @@ async def gather(installation: Installation, load: Load, history: History) -> No
 
 
 def write_down(history: History, directory: Path) -> None:
-    """Write the changes of rows, the transactions, the hints, the sessions and the waits for a processor into files, for
-    a person who looks for a cause.
+    """Write the changes of rows, the transactions, the hints, the sessions and the waits for a processor into files.
+    People who look for a cause read them.
     """
     for name, records in (
         ("changes", history.changes),
