@@ -21,7 +21,7 @@ from leasehold.broker import make_broker
 from leasehold.broker.announcer import announcing
 from leasehold.broker.base import Broker
 from leasehold.db.database import Pool, make_pool
-from leasehold.db.pool_sizes import EXPORTER_OF_WORKER, pool_of_worker
+from leasehold.db.pool_sizes import EXPORTER_REPLICA_POOL, pool_of_worker
 from leasehold.db.poolers import check_pooler
 from leasehold.db.replica import open_replica
 from leasehold.domain.errors import StoreError
@@ -165,7 +165,7 @@ async def open_parts(
         slot_pools = SlotPools(settings, pipelines, broker, router, claimer, runner)
 
         kinds = kinds_of(pipelines)
-        replica = await stack.enter_async_context(open_replica(settings, "worker", EXPORTER_OF_WORKER, pool))
+        replica = await stack.enter_async_context(open_replica(settings, "worker", EXPORTER_REPLICA_POOL, pool))
         exporter = stack.enter_context(exporting(settings, worker, pool, broker, questions_of(kinds), replica))
         evaluator = await stack.enter_async_context(evaluating(settings))
         templates = Templates(pipelines, evaluator)

@@ -83,25 +83,26 @@ _COLUMNS = """id, at, tenant_id, actor_kind, actor, actor_tenant, key_prefix, ac
 
 
 async def page(
-    connection: Connection, wanted: AuditFilter, before: tuple[datetime, UUID] | None, limit: int
+    connection: Connection, audit_filter: AuditFilter, before: tuple[datetime, UUID] | None, limit: int
 ) -> list[dict[str, Any]]:
-    """The rows that match, the newest first."""
+    """At most `limit` rows that match, the newest first. `before`: time and id of the last row of the page before."""
     arguments: list[Any] = []
     conditions = ["true"]
 
     def add(condition: str, *values: Any) -> None:
+        """Add the condition, unless the filter has no value for it. Each `{}` becomes the number of a parameter."""
         if all(value is None for value in values):
             return
         arguments.extend(values)
         numbers = range(len(arguments) - len(values) + 1, len(arguments) + 1)
         conditions.append(condition.format(*(f"${number}" for number in numbers)))
 
-    add("tenant_id = {}", wanted.tenant_id)
-    add("actor = {}", wanted.actor)
-    add("action = {}", wanted.action)
-    add("target = {}", wanted.target)
-    add("at >= {}", wanted.since)
-    add("at < {}", wanted.until)
+    add("tenant_id = {}", audit_filter.tenant_id)
+    add("actor = {}", audit_filter.actor)
+    add("action = {}", audit_filter.action)
+    add("target = {}", audit_filter.target)
+    add("at >= {}", audit_filter.since)
+    add("at < {}", audit_filter.until)
     add("(at, id) < ({}, {})", *(before or (None, None)))
     arguments.append(limit)
     where = " AND ".join(conditions)
@@ -143,14 +144,14 @@ async def verify(connection: Connection, head: Mapping[str, Any]) -> BrokenRow |
 
 
 async def verify_newest(connection: Connection, head: Mapping[str, Any], at_most: int) -> BrokenRow | None:
-    """As `verify`, for the newest `at_most` rows only. The row before them is not read: its hash is taken from the
-    first of the newest rows, without proof.
+    """As `verify`, for the newest `at_most` rows only. Each row has the hash of the row before. For the first of these
+    rows, this hash is taken as true, because the row before is not read.
     """
     after = head["seq"] - at_most
     if after < head["first_seq"]:
         return await verify(connection, head)
-    rows = await read_part(connection, {**head, "seq": after + 1}, after)
-    previous = rows[0]["previous"] if rows else ""  # the row is missing: the check below reports it
+    first_rows = await read_part(connection, {**head, "seq": after + 1}, after)  # one row, or none if it is missing
+    previous = first_rows[0]["previous"] if first_rows else ""  # the check below reports a missing row
     return await _check(connection, head, Chain(head["tenant_id"], after, previous))
 
 

@@ -24,7 +24,7 @@ audit = Table(
     Column("target", Text, nullable=False),
     Column("source_ip", Text),
     Column("request_id", Text),
-    Column("details", Text, nullable=False),  # JSON as it was written: the hash covers its very characters
+    Column("details", Text, nullable=False),  # the exact JSON text that the hash covers
     # Only the trigger writes these.
     Column("seq", BigInteger),
     Column("previous", LargeBinary),
@@ -38,8 +38,8 @@ audit = Table(
     Index("audit_action", "action", text("at DESC"), text("id DESC")),
 )
 
-#: For each chain: the number and hash of its last row, and where its first remaining row begins. Retention deletes
-#: older rows.
+#: The two ends of each chain. `seq` and `hash`: those of its last row. `first_seq` and `first_previous`: the number of
+#: the first row that retention has not deleted, and the hash of the row before.
 audit_chain = Table(
     "audit_chain",
     metadata,

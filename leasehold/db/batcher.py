@@ -62,11 +62,11 @@ class Batcher(Generic[_In, _Out]):
         for _, answer in self._waiting:
             answer.cancel()
         self._waiting.clear()
-        await self._drop()
+        self._drop_connection()
 
     async def ask(self, item: _In) -> _Out:
-        """Add `item` to the next round trip and return its answer. Raises what the statement raised for it, and one of
-        TRY_AGAIN after `patience`.
+        """Add `item` to the next round trip and return its answer. Raises the error that the statement raised for the
+        item, or one of TRY_AGAIN if PostgreSQL did not answer for `patience` seconds.
         """
         if self._is_closed:  # no round trip follows: the caller would wait for ever
             raise asyncio.CancelledError
@@ -86,7 +86,7 @@ class Batcher(Generic[_In, _Out]):
     async def _run_batch(self, batch: list[tuple[_In, asyncio.Future[_Out]]], *, repeated: bool = False) -> None:
         try:
             _resolve(batch, await self._answer([item for item, _ in batch], repeated))
-        except Exception as error:  # noqa: BLE001 - each caller gets it
+        except Exception as error:  # noqa: BLE001 - each caller gets the error
             if len(batch) == 1 or may_try_again(error):
                 _fail(batch, error)
                 return
@@ -94,11 +94,11 @@ class Batcher(Generic[_In, _Out]):
             # have committed before the refusal.
             for entry in batch:
                 await self._run_batch([entry], repeated=True)
-        except BaseException as error:
+        except BaseException as error:  # `close` cancels this task
             _fail(batch, error)
             raise
 
-    async def _answer(self, items: Sequence[_In], repeated: bool) -> Sequence[_Out]:  # noqa: FBT001 - as the statement's
+    async def _answer(self, items: Sequence[_In], repeated: bool) -> Sequence[_Out]:  # noqa: FBT001 - passed on to the statement
         """Run the statement. While PostgreSQL does not answer, reconnect and try again, for `patience` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience
@@ -111,7 +111,7 @@ class Batcher(Generic[_In, _Out]):
                 if not may_try_again(error):
                     raise
                 DATABASE.record_error(error, self._name)
-                await self._drop()
+                self._drop_connection()
                 repeated = True
                 if loop.time() + self._pause > deadline:
                     raise
@@ -120,7 +120,7 @@ class Batcher(Generic[_In, _Out]):
                 DATABASE.record_answer()
                 return answers
 
-    async def _drop(self) -> None:
+    def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.terminate()
@@ -133,7 +133,7 @@ def _resolve(batch: Sequence[tuple[_In, asyncio.Future[_Out]]], answers: Sequenc
 
 
 def _fail(batch: Sequence[tuple[_In, asyncio.Future[_Out]]], error: BaseException) -> None:
-    """Give each caller the error. When the batcher's own task is cancelled, cancel the callers' futures."""
+    """Give each caller the error. If the batcher's own task is cancelled, cancel the futures of the callers instead."""
     for _, future in batch:
         if future.done():
             continue

@@ -1,5 +1,6 @@
-"""Reads what a cell says of itself to operators of other cells. Each statement reads a bounded number of rows, however
-many jobs there are.
+"""Reads the load of this cell, and which tenants and jobs it has. The API answers operators of other cells with this.
+
+Each statement reads a bounded number of rows, however many jobs there are.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from leasehold.db.task_lines import lines_of_all_queues
 #: Due tasks, running tasks, failed steps and tenants are counted up to this number.
 MAX_COUNTED = 1000
 
-# The tasks that could start now, over all queues, by their lines (task_lines.py).
-# $1 the most tasks, and the most lines.
+# One row of counts, each up to $1. `line`: the tasks of one queue, priority and tenant (task_lines.py). `share`: how
+# many tasks of each line are counted. `due`: the tasks of each line that could start now. `failing_tenant`: tenants
+# with failed tasks. `tenant`: tenants with jobs. The recursive parts jump through an index from one value to the next.
 LOAD = f"""
 -- cell_load
 WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
@@ -29,33 +31,33 @@ WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
               AND t.status IN ('pending', 'retry', 'waiting') AND t.available_at <= statement_timestamp()
             ORDER BY t.available_at LIMIT share.most) AS first) AS counted
     WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = line.queue)
-), failing(tenant_id, nth) AS (
+), failing_tenant(tenant_id, nth) AS (
     (SELECT t.tenant_id, 1 FROM task t WHERE t.status = 'failed' ORDER BY t.tenant_id LIMIT 1)
     UNION ALL
-    SELECT next.tenant_id, failing.nth + 1 FROM failing CROSS JOIN LATERAL (
-        SELECT t.tenant_id FROM task t WHERE t.status = 'failed' AND t.tenant_id > failing.tenant_id
+    SELECT next.tenant_id, f.nth + 1 FROM failing_tenant f CROSS JOIN LATERAL (
+        SELECT t.tenant_id FROM task t WHERE t.status = 'failed' AND t.tenant_id > f.tenant_id
         ORDER BY t.tenant_id LIMIT 1) AS next
-    WHERE failing.nth < $1
-), working(tenant_id, nth) AS (
+    WHERE f.nth < $1
+), tenant(tenant_id, nth) AS (
     (SELECT j.tenant_id, 1 FROM job j ORDER BY j.tenant_id LIMIT 1)
     UNION ALL
-    SELECT next.tenant_id, working.nth + 1 FROM working CROSS JOIN LATERAL (
-        SELECT j.tenant_id FROM job j WHERE j.tenant_id > working.tenant_id ORDER BY j.tenant_id LIMIT 1) AS next
-    WHERE working.nth < $1
+    SELECT next.tenant_id, tenant.nth + 1 FROM tenant CROSS JOIN LATERAL (
+        SELECT j.tenant_id FROM job j WHERE j.tenant_id > tenant.tenant_id ORDER BY j.tenant_id LIMIT 1) AS next
+    WHERE tenant.nth < $1
 )
 SELECT (SELECT coalesce(sum(n), 0)::int FROM due) AS due,
        (SELECT coalesce(bool_or(due.n >= share.most), false) FROM due CROSS JOIN share)
            OR (SELECT count(*) >= $1 FROM line) AS has_more,
        (SELECT extract(epoch FROM statement_timestamp() - min(oldest))::float8 FROM due) AS oldest_seconds,
-       (SELECT count(*)::int FROM (SELECT 1 FROM task t WHERE t.status = 'running' LIMIT $1) AS r) AS running,
+       (SELECT count(*)::int FROM (SELECT 1 FROM task t WHERE t.status = 'running' LIMIT $1) AS counted) AS running,
        (SELECT count(*)::int FROM (
-            SELECT 1 FROM failing CROSS JOIN LATERAL (
-                SELECT 1 FROM task t WHERE t.status = 'failed' AND t.tenant_id = failing.tenant_id
-                  AND t.finished_at > statement_timestamp() - interval '1 hour' LIMIT $1) AS late
-            LIMIT $1) AS f) AS failed,
-       (SELECT count(*)::int FROM working WHERE NOT EXISTS (
+            SELECT 1 FROM failing_tenant f CROSS JOIN LATERAL (
+                SELECT 1 FROM task t WHERE t.status = 'failed' AND t.tenant_id = f.tenant_id
+                  AND t.finished_at > statement_timestamp() - interval '1 hour' LIMIT $1) AS recent
+            LIMIT $1) AS counted) AS failed,
+       (SELECT count(*)::int FROM tenant WHERE NOT EXISTS (
             SELECT 1 FROM tenant_move m
-            WHERE m.tenant_id = working.tenant_id AND m.direction = 'out' AND m.stage = 'moved')) AS tenants,
+            WHERE m.tenant_id = tenant.tenant_id AND m.direction = 'out' AND m.stage = 'moved')) AS tenants,
        (SELECT count(*)::int FROM worker) AS workers,
        ARRAY(SELECT DISTINCT w.version FROM (SELECT version FROM worker LIMIT $1) AS w ORDER BY 1) AS versions,
        (SELECT count(*)::int FROM tenant_move m WHERE m.direction = 'out' AND m.stage <> 'moved') AS moving
@@ -63,12 +65,13 @@ SELECT (SELECT coalesce(sum(n), 0)::int FROM due) AS due,
 
 
 async def load(connection: Connection) -> Row:
-    """`due`: tasks of all queues that could start now, without those of paused queues; `has_more`: there may be more.
-    `oldest_seconds`: how long the oldest of them has waited; None: none waits. `running`: tasks. `failed`: steps that
-    failed for good within the last hour. `tenants`: tenants with jobs, without those that have moved away. `versions`:
-    of the workers. `moving`: tenants that are on their way to another cell.
+    """The load of the cell. `due`: tasks that could start now, without those of paused queues. `has_more`: there may be
+    more due tasks. `oldest_seconds`: how long the oldest due task has waited; None: none waits. `running`: running
+    tasks. `failed`: steps that failed for good within the last hour. `tenants`: tenants with jobs, without those that
+    have moved away. `workers`, `versions`: the number and the versions of the workers. `moving`: tenants that are on
+    their way to another cell.
 
-    Each number is counted up to MAX_COUNTED.
+    Tasks, steps and tenants are counted up to MAX_COUNTED.
     """
     row = await connection.fetchrow(LOAD, MAX_COUNTED)
     assert row is not None
@@ -77,30 +80,30 @@ async def load(connection: Connection) -> Row:
 
 _JOB = """
 -- cell_job
-SELECT found.tenant_id, m.to_cell AS moved_to FROM (
+SELECT holder.tenant_id, m.to_cell AS moved_to FROM (
     SELECT tenant_id FROM job WHERE id = $1
     UNION ALL SELECT tenant_id FROM tombstone WHERE job_id = $1 LIMIT 1
-) AS found
-LEFT JOIN tenant_move m ON m.tenant_id = found.tenant_id AND m.direction = 'out' AND m.stage = 'moved'
+) AS holder
+LEFT JOIN tenant_move m ON m.tenant_id = holder.tenant_id AND m.direction = 'out' AND m.stage = 'moved'
 """
 
 _TENANT = """
 -- cell_tenant
-SELECT found.tenant_id, m.to_cell AS moved_to FROM (
+SELECT holder.tenant_id, m.to_cell AS moved_to FROM (
     SELECT $1::text AS tenant_id WHERE EXISTS (SELECT 1 FROM job WHERE tenant_id = $1)
         OR EXISTS (SELECT 1 FROM api_key WHERE tenant_id = $1) OR EXISTS (SELECT 1 FROM person WHERE tenant_id = $1)
-) AS found
-LEFT JOIN tenant_move m ON m.tenant_id = found.tenant_id AND m.direction = 'out' AND m.stage = 'moved'
+) AS holder
+LEFT JOIN tenant_move m ON m.tenant_id = holder.tenant_id AND m.direction = 'out' AND m.stage = 'moved'
 """
 
 
 async def holder_of_job(connection: Connection, job_id: UUID) -> Row | None:
-    """The job's `tenant_id`, also of a deleted job while its tombstone is kept; and `moved_to`, the cell to which the
-    tenant has moved. None: this cell does not know the job.
+    """`tenant_id`: the job's tenant. `moved_to`: the cell to which the tenant has moved; None: it has not moved. A
+    deleted job has an answer while its tombstone is kept. Returns None if this cell does not know the job.
     """
     return await connection.fetchrow(_JOB, job_id)
 
 
 async def holder_of_tenant(connection: Connection, tenant_id: str) -> Row | None:
-    """As `holder_of_job`, for a tenant. None: the tenant has no jobs, keys or people in this cell."""
+    """As `holder_of_job`, for a tenant. Returns None if the tenant has no jobs, keys or people in this cell."""
     return await connection.fetchrow(_TENANT, tenant_id)

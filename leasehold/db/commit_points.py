@@ -27,7 +27,7 @@ _operation: ContextVar[Callable[[], str | None] | None] = ContextVar("operation"
 
 
 def name_commits(operation: Callable[[], str | None]) -> None:
-    """From now on, `operation` names the commits of the current request: it is called after each commit."""
+    """Let `operation` name the commits of the current request. It is called after each commit."""
     _operation.set(operation)
 
 
@@ -56,9 +56,9 @@ class CommitPoints(_Connection):
         return await self._with_failpoint(query, super().fetchval(query, *args, **options))
 
     async def _with_failpoint(self, query: str, statement: Awaitable[_Answer]) -> _Answer:
-        was_inside = self.is_in_transaction()
+        was_in_transaction = self.is_in_transaction()
         answer = await statement
-        commits = query.startswith("COMMIT") if was_inside else _WRITES.search(query) is not None
+        commits = query.startswith("COMMIT") if was_in_transaction else _WRITES.search(query) is not None
         if commits and not self.is_in_transaction():
             failpoints.reach(failpoints.COMMIT + self._name())
         return answer

@@ -20,7 +20,7 @@ import orjson
 from asyncpg.pool import PoolConnectionProxy
 
 from leasehold.db.commit_points import connection_class
-from leasehold.db.servers import Leaving, open_connection
+from leasehold.db.servers import WrongServerGuard, open_connection
 from leasehold.runtime.holding import borrowed
 from leasehold.settings import Settings
 from leasehold.urls import database_url
@@ -38,7 +38,7 @@ class ConnectionSource(Protocol):
     def acquire(self) -> AbstractAsyncContextManager[Connection]: ...
 
 
-_LONGER_THAN_ANYTHING = timedelta(days=36_500)
+_UNBOUNDED = timedelta(days=36_500)
 
 #: Settings of PostgreSQL's planner. The statements of leasehold/transitions find rows by key, and their text names the
 #: tables in the best order for joins. The settings make the planner keep this order: the statistics of a young table
@@ -85,8 +85,8 @@ async def _encode_json(connection: Connection) -> None:
 
 
 async def _no_reset(_connection: Connection) -> None:
-    """Used in place of asyncpg's reset, which costs a round trip at each release. It is not needed: no statement of the
-    platform changes the session.
+    """Replaces asyncpg's reset, which costs a round trip each time that a connection returns to the pool. No reset is
+    needed: no statement of the platform changes the session.
     """
 
 
@@ -135,11 +135,11 @@ def make_pool(settings: Settings, name: str, size: int, *, replica: bool = False
 
     `replica`: the pool connects to `database_replica_url`, and leaves a server that has started to take writes.
     """
-    leaving = Leaving(replica=replica)
+    leave_wrong_server = WrongServerGuard(replica=replica)
 
-    async def lend(connection: PoolConnectionProxy[asyncpg.Record]) -> None:
+    async def before_lending(connection: PoolConnectionProxy[asyncpg.Record]) -> None:
         borrowed(connection)
-        await leaving(pool, connection)
+        await leave_wrong_server(pool, connection)
 
     async def connect(*_dsn: Any, **options: Any) -> asyncpg.Connection[asyncpg.Record]:
         secret = settings.database_replica_url if replica else settings.database_url
@@ -152,7 +152,7 @@ def make_pool(settings: Settings, name: str, size: int, *, replica: bool = False
         max_size=size,
         max_inactive_connection_lifetime=300,
         init=_encode_json,
-        setup=lend,
+        setup=before_lending,
         reset=_no_reset,
         timeout=settings.database_host_timeout if replica else settings.database_timeout,
         command_timeout=settings.database_timeout,
@@ -173,7 +173,7 @@ async def lock_name(connection: Connection, name: str) -> None:
 
 def window_interval(seconds: float | None) -> timedelta:
     """The poll window of a statement, as an interval. None: no bound, the statement reads all due rows."""
-    return _LONGER_THAN_ANYTHING if seconds is None else timedelta(seconds=seconds)
+    return _UNBOUNDED if seconds is None else timedelta(seconds=seconds)
 
 
 def unindexed(condition: str) -> str:
@@ -226,12 +226,12 @@ def records(rows: list[asyncpg.Record]) -> list[dict[str, Any]]:
 
 
 @asynccontextmanager
-async def in_order(connection: Connection) -> AsyncIterator[None]:
-    """For the statements in the block, make PostgreSQL read rows in the order of an index, and stop at the end of the
-    page.
+async def in_index_order(connection: Connection) -> AsyncIterator[None]:
+    """For the statements in the block, make PostgreSQL read rows in the order of an index, and stop when the page is
+    full.
 
-    Where an index finds a few thousand jobs, the planner would rather read all of them and sort: it does not know that
-    the first fifty are enough. Later statements of an outer transaction are planned as usual.
+    Otherwise, if the index has a few thousand matching jobs, the planner reads and sorts them all, although fifty are
+    enough. The planner treats later statements of an outer transaction as usual.
     """
     is_nested = connection.is_in_transaction()
     async with connection.transaction():

@@ -10,10 +10,10 @@ from uuid import UUID
 
 from leasehold.db.database import Connection
 
-#: The queue of a step, and the `pipeline.step` of its code.
+#: The queue of a step, and its handler: the `pipeline.step` of its code. A worker can run the step if it serves both.
 Place: TypeAlias = tuple[str, str]
 
-#: `served` reads the workers for at most this many places.
+#: `served` answers for at most this many places.
 _MAX_PLACES = 50
 #: `names_of` reads at most this many handlers.
 _MAX_NAMES = 1000
@@ -21,11 +21,11 @@ _MAX_NAMES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How a place is served by the living workers that are not asked to drain.
+    """How many living workers serve a place. Draining workers are left out.
 
-    `workers`: how many of them serve the queue. `able`: how many of those have the handler, or are of an older release
-    and do not tell. `elsewhere`: how many have the handler and do not serve the queue. `seen_at`: when a worker with
-    the handler was last seen; None: none is recorded.
+    `workers`: workers that serve the queue. `able`: those of them that have the handler, or that run an older release,
+    which does not report handlers. `elsewhere`: workers that have the handler and do not serve the queue. `seen_at`:
+    when a worker with the handler was last seen; None: no such worker is recorded.
     """
 
     workers: int
@@ -34,28 +34,32 @@ class Served:
     seen_at: datetime | None
 
 
-# $1 the queues and $2 the handlers of the places, $3 the dead workers. A worker's row is read once for each place.
+# $1 the queues and $2 the handlers of the places, $3 the dead workers. `w` has a row for each place and worker: whether
+# the worker lives, serves the queue, and has the handler (NULL: not reported).
 _SERVED = """
 -- served
-SELECT a.queue, a.handler, count(*) FILTER (WHERE w.lives AND w.serves) AS workers,
-       count(*) FILTER (WHERE w.lives AND w.serves AND w.has IS NOT false) AS able,
-       count(*) FILTER (WHERE w.lives AND NOT w.serves AND w.has) AS elsewhere,
-       greatest((SELECT k.seen_at FROM known_handler k WHERE k.name = a.handler),
-                max(w.seen_at) FILTER (WHERE w.has)) AS seen_at
-FROM unnest($1::text[], $2::text[]) AS a(queue, handler)
+SELECT place.queue, place.handler, count(*) FILTER (WHERE w.lives AND w.serves_queue) AS workers,
+       count(*) FILTER (WHERE w.lives AND w.serves_queue AND w.has_handler IS NOT false) AS able,
+       count(*) FILTER (WHERE w.lives AND NOT w.serves_queue AND w.has_handler) AS elsewhere,
+       greatest((SELECT k.seen_at FROM known_handler k WHERE k.name = place.handler),
+                max(w.seen_at) FILTER (WHERE w.has_handler)) AS seen_at
+FROM unnest($1::text[], $2::text[]) AS place(queue, handler)
 LEFT JOIN LATERAL (
-    SELECT a.queue = ANY(o.queues) AS serves, a.handler = ANY(o.handlers) AS has, o.seen_at,
+    SELECT place.queue = ANY(o.queues) AS serves_queue, place.handler = ANY(o.handlers) AS has_handler, o.seen_at,
            NOT o.draining AND o.id <> ALL($3::uuid[]) AS lives
     FROM worker o
 ) AS w ON true
-GROUP BY a.queue, a.handler
+GROUP BY place.queue, place.handler
 """
 
 
 async def served(connection: Connection, places: Collection[Place], dead: Sequence[UUID]) -> dict[Place, Served]:
-    """How each of the places is served, of the first _MAX_PLACES. `dead`: workers that are known to have ended."""
-    some = sorted(set(places))[:_MAX_PLACES]
-    rows = await connection.fetch(_SERVED, [queue for queue, _ in some], [handler for _, handler in some], list(dead))
+    """How each place is served. In sorted order, only the first _MAX_PLACES are answered. `dead`: workers that have
+    died.
+    """
+    answered = sorted(set(places))[:_MAX_PLACES]
+    queues, handlers = [queue for queue, _ in answered], [handler for _, handler in answered]
+    rows = await connection.fetch(_SERVED, queues, handlers, list(dead))
     return {
         (row["queue"], row["handler"]): Served(row["workers"], row["able"], row["elsewhere"], row["seen_at"])
         for row in rows

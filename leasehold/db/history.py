@@ -18,26 +18,27 @@ from leasehold.db.database import Connection
 _JOBS_AT_ONCE = 500
 _LOWEST_ID, _EPOCH_START = UUID(int=0), datetime(1970, 1, 1, tzinfo=UTC)
 
-# $1 and $2: the day's start and end. $3: the last job of the statement before. $4: the number of jobs.
-# Each lookup is by key and starts from the day's own index, so its cost depends on the day, not on all kept jobs.
-# Jobs are locked in the order of their ids, as in every statement.
+# $1 and $2: the day's start and end. $3: the last job of the statement before. $4: the number of jobs. `candidate`: the
+# next jobs with events of that day. `existing`: those that are not deleted, locked in the order of their ids, as in
+# every statement. The cost depends on the events of that day, not on the number of jobs: PostgreSQL reads the index of
+# the day's partition, and finds each job by its key.
 KEEP = """
 -- keep_events
-WITH asked AS MATERIALIZED (
+WITH candidate AS MATERIALIZED (
     SELECT e.job_id FROM event e WHERE e.at >= $1 AND e.at < $2 AND e.job_id > $3
     GROUP BY e.job_id ORDER BY e.job_id LIMIT $4
-), living AS MATERIALIZED (
-    SELECT mine.id FROM asked
-    CROSS JOIN LATERAL (SELECT j.id FROM job j WHERE j.id = asked.job_id FOR KEY SHARE) AS mine
+), existing AS MATERIALIZED (
+    SELECT locked.id FROM candidate
+    CROSS JOIN LATERAL (SELECT j.id FROM job j WHERE j.id = candidate.job_id FOR KEY SHARE) AS locked
 ), moved AS (
     DELETE FROM event e
-    WHERE e.job_id = ANY(ARRAY(SELECT id FROM living)) AND e.at >= $1 AND e.at < $2
+    WHERE e.job_id = ANY(ARRAY(SELECT id FROM existing)) AND e.at >= $1 AND e.at < $2
     RETURNING e.*
-), kept AS (
+), inserted AS (
     INSERT INTO kept_event (job_id, seq, at, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT job_id, seq, at, tenant_id, kind, job_status, task_id, step, task_status, epoch, data FROM moved
 )
-SELECT job_id FROM asked ORDER BY job_id DESC LIMIT 1
+SELECT job_id FROM candidate ORDER BY job_id DESC LIMIT 1
 """
 
 
@@ -45,9 +46,9 @@ async def keep_event_days(connection: Connection, *, days_ahead: int, days_kept:
     """Make the partitions of today and of `days_ahead` more days. Drop those older than `days_kept` days, after the
     events of jobs that still exist have moved out of them.
 
-    PostgreSQL puts an event of a day without a partition into the default partition, so an insert never fails. SQL
-    functions that belong to the migrating role make and drop the partitions. So the role of this process need not own
-    the schema.
+    An insert never fails for lack of a partition: PostgreSQL puts an event of a day without a partition into the
+    default partition. The role of this process need not own the schema: SQL functions of the migrating role make and
+    drop the partitions.
     """
     now: datetime = await connection.fetchval("SELECT clock_timestamp()")
     today = now.astimezone(UTC).date()
@@ -65,13 +66,13 @@ async def keep_event_days(connection: Connection, *, days_ahead: int, days_kept:
     for name in sorted(present - {"event_default"}):
         if name < _partition_name(oldest):
             day = date.fromisoformat(name.removeprefix("event_"))
-            await _keep_events(connection, _start_of_day(day), _start_of_day(day + timedelta(days=1)))
+            await _move_events(connection, _start_of_day(day), _start_of_day(day + timedelta(days=1)))
             await connection.execute("SELECT drop_event_day($1)", day)
-    await _keep_events(connection, _EPOCH_START, _start_of_day(oldest))
+    await _move_events(connection, _EPOCH_START, _start_of_day(oldest))
     await connection.execute("DELETE FROM event_default WHERE at < $1", _start_of_day(oldest))
 
 
-async def _keep_events(connection: Connection, start: datetime, end: datetime) -> None:
+async def _move_events(connection: Connection, start: datetime, end: datetime) -> None:
     """Move the events from `start` to `end` whose jobs still exist. Each statement commits by itself: if the process
     dies, the next call continues at the same place.
     """
@@ -89,10 +90,10 @@ def _start_of_day(day: date) -> datetime:
 
 
 async def _add_day(connection: Connection, day: date) -> None:
-    """Make the day's partition, unless the default partition already holds events of that day: these stay there.
+    """Make the day's partition, unless the default partition already has events of that day. They then stay there.
 
-    The default partition gets events when no sweeper ran before the day began. This function checks for such events
-    first: an attempt to make the partition would read them all, under a lock that every new event waits for.
+    The default partition gets events of a day if no sweeper ran before the day began. To make the partition, PostgreSQL
+    would read all of them under a lock, and every new event would wait for the lock. So this function checks first.
     """
     start, end = _start_of_day(day), _start_of_day(day + timedelta(days=1))
     default_has_events = "SELECT EXISTS (SELECT 1 FROM event_default WHERE at >= $1 AND at < $2)"

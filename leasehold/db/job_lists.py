@@ -25,7 +25,7 @@ from uuid import UUID
 
 import orjson
 
-from leasehold.db.database import Connection, in_order
+from leasehold.db.database import Connection, in_index_order
 from leasehold.db.job_reads import COLUMNS, LIVES, Row
 from leasehold.domain.ids import id_at
 from leasehold.domain.job_filter import JobFilter, Range
@@ -38,8 +38,9 @@ MAX_READ, MAX_SEARCHED = 100_000, 10_000
 #: page continues there.
 MAX_READ_BY_QUEUE = 5_000
 #: A search for a text narrows its walk to the pipelines whose names contain the text. It walks over all jobs instead if
-#: the tenant has more than _MAX_NAMES pipelines, or if more than _MAX_NAMED names contain the text.
-_MAX_NAMES, _MAX_NAMED = 500, 20
+#: the tenant has more than _MAX_PIPELINES pipelines, or if the names of more than _MAX_PIPELINES_WITH_TEXT contain the
+#: text.
+_MAX_PIPELINES, _MAX_PIPELINES_WITH_TEXT = 500, 20
 #: Up to this number a count is exact.
 MAX_COUNTED = 10_000
 #: How many rows a walk reads for each job. Usually three: the index entry, the job and its run. With a filter by queue,
@@ -53,9 +54,9 @@ _WITH_ERROR = frozenset({"failed", "expired"})
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The jobs that a caller may see. `tenant_id`: their tenant; None: all tenants. A kind of work owns pipelines.
-    `pipelines`: the pipelines of the kinds that the caller may see. `owned`: the pipelines of all kinds. `others`: the
-    installation's pipelines without a kind. `runs`: the caller may see jobs of pipelines without a kind.
+    """The jobs that a caller may see. `tenant_id`: their tenant; None: all tenants. A pipeline may belong to a kind of
+    work. `pipelines`: the pipelines of the kinds that the caller may see. `owned`: the pipelines of all kinds.
+    `others`: the installation's pipelines without a kind. `runs`: the caller may see jobs of pipelines without a kind.
     """
 
     tenant_id: str | None
@@ -116,52 +117,52 @@ class Listing:
     def __init__(
         self,
         scope: Scope,
-        wanted: JobFilter,
+        job_filter: JobFilter,
         before: UUID | None = None,
         *,
         bound: Bound | None = None,
         max_read: int | None = None,
         pipelines_with_text: Sequence[str] | None = None,
     ) -> None:
-        self._with_names = partial(Listing, scope, wanted, before, bound=bound, max_read=max_read)
+        self._copy_with = partial(Listing, scope, job_filter, before, bound=bound, max_read=max_read)
         self._pipelines_with_text = pipelines_with_text
         if bound is not None and bound.state == "failed":
-            wanted = replace(wanted, status=JobState.FAILED)
-        self._scope, self._wanted, self._before, self._bound = scope, wanted, before, bound
+            job_filter = replace(job_filter, status=JobState.FAILED)
+        self._scope, self._filter, self._before, self._bound = scope, job_filter, before, bound
         self._max_read = MAX_READ if max_read is None else max_read
         self._parameters = _Parameters()
         self._tenant = None if scope.tenant_id is None else self._parameters.add(scope.tenant_id, "text")
-        self._has_queue: str | None = None
+        self._queue_condition: str | None = None  # SQL: the task `t` is in the queue of the filter
         self._conditions = self._conditions_of_filter()
-        # Counted now: PostgreSQL refuses a parameter that a statement does not use, and `estimate` has only these.
+        # `estimate` uses only the parameters so far, and PostgreSQL refuses a parameter that a statement does not use.
         self._condition_value_count = len(self._parameters.values)
         self._bounds = self._id_bounds()
         self._driver = self._driver_of_filter()
 
     @property
     def searchable_text(self) -> str | None:
-        """The text that the walk searches for. `with_names` can narrow the walk to jobs that can contain it. None:
-        another term drives the walk, or the filter has no text.
+        """The text of the filter, if `narrowed_to_pipelines` can narrow the walk to jobs that can contain the text.
+        None: the filter has no text, or another term is the driver.
         """
-        wanted = self._wanted
-        others = (wanted.worker, wanted.schedule, wanted.code, wanted.template)
-        if self._tenant is None or wanted.tags or any(other is not None for other in others):
+        job_filter = self._filter
+        others = (job_filter.worker, job_filter.schedule, job_filter.code, job_filter.template)
+        if self._tenant is None or job_filter.tags or any(other is not None for other in others):
             return None
-        return next((text for text in wanted.texts if _uuid(text) is None), None)
+        return next((text for text in job_filter.texts if _uuid(text) is None), None)
 
     @property
     def tenant_id(self) -> str | None:
         return self._scope.tenant_id
 
-    def with_names(self, pipelines_with_text: Sequence[str]) -> Listing:
-        """The same listing, but it walks only over jobs that can contain the text `searchable_text`."""
-        return self._with_names(pipelines_with_text=pipelines_with_text)
+    def narrowed_to_pipelines(self, pipelines_with_text: Sequence[str]) -> Listing:
+        """The same listing, but its walk goes only over jobs that can contain the text `searchable_text`."""
+        return self._copy_with(pipelines_with_text=pipelines_with_text)
 
     @property
     def max_walked(self) -> int:
         """The most jobs over which a page walks."""
-        jobs = self._max_read // (_ROWS_WITH_STEPS if self._wanted.queue is not None else _ROWS)
-        return min(MAX_SEARCHED, jobs) if self._wanted.payload or self._wanted.texts else jobs
+        jobs = self._max_read // (_ROWS_WITH_STEPS if self._filter.queue is not None else _ROWS)
+        return min(MAX_SEARCHED, jobs) if self._filter.payload or self._filter.texts else jobs
 
     def page(self, limit: int) -> Statement:
         """At most `limit` + 1 jobs. `walked`: the number of the job in the walk. If the walk ended before the page was
@@ -204,10 +205,10 @@ class Listing:
         """SQL that checks the steps of a walked job before it reads the job's row, so that only jobs with a step in the
         queue are read. LIMIT 1 makes PostgreSQL probe the index once for each job.
         """
-        if self._has_queue is None:
+        if self._queue_condition is None:
             return ""
         return (
-            f" CROSS JOIN LATERAL ((SELECT 1 FROM task t WHERE t.job_id = w.id AND {self._has_queue} LIMIT 1)"
+            f" CROSS JOIN LATERAL ((SELECT 1 FROM task t WHERE t.job_id = w.id AND {self._queue_condition} LIMIT 1)"
             f" UNION ALL (SELECT 1 WHERE w.walked > {self.max_walked}) LIMIT 1) AS q"
         )
 
@@ -218,16 +219,16 @@ class Listing:
         )
 
     def _id_bounds(self) -> list[str]:
-        wanted, bounds = self._wanted, []
+        job_filter, bounds = self._filter, []
         if self._before is not None:
             bounds.append(f"< {self._parameters.add(self._before, 'uuid')}")
-        if wanted.created_after is not None:
+        if job_filter.created_after is not None:
             bounds.append(
-                f">= {self._parameters.add(id_at(max(wanted.created_after, _EARLIEST) - _MAX_CLOCK_SKEW), 'uuid')}"
+                f">= {self._parameters.add(id_at(max(job_filter.created_after, _EARLIEST) - _MAX_CLOCK_SKEW), 'uuid')}"
             )
-        if wanted.created_before is not None:
+        if job_filter.created_before is not None:
             bounds.append(
-                f"< {self._parameters.add(id_at(max(wanted.created_before, _EARLIEST) + _MAX_CLOCK_SKEW), 'uuid')}"
+                f"< {self._parameters.add(id_at(max(job_filter.created_before, _EARLIEST) + _MAX_CLOCK_SKEW), 'uuid')}"
             )
         if self._bound is not None:
             bounds.append(f"< {self._parameters.add(id_at(self._bound.at + _MAX_CLOCK_SKEW), 'uuid')}")
@@ -238,39 +239,39 @@ class Listing:
 
     def _driver_of_filter(self) -> str:
         """SQL: the ids that the driver finds in its index, in the order of the list (see the module's head)."""
-        wanted = self._wanted
-        ids = [_uuid(text) for text in wanted.texts if _uuid(text) is not None]
+        job_filter = self._filter
+        ids = [_uuid(text) for text in job_filter.texts if _uuid(text) is not None]
         if ids:
             return (
                 f"SELECT j.id FROM job j WHERE j.id = {self._parameters.add(ids[0], 'uuid')}{self._in_tenant('j')}"
                 + (self._bounded("j.id"))
             )
-        if wanted.worker is not None:  # only running steps have a lease: as many as the fleet has slots
+        if job_filter.worker is not None:  # only running steps have a lease: as many as the fleet has slots
             return (
                 "SELECT DISTINCT t.job_id AS id FROM task t WHERE t.status = 'running'"
-                f" AND t.lease_owner = {self._parameters.add(wanted.worker, 'uuid')}{self._in_tenant('t')}"
+                f" AND t.lease_owner = {self._parameters.add(job_filter.worker, 'uuid')}{self._in_tenant('t')}"
                 f"{self._bounded('t.job_id')}"
             )
-        if wanted.schedule is not None:
-            return self._ids("run", "job_id", f"x.schedule_id = {self._parameters.add(wanted.schedule, 'uuid')}")
-        return self._ids("job", "id", "true") if self._tenant is None else self._of_one_tenant()
+        if job_filter.schedule is not None:
+            return self._ids("run", "job_id", f"x.schedule_id = {self._parameters.add(job_filter.schedule, 'uuid')}")
+        return self._ids("job", "id", "true") if self._tenant is None else self._driver_of_tenant()
 
-    def _of_one_tenant(self) -> str:
+    def _driver_of_tenant(self) -> str:
         """SQL: the driver of a filter for one tenant. Each index that it uses begins with the tenant."""
-        wanted = self._wanted
-        if wanted.tags:
-            name, value = wanted.tags[0]
+        job_filter = self._filter
+        if job_filter.tags:
+            name, value = job_filter.tags[0]
             condition = (
                 f"x.name = {self._parameters.add(name, 'text')} AND x.value = {self._parameters.add(value, 'text')}"
             )
             return self._ids("job_tag", "job_id", condition)
-        if wanted.code is not None:
-            condition = f"x.error ->> 'code' = {self._parameters.add(wanted.code, 'text')} AND x.error IS NOT NULL"
+        if job_filter.code is not None:
+            condition = f"x.error ->> 'code' = {self._parameters.add(job_filter.code, 'text')} AND x.error IS NOT NULL"
             return self._ids("job", "id", condition)
         return self._by_status() or self._by_kind()
 
     def _by_status(self) -> str | None:
-        status, pipelines = self._wanted.status, self._pipelines()
+        status, pipelines = self._filter.status, self._pipelines()
         if status in _WITH_ERROR:
             if pipelines is None:
                 return self._ids("job", "id", "x.error IS NOT NULL")
@@ -285,8 +286,8 @@ class Listing:
 
     def _pipelines(self) -> Sequence[str] | None:
         """The pipelines that the filter names; None: any. A run's pipeline has the name of its template."""
-        if self._wanted.template is not None:
-            return [self._wanted.template]
+        if self._filter.template is not None:
+            return [self._filter.template]
         return None if self._scope.runs or not self._scope.pipelines else self._scope.pipelines
 
     def _by_kind(self) -> str:
@@ -333,68 +334,68 @@ class Listing:
         return "" if self._tenant is None else f" AND {alias}.tenant_id = {self._tenant}"
 
     def _conditions_of_filter(self) -> str:
-        wanted, add = self._wanted, self._parameters.add
+        job_filter, add = self._filter, self._parameters.add
         conditions = [LIVES]
         if self._tenant is not None:
             conditions.append(f"j.tenant_id = {self._tenant}")
         if not self._scope.has_everything:
-            seen = add(list(self._scope.pipelines), "text[]")
+            visible = add(list(self._scope.pipelines), "text[]")
             owned = add(list(self._scope.owned), "text[]")
             conditions.append(
                 f"CASE WHEN r.job_id IS NOT NULL OR NOT (j.pipeline = ANY({owned}))"
-                f" THEN {str(self._scope.runs).lower()} ELSE j.pipeline = ANY({seen}) END"
+                f" THEN {str(self._scope.runs).lower()} ELSE j.pipeline = ANY({visible}) END"
             )
         for column, value in (
-            ("j.status", wanted.status),
-            ("coalesce(r.template, j.pipeline)", wanted.template),
-            ("j.error ->> 'code'", wanted.code),
+            ("j.status", job_filter.status),
+            ("coalesce(r.template, j.pipeline)", job_filter.template),
+            ("j.error ->> 'code'", job_filter.code),
         ):
             if value is not None:
                 conditions.append(f"{column} = {add(str(value), 'text')}")
-        if wanted.schedule is not None:
-            conditions.append(f"r.schedule_id = {add(wanted.schedule, 'uuid')}")
-        if wanted.created_after is not None:
-            conditions.append(f"j.created_at >= {add(wanted.created_after, 'timestamptz')}")
-        if wanted.created_before is not None:
-            conditions.append(f"j.created_at < {add(wanted.created_before, 'timestamptz')}")
+        if job_filter.schedule is not None:
+            conditions.append(f"r.schedule_id = {add(job_filter.schedule, 'uuid')}")
+        if job_filter.created_after is not None:
+            conditions.append(f"j.created_at >= {add(job_filter.created_after, 'timestamptz')}")
+        if job_filter.created_before is not None:
+            conditions.append(f"j.created_at < {add(job_filter.created_before, 'timestamptz')}")
         now = "clock_timestamp()"
         if self._bound is not None:
             now = add(self._bound.at, "timestamptz")
             conditions += self._within_bound(self._bound, now)
-        conditions += self._within(wanted.waited, f"coalesce(j.started_at, j.finished_at, {now}) - j.created_at")
-        conditions += self._within(wanted.duration, f"coalesce(j.finished_at, {now}) - j.started_at")
+        conditions += self._within(job_filter.waited, f"coalesce(j.started_at, j.finished_at, {now}) - j.created_at")
+        conditions += self._within(job_filter.duration, f"coalesce(j.finished_at, {now}) - j.started_at")
         return " AND ".join(conditions + self._conditions_on_other_rows())
 
     def _within_bound(self, bound: Bound, at: str) -> list[str]:
-        of_state = {
+        conditions_by_state = {
             "failed": [f"j.finished_at <= {at}"],  # a job that was retried meanwhile, and failed again, is no target
             "unfinished": ["j.finished_at IS NULL", "j.status <> 'cancel_requested'"],
         }
-        return [f"j.created_at <= {at}", *of_state.get(bound.state or "", ())]
+        return [f"j.created_at <= {at}", *conditions_by_state.get(bound.state or "", ())]
 
     def _conditions_on_other_rows(self) -> list[str]:
         """Conditions on rows of other tables, and on texts."""
-        wanted, add = self._wanted, self._parameters.add
+        job_filter, add = self._filter, self._parameters.add
         conditions = [
             "EXISTS (SELECT 1 FROM job_tag g WHERE g.job_id = j.id"
             f" AND g.name = {add(name, 'text')} AND g.value = {add(value, 'text')})"
-            for name, value in wanted.tags
+            for name, value in job_filter.tags
         ]
-        if wanted.queue is not None:
-            queue = add(wanted.queue, "text")
-            self._has_queue = f"(t.queue = {queue} OR t.queue = 'ext:' || t.tenant_id || ':' || {queue})"
-            conditions.append(f"EXISTS (SELECT 1 FROM task t WHERE t.job_id = j.id AND {self._has_queue})")
-        if wanted.worker is not None:
+        if job_filter.queue is not None:
+            queue = add(job_filter.queue, "text")
+            self._queue_condition = f"(t.queue = {queue} OR t.queue = 'ext:' || t.tenant_id || ':' || {queue})"
+            conditions.append(f"EXISTS (SELECT 1 FROM task t WHERE t.job_id = j.id AND {self._queue_condition})")
+        if job_filter.worker is not None:
             conditions.append(
                 "EXISTS (SELECT 1 FROM task t WHERE t.job_id = j.id AND t.status = 'running'"
-                f" AND t.lease_owner = {add(wanted.worker, 'uuid')})"
+                f" AND t.lease_owner = {add(job_filter.worker, 'uuid')})"
             )
-        for path, value in wanted.payload:
+        for path, value in job_filter.payload:
             conditions.append(f"j.params #>> {add(list(path), 'text[]')} = {add(value, 'text')}")
-        for text in wanted.texts:
-            known = _uuid(text)
-            if known is not None:
-                conditions.append(f"j.id = {add(known, 'uuid')}")
+        for text in job_filter.texts:
+            job_id = _uuid(text)
+            if job_id is not None:
+                conditions.append(f"j.id = {add(job_id, 'uuid')}")
             else:
                 conditions.append(
                     f"strpos(lower(concat_ws(' ', j.pipeline, r.template, r.scope_id, j.dedupe_key, j.error ->> 'code',"
@@ -402,8 +403,9 @@ class Listing:
                 )
         return conditions
 
-    def _within(self, wanted: Range | None, length: str) -> list[str]:
-        bounds = [] if wanted is None else [(">", wanted.above), ("<", wanted.below)]
+    def _within(self, limits: Range | None, length: str) -> list[str]:
+        """Conditions: the interval `length` (SQL) is within the limits."""
+        bounds = [] if limits is None else [(">", limits.above), ("<", limits.below)]
         return [
             f"{length} {sign} make_interval(secs => {self._parameters.add(seconds, 'float8')})"
             for sign, seconds in bounds
@@ -421,9 +423,9 @@ def _uuid(text: str) -> UUID | None:
         return None
 
 
-# The names of a tenant's pipelines, each by one probe of an index, and whether a name contains the text. The name is
-# searched twice in a row, as in the condition on texts: there a run's pipeline and template, which have the same name,
-# stand side by side, and a text may match across both.
+# The names of a tenant's pipelines, each by one probe of an index, and whether a name contains the text. A run's
+# pipeline and template have the same name. The condition on texts joins both with a space, and a text may match across
+# them. So the statement searches in the name, a space, and the name again.
 _NAMES = f"""
 -- job_names
 WITH RECURSIVE names(name) AS (
@@ -433,51 +435,58 @@ WITH RECURSIVE names(name) AS (
             ORDER BY j.pipeline LIMIT 1)
     FROM names WHERE names.name IS NOT NULL
 )
-SELECT name, strpos(lower(name || ' ' || name), lower($2)) > 0 AS has_it
-FROM names WHERE name IS NOT NULL LIMIT {_MAX_NAMES + 1}
+SELECT name, strpos(lower(name || ' ' || name), lower($2)) > 0 AS has_text
+FROM names WHERE name IS NOT NULL LIMIT {_MAX_PIPELINES + 1}
 """
 
 
 async def narrowed_to_text(connection: Connection, listing: Listing) -> Listing:
-    """The listing, narrowed to jobs that can contain its text if few pipelines have the text in their name."""
+    """The listing. If it searches for a text, and few pipelines have the text in their name, the listing is narrowed to
+    jobs that can contain the text.
+    """
     if (text := listing.searchable_text) is None:
         return listing
     names = await connection.fetch(_NAMES, listing.tenant_id, text)
-    pipelines_with_text = [row["name"] for row in names if row["has_it"]]
-    if len(names) > _MAX_NAMES or len(pipelines_with_text) > _MAX_NAMED:
+    pipelines_with_text = [row["name"] for row in names if row["has_text"]]
+    if len(names) > _MAX_PIPELINES or len(pipelines_with_text) > _MAX_PIPELINES_WITH_TEXT:
         return listing
-    return listing.with_names(pipelines_with_text)
+    return listing.narrowed_to_pipelines(pipelines_with_text)
 
 
-def listing_of_page(scope: Scope, wanted: JobFilter, before: UUID | None = None) -> Listing:
+def listing_of_page(scope: Scope, job_filter: JobFilter, before: UUID | None = None) -> Listing:
     """The listing whose pages the API and the console show."""
-    return Listing(scope, wanted, before, max_read=MAX_READ_BY_QUEUE if wanted.queue is not None else None)
+    return Listing(scope, job_filter, before, max_read=MAX_READ_BY_QUEUE if job_filter.queue is not None else None)
 
 
 async def page(connection: Connection, listing: Listing, limit: int) -> Page:
     """At most `limit` jobs, newest first."""
     listing = await narrowed_to_text(connection, listing)
-    return _cut(listing, await _fetch(connection, listing.page(limit)), limit)
+    return _page_of(listing, await _fetch(connection, listing.page(limit)), limit)
 
 
 async def page_of_times(connection: Connection, listing: Listing, limit: int) -> Page:
     """As `page`, but with only the times and the status of each job."""
     listing = await narrowed_to_text(connection, listing)
     statement = listing.columns("job_times", limit, "created_at", "started_at", "finished_at", "status")
-    return _cut(listing, await _fetch(connection, statement), limit)
+    return _page_of(listing, await _fetch(connection, statement), limit)
 
 
-def _cut(listing: Listing, fetched: Sequence[Row], limit: int) -> Page:
-    """The page of the fetched rows. A row beyond `max_walked` only says where the walk ended."""
-    rows = [row for row in fetched if row["walked"] <= listing.max_walked]
-    ended_at = next((row for row in fetched if row["walked"] > listing.max_walked), None)
+def _page_of(listing: Listing, fetched: Sequence[Row], limit: int) -> Page:
+    """The page of the fetched rows, of which there may be `limit` + 1."""
+    rows, ended_at = _split(listing, fetched)
     if len(rows) > limit or (ended_at is not None and len(rows) == limit):
         return Page(rows[:limit], has_more=True)
     return Page(rows, has_more=False, ended_at=ended_at)
 
 
+def _split(listing: Listing, fetched: Sequence[Row]) -> tuple[Sequence[Row], Row | None]:
+    """The rows that match, and the row at which the walk ended early, or None."""
+    rows = [row for row in fetched if row["walked"] <= listing.max_walked]
+    return rows, next((row for row in fetched if row["walked"] > listing.max_walked), None)
+
+
 async def _fetch(connection: Connection, statement: Statement) -> Sequence[Row]:
-    async with in_order(connection):
+    async with in_index_order(connection):
         return await connection.fetch(statement.text, *statement.values)
 
 
@@ -496,13 +505,12 @@ async def next_walk_part(connection: Connection, listing: Listing, limit: int) -
     none of the next `max_walked` jobs matched.
     """
     listing = await narrowed_to_text(connection, listing)
-    rows = await _fetch(connection, listing.columns("job_ids", limit, "id", "tenant_id"))
-    targets = [(row["id"], row["tenant_id"]) for row in rows if row["walked"] <= listing.max_walked]
+    rows, ended_at = _split(listing, await _fetch(connection, listing.columns("job_ids", limit, "id", "tenant_id")))
+    targets = [(row["id"], row["tenant_id"]) for row in rows]
     if len(targets) > limit:
         return WalkPart(targets[:limit], targets[limit - 1][0])
-    ended_at = next((row["id"] for row in rows if row["walked"] > listing.max_walked), None)
     if ended_at is not None:  # this job was not checked: the next part begins with it
-        return WalkPart(targets, UUID(int=ended_at.int + 1))
+        return WalkPart(targets, UUID(int=ended_at["id"].int + 1))
     return WalkPart(targets, None)
 
 
@@ -524,7 +532,7 @@ async def count(connection: Connection, listing: Listing) -> tuple[int, bool]:
 async def with_literals(connection: Connection, statement: Statement) -> str:
     """The statement with its values in it, quoted by PostgreSQL: EXPLAIN takes no parameters."""
     quoted = await literals(connection, statement)
-    return re.sub(r"\$(\d+)", lambda found: quoted[int(found[1]) - 1], statement.text)
+    return re.sub(r"\$(\d+)", lambda number: quoted[int(number[1]) - 1], statement.text)
 
 
 async def literals(connection: Connection, statement: Statement) -> list[str]:

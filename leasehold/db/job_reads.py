@@ -14,7 +14,7 @@ from uuid import UUID
 
 import asyncpg
 
-from leasehold.db.database import Connection, in_order
+from leasehold.db.database import Connection, in_index_order
 
 Row: TypeAlias = asyncpg.Record
 
@@ -140,7 +140,7 @@ WHERE ($4::text IS NULL OR coalesce(r.template, j.pipeline) = $4) AND ($5::text 
 async def dead_letters(
     connection: Connection,
     tenant_id: str,
-    chosen: DeadLetterFilter,
+    letter_filter: DeadLetterFilter,
     *,
     before: tuple[datetime, UUID] | None = None,
     since: datetime | None = None,
@@ -150,11 +150,11 @@ async def dead_letters(
     """Steps that failed for good, the latest first. `since`: only those that failed later. `fingerprint`: only those of
     one group, as `dead_letter_groups` returns it.
     """
-    async with in_order(connection):
+    async with in_index_order(connection):
         return await connection.fetch(
             f"SELECT * FROM ({DEAD_LETTERS}) AS d WHERE ($10::text IS NULL OR fingerprint = $10)"
             " ORDER BY at DESC, task_id DESC LIMIT $11",
-            *_parameters(tenant_id, chosen, before, since),
+            *_parameters(tenant_id, letter_filter, before, since),
             fingerprint,
             limit,
         )
@@ -162,19 +162,19 @@ async def dead_letters(
 
 def _parameters(
     tenant_id: str,
-    chosen: DeadLetterFilter,
+    letter_filter: DeadLetterFilter,
     before: tuple[datetime, UUID] | None = None,
     since: datetime | None = None,
 ) -> tuple[object, ...]:
     at, task_id = before or (None, None)
     return (
-        tenant_id, at, task_id, chosen.template, chosen.code, chosen.runs, list(chosen.pipelines), list(chosen.owned),
-        since,
+        tenant_id, at, task_id, letter_filter.template, letter_filter.code, letter_filter.runs,
+        list(letter_filter.pipelines), list(letter_filter.owned), since,
     )  # fmt: skip
 
 
 async def dead_letter_groups(
-    connection: Connection, tenant_id: str, chosen: DeadLetterFilter, limit: int, of_last: int = MAX_GROUPED
+    connection: Connection, tenant_id: str, letter_filter: DeadLetterFilter, limit: int, of_last: int = MAX_GROUPED
 ) -> Sequence[Row]:
     """Groups of the latest `of_last` dead letters. A group has one template, step, code and message; messages that
     differ only in numbers and ids count as the same.
@@ -184,7 +184,7 @@ async def dead_letter_groups(
         " max(at) AS last_at, (array_agg(message ORDER BY at DESC))[1] AS message"
         f" FROM ({DEAD_LETTERS} ORDER BY t.finished_at DESC LIMIT $11) AS d"
         " GROUP BY fingerprint, pipeline, is_run, template, step, code ORDER BY n DESC, fingerprint LIMIT $10",
-        *_parameters(tenant_id, chosen),
+        *_parameters(tenant_id, letter_filter),
         limit,
         of_last,
     )

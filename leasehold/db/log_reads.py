@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
 from leasehold.db.database import Connection
 
-#: The number of a job that has ended, in place of that of its last line or chunk: no further one follows.
+#: `log_numbers` and `stream_numbers` return this number for a job that has ended: no line or chunk follows.
 ENDED = 2**62
 
 # A row of job_log holds `n` lines as a JSON array. The last of them has the number `last` in its job. A page of N lines
@@ -43,17 +44,17 @@ class LogFilter:
 
 
 async def log_page(
-    connection: Connection, tenant_id: str, job_id: UUID, after: int, wanted: LogFilter, limit: int
+    connection: Connection, tenant_id: str, job_id: UUID, after: int, log_filter: LogFilter, limit: int
 ) -> list[dict[str, Any]]:
     """At most `limit` lines numbered above `after`, in their order."""
-    rows = await connection.fetch(LOG_PAGE, job_id, tenant_id, after, wanted.step, wanted.attempt, limit)
+    rows = await connection.fetch(LOG_PAGE, job_id, tenant_id, after, log_filter.step, log_filter.attempt, limit)
     lines = (
-        {"n": row["before"] + place, "step": row["step"], "attempt": row["attempt"], "epoch": row["epoch"]} | line
+        {"n": row["before"] + nth, "step": row["step"], "attempt": row["attempt"], "epoch": row["epoch"]} | line
         for row in rows
-        for place, line in enumerate(row["lines"], 1)
-        if row["before"] + place > after
+        for nth, line in enumerate(row["lines"], 1)
+        if row["before"] + nth > after
     )
-    return [line for line, _ in zip(lines, range(limit), strict=False)]
+    return list(islice(lines, limit))
 
 
 LOG_END = """
@@ -67,20 +68,20 @@ async def log_end(connection: Connection, tenant_id: str, job_id: UUID, limit: i
     """The last `limit` lines, in their order."""
     rows = await connection.fetch(LOG_END, job_id, tenant_id, limit)
     lines = [
-        {"n": row["before"] + place, "step": row["step"], "attempt": row["attempt"], "epoch": row["epoch"]} | line
+        {"n": row["before"] + nth, "step": row["step"], "attempt": row["attempt"], "epoch": row["epoch"]} | line
         for row in reversed(rows)
-        for place, line in enumerate(row["lines"], 1)
+        for nth, line in enumerate(row["lines"], 1)
     ]
     return lines[-limit:]
 
 
 async def log_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[UUID, int]:
-    """The number of the last line of each job; ENDED for one that has ended. A deleted job is absent."""
+    """By job: the number of its last line, or ENDED if the job has ended. Deleted jobs are absent."""
     rows = await connection.fetch(LOG_NUMBERS, list(job_ids), ENDED)
     return {row["id"]: row["number"] for row in rows}
 
 
-# `superseded`: a later attempt of the step has begun its stream again.
+# `superseded`: a later attempt of the step has started the stream anew.
 STREAM_PAGE = """
 -- stream_page
 SELECT c.last - c.n AS before, c.step, c.epoch, c.attempt, c.restarts AND c.first = 1 AS restarts, c.chunks, c.at,
@@ -100,25 +101,26 @@ FROM job j LEFT JOIN tail o ON o.job_id = j.id WHERE j.id = ANY($1::uuid[])
 
 
 async def stream_page(
-    connection: Connection, tenant_id: str, job_id: UUID, after: int, wanted: LogFilter, limit: int
+    connection: Connection, tenant_id: str, job_id: UUID, after: int, log_filter: LogFilter, limit: int
 ) -> list[dict[str, Any]]:
-    """At most `limit` chunks numbered above `after`, in their order. `restarts`: with this chunk an attempt begins the
-    stream of its step again. A chunk with `cut` ends the stream of an attempt that emitted too much.
+    """At most `limit` chunks numbered above `after`, in their order. `restarts`: with this chunk an attempt starts the
+    stream of its step anew. `superseded`: a later attempt has done so, and this chunk is void. A chunk with `cut` ends
+    the stream of an attempt that emitted too much.
     """
-    rows = await connection.fetch(STREAM_PAGE, job_id, tenant_id, after, wanted.step, wanted.attempt, limit)
+    rows = await connection.fetch(STREAM_PAGE, job_id, tenant_id, after, log_filter.step, log_filter.attempt, limit)
     chunks = (
-        {"n": row["before"] + place, "at": row["at"]}
+        {"n": row["before"] + nth, "at": row["at"]}
         | {name: row[name] for name in ("step", "attempt", "epoch", "superseded")}
-        | {"restarts": row["restarts"] and place == 1}
+        | {"restarts": row["restarts"] and nth == 1}
         | chunk
         for row in rows
-        for place, chunk in enumerate(row["chunks"], 1)
-        if row["before"] + place > after
+        for nth, chunk in enumerate(row["chunks"], 1)
+        if row["before"] + nth > after
     )
-    return [chunk for chunk, _ in zip(chunks, range(limit), strict=False)]
+    return list(islice(chunks, limit))
 
 
 async def stream_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[UUID, int]:
-    """The number of the last chunk of each job; ENDED for one that has ended. A deleted job is absent."""
+    """By job: the number of its last chunk, or ENDED if the job has ended. Deleted jobs are absent."""
     rows = await connection.fetch(STREAM_NUMBERS, list(job_ids), ENDED)
     return {row["id"]: row["number"] for row in rows}

@@ -1,5 +1,5 @@
-"""Reads what the console's page Overview shows. Each statement reads a bounded number of rows, however many jobs there
-are.
+"""Reads the counts and lists of the console's pages Overview and Limits. Each statement reads a bounded number of rows,
+however many jobs there are.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ async def unfinished_counts(connection: Connection, tenant_id: str) -> Row:
     return row
 
 
-#: This many of the oldest unfinished jobs with external steps are searched for silent steps. Silent steps are counted
-#: up to MAX_SILENT.
+#: `silent_steps` searches this many of the oldest unfinished jobs with external steps, and counts up to MAX_SILENT
+#: silent steps.
 _MAX_EXTERNAL, MAX_SILENT = 300, 100
 
 SILENT_STEPS = f"""

@@ -1,4 +1,4 @@
-"""Computes the sizes of connection pools. A process has at most `database_pool_size` connections to PostgreSQL in all.
+"""Computes the sizes of connection pools. A process has at most `database_pool_size` connections to the primary.
 
 | process | dedicated connections | the pool |
 |---|---|---|
@@ -42,9 +42,9 @@ def _of_broker(settings: Settings) -> int:
 
 
 def pool_of_replica(settings: Settings) -> int:
-    """The size of an API process's pool to the standby. These are connections of another server."""
+    """The size of an API process's pool to the standby. It comes on top of the connections to the primary."""
     return pool_of_api(settings)
 
 
 #: The size of a worker's pool to the standby. Only the exporter uses it.
-EXPORTER_OF_WORKER = 1
+EXPORTER_REPLICA_POOL = 1

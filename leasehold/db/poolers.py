@@ -1,8 +1,9 @@
-"""Checks, when a process starts, whether it connects through a pooler (PgBouncer) that cannot do what it needs.
+"""Checks whether a process connects through a pooler (PgBouncer) that cannot do what the process needs. Processes check
+this when they start.
 
-In a pooler's transaction mode, each transaction may run on another session of the server. Then
-everything fails that belongs to a session: advisory locks, LISTEN, and prepared statements that the pooler does not
-know of. In such a case the process refuses to start, and the error names the setting to change.
+In a pooler's transaction mode, each transaction may run on another session of the server. Whatever belongs to a session
+then fails: advisory locks, LISTEN, and prepared statements, unless the pooler keeps them for its clients. In such a
+case the process refuses to start, and the error names the setting to change.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ _KEEPS_NO_STATEMENTS = (
     "a pooler in transaction mode stands before PostgreSQL, and does not keep prepared statements. Set"
     " max_prepared_statements = 1000 in PgBouncer 1.21 or later, or pool_mode = session, or connect directly"
 )
-#: PostgreSQL's errors when a pooler has changed the session below a client's prepared statements.
+#: PostgreSQL's errors when a pooler runs a client's prepared statement on another session than the one that prepared
+#: it.
 _STATEMENTS_LOST = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
-#: PgBouncer 1.21 and later give prepared statements names of their own, if they keep them for clients.
+#: If PgBouncer (1.21 or later) keeps prepared statements for its clients, it gives them names of its own.
 _KEEPS_STATEMENTS = "SELECT coalesce(bool_or(starts_with(name, 'PGBOUNCER_')), false) FROM pg_prepared_statements"
 _DROPPED_SETTINGS = """
 SELECT w.name, w.value FROM unnest($1::text[], $2::text[]) AS w(name, value) WHERE current_setting(w.name) <> w.value
@@ -32,7 +34,9 @@ _TRIES = 3
 
 
 async def check_pooler(settings: Settings) -> None:
-    """Raises BadSetting if there is a pooler and a setting must change first; or one of TRY_AGAIN."""
+    """Raises BadSetting if there is a pooler and a setting must change first. Raises one of TRY_AGAIN if PostgreSQL
+    does not answer.
+    """
     try:
         keeps_statements = await _inspect(settings)
     except _STATEMENTS_LOST:
@@ -53,10 +57,10 @@ async def refuse_shared_sessions(settings: Settings) -> None:
         async with connected(settings, "pooler check") as connection, connected(settings, "pooler check") as other:
             if await is_direct(connection):
                 return
-            shares = await _keeps_statements(connection) or await _shares_sessions(connection, other)
+            is_shared = await _keeps_statements(connection) or await _shares_sessions(connection, other)
     except _STATEMENTS_LOST:
-        shares = True
-    if shares:
+        is_shared = True
+    if is_shared:
         raise BadSetting(
             _DIRECT,
             "migrations need a session of their own, and a pooler in transaction mode stands before PostgreSQL. Set "
@@ -75,10 +79,11 @@ async def _inspect(settings: Settings) -> bool:
                 raise BadSetting(_NAME, _KEEPS_NO_STATEMENTS)
         rows = await connection.fetch(_DROPPED_SETTINGS, list(PLANNER_SETTINGS), list(PLANNER_SETTINGS.values()))
     if rows:
-        sets = "; ".join(f"ALTER ROLE ... SET {row['name']} = '{row['value']}'" for row in rows)
+        commands = "; ".join(f"ALTER ROLE ... SET {row['name']} = '{row['value']}'" for row in rows)
         raise BadSetting(
             _NAME,
-            f"a pooler stands before PostgreSQL and drops the settings of the session. Give them to the role: {sets}",
+            "a pooler stands before PostgreSQL and drops the settings of the session. Give them to the role: "
+            f"{commands}",
         )
     return keeps_statements
 
@@ -88,9 +93,9 @@ async def _keeps_statements(connection: Connection) -> bool:
 
 
 async def _shares_sessions(connection: Connection, other: Connection) -> bool:
-    """Whether the pooler lends one session to both connections in turn. `connection` sets a value in its session. Then
-    `other` takes a session and keeps it. PgBouncer lends the session that was returned last: so `other` gets the one
-    that `connection` had, and the next session of `connection` lacks the value.
+    """Whether the pooler lends one session to both connections in turn. `connection` sets a marker in its session. Then
+    `other` begins a transaction, and keeps its session. PgBouncer lends the session that was returned last, which is
+    the session with the marker. So the next session of `connection` lacks the marker.
 
     The statements have no parameters, so that asyncpg sends them without a prepared statement.
     """
@@ -98,7 +103,6 @@ async def _shares_sessions(connection: Connection, other: Connection) -> bool:
         marker = token_hex(8)
         await connection.execute(f"SET leasehold.pooler = '{marker}'")
         try:
-            # A transaction of the other client keeps the session busy, so this client gets another one.
             await other.execute("BEGIN")
             if await _lacks_marker(connection, marker):
                 return True
@@ -108,8 +112,8 @@ async def _shares_sessions(connection: Connection, other: Connection) -> bool:
 
 
 async def _lacks_marker(connection: Connection, marker: str) -> bool:
-    """Whether the session that the pooler lends now lacks the marker. asyncpg prepares each statement whose rows it
-    returns, so this statement answers by raising an error.
+    """Whether the session that the pooler lends now lacks the marker. The statement answers by an error and not by a
+    row: to return rows, asyncpg would prepare the statement.
     """
     try:
         await connection.execute(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Invalid
 
-# The tables and views to grant. The schema may hold tables of others: only those that the migrating role owns count.
+# The tables and views to grant: those that the migrating role owns. The schema may have tables of other owners.
 _OWN_TABLES = """
 SELECT c.oid::regclass::text AS name, c.relkind = 'v' OR starts_with(c.relname, 'alembic_version') AS only_read
 FROM pg_class c
@@ -31,14 +31,12 @@ _APPEND_ONLY: dict[str, tuple[str, ...]] = {
 
 
 async def grant(connection: Connection, role: str) -> None:
-    """Let `role` read and write the rows of every table that the caller owns. Repeating it changes nothing. The schema
-    may be at an older revision: tables and functions that it does not have yet are left out.
+    """Let `role` read and write the rows of every table that the caller owns. A repetition changes nothing. The schema
+    may be at an older revision: tables and functions that the schema does not have yet are left out.
 
     Exceptions: `role` only reads views and Alembic's table, and only reads and inserts into the audit.
 
-    Rights to change the schema that were granted to `role` itself are revoked.
-
-    Raises Invalid as `check_role`.
+    It also revokes rights to change the schema that `role` was granted. Raises Invalid, as `check_role` does.
     """
     name, schema = await check_role(connection, role)
     async with connection.transaction():

@@ -24,8 +24,8 @@ FROM run r JOIN job j ON j.id = r.job_id AND {LIVES}
 
 FIND = f"""
 -- run_find
-SELECT found.*, j.params AS payload,
-    (SELECT jsonb_object_agg(g.name, g.value) FROM job_tag g WHERE g.job_id = found.id) AS tags,
+SELECT this.*, j.params AS payload,
+    (SELECT jsonb_object_agg(g.name, g.value) FROM job_tag g WHERE g.job_id = this.id) AS tags,
     (SELECT jsonb_agg(jsonb_build_object(
         'id', t.step, 'status', t.status, 'attempt', t.attempt, 'max_attempts', t.max_attempts, 'task_id', t.id,
         'epoch', t.epoch, 'queue', t.queue, 'started_at', t.started_at, 'finished_at', t.finished_at,
@@ -34,11 +34,11 @@ SELECT found.*, j.params AS payload,
         'error', (SELECT jsonb_build_object('code', f.code, 'message', f.message, 'retryable', f.retryable)
                   FROM failure f WHERE f.task_id = t.id ORDER BY f.epoch DESC LIMIT 1)
      ) ORDER BY t.position, t.step) FROM task t LEFT JOIN progress p ON p.task_id = t.id
-     WHERE t.job_id = found.id) AS steps,
+     WHERE t.job_id = this.id) AS steps,
     (SELECT jsonb_agg(jsonb_build_object('step', o.step, 'name', o.name, 'key', o.key, 'size', o.size,
         'sha256', o.sha256, 'content_type', o.content_type) ORDER BY o.step, o.name)
-     FROM output o WHERE o.job_id = found.id) AS outputs
-FROM ({_RUN} WHERE r.job_id = $1 AND r.tenant_id = $2) AS found JOIN job j ON j.id = found.id
+     FROM output o WHERE o.job_id = this.id) AS outputs
+FROM ({_RUN} WHERE r.job_id = $1 AND r.tenant_id = $2) AS this JOIN job j ON j.id = this.id
 """
 
 
@@ -58,33 +58,37 @@ async def find_run(connection: Connection, tenant_id: str, run_id: UUID) -> Row 
     return await connection.fetchrow(FIND, run_id, tenant_id)
 
 
-#: Conditions that a job's state implies. They let PostgreSQL use the small partial index of that state.
+#: By status: a condition that every job with this status meets. With the condition, PostgreSQL can use the small
+#: partial index of that status. Statuses that are not here are unfinished, except `succeeded`.
 _CONDITION_OF_STATUS = {
     "failed": "AND j.error IS NOT NULL",
     "expired": "AND j.error IS NOT NULL",
     "cancelled": "AND j.cancel IS NOT NULL",
     "cancel_requested": "AND j.cancel IS NOT NULL AND j.finished_at IS NULL",
 }
+#: No partial index has the jobs with these statuses.
 _STATUSES_WITHOUT_INDEX = frozenset({"succeeded"})
 
 
 def list_statement(*, template: bool, scope: bool, status: str | None) -> str:
     """The statement of one page of runs, newest first, with only the filters that are used.
 
-    Parameters: $1 tenant, $2 the run that the page ends before, $3 limit; then the values of the filters: template,
-    scope and scope_id, status.
+    Parameters: $1 tenant; $2 the last run of the page before, or NULL; $3 limit. Then follow the values of the filters:
+    template, scope and scope_id, status.
     """
-    conditions, number = ["r.tenant_id = $1", "($2::uuid IS NULL OR r.job_id < $2)"], 4
+    conditions, next_parameter = ["r.tenant_id = $1", "($2::uuid IS NULL OR r.job_id < $2)"], 4
     for column, is_used in (("r.template", template), ("r.scope", scope), ("r.scope_id", scope)):
         if is_used:
-            conditions.append(f"{column} = ${number}")
-            number += 1
+            conditions.append(f"{column} = ${next_parameter}")
+            next_parameter += 1
     by_status = ""
     if status is not None:
         implied = (
             "" if status in _STATUSES_WITHOUT_INDEX else _CONDITION_OF_STATUS.get(status, "AND j.finished_at IS NULL")
         )
-        by_status = f"AND j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.status = ${number} {implied}"
+        by_status = (
+            f"AND j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.status = ${next_parameter} {implied}"
+        )
     order = "j.id" if by_status else "r.job_id"
     return f"{_RUN} WHERE {' AND '.join(conditions)} {by_status} ORDER BY {order} DESC LIMIT $3"
 
@@ -99,8 +103,8 @@ async def list_runs(
     before: UUID | None,
     limit: int,
 ) -> Sequence[Row]:
-    """At most `limit` of the tenant's runs, newest first. `before`: only runs older than this run. `scope`: its kind
-    and its id.
+    """At most `limit` of the tenant's runs, newest first. `before`: only runs older than this run. `scope`: the kind
+    and the id of a scope.
     """
     statement = list_statement(template=template is not None, scope=scope is not None, status=status)
     filters = [value for value in (template, *(scope or ()), status) if value is not None]
@@ -159,14 +163,14 @@ async def queues(connection: Connection, at_most: int = MAX_COUNTED, of_all: int
 
 _RUNNABLE = """
 -- queues_runnable
-SELECT asked.queue, (
+SELECT counted_queue.queue, (
     SELECT count(*) FROM (
         SELECT 1 FROM task t
-        WHERE t.queue = asked.queue AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.available_at <= statement_timestamp() LIMIT asked.most) AS counted
+        WHERE t.queue = counted_queue.queue AND t.status IN ('pending', 'retry', 'waiting')
+          AND t.available_at <= statement_timestamp() LIMIT counted_queue.most) AS counted
 )::int AS n
-FROM unnest($1::text[], $2::int[]) AS asked(queue, most)
-WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = asked.queue)
+FROM unnest($1::text[], $2::int[]) AS counted_queue(queue, most)
+WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = counted_queue.queue)
 """
 
 

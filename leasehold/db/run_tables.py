@@ -1,6 +1,6 @@
 """Declares the tables of the runs API: templates, runs, schedules, concurrency limits (`gate`), webhooks, progress.
 
-tables.py declares those of jobs and tasks. Migrations are written against both: a change here needs a migration.
+tables.py declares the tables of jobs and tasks. A change here needs a migration.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ template = Table(
     PrimaryKeyConstraint("tenant_id", "type", "version"),
 )
 
-#: The newest version of each type that was deleted. No version up to it is ever written again.
+#: For each type: the newest version that was deleted. Neither it nor an older version can be written again.
 template_deletion = Table(
     "template_deletion",
     metadata,
@@ -104,7 +104,7 @@ schedule = Table(
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Text, nullable=False),
     Column("template", Text, nullable=False),
-    Column("version", SmallInteger),  # NULL: the newest enabled version at the time of firing
+    Column("version", SmallInteger),  # NULL: the newest enabled version when the schedule fires
     Column("cron", Text, nullable=False),
     Column("timezone", Text, nullable=False),
     Column("payload_template", JSONB, nullable=False),
@@ -116,7 +116,8 @@ schedule = Table(
     Column("overlap", Text, nullable=False),
     Column("catch_up", Text, nullable=False),
     Column("catch_up_seconds", Integer, nullable=False),  # a missed tick older than this starts no run
-    Column("pause_after_failures", Integer),  # this many failed runs in a row pause the schedule; NULL: none do
+    # the platform pauses the schedule after so many failed runs in a row; NULL: never
+    Column("pause_after_failures", Integer),
     Column("enabled", Boolean, nullable=False, server_default="true"),
     Column("paused_because", Text),
     Column("buffered_at", _INSTANT),  # overlap `buffer_one`: the tick that waits for the previous run to end

@@ -24,10 +24,10 @@ async def list_views(connection: Connection, tenant_id: str) -> Sequence[Row]:
 
 async def exists(connection: Connection, tenant_id: str, name: str) -> bool:
     """Whether the tenant has a view with this name."""
-    there: bool = await connection.fetchval(
+    is_present: bool = await connection.fetchval(
         "SELECT EXISTS (SELECT FROM saved_view WHERE tenant_id = $1 AND name = $2)", tenant_id, name
     )
-    return there
+    return is_present
 
 
 async def save(connection: Connection, tenant_id: str, name: str, job_filter: str, by: str) -> Row:

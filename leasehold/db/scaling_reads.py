@@ -16,15 +16,16 @@ MAX_COUNTED = 10_000
 MAX_LINES = 2000
 
 # The due tasks of each queue. The recursion jumps through the index task_runnable from line to line, as the exporter
-# does, so tasks that are not due yet are not read. The lines of a queue share its $2 evenly (`share.most`).
+# does, so tasks that are not due yet are not read. The lines of a queue share the $2 tasks evenly: each
+# may count `share.most`.
 # $1 the queues, $2 the most due tasks of a queue, $3 the most lines of a queue.
 _DUE = """
 -- scaling_due
 WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
-    SELECT asked.queue, first.priority, first.tenant_id, 1
-    FROM unnest($1::text[]) AS asked(queue) CROSS JOIN LATERAL (
+    SELECT pool_queue.queue, first.priority, first.tenant_id, 1
+    FROM unnest($1::text[]) AS pool_queue(queue) CROSS JOIN LATERAL (
         SELECT t.priority, t.tenant_id FROM task t
-        WHERE t.queue = asked.queue AND t.status IN ('pending', 'retry', 'waiting')
+        WHERE t.queue = pool_queue.queue AND t.status IN ('pending', 'retry', 'waiting')
         ORDER BY t.priority, t.tenant_id LIMIT 1) AS first
     UNION ALL
     SELECT line.queue, next.priority, next.tenant_id, line.nth + 1
@@ -73,14 +74,14 @@ ORDER BY w.started_at DESC LIMIT 10000
 
 
 async def due(connection: Connection, queues: Sequence[str]) -> Sequence[Row]:
-    """By queue: the tasks that could start now, and the seconds that the oldest of them has waited. Paused queues and
-    those without tasks are absent.
+    """By queue: the tasks that could start now (`due`), and the seconds that the oldest of them has waited (`oldest`).
+    Paused queues, and queues without tasks, are absent.
     """
     return await connection.fetch(_DUE, list(queues), MAX_COUNTED, MAX_LINES)
 
 
 async def running(connection: Connection, queues: Sequence[str]) -> Sequence[Row]:
-    """By queue and version of the worker: the attempts that run, and about how long they last."""
+    """By queue and version of the worker: the running attempts, and about how long an attempt takes."""
     return await connection.fetch(_RUNNING, list(queues), MAX_COUNTED)
 
 

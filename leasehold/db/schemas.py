@@ -42,8 +42,8 @@ class Revisions:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state of a schema in a database. `revision`: its revision; None before the first. `head`: the newest revision
-    of this release. `behind`: `leasehold migrate` must run.
+    """The state of a schema in a database. `revision`: the schema's revision; None before the first migration.
+    `behind`: `leasehold migrate` must run. `head`: the newest revision of this release.
     """
 
     revision: str | None
@@ -59,9 +59,8 @@ async def state_of(connection: Connection, schema: Schema) -> State:
     revision: str | None = None
     if await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", schema.table):
         revision = await connection.fetchval(f"SELECT version_num FROM {schema.table}")
-    return State(
-        revision, revision is None or (revision in revisions.all and revision != revisions.head), revisions.head
-    )
+    is_older = revision in revisions.all and revision != revisions.head
+    return State(revision, revision is None or is_older, revisions.head)
 
 
 @cache
@@ -81,9 +80,9 @@ def known_revisions(folder: Path) -> Revisions:
 def _constants(path: Path) -> dict[str, object]:
     """The constants that the module assigns at its top (`name = constant`). The module is parsed, but not run."""
     constants: dict[str, object] = {}
-    for line in ast.parse(path.read_text()).body:
-        if not isinstance(line, ast.Assign | ast.AnnAssign) or not isinstance(line.value, ast.Constant):
+    for node in ast.parse(path.read_text()).body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(node.value, ast.Constant):
             continue
-        targets = line.targets if isinstance(line, ast.Assign) else [line.target]
-        constants |= {target.id: line.value.value for target in targets if isinstance(target, ast.Name)}
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        constants |= {target.id: node.value.value for target in targets if isinstance(target, ast.Name)}
     return constants

@@ -2,7 +2,8 @@
 host that answers and only reads.
 
 After a failover an address may lead to a server that only reads: a standby that is not promoted yet, or the former
-primary. Connections to it do not break, so a pool would keep them for ever: `Leaving` makes the pool open new ones.
+primary. Connections to such a server do not break, so a pool would keep them for ever. `WrongServerGuard` makes the
+pool open new connections.
 """
 
 from __future__ import annotations
@@ -18,56 +19,65 @@ from leasehold.urls import DatabaseUrl
 _Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 _Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 
-#: Seconds between two attempts of a pool on the wrong server to open new connections. Reads go on meanwhile.
-_LEAVE_SECONDS = 1.0
+#: While a pool is on the wrong server, it replaces its connections each time that this many seconds have passed.
+#: Meanwhile its connections serve reads.
+_REPLACE_SECONDS = 1.0
 #: PostgreSQL 14 and later report these settings to the client, at the start of a session and at each change.
 _REPORTED = ("in_hot_standby", "default_transaction_read_only")
-#: (URL, whether for a replica) -> the host that was chosen last. The next connection tries it first: otherwise it would
-#: wait for a silent host each time.
+#: (URL, whether for a replica) -> the host that was chosen last. The next connection tries this host first: otherwise
+#: each connection would wait for a silent host that the URL names earlier.
 _last_chosen: dict[tuple[DatabaseUrl, bool], tuple[str, int]] = {}
+#: After one of these errors, `open_connection` tries the next host.
 _NEXT_HOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
 async def open_connection(
     url: DatabaseUrl, *, timeout: float, host_timeout: float, replica: bool = False, **options: Any
 ) -> _Connection:
-    """Open a connection to the first host that takes writes; if none does, to the first that answers.
+    """Open a connection to the first host that takes writes. If none does, open one to the first host that answers.
 
-    `timeout`: seconds for all hosts together. `host_timeout`: for each of several hosts. `replica`: the wanted host is
-    one that only reads. `options`: asyncpg's.
+    `replica`: prefer a host that only reads. `timeout`: seconds for all hosts together. `host_timeout`: seconds for
+    each host, if the URL names several. `options`: asyncpg's options.
 
-    Raises what the last host raised, or TimeoutError.
+    If no host answers, raises the error of the last host, or TimeoutError.
     """
     if len(url.hosts) < 2:  # noqa: PLR2004 - one host, or what asyncpg finds in the environment
         host, port = url.hosts[0] if url.hosts else (None, None)
         return await _connect(url, host, port, timeout, options)
     opened: list[_Connection] = []
     chosen: _Connection | None = None
-    error: BaseException = TimeoutError()
     try:
         async with asyncio.timeout(timeout):
-            for host, port in _in_order(url, replica=replica):
-                try:
-                    opened.append(await _connect(url, host, port, host_timeout, options))
-                    takes_writes = await _takes_writes(opened[-1], host_timeout)
-                except _NEXT_HOST as refused:
-                    error = refused
-                    continue
-                if takes_writes is not replica:
-                    chosen = opened[-1]
-                    _last_chosen[url, replica] = (host, port)
-                    return chosen
-    except TimeoutError as late:
-        error = late
-    else:
-        chosen = opened[0] if opened else None
+            chosen = await _choose(url, opened, host_timeout, options, replica=replica)
     finally:
         for connection in opened:
             if connection is not chosen:
                 connection.terminate()
-    if chosen is None:
-        raise error
     return chosen
+
+
+async def _choose(
+    url: DatabaseUrl, opened: list[_Connection], host_timeout: float, options: dict[str, Any], *, replica: bool
+) -> _Connection:
+    """As `open_connection`, for several hosts and without `timeout`. Adds every connection to `opened`: the caller
+    closes those that are not chosen.
+    """
+    error: BaseException | None = None
+    for host, port in _last_chosen_first(url, replica=replica):
+        try:
+            connection = await _connect(url, host, port, host_timeout, options)
+            opened.append(connection)
+            takes_writes = await _takes_writes(connection, host_timeout)
+        except _NEXT_HOST as refused:
+            error = refused
+            continue
+        if takes_writes is not replica:
+            _last_chosen[url, replica] = (host, port)
+            return connection
+    if opened:
+        return opened[0]
+    assert error is not None
+    raise error
 
 
 async def _connect(
@@ -87,13 +97,13 @@ async def _connect(
     return connection
 
 
-def _in_order(url: DatabaseUrl, *, replica: bool) -> list[tuple[str, int]]:
-    """The hosts in the order in which they are tried: the one that was chosen last comes first."""
+def _last_chosen_first(url: DatabaseUrl, *, replica: bool) -> list[tuple[str, int]]:
+    """The hosts of the URL, in their order. But the host that was chosen last comes first."""
     return sorted(url.hosts, key=lambda host: host != _last_chosen.get((url, replica)))
 
 
 async def _takes_writes(connection: _Connection, timeout: float) -> bool:
-    """Whether the host takes writes. A pooler may report nothing: then query it, for at most `timeout` seconds."""
+    """Whether the host takes writes. A pooler may not report this. Then query it, for at most `timeout` seconds."""
     if hasattr(connection.get_settings(), _REPORTED[0]):
         return not only_reads(connection)
     query = "SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on'"
@@ -112,19 +122,20 @@ def _is_primary(connection: PoolConnectionProxy[asyncpg.Record]) -> bool:
     return getattr(connection.get_settings(), _REPORTED[0], "on") == "off"
 
 
-class Leaving:
-    """Makes a pool open new connections when its server is of the wrong sort: it only reads, or, for the pool of a
-    replica, it takes writes. Call it with each connection that the pool lends.
+class WrongServerGuard:
+    """Makes a pool replace its connections when they lead to the wrong server. A server that only reads is wrong. For
+    the pool of a replica, a primary is wrong. Call it with each connection that the pool is about to lend.
     """
 
     def __init__(self, *, replica: bool = False) -> None:
         self._replica = replica
-        self._again_at = 0.0
+        self._next_replacement = 0.0
 
     async def __call__(self, pool: _Pool, connection: PoolConnectionProxy[asyncpg.Record]) -> None:
-        if not (_is_primary(connection) if self._replica else only_reads(connection)):
+        is_wrong = _is_primary(connection) if self._replica else only_reads(connection)
+        if not is_wrong:
             return
         now = asyncio.get_running_loop().time()
-        if now >= self._again_at:
-            self._again_at = now + _LEAVE_SECONDS
-            await pool.expire_connections()  # this connection serves once more; the pool's next ones are new
+        if now >= self._next_replacement:
+            self._next_replacement = now + _REPLACE_SECONDS
+            await pool.expire_connections()  # this connection serves once more; the next one will be new

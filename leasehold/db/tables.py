@@ -66,9 +66,10 @@ job = Table(
     Column("pipeline_version", SmallInteger, nullable=False),
     Column("status", Text, nullable=False, server_default=JobState.PENDING.value),
     Column("priority", SmallInteger, nullable=False, server_default="1"),  # 0 high, 1 normal, 2 low
-    Column("steps_left", SmallInteger, nullable=False),  # counted down under the row's lock; 0 is success
-    Column("event_seq", Integer, nullable=False),  # the last event's number: gap-free, under the row's lock
-    Column("keep_seconds", Integer),  # how long the finished job and its objects are kept; NULL: for good
+    Column("steps_left", SmallInteger, nullable=False),  # counted down under the row's lock; 0: the job has succeeded
+    # the last event's number: counted up under the row's lock, without gaps
+    Column("event_seq", Integer, nullable=False),
+    Column("keep_seconds", Integer),  # how long the finished job and its objects stay; NULL: for ever
     Column("params", JSONB, nullable=False),
     Column("inputs", JSONB, nullable=False),  # {input name: object key}
     Column("output_prefix", Text, nullable=False),
@@ -78,8 +79,8 @@ job = Table(
     Column("started_at", _INSTANT),
     Column("finished_at", _INSTANT),
     Column("deadline_at", _INSTANT),  # while the job is held: the deadline of its wait
-    # The longest time that the job may run after its admission, and that it may wait before. With either, deadline_at
-    # is computed from them.
+    # How long the job may run after its admission, and how long it may wait before. deadline_at follows from whichever
+    # is set.
     Column("timeout_seconds", Integer),
     Column("start_within_seconds", Integer),
     Column("expires_at", _INSTANT),
@@ -92,7 +93,7 @@ job = Table(
     # the platform owes deliveries or a following run for the job's end
     Column("notify", Boolean, nullable=False, server_default="false"),
     Column("exclusive_key", Text),  # at most one unfinished job of a tenant and pipeline has this key
-    Column("dedupe_key", Text),  # as exclusive_key, but a client chose it for this run
+    Column("dedupe_key", Text),  # as exclusive_key, but a client chose the key for this run
     Column("cancelable", Boolean, nullable=False, server_default="true"),
     Column("grace_seconds", Integer, nullable=False, server_default="30"),  # from the request to the forced end
     Column("cancel", JSONB),  # {reason, by, at} once a cancel was requested
@@ -368,7 +369,7 @@ worker = Table(
     Column("presence_key", Integer, Identity(always=True), nullable=False, unique=True),
     # whether the worker held the advisory lock `presence_key` when it last reported
     Column("present", Boolean, nullable=False),
-    Column("incarnation", _INSTANT),  # of the server that its session was on (transitions/workers.py)
+    Column("incarnation", _INSTANT),  # of the PostgreSQL server when the worker last reported (transitions/workers.py)
     Column("host", Text, nullable=False),
     Column("pid", Integer, nullable=False),
     Column("version", Text, nullable=False),
@@ -425,7 +426,7 @@ api_key = Table(
     Column("expires_at", _INSTANT),
     Column("revoked_at", _INSTANT),
     Column("last_used_at", _INSTANT),
-    Column("quota_key", Text),  # the prefix of the first key in its chain of rotations; NULL: its own
+    Column("quota_key", Text),  # the prefix of the first key in its chain of rotations; NULL: `prefix`
 )
 
 #: A person's decision about a failed step whose outcome the platform could not know: one row for each failure.
@@ -437,7 +438,7 @@ settlement = Table(
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
     Column("tenant_id", Text, nullable=False),
     Column("action", Text, nullable=False),  # adopt | again | give_up
-    Column("system", Text),  # who has the adopted order, for example a provider
+    Column("system", Text),  # where the adopted order is, for example a provider
     Column("ref", Text),  # the adopted order's id there
     Column("actor", Text, nullable=False),
     Column("at", _INSTANT, nullable=False, server_default=_NOW),

@@ -1,5 +1,5 @@
-"""Reads what only a person can settle: orders of unknown outcome, workflows that wait for a signal, silent external
-steps, disabled webhooks, paused schedules. The API lists them at /v1/unsettled.
+"""Reads what only a person can settle, for /v1/unsettled: orders of unknown outcome, workflows that wait for a signal,
+silent external steps, disabled webhooks and paused schedules.
 """
 
 from __future__ import annotations
@@ -117,10 +117,10 @@ async def orders(
     rows = await connection.fetch(
         _ORDERS, tenant_id, before, list(pipelines), list(steps), list(codes), limit + 1, searched
     )
-    found = [row for row in rows if row["job_id"] is not None]
-    if len(found) > limit:
-        return found[:limit], found[limit - 1]["job_id"]
-    return found, rows[0]["searched_to"]
+    failed_orders = [row for row in rows if row["job_id"] is not None]
+    if len(failed_orders) > limit:
+        return failed_orders[:limit], failed_orders[limit - 1]["job_id"]
+    return failed_orders, rows[0]["searched_to"]
 
 
 async def silent_steps(
@@ -140,9 +140,9 @@ async def disabled_webhooks(connection: Connection, tenant_id: str, before: UUID
 async def waiting_runs(
     connection: Connection, tenant_id: str, before: UUID | None, limit: int
 ) -> tuple[Sequence[Row], UUID | None]:
-    """Runs whose workflow waits for signals now, newest first: their names (`signals`), the first wait (`since`), and
-    when a wait ends by itself (`until`). A page searches MAX_SEARCHED unfinished jobs. The second value: the job before
-    which the next page begins.
+    """Runs whose workflow waits for signals now, newest first. `signals`: the names of the signals. `since`: when the
+    first wait began. `until`: when the first wait ends by itself. A page searches MAX_SEARCHED unfinished jobs. The
+    second value: the job before which the next page begins; None: this is the last page.
     """
     rows = await connection.fetch(_WAITING, tenant_id, before, limit + 1)
     if len(rows) > limit:

@@ -17,12 +17,12 @@ upload = Table(
     Column("open", Boolean, nullable=False),  # unfinished: `bytes` counts against the tenant's quota
     Column("exact", Boolean, nullable=False),  # the store accepts exactly `bytes`, no other size
     Column("bytes", BigInteger, nullable=False),  # counted against the tenant: declared, largest possible, or stored
-    Column(
-        "most", BigInteger, nullable=False
-    ),  # the largest allowed object: the sweeper deletes a larger one; -1: every one
+    # the largest allowed object: the sweeper deletes a larger one; -1: every one
+    Column("most", BigInteger, nullable=False),
     Column("writable_until", TIMESTAMP(timezone=True), nullable=False),  # no client may begin to send after this
     Column("look_at", TIMESTAMP(timezone=True), nullable=False),  # when the sweeper checks the stored object next
-    Column("forget_at", TIMESTAMP(timezone=True), nullable=False),  # a transfer that began in time has ended by then
+    # by then every transfer that began in time has ended
+    Column("forget_at", TIMESTAMP(timezone=True), nullable=False),
     # The attempt of the external worker that sends this file. The upload is abandoned when the attempt has ended.
     Column("task_id", Uuid),
     Column("epoch", Integer),

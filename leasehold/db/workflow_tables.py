@@ -1,4 +1,5 @@
-"""Declares the tables of workflows: their journal, and the signals to them. tables.py declares those of jobs and tasks.
+"""Declares the tables of workflows: their journal, and the signals to them. tables.py declares the tables of jobs
+and tasks.
 
 A change here needs a migration.
 """
@@ -33,14 +34,15 @@ journal = Table(
     "journal",
     metadata,
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
-    Column("branch", Text, nullable=False),  # '' for the function itself; a branch of a gather has a name of its own
+    # '' for the workflow's function itself; each branch of a gather has its own name
+    Column("branch", Text, nullable=False),
     Column("number", Integer, nullable=False),  # counted from 1 in each branch
     Column("kind", Text, nullable=False),
     Column("name", Text, nullable=False),
     Column("state", Text, nullable=False),
     Column("value", JSONB),  # a result that the workflow recorded, or {code, message} of a failed call
-    Column("child_id", Uuid),  # of a run: a task of this job; of a start or result: another job
-    Column("due_at", _INSTANT),  # of a sleep or a signal: when the wait ends by itself
+    Column("child_id", Uuid),  # kind `run`: a task of this job; kinds `start` and `result`: another job
+    Column("due_at", _INSTANT),  # kinds `sleep` and `signal`: when the wait ends by itself
     Column("epoch", Integer, nullable=False),  # of the lease that wrote the row
     Column("at", _INSTANT, nullable=False, server_default=_NOW),
     PrimaryKeyConstraint("job_id", "branch", "number"),

@@ -12,7 +12,7 @@ import pytest
 
 from bench.surface import rows_read
 from leasehold.db import job_lists, job_reads
-from leasehold.db.database import Connection, in_order
+from leasehold.db.database import Connection, in_index_order
 from leasehold.db.job_lists import Listing, Scope
 from leasehold.db.job_reads import DeadLetterFilter
 from leasehold.domain.ids import new_id
@@ -321,7 +321,7 @@ async def fetched(rows: Connection) -> int:
 
 async def test_a_statement_after_a_page_of_the_same_transaction_is_planned_as_before_it(rows: Connection) -> None:
     async with rows.transaction():
-        async with in_order(rows):
+        async with in_index_order(rows):
             assert await rows.fetchval("SHOW enable_sort") == "off"
         assert await rows.fetchval("SHOW enable_sort") == "on"
         assert await rows.fetchval("SHOW enable_bitmapscan") == "on"

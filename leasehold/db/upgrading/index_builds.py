@@ -22,7 +22,7 @@ def build_index(
     """Build the index while others write to `table`. A valid index of this name is kept, and an invalid one is dropped
     first, so a revision that was interrupted can run again.
 
-    The statements before it in the revision are committed first: they must be safe to repeat (`if_not_exists`).
+    The statements before this call in the revision are committed first: they must be safe to repeat (`if_not_exists`).
     """
     is_valid = _is_valid(name)
     with op.get_context().autocommit_block():
@@ -43,8 +43,8 @@ def build_index(
 
 
 def drop_index(name: str) -> None:
-    """Drop the index, if it is there, while others read and write its table. The statements before it in the revision
-    are committed first, as for `build_index`.
+    """Drop the index, if it is there, while others read and write its table. The statements before this call are
+    committed first, as for `build_index`.
     """
     with op.get_context().autocommit_block():
         # The drop waits for the transactions that run now, without holding up others.
@@ -54,10 +54,10 @@ def drop_index(name: str) -> None:
 
 
 def end_transaction() -> None:
-    """Commit the statements before it, which must be safe to repeat (`if_not_exists`).
+    """Commit the statements before this call, which must be safe to repeat (`if_not_exists`).
 
-    Call it between two statements that lock two tables against writers. Under load some transaction nearly always holds
-    one of the tables, so that a revision which needs both at once seldom gets them.
+    Call it between two statements that lock two tables against writers. Under load, nearly always some
+    transaction has locked one of the tables. So a revision that needs both at once would seldom get them.
     """
     with op.get_context().autocommit_block():
         """The block commits when it begins, and begins a transaction when it ends."""

@@ -20,12 +20,14 @@ from leasehold.domain.errors import SchemaLocked
 if TYPE_CHECKING:
     from alembic.runtime.migration import MigrationInfo
 
-_IN_USE = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
-_OF_THE_SERVER = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+#: A lock was not free: the revision is tried again.
+_LOCK_NOT_FREE = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
+_SERVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
 _PAUSE_SECONDS, _LONGEST_PAUSE = 0.2, 1.0
+#: `_watched` looks for the holders of locks so many times while one statement waits.
 _SAMPLES = 5
-#: Who holds the locks that a session waits for, as sentences. They leave out the texts of queries, which may contain
-#: data of clients.
+#: Who holds the locks that a session waits for, as sentences. The sentences leave out the texts of queries, which may
+#: contain data of clients.
 _BLOCKERS = """
 SELECT format('%s (process %s, %s, for %s s)', coalesce(nullif(application_name, ''), usename), pid, state,
     round(extract(epoch FROM clock_timestamp() - coalesce(xact_start, query_start, backend_start))))
@@ -35,24 +37,24 @@ FROM pg_stat_activity WHERE pid = ANY(pg_blocking_pids($1)) ORDER BY xact_start 
 Connect = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"]]
 
 
-def _nobody(_sentence: str) -> None:
-    """The default of `Patience.waiting`: reports nothing."""
+def _report_nothing(_sentence: str) -> None:
+    """The default of `Patience.waiting`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """`lock_seconds`: how long a statement waits for a lock. `seconds`: for how long one revision is tried again.
-    `waiting`: called with a sentence when a migration waits for somebody.
+    """How long a migration waits. `lock_seconds`: how long a statement waits for a lock. `seconds`: for how long one
+    revision is tried again. `waiting`: called with a sentence each time that the migration has to wait.
     """
 
     lock_seconds: float = 1.0
     seconds: float = 60.0
-    waiting: Callable[[str], None] = _nobody
+    waiting: Callable[[str], None] = _report_nothing
 
     @property
     def session(self) -> dict[str, str]:
         """Settings of the session that migrates. With client_connection_check_interval, PostgreSQL ends the session of
-        a program that died. Otherwise an index build would go on in it, and the next migration would have to wait.
+        a program that died. Otherwise an index build in that session would go on, and the next migration would wait.
         """
         return {
             "application_name": "leasehold migrate",
@@ -62,8 +64,8 @@ class Patience:
 
 
 class Progress:
-    """The revisions that were applied: alembic calls it after each. `before`: the schema's revision before the first of
-    them, None for an empty schema. `after`: the newest of them.
+    """Records the applied revisions: alembic calls it after each revision. `applied`: their number. `before`: the
+    schema's revision before the first of them; None: the schema was empty. `after`: the newest of them.
     """
 
     def __init__(self) -> None:
@@ -95,7 +97,7 @@ async def run_patiently(
     loop = asyncio.get_running_loop()
     deadline, pause = loop.time() + patience.seconds, _PAUSE_SECONDS
     is_watched = False
-    async with AsyncExitStack() as watching:
+    async with AsyncExitStack() as stack:
         blockers: list[str] = []
         while True:
             before = progress.applied
@@ -103,7 +105,7 @@ async def run_patiently(
                 await run()
             except SQLAlchemyError as error:
                 cause = _cause_of(error)
-                if not isinstance(cause, _IN_USE):
+                if not isinstance(cause, _LOCK_NOT_FREE):
                     raise cause from None
             else:
                 return
@@ -115,7 +117,7 @@ async def run_patiently(
             patience.waiting("A table is in use. The migration lets others through, and tries again.")
             if not is_watched:
                 is_watched = True
-                await watching.enter_async_context(_watched(pid, connect, patience, blockers))
+                await stack.enter_async_context(_watched(pid, connect, patience, blockers))
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -123,14 +125,14 @@ async def run_patiently(
 def _cause_of(error: BaseException) -> BaseException:
     """The error of PostgreSQL or of the connection from which SQLAlchemy's error came."""
     cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, _OF_THE_SERVER):
+    while cause is not None and not isinstance(cause, _SERVER_ERRORS):
         cause = cause.__cause__ or getattr(cause, "orig", None) or cause.__context__
     return cause or error
 
 
 @asynccontextmanager
 async def _watched(pid: int, connect: Connect, patience: Patience, blockers: list[str]) -> AsyncIterator[None]:
-    """During the block, keep in `blockers` the sessions that last blocked the session `pid`."""
+    """During the block, store in `blockers` the sessions that last blocked the session `pid`, as sentences."""
     connection = await connect()
 
     async def watch() -> None:

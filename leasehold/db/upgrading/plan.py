@@ -30,8 +30,8 @@ ORDER BY 1
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A statement. Its locks are held to the end of its transaction. `held_during`: the tables that the transaction
-    scans or rewrites in that time.
+    """A statement of a revision. PostgreSQL holds its locks until the end of the transaction. `held_during`: the tables
+    that this statement and the later statements of the transaction scan or rewrite.
     """
 
     statement: str
@@ -49,8 +49,8 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A pending revision. `narrows`: why older code may fail beside it; empty: the revision only adds. `beside`: what
-    its docstring says about older code that still runs.
+    """A pending revision. `narrows`: why older code may fail after the revision; empty: the revision only adds.
+    `beside`: what its docstring says about older code that still runs.
     """
 
     schema: str
@@ -89,10 +89,11 @@ async def plan_of(connection: Connection, schemas: Sequence[Revisions], target: 
     valid = {row["name"]: row["valid"] for row in indexes}
     planned: list[Planned] = []
     for number, schema_revisions in enumerate(schemas):
-        if number and target != "head":
+        is_platform = number == 0  # the first schema is the platform's
+        if not is_platform and target != "head":
             break
         current = (await state_of(connection, schema_revisions)).revision
-        folder: Path | None = schema_revisions.versions if number else None
+        folder: Path | None = None if is_platform else schema_revisions.versions
         pending = render(current, target, versions=folder, indexes=valid)
         planned.extend(_planned(schema_revisions.name, rendered, schema) for rendered in pending)
     return Plan(tuple(planned), {row["name"]: Size(row["rows"], row["bytes"]) for row in tables})
@@ -113,9 +114,10 @@ def _planned(name: str, rendered: Rendered, schema: Schema) -> Planned:
 
 
 def _steps(statements: Sequence[str], schema: Schema) -> tuple[Step, ...]:
+    """The steps of one transaction."""
     effects = [schema.apply(statement) for statement in statements]
-    tables_worked_on = [[lock.table for lock in effect.locks if lock.work] for effect in effects]
-    return tuple(
-        Step(statement, effect, tuple(dict.fromkeys(table for tables in tables_worked_on[place:] for table in tables)))
-        for place, (statement, effect) in enumerate(zip(statements, effects, strict=True))
-    )
+    steps = []
+    for number, statement in enumerate(statements):
+        tables = [lock.table for effect in effects[number:] for lock in effect.locks if lock.work]
+        steps.append(Step(statement, effects[number], tuple(dict.fromkeys(tables))))
+    return tuple(steps)

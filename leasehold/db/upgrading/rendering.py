@@ -1,4 +1,4 @@
-"""Renders the statements of pending revisions as alembic would run them. Nothing is run."""
+"""Renders the statements of pending revisions as alembic would run them, for plan.py. It runs no statement."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Statements(StringIO):
 
 
 def config_of(versions: Path | None) -> Config:
-    """Alembic's configuration. `versions`: the folder of another schema's revisions than the platform's."""
+    """Alembic's configuration. `versions`: the folder of a schema's revisions; None: the platform's schema."""
     config = Config()
     config.set_main_option("script_location", os.fspath(Path(leasehold.__file__).parent / "migrations"))
     if versions is not None:
@@ -64,9 +64,9 @@ def passed_revision(current: str, target: str) -> str | None:
     script = ScriptDirectory.from_config(config_of(None))
     if target.startswith("+") or current not in {known.revision for known in script.walk_revisions()}:
         return None
-    wanted = script.get_revision(target)
+    target_revision = script.get_revision(target)
     older = {known.revision for known in script.iterate_revisions(current, "base")} - {current}
-    return wanted.revision if wanted.revision in older else None
+    return target_revision.revision if target_revision.revision in older else None
 
 
 def render(
