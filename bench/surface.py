@@ -16,7 +16,7 @@ from bench.figure import Figure, Goal, quantile
 from bench.scale import Scale
 from bench.testbed import Installation, Testbed
 from leasehold.db import job_lists
-from leasehold.db.database import Connection, connect, in_order
+from leasehold.db.database import Connection, connect, in_index_order
 from leasehold.db.job_lists import MAX_READ, Listing, Scope, listing_of_page
 from leasehold.domain.job_filter import parse
 
@@ -148,7 +148,7 @@ async def rows_read(connection: Connection, listing: Listing) -> int:
     values = ", ".join(await job_lists.literals(connection, statement))
     await connection.execute(f"PREPARE page AS {statement.text}")
     try:
-        async with in_order(connection):
+        async with in_index_order(connection):
             explained = await connection.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE page({values})")
     finally:
         await connection.execute("DEALLOCATE page")
