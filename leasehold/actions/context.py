@@ -19,8 +19,8 @@ from leasehold.transitions import webhooks
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """`opened`: the object that each kind of work opened for its endpoints, by kind. `before_jobs_go`: hooks of all
-    kinds, called before jobs are deleted.
+    """What an action needs of its process. `opened`: by kind of work, the object that the kind opened for its
+    endpoints. `before_jobs_go`: hooks of all kinds, called before jobs are deleted.
     """
 
     settings: Settings
@@ -30,8 +30,8 @@ class Actions:
     before_jobs_go: Sequence[BeforeJobsGo] = ()
 
     async def dispatch(self, connection: Connection, job_id: UUID) -> list[Announcement]:
-        """Write the webhook deliveries about the job's end that are not written yet, and its `on_failure` run, before
-        the job's row changes again or is deleted. Returns hints to publish.
+        """Write the webhook deliveries about the job's end that are not written yet, and the job's `on_failure` run.
+        Call this before the job's row changes again or is deleted. Returns hints to publish.
         """
         pipeline = self.templates.pipelines.find("webhook")
         if pipeline is None:

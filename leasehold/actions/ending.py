@@ -16,8 +16,8 @@ from leasehold.transitions.endings import JobEnded
 
 @dataclass(slots=True)
 class Effects:
-    """The effects of a transaction. `states`: the new states of cancelled jobs. After the commit count the jobs in
-    `ended`, and publish `hints`.
+    """What a transaction changed. `states`: the new states of cancelled jobs. After the commit, the caller counts the
+    jobs in `ended` and publishes `hints`.
     """
 
     states: dict[UUID, JobState] = field(default_factory=dict)
@@ -41,21 +41,22 @@ async def cancel(
     )
     effects = Effects(cancels.states, cancels.ended, cancels.hints)
     for target in targets:
-        after = target.kind.operations.after_cancel
-        if after is not None and target.id in cancels.states:
-            effects.hints += await after(connection, actions.settings, target.id, target.tenant_id)
+        after_cancel = target.kind.operations.after_cancel
+        if after_cancel is not None and target.id in cancels.states:
+            effects.hints += await after_cancel(connection, actions.settings, target.id, target.tenant_id)
     return effects
 
 
 async def delete(actions: Actions, connection: Connection, target: Target, by: str, effects: Effects) -> str | None:
     """Delete the job. If the job has not ended, cancel it first. Adds to `effects`.
 
-    Returns the prefix of the job's objects: readers then find only a tombstone. After the commit delete the objects,
-    and then the rows; retention deletes what remains. None: a worker still has the lease of a step. Retention deletes
-    the job when it has ended.
+    Returns the prefix of the job's objects. Readers then find only a tombstone. After the commit, the caller deletes
+    the objects, and then the rows; retention deletes what remains.
+
+    None: a worker still has the lease of a step. Retention deletes the job when it has ended.
     """
     job_id, tenant_id = target.id, target.tenant_id
-    # The deliveries about the job's end need its row: so they are written first.
+    # Write the deliveries about the job's end first: they need the job's row.
     effects.hints += await actions.dispatch(connection, job_id)
     prefix = await jobs.delete(connection, job_id, tenant_id)
     if prefix is None:
@@ -74,7 +75,7 @@ async def delete(actions: Actions, connection: Connection, target: Target, by: s
 
 
 async def delete_together(actions: Actions, connection: Connection, targets: Sequence[Target]) -> list[UUID]:
-    """As `delete`, for jobs of one tenant that have ended. Lock them first. Returns the deleted jobs."""
+    """As `delete`, for jobs of one tenant that have ended. The caller has locked them. Returns the deleted jobs."""
     for target in targets:
         if target.row["notify"]:
             await actions.dispatch(connection, target.id)

@@ -49,13 +49,17 @@ def may_revive_together(
 
 async def revive_together(actions: Actions, connection: Connection, targets: Sequence[Target]) -> None:
     """As `revive`, for failed jobs of one tenant for which `may_revive_together` is true. The caller has locked them.
-    Returns no hints: the relay publishes them from the outbox.
+    Returns no hints: the relay publishes the hints of the outbox.
     """
     for target in targets:
         if target.row["notify"]:
             await actions.dispatch(connection, target.id)
-    followed = [pipeline.name for pipeline in actions.templates.pipelines if pipeline.on_failure is not None]
-    await jobs.replay_together(connection, [target.id for target in targets], targets[0].tenant_id, followed)
+    pipelines_with_follow_up = [
+        pipeline.name for pipeline in actions.templates.pipelines if pipeline.on_failure is not None
+    ]
+    await jobs.replay_together(
+        connection, [target.id for target in targets], targets[0].tenant_id, pipelines_with_follow_up
+    )
 
 
 async def revive(
@@ -66,12 +70,11 @@ async def revive(
     params: dict[str, Any] | None = None,
     from_step: str | None = None,
 ) -> CreatedRun | None:
-    """Make the failed job pending again, inside the caller's transaction. Returns what to do after the commit.
+    """Make the failed job pending again, inside the caller's transaction. Returns what the caller must do after the
+    commit. None: the job is no longer failed, and nothing changed.
 
-    None: the job is no longer failed, and nothing changed.
-
-    It first writes the webhook deliveries of the failure, because afterwards the job's row no longer shows the failure.
-    Raises as `runs.revive`, and Conflict `pipeline_not_served`, `same_key_running`.
+    The function writes the webhook deliveries of the failure first: afterwards the job's row no longer shows the
+    failure. Raises as `runs.revive`, and Conflict `pipeline_not_served` or `same_key_running`.
     """
     hints = await actions.dispatch(connection, target.id)
     if template_version is not None:

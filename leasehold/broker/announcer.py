@@ -1,5 +1,5 @@
-"""The announcer publishes hints right after the commit that wrote them, so that no task waits for a poll. The API and
-the workers run one each. It may fail: the relay publishes each hint that stays in the outbox.
+"""The announcer publishes hints right after the commit that wrote them, so that no task waits for a poll. Each API
+process and each worker runs one. An announcer may fail: the relay publishes each hint that stays in the outbox.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from leasehold.telemetry import outages, traces
 
 log = structlog.get_logger(__name__)
 
-#: Hints kept in memory while the broker is slow. The relay sends further ones from the outbox.
+#: The most hints that wait in memory while the broker is slow. The relay sends further hints from the outbox.
 _MAX_WAITING = 10_000
 _BATCH = 256
 
@@ -50,25 +50,29 @@ class Waiting:
         return bool(self._by_tenant)
 
     def add(self, announcements: Sequence[Announcement]) -> None:
-        """Add announcements. When `_MAX_WAITING` wait already, one announcement must be left to the relay. If the
-        tenant of the new one has less than an equal share, it is the newest of the tenant that has the most. Else it is
-        the new one.
+        """Add announcements. While `_MAX_WAITING` wait, each further announcement leaves one to the relay: itself, or
+        the one that `_make_room` chooses.
         """
         for announcement in announcements:
             tenant = announcement.hint.tenant
-            of_tenant = self._by_tenant.setdefault(tenant, deque())
-            if self._count < _MAX_WAITING:
-                self._count += 1
-            elif len(of_tenant) < _MAX_WAITING // len(self._by_tenant):
-                self._by_tenant[max(self._by_tenant, key=lambda name: len(self._by_tenant[name]))].pop()
-            else:
-                if not of_tenant:
-                    del self._by_tenant[tenant]
+            if self._count >= _MAX_WAITING and not self._make_room(tenant):
                 continue
-            of_tenant.append(announcement)
+            self._by_tenant.setdefault(tenant, deque()).append(announcement)
+            self._count += 1
+
+    def _make_room(self, tenant: str) -> bool:
+        """Drop the newest announcement of the tenant that has the most. False: `tenant` has its equal share already,
+        and nothing was dropped.
+        """
+        tenants = len(self._by_tenant) + (tenant not in self._by_tenant)
+        if len(self._by_tenant.get(tenant, ())) >= _MAX_WAITING // tenants:
+            return False
+        max(self._by_tenant.values(), key=len).pop()
+        self._count -= 1
+        return True
 
     def take(self, at_most: int) -> list[Announcement]:
-        """Remove and return up to `at_most`, one from each tenant in turn."""
+        """Remove and return at most `at_most` announcements, one from each tenant in turn."""
         batch: list[Announcement] = []
         while self._by_tenant and len(batch) < at_most:
             tenant = next(iter(self._by_tenant))
@@ -81,7 +85,7 @@ class Waiting:
 
 
 def on_pool(pool: ConnectionSource) -> Callable[[Callable[[Connection], Awaitable[None]]], Awaitable[None]]:
-    """An announcer's `on_connection` that borrows a connection each time."""
+    """The `on_connection` of an announcer that borrows a connection of the pool each time."""
 
     async def on_connection(work: Callable[[Connection], Awaitable[None]]) -> None:
         async with pool.acquire() as connection:
@@ -105,7 +109,7 @@ class Announcer:
         self._broker = broker
         self._on_connection = on_connection
         self._waiting = Waiting()
-        self._gathered = asyncio.Event()
+        self._has_waiting = asyncio.Event()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._task: asyncio.Task[None] | None = None
@@ -118,42 +122,44 @@ class Announcer:
             await cancel_and_wait(self._task)
 
     def announce(self, announcements: Sequence[Announcement]) -> None:
-        """Publish soon, tenants in turn; returns at once."""
+        """Let the announcer publish these soon, tenants in turn. Returns at once."""
         self._waiting.add(announcements)
         if self._waiting:
-            self._gathered.set()
+            self._has_waiting.set()
             self._is_idle.clear()
 
     async def until_idle(self) -> None:
-        """Wait until no hint waits here: each was sent, or is left to the relay."""
+        """Wait until no hint waits here: the announcer has sent each, or has left it to the relay."""
         await self._is_idle.wait()
 
     async def _run(self) -> None:
         while True:
-            await self._gathered.wait()
+            await self._has_waiting.wait()
             batch = self._waiting.take(_BATCH)
             if not self._waiting:
-                self._gathered.clear()
+                self._has_waiting.clear()
             try:
                 await self.publish(batch)
-            except Exception:  # of any kind: the rows are still in the outbox, and the relay publishes them
+            except Exception:  # any error: the rows are still in the outbox, and the relay publishes them
                 check_not_cancelled()
                 log.exception("hints are left to the relay")
             if not self._waiting:
                 self._is_idle.set()
 
     async def publish(self, batch: Sequence[Announcement]) -> int:
-        """Publish now, and delete the rows of the hints that the broker confirmed. Returns how many."""
+        """Publish now, and delete the outbox rows of the hints that the broker confirmed. Returns the number of these
+        hints.
+        """
         hints = [announcement.hint for announcement in batch]
         with traces.publishing_spans([hint.headers for hint in hints]) as headers:
             traced = [replace(hint, headers=added) for hint, added in zip(hints, headers, strict=True)]
             confirmed = await self._broker.publish(traced)
         failpoints.reach("after_publish")
         sent = [announcement for announcement, ok in zip(batch, confirmed, strict=True) if ok]
-        await self._forget(sent)
+        await self._delete_rows(sent)
         return len(sent)
 
-    async def _forget(self, sent: Sequence[Announcement]) -> None:
+    async def _delete_rows(self, sent: Sequence[Announcement]) -> None:
         if not sent:
             return
         ids = [announcement.outbox_id for announcement in sent]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
 
-#: Priority bands, most urgent first; a task row holds the index.
+#: Priority bands, the most urgent first. A task's row has the index of its band.
 BANDS = ("high", "normal", "low")
 
 
@@ -16,7 +16,7 @@ class Hint:
     """A message that task `task_id` may be runnable. Hints may be lost, doubled, late or reordered without harm.
 
     `tenant`: the task's tenant, so that a worker can keep a share of its slots for other tenants without a query.
-    Empty if the sender did not know the tenant; all such hints count as those of one tenant.
+    Empty: the sender did not know the tenant. All such hints count as the hints of one tenant.
     """
 
     task_id: UUID
@@ -28,7 +28,7 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A hint that arrived. `ack` never raises: an ACK that cannot be sent leads to a harmless redelivery.
+    """A hint that arrived. `ack` never raises: if it cannot be sent, the broker only delivers the hint again.
 
     A second `ack`, or one after a reconnect, does nothing. `ack` returns before the ACK is on the wire; the broker's
     `close` sends the ACKs that wait.
@@ -78,18 +78,21 @@ class Broker(Protocol):
         share them 60/30/10, and no band can use another's share (SHARES in amqp/consumer.py): ask for about three times
         the number of slots.
         `on_delivery`: called in the event loop; it must only pass the hint on.
-        `on_wake(queue)`: there may be work without a hint, because the broker carries no hints or may have lost some
-        while it was away: poll the queue now. Called in the event loop; it must only pass the name on.
+        `on_wake(queue)`: called when the queue may have work without a hint, because the broker carries no hints or may
+        have lost some while it was away. The worker then polls the queue. Called in the event loop; it must only pass
+        the name on.
         """
 
     def consume_also(self, prefetch: Mapping[str, int]) -> None:
         """Consume these queues, too, with the callbacks that `consume` got."""
 
     async def stop_consuming(self) -> None:
-        """Stop new deliveries. This process keeps unacknowledged ones until it acks them or the connection closes."""
+        """Stop new deliveries. This process still has its unacknowledged hints until it acks them or the connection
+        closes.
+        """
 
     def rebuild_consumer(self) -> None:
-        """Replace the consumer's connection: a watchdog calls this when tasks are due but no hint arrives."""
+        """Replace the consumer's connection. A watchdog calls this when tasks are due but no hint arrives."""
 
     def describe(self) -> dict[str, Any]:
         """The broker's product, version and state, for the self-check at the start and for metrics; never a secret."""

@@ -26,14 +26,15 @@ class Announcement:
 
     @classmethod
     def from_row(cls, row: Any) -> Announcement:
-        headers = row["headers"] if isinstance(row["headers"], dict) else {}  # headers of another shape are not sent
+        headers = row["headers"] if isinstance(row["headers"], dict) else {}  # other types are not sent
         tenant = headers.pop(TENANT, "")
         tenant = tenant if isinstance(tenant, str) else ""
         return cls(row["outbox_id"], Hint(row["task_id"], row["queue"], row["priority"], headers, tenant))
 
 
-# Take due rows. The ids are an array and not a join: the outbox is mostly empty, so by the statistics the planner would
-# begin a join by reading the whole table. The table may hold many rows that were deleted since the last vacuum.
+# Take due rows. The ids are an array, because the planner would begin a join by reading the whole table: its statistics
+# say that the outbox is almost empty. Yet the table may still contain many rows that were deleted since the last
+# vacuum.
 TAKE = """
 -- relay_take
 UPDATE outbox o SET relay_at = clock_timestamp() + interval '10 seconds'
@@ -64,8 +65,8 @@ async def take(connection: Connection, limit: int, back: float | None = None) ->
 
 
 async def announced(connection: Connection, outbox_ids: Sequence[int]) -> None:
-    """Delete the rows of hints that the broker confirmed. Raises RuntimeError inside a transaction: the transaction's
-    commit would not wait for the disk.
+    """Delete the rows of hints that the broker confirmed. Raises RuntimeError inside a transaction, because the commit
+    of the whole transaction would then not wait for the disk.
     """
     if connection.is_in_transaction():
         raise RuntimeError("hints are marked as sent outside of transactions")

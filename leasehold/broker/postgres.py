@@ -25,10 +25,10 @@ from leasehold.telemetry.outages import DATABASE
 from leasehold.urls import database_url
 
 CHANNEL = "leasehold_hints"
-#: A process notifies at most this often, with all queue names that have gathered since.
+#: Seconds between two notifications of a process. Each names all queues that got hints since the last.
 NOTIFY_INTERVAL_SECONDS = 0.005
 CONNECT_SECONDS = 10.0
-#: Seconds between probes of the listening connection: a dead server closes nothing by itself.
+#: Seconds between two probes of the listening connection: a dead server does not close its connections.
 PROBE_SECONDS = 10.0
 CLOSE_SECONDS = 3.0
 
@@ -36,13 +36,15 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 
 class PostgresBroker:
+    """A Broker without deliveries: it only calls `on_wake`, so that the worker polls the queue."""
+
     name = "postgres"
 
     def __init__(self, settings: Settings) -> None:
         self._notifier = _Session(settings.direct().database_url, "notify", self._notify)
         self._listener = _Session(settings.direct().database_url, "listen", self._listen)
-        self._pending: dict[str, None] = {}  # queue names, in the order of their first hint
-        self._changed = asyncio.Event()
+        self._pending_queues: dict[str, None] = {}  # queue names, in the order of their first hint
+        self._has_pending = asyncio.Event()
         self._all_notified = asyncio.Event()  # no queue is pending
         self._all_notified.set()
         self._queues: tuple[str, ...] = ()
@@ -67,19 +69,21 @@ class PostgresBroker:
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
         """Remember the queues and return at once. True: the task's row is already there for the polls."""
         for hint in hints:
-            self._pending[hint.queue] = None
+            self._pending_queues[hint.queue] = None
         if hints:
             self._all_notified.clear()
-            self._changed.set()
+            self._has_pending.set()
         return [True] * len(hints)
 
     async def consume(
         self,
         prefetch: Mapping[str, int],
-        on_delivery: Callable[[Delivery], None],  # noqa: ARG002 - of the interface; this broker has no deliveries
+        on_delivery: Callable[[Delivery], None],  # noqa: ARG002 - Broker's parameter; this broker has no deliveries
         on_wake: Callable[[str], None] | None = None,
     ) -> None:
-        """Call `on_wake` for every queue now and after each reconnect, and for a queue when a process notifies it."""
+        """Call `on_wake` for every queue, now and after each reconnect. Call it for one queue when a process notifies
+        the queue.
+        """
         await self.stop_consuming()
         self._queues, self._on_wake = tuple(prefetch), on_wake
         self._listener.start()
@@ -108,11 +112,13 @@ class PostgresBroker:
         }
 
     async def _notify(self, connection: Connection) -> None:
-        """Notify the pending queues, pause, and repeat. A failed connection leaves its queues to the next one."""
+        """Notify the pending queues, pause, and repeat. If the connection fails, the next connection notifies its
+        queues.
+        """
         while True:
-            await self._changed.wait()
-            self._changed.clear()
-            names, self._pending = self._pending, {}
+            await self._has_pending.wait()
+            self._has_pending.clear()
+            names, self._pending_queues = self._pending_queues, {}
             try:
                 await connection.execute(
                     "SELECT pg_notify($1, queue) FROM unnest($2::text[]) AS queue",
@@ -121,10 +127,10 @@ class PostgresBroker:
                     timeout=CONNECT_SECONDS,
                 )
             except BaseException:
-                self._pending = names | self._pending  # the next connection notifies them
-                self._changed.set()
+                self._pending_queues = names | self._pending_queues
+                self._has_pending.set()
                 raise
-            if not self._pending:
+            if not self._pending_queues:
                 self._all_notified.set()
             await asyncio.sleep(NOTIFY_INTERVAL_SECONDS)
 
@@ -152,7 +158,9 @@ class PostgresBroker:
 
 
 class _Session:
-    """A connection outside the pools that reconnects by itself and runs `serve` while it is open; autocommit."""
+    """A connection outside the pools that reconnects by itself. While it is open, `serve` runs. It never opens a
+    transaction.
+    """
 
     def __init__(self, url: SecretStr, role: str, serve: Callable[[Connection], Awaitable[None]]) -> None:
         self._url = url
@@ -194,14 +202,14 @@ class _Session:
             timeout=CONNECT_SECONDS,
             host_timeout=CONNECT_SECONDS / 4,
             server_settings={"application_name": f"leasehold {self._role}"},
-            statement_cache_size=0,  # a pooler may stand between, and one statement needs no cache
+            statement_cache_size=0,  # a pooler may be between, and one statement needs no cache
         )
         try:
             self._lost.clear()
             connection.add_termination_listener(lambda _: self._lost.set())
             self.server_version = ".".join(str(part) for part in connection.get_server_version()[:2])
             self.ready = True
-            ladder.opened()
+            ladder.record_opened()
             DATABASE.record_answer()
             self.connects += 1
             await self._serve_until_lost(connection)

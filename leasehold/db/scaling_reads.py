@@ -16,8 +16,8 @@ MAX_COUNTED = 10_000
 MAX_LINES = 2000
 
 # The due tasks of each queue. The recursion jumps through the index task_runnable from line to line, as the exporter
-# does, so tasks that are not due yet are not read. The lines of a queue share the $2 tasks evenly: each
-# may count `share.most`.
+# does, so tasks that are not due yet are not read. The lines of a queue share the $2 tasks evenly: each may count
+# `share.most`.
 # $1 the queues, $2 the most due tasks of a queue, $3 the most lines of a queue.
 _DUE = """
 -- scaling_due

@@ -1,5 +1,5 @@
-"""Declares the tables of workflows: their journal, and the signals to them. tables.py declares the tables of jobs
-and tasks.
+"""Declares the tables of workflows: their journal, and the signals to them. tables.py declares the tables of jobs and
+tasks.
 
 A change here needs a migration.
 """

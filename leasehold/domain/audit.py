@@ -1,7 +1,8 @@
 """The actor of an act, and the hashes that chain the rows of the audit.
 
-Each tenant has a chain of its own; the chain `*` has acts that concern no tenant alone. PostgreSQL computes the hashes
-when the act commits (migration 0022). `hash_of` computes the same hash, so that an export can be checked anywhere.
+Each tenant has a chain of its own. The chain `*` has the acts that do not concern a single tenant. PostgreSQL computes
+the hashes when the act commits (migration 0022). `hash_of` computes the same hash, so that an export can be checked
+anywhere.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeAlias
 
-#: The chain of acts that concern no tenant alone: on queues, workers and limits of all tenants, and refused sign-ins.
+#: The chain of acts that do not concern a single tenant: on queues, workers and limits of all tenants, and refused
+#: sign-ins.
 SHARED_CHAIN = "*"
 ActorKind: TypeAlias = Literal["key", "person", "command", "platform"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -49,7 +51,7 @@ class Actor:
 
 @dataclass(frozen=True, slots=True)
 class BrokenRow:
-    """What a check found wrong: the first row of a chain that is missing or differs from what was written, and why."""
+    """The first row of a chain that is missing, or that differs from what was written. `why`: what is wrong with it."""
 
     tenant_id: str
     seq: int
@@ -80,7 +82,9 @@ class Chain:
         return None
 
     def check(self, row: Mapping[str, Any]) -> BrokenRow | None:
-        """Check the next row: its fields as in the API's answer, but `details` as text. None: the row is good."""
+        """Check the next row of the chain. `row`: the fields of the API's answer, but `details` as text. None: the row
+        is good.
+        """
         seq = int(row["seq"])
         if seq != self.seq + 1:
             return BrokenRow(self.tenant_id, self.seq + 1, f"the row is missing: row {seq} comes next")

@@ -10,13 +10,13 @@ from traceback import TracebackException
 
 from leasehold.domain.errors import CodeBroken
 
-#: The files of the platform, of Python's import, and of code that a library makes: a user can change nothing there. The
-#: links of our repository are not resolved, because code has the name under which Python found its file.
+#: How the file names of code begin that the user cannot change: the platform, Python's import, and code that a library
+#: makes at run time. Links in the path are not resolved: a frame has the path under which Python found the file.
 _NOT_OF_THE_USER = (f"{Path(__file__).parent.parent}/", "<", importlib.__file__)
 
 
 def broken_code(source: str, error: BaseException) -> CodeBroken | None:
-    """The error that says where the code of `source` is broken. None: `error` came from no code of the user's."""
+    """The error that says where the code of `source` is broken. None: no code of the user raised `error`."""
     report = TracebackException.from_exception(error)
     _keep_users_frames(report)
     if isinstance(error, SyntaxError):
@@ -30,7 +30,7 @@ def broken_code(source: str, error: BaseException) -> CodeBroken | None:
 
 
 def _keep_users_frames(report: TracebackException) -> None:
-    """Remove the other frames from the traceback, and from those of the errors that came before it."""
+    """Leave only the user's frames in the traceback, and in the tracebacks of the errors that led to it."""
     report.stack[:] = [frame for frame in report.stack if not frame.filename.startswith(_NOT_OF_THE_USER)]
     for earlier in (report.__cause__, report.__context__):
         if earlier is not None:

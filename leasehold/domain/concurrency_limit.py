@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 #: The tenant of limits that count the jobs of all tenants together.
 EVERYBODY = "*"
-#: Tenants share the slots of a worker and the places of a limit. A tenant that already has some may take another only
-#: while it has fewer than GREED times the number of free ones. So one busy tenant alone takes at most seven eighths.
+#: Tenants share the slots of a worker, and the places of a limit. A tenant that already has places may take another
+#: only while it has fewer than GREED times as many as are free. So one busy tenant alone takes at most seven eighths.
 GREED = 7
 
 

@@ -20,7 +20,7 @@ from cronsim import CronSim, CronSimError
 
 from leasehold.domain.errors import Invalid
 
-#: Names that stand for expressions.
+#: Names that a schedule may use in place of a cron expression.
 ALIASES = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
@@ -37,7 +37,7 @@ LAST = datetime(2999, 12, 31, tzinfo=UTC)
 
 
 def check(cron: str, timezone: str) -> None:
-    """Raises Invalid: `invalid_timezone`, or `invalid_cron` for a bad expression and for one that never fires."""
+    """Raises Invalid: `invalid_timezone`, or `invalid_cron` for a bad expression or a schedule that never fires."""
     zone(timezone)
     if next_after(cron, timezone, datetime.now(UTC)) is None:
         raise Invalid("invalid_cron", "This schedule never fires.")
@@ -50,7 +50,7 @@ def zone_names() -> frozenset[str]:
 
 
 def zone(name: str) -> ZoneInfo:
-    """Raises Invalid `invalid_timezone`."""
+    """The time zone. Raises Invalid `invalid_timezone`."""
     if name not in zone_names():
         raise Invalid("invalid_timezone", "This is not an IANA time zone, such as Europe/Berlin.")
     return _load(name)

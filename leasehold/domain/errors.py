@@ -155,10 +155,10 @@ class InvalidArguments(Invalid):
 
 
 class TooMany(RequestError):
-    """A limit is reached. `policy`: the limit's name. `at_most`: how many it allows; if the limit is a rate, how many
-    within `window` seconds.
+    """A limit is reached. `policy`: the limit's name. `at_most`: how many the limit allows; if the limit is a rate, how
+    many within `window` seconds.
 
-    The HTTP answer carries them in the RateLimit header fields.
+    The RateLimit header fields of the HTTP answer have these values.
     """
 
     def __init__(
@@ -206,9 +206,9 @@ class DeclarationError(LeaseholdError):
 
 
 class CodeBroken(DeclarationError):
-    """A module of the user's raised an error while it was imported. `trace`: the traceback, without frames of ours."""
+    """A module of the user raised an error while it was imported. `trace`: the traceback, without frames of ours."""
 
-    #: With this status a program ends that met the error.
+    #: A program that meets this error exits with this status.
     exit_status = 4
 
     def __init__(self, sentence: str, trace: str) -> None:
@@ -220,9 +220,9 @@ class SchemaLocked(LeaseholdError):
     """A migration did not get a lock in time. Revisions that were done stay done, and the next try goes on."""
 
     def __init__(self, seconds: float, blockers: Sequence[str]) -> None:
-        who = f" In its way: {'; '.join(blockers)}." if blockers else ""
+        holders = f" In its way: {'; '.join(blockers)}." if blockers else ""
         super().__init__(
-            f"The migration did not get a lock on a table within {seconds:g} s (LEASEHOLD_MIGRATE_SECONDS).{who}"
+            f"The migration did not get a lock on a table within {seconds:g} s (LEASEHOLD_MIGRATE_SECONDS).{holders}"
             " What was done is kept: run it again."
         )
 
@@ -237,9 +237,9 @@ class TaskFailed(LeaseholdError):
 
 
 class SignalInvalid(TaskFailed):
-    """The payload of a signal does not fit the model of the wait that consumed it. It came before the wait, so nothing
-    could refuse it; or a validator of the model's own refuses it. `path`: the JSON pointer to the value that does not
-    fit. Empty: the payload as a whole.
+    """The payload of a signal does not fit the model of the wait that consumed it. Either the signal came before the
+    wait, when nothing could check it, or only a validator of the model itself refuses it. `path`: the JSON pointer to
+    the value that does not fit. Empty: the payload as a whole.
     """
 
     def __init__(self, signal: str, path: str, reason: str) -> None:
@@ -255,8 +255,8 @@ class SignalInvalid(TaskFailed):
 
 
 class NotWhileUndoing(LeaseholdError):
-    """A workflow whose run is being cancelled awaited a call that such a run cannot make: no worker would claim its
-    step, and the end of the grace would interrupt its wait. `call`: the call's kind and name.
+    """A workflow whose run is being cancelled awaited a call that such a run cannot make. No worker would claim the
+    step of the call, and the end of the grace would interrupt a wait. `call`: the call's kind and name.
     """
 
     def __init__(self, call: str) -> None:
@@ -281,7 +281,7 @@ class LeaseLost(LeaseholdError):
 
 class StepError(LeaseholdError):
     """An attempt failed. `code` is stable. The job's owner reads `message`: put no secret into it. `trace`: the
-    traceback as text, of an error that another process raised.
+    traceback as text, if another process raised the error.
     """
 
     retryable: bool = True
@@ -306,8 +306,8 @@ class Retryable(StepError):
 
 
 class Unforeseen(Retryable):
-    """An isolated handler raised an error that is no StepError: the same code on the same input will raise it again.
-    One more attempt shows whether the machine or the code is at fault.
+    """An isolated handler raised an error that is not a StepError. The same code on the same input would raise it
+    again: one more attempt shows whether the machine or the code is at fault.
     """
 
     def __init__(self, message: str) -> None:

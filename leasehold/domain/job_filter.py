@@ -56,7 +56,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """The terms of a filter, all of which must hold. `positions`: where each term stands, by its key, for errors."""
+    """The terms of a filter, all of which must hold. `positions`: the position of each term, by its key, for errors."""
 
     kind: str | None = None
     status: JobState | None = None
@@ -85,7 +85,7 @@ class _Term:
     key: str  # empty: text
     detail: str | None  # of `tag.NAME` and `payload.POINTER`
     value: str
-    at: int  # the key's position
+    at: int  # the key's position, counted from 1
     value_at: int  # the value's position
 
 
@@ -103,6 +103,7 @@ def parse(text: str, now: datetime) -> JobFilter:
 
 
 def _terms(text: str) -> list[_Term]:
+    """Split the filter into terms. Raises InvalidFilter."""
     terms: list[_Term] = []
     index = 0
     while index < len(text):
@@ -139,7 +140,10 @@ def _value(text: str, start: int) -> tuple[str, int]:
         end = start
         while end < len(text) and not text[end].isspace():
             if text[end] == '"':
-                raise InvalidFilter(end + 1, "A quote stands at the beginning of a value, or in quotes after a \\.")
+                raise InvalidFilter(
+                    end + 1,
+                    "A quote begins a value, or stands in a quoted value after a \\.",
+                )
             end += 1
         return text[start:end], end
     quoted = _QUOTED.match(text, start)
@@ -153,6 +157,8 @@ def _value(text: str, start: int) -> tuple[str, int]:
 
 
 class _FilterBuilder:
+    """Collects the terms of a filter, and checks each."""
+
     def __init__(self, now: datetime) -> None:
         self._now = now
         self._fields: dict[str, Any] = {}
@@ -190,7 +196,7 @@ class _FilterBuilder:
 
     def _set(self, term: _Term, name: str, value: object) -> None:
         if name in self._fields:
-            raise InvalidFilter(term.at, f"`{term.key}:` stands here a second time.")
+            raise InvalidFilter(term.at, f"The filter has `{term.key}:` twice.")
         self._fields[name] = value
 
     def _add_tag(self, term: _Term) -> None:
@@ -201,23 +207,27 @@ class _FilterBuilder:
             raise InvalidFilter(term.at, f"No job has two values of the tag {name}.")
 
     def _add_created(self, term: _Term) -> None:
-        """An age counts back from now: `>2h` means before that instant. `>2026-11-20` means after that date."""
-        sign, rest = _comparison(term)
-        age = _AGE.fullmatch(rest)
-        instant = _instant(term, rest) if age is None else _before(self._now, _length(age))
-        is_before = (sign == ">") == (age is not None)
-        self._set(term, "created_before" if is_before else "created_after", instant)
+        """Add an age or a date. `>2h` means created before the instant two hours ago; `>2026-11-20` means after that
+        date.
+        """
+        sign, operand = _comparison(term)
+        age = _AGE.fullmatch(operand)
+        if age is not None:
+            name = "created_before" if sign == ">" else "created_after"
+            self._set(term, name, _instant_before(self._now, _timedelta(age)))
+        else:
+            self._set(term, "created_after" if sign == ">" else "created_before", _instant(term, operand))
 
     def _add_range(self, term: _Term) -> None:
-        sign, rest = _comparison(term)
-        length = _AGE.fullmatch(rest)
+        sign, operand = _comparison(term)
+        length = _AGE.fullmatch(operand)
         if length is None:
             raise InvalidFilter(term.value_at + 1, "Write a length of time such as 90s, 10m, 2h, 3d or 1w.")
-        known: Range = self._fields.get(term.key) or Range()
-        if (known.above if sign == ">" else known.below) is not None:
-            raise InvalidFilter(term.at, f"`{term.key}:{sign}` stands here a second time.")
-        seconds = _length(length).total_seconds()
-        self._fields[term.key] = Range(seconds, known.below) if sign == ">" else Range(known.above, seconds)
+        bounds: Range = self._fields.get(term.key) or Range()
+        if (bounds.above if sign == ">" else bounds.below) is not None:
+            raise InvalidFilter(term.at, f"The filter has `{term.key}:{sign}` twice.")
+        seconds = _timedelta(length).total_seconds()
+        self._fields[term.key] = Range(seconds, bounds.below) if sign == ">" else Range(bounds.above, seconds)
 
 
 def _comparison(term: _Term) -> tuple[str, str]:
@@ -227,11 +237,12 @@ def _comparison(term: _Term) -> tuple[str, str]:
     return term.value[0], term.value[1:]
 
 
-def _length(match: re.Match[str]) -> timedelta:
+def _timedelta(match: re.Match[str]) -> timedelta:
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
-def _before(now: datetime, length: timedelta) -> datetime:
+def _instant_before(now: datetime, length: timedelta) -> datetime:
+    """The instant `length` before now, but not before FIRST."""
     return FIRST if length >= now - FIRST else now - length
 
 
@@ -254,6 +265,8 @@ def _pointer(term: _Term) -> tuple[str, ...]:
 
 
 def _named(pattern: re.Pattern[str]) -> Callable[[_Term], str]:
+    """A reader of values that match the pattern."""
+
     def read(term: _Term) -> str:
         if not pattern.fullmatch(term.value):
             raise InvalidFilter(term.value_at, f"This is no name that `{term.key}:` knows.")

@@ -39,7 +39,7 @@ MIB = 1024 * 1024
 
 
 def pinned_queue(queue: str, label: str | None) -> str:
-    """The queue whose tasks only workers with `label` take. None: `queue` itself."""
+    """The queue whose tasks only workers with the label `label` claim. Without a label: `queue` itself."""
     return queue if label is None else f"{queue}@{label}"
 
 
@@ -91,11 +91,11 @@ class Step:
     `needs`: steps that must have succeeded before this step runs.
     `reads`: inputs of the job or outputs of needed steps. The worker downloads them before the handler runs.
     `writes`: the primary output. The worker stores it last, so that its presence proves the other outputs.
-    `version`: raise it when the same input would give other output bytes.
+    `version`: raise it when the code gives other output bytes for the same input.
     `part`: this step never runs by itself. Another step fans out into it (verdicts.FanOut). A part may read any step.
     `cancelable`: False: a cancel lets a running attempt end, and the job stops after it.
     `timeout_is_final`: an attempt that runs longer than `timeout` is the last.
-    `external`: external workers do it over HTTP. They claim it by `queue`.
+    `external`: external workers do the step over HTTP. They claim it by `queue`.
     `handler`: `pipeline.step` of the code that does the step. Templates written over HTTP use it.
     """
 
@@ -141,8 +141,8 @@ class RunTerms:
 
     `concurrency`: allow | reject_same_scope | queue_same_scope | replace_same_scope. Two runs have the same scope when
     scope, scope_id and the parameters named in `dedupe_keys` are equal.
-    `timeout`: the longest a run may take, counted from its admission at its scope and its concurrency limits.
-    `start_within`: the longest a run may wait for that admission. None: any time.
+    `timeout`: the longest time that a run may take, from its admission at its scope and its concurrency limits.
+    `start_within`: the longest time that a run may wait for that admission. None: no bound.
     `grace`: how long a running step may take to stop after a cancel, and a workflow to undo its work. In whole seconds,
     at most MAX_GRACE.
     """
@@ -167,9 +167,10 @@ class RunTerms:
 
 @dataclass(frozen=True, slots=True)
 class PipelineLimit:
-    """A concurrency limit of one pipeline's runs, for each tenant by itself: `at_most` admitted and unfinished at once,
-    `per_minute` admitted within a minute. `pointer`: a JSON pointer into the parameters. Each value found there has a
-    limit of its own, which counts only the runs with that value.
+    """A concurrency limit of one pipeline's runs, for each tenant by itself. `at_most`: runs that are admitted and
+    unfinished at once. `per_minute`: runs that are admitted within a minute. None: no such bound. `pointer`: a JSON
+    pointer into the parameters. Each value found there has a limit of its own, which counts only the runs with that
+    value.
     """
 
     at_most: int | None = None
@@ -250,17 +251,19 @@ class Pipeline:
                 raise DeclarationError(f"{self.name}.{step.name} is a part: it needs no steps, a fan-out starts it")
 
     def _check_reads(self, step: Step, by_name: dict[str, Step]) -> None:
-        # A part may read the outputs of every step that is not a part, also of the step that fans out: it reads the
-        # outputs that are committed when it runs.
+        # A part may read every step that is not a part, also the step that fans out into it: the part reads the outputs
+        # that are committed when it runs.
         ancestors = {other.name for other in by_name.values() if not other.part} if step.part else set()
-        queue = list(step.needs)
-        while queue:
-            name = queue.pop()
+        unvisited = list(step.needs)
+        while unvisited:
+            name = unvisited.pop()
             if name not in ancestors:
                 ancestors.add(name)
-                queue.extend(by_name[name].needs)
-        if wrong := [read for read in step.reads if read not in self.inputs and read not in ancestors]:
-            raise DeclarationError(f"{self.name}.{step.name} reads {wrong}: neither an input nor a step that it needs")
+                unvisited.extend(by_name[name].needs)
+        if unreadable := [read for read in step.reads if read not in self.inputs and read not in ancestors]:
+            raise DeclarationError(
+                f"{self.name}.{step.name} reads {unreadable}: neither an input nor a step that it needs"
+            )
 
     def handles(self, step: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """A decorator that registers the handler of `step`. Use it in the pipeline's `module`."""
@@ -282,7 +285,7 @@ class Pipeline:
         return step.isolated or step.name in self.handlers
 
     def opens(self, opener: Opener) -> Opener:
-        """A decorator that registers the pipeline's opener, of a client or a pool for example.
+        """A decorator that registers the pipeline's opener. An opener opens, for example, a client or a pool.
 
         A worker enters the opener once for all inline attempts of this pipeline, and leaves it when it stops. Handlers
         read the opened object as `attempt.opened`. Use it in the pipeline's `module`.

@@ -1,9 +1,9 @@
 """The attempt that a plain inline handler receives: the methods of Attempt, each of which blocks the handler's thread.
 
-A plain handler runs in a thread of the worker (`LEASEHOLD_WORKER_THREADS`), and a thread cannot be interrupted. The
-worker ends the attempt without the thread when the time limit has passed, the job is cancelled, or the lease is lost;
-another attempt may then start beside the thread. The handler's next call of any method here raises Cancelled, and the
-worker discards what the handler returns. So a long handler calls `checkpoint()` between two pieces of work.
+A plain handler runs in a thread of the worker (`LEASEHOLD_WORKER_THREADS`), and a thread cannot be interrupted. When
+the time limit has passed, the job is cancelled or the lease is lost, the worker ends the attempt, but the thread goes
+on. Another attempt may then start beside it. The thread's next call of a method here raises Cancelled, and the worker
+discards what the handler returns. So a long handler calls `checkpoint()` between two pieces of work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from leasehold.domain.attempt import AttemptIdentity
 
 
 class PlainAttempt(AttemptIdentity, Protocol):
-    """One attempt at one step, for a handler that is a plain function. The methods mean what Attempt's mean."""
+    """One attempt at one step, for a handler that is a plain function. Each method does what the method of Attempt with
+    the same name does.
+    """
 
     def read(self, name: str) -> bytes: ...
 

@@ -95,8 +95,8 @@ class Pipelines:
     def load_handlers(self, pipeline: str) -> Pipeline:
         """Import the module with the pipeline's handlers. Every step must have one, except external steps.
 
-        Raises DeclarationError that names the steps without a handler, or the extra of Leasehold that is not installed;
-        and ImportError if a module of yours cannot be imported.
+        Raises DeclarationError: it names the steps without a handler, or the extra of Leasehold that is not installed.
+        Raises ImportError if Python cannot import a module of yours.
         """
         declared = self[pipeline]
         try:
@@ -116,20 +116,20 @@ class Pipelines:
 
     @classmethod
     def from_source(cls, source: str) -> Pipelines:
-        """The registry that `source` ("module:name") names: an App, a registry, or a callable that returns the
-        registry. Without `:name` it is `app`. The module may lie in the current folder.
+        """The registry that `source` ("module:name") names. The name is that of an App, of a registry, or of a callable
+        that returns a registry. Without `:name`, the name is `app`. The module may be in the current folder.
 
-        Raises DeclarationError when there is none, CodeBroken when the module raises, and what the callable raises.
+        Raises DeclarationError when there is no registry, CodeBroken when the module raises an error, and any error
+        that the callable raises.
         """
-        named = _object_at(source)
-        is_app = not isinstance(named, type) and callable(getattr(named, "pipelines", None))
-        make = named.pipelines if is_app else named
-        if isinstance(make, cls) or not callable(make):
-            registry = make
-        elif _needs_arguments(make):
-            raise DeclarationError(f"{source!r} needs arguments: name an App, Pipelines, or a function without any")
-        else:
-            registry = make()
+        registry = _object_at(source)
+        is_app = not isinstance(registry, type) and callable(getattr(registry, "pipelines", None))
+        if is_app:
+            registry = registry.pipelines
+        if callable(registry) and not isinstance(registry, cls):
+            if _needs_arguments(registry):
+                raise DeclarationError(f"{source!r} needs arguments: name an App, Pipelines, or a function without any")
+            registry = registry()
         if not isinstance(registry, cls):
             raise DeclarationError(f"{source!r} gives a {type(registry).__name__}, not Pipelines")
         return registry
@@ -155,6 +155,7 @@ def _object_at(source: str) -> Any:
     except LeaseholdError:
         raise
     except (Exception, SystemExit) as error:
+        # Python did not find the module itself, or a package that contains it.
         is_missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
         if not is_missing and (broken := broken_code(source, error)) is not None:
             raise broken from error
@@ -168,9 +169,9 @@ def _object_at(source: str) -> Any:
         raise DeclarationError(f"cannot load pipelines from {source!r}: {error}") from error
 
 
-def _needs_arguments(make: Callable[..., Any]) -> bool:
+def _needs_arguments(function: Callable[..., Any]) -> bool:
     try:
-        inspect.signature(make).bind()
+        inspect.signature(function).bind()
     except TypeError:
         return True
     except ValueError:  # a builtin without a known signature
@@ -179,7 +180,7 @@ def _needs_arguments(make: Callable[..., Any]) -> bool:
 
 
 def import_from_current_folder() -> None:
-    """Make the current folder importable, after all installed packages: a user's file must not shadow a library."""
+    """Let Python import from the current folder, after installed packages: a user's file must not hide a library."""
     folder = str(Path.cwd())
     if folder not in sys.path and "" not in sys.path:
         sys.path.append(folder)

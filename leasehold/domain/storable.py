@@ -1,4 +1,4 @@
-"""JSON that PostgreSQL stores, and that every reader reads as it was written."""
+"""Encodes JSON, and refuses values that PostgreSQL cannot store or that a reader would read differently."""
 
 from __future__ import annotations
 
@@ -29,15 +29,21 @@ def storable(value: Any) -> bytes:
     try:
         encoded = orjson.dumps(value)
     except TypeError as error:
-        raise next(_unstorable((), value), NotStorable("", str(error))) from None
+        raise _first_problem(value) or NotStorable("", str(error)) from None
+    # The search in the bytes is fast, and finds too much: a text may contain the word null, for example.
     if b"\\u0000" in encoded or (b"null" in encoded and not _is_finite(value)):
-        for problem in _unstorable((), value):
+        problem = _first_problem(value)
+        if problem is not None:
             raise problem
     return encoded
 
 
+def _first_problem(value: Any) -> NotStorable | None:
+    return next(_problems((), value), None)
+
+
 def _is_finite(value: Any) -> bool:
-    """Whether each number in the value is finite. orjson writes null for any other."""
+    """Whether each number in the value is finite. orjson writes null for a number that is not."""
     values = [value]
     while values:
         inner = values.pop()
@@ -57,15 +63,15 @@ def storable_text(text: str) -> str:
     return text.replace("\x00", "").encode(errors="replace").decode()
 
 
-def _unstorable(path: tuple[object, ...], value: Any) -> Iterator[NotStorable]:
+def _problems(path: tuple[object, ...], value: Any) -> Iterator[NotStorable]:
     """An error for each value within `value` that cannot be stored. `path`: the keys and positions down to `value`."""
     if isinstance(value, dict):
         for name, inner in value.items():
-            yield from _unstorable((*path, name), name)
-            yield from _unstorable((*path, name), inner)
+            yield from _problems((*path, name), name)
+            yield from _problems((*path, name), inner)
     elif isinstance(value, list):
         for number, inner in enumerate(value):
-            yield from _unstorable((*path, number), inner)
+            yield from _problems((*path, number), inner)
     elif isinstance(value, str) and "\x00" in value:
         yield NotStorable(pointer_to(path), "a text with a NUL character cannot be stored")
     elif isinstance(value, float) and not isfinite(value):

@@ -97,7 +97,7 @@ class Template(_Declared):
     @field_validator("payload_schema")
     @classmethod
     def _is_storable(cls, schema: dict[str, Any]) -> dict[str, Any]:
-        # leasehold.evaluation checks that it is a valid, affordable schema. That is too slow for an event loop.
+        # leasehold.evaluation later checks that the schema is valid and affordable: this is too slow for an event loop.
         try:
             size = len(orjson.dumps(schema))
         except TypeError as error:
@@ -180,7 +180,7 @@ def _seconds(number: int | None) -> timedelta | None:
 
 
 def template_of_pipeline(pipeline: Pipeline) -> Template:
-    """A pipeline of code, described as a template: GET shows both kinds alike."""
+    """A pipeline of code, described as a template, so that GET shows both in the same form."""
     terms = pipeline.terms
     return Template.model_construct(
         type=pipeline.name,

@@ -26,7 +26,7 @@ class Supervisor(Protocol):
 
 
 class NoSupervisor:
-    """Stands for the supervisor where no worker runs the step, as in a test. It drops reports and never cancels."""
+    """The supervisor of a step that no worker runs, for example in a test. It drops reports and never cancels."""
 
     def progress(self, percent: float, summary: str) -> None: ...
     def emit(self, chunk: Any) -> None: ...
@@ -56,7 +56,7 @@ class Work:
         self.supervisor.progress(percent, summary)
 
     def emit(self, chunk: Any) -> None:
-        """Append a chunk (a text, or another JSON value) to the job's stream. The worker drops what is too much."""
+        """Append a chunk (a text, or another JSON value) to the job's stream. Chunks beyond a limit are dropped."""
         self.supervisor.emit(chunk)
 
     def checkpoint(self) -> None:

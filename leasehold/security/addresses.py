@@ -38,7 +38,7 @@ _SPECIAL_V4 = tuple(
     )
 )
 
-#: The registries call these public. But inside of a cloud, the cloud's own services answer at them.
+#: The registries call these public. But inside a cloud, services of the cloud itself have these addresses.
 _CLOUDS_V4 = tuple(
     IPv4Network(text)
     for text in (
@@ -69,7 +69,7 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def is_public(address: Address) -> bool:
-    """Whether `address` is public. For an IPv4-mapped or NAT64 address the IPv4 address inside decides."""
+    """Whether `address` is public. If it is IPv4-mapped or NAT64, the IPv4 address that it contains decides."""
     if isinstance(address, IPv4Address):
         return not any(address in network for network in (*_SPECIAL_V4, *_CLOUDS_V4))
     if address in _MAPPED or address in _NAT64:

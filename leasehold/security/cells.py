@@ -1,8 +1,9 @@
-"""Cells: several installations, each with its own PostgreSQL and RabbitMQ, that share the tenants among them.
+"""Reads the map of cells, and refuses requests that belong to another cell.
 
-A map says which cells there are, and in which cell a tenant lives. Each cell reads the same map. A request that belongs
-to another cell is refused with that cell's address, before anything is read or written for it. No gateway is needed
-for that; one that reads the cell's name in the key saves clients the second request.
+Cells are several installations that share the tenants among them. Each has its own PostgreSQL and RabbitMQ, and each
+reads the same map: which cells there are, and in which cell a tenant lives. A cell refuses a request that belongs to
+another cell before it reads or writes anything for the request. The answer has the address of the right cell. A gateway
+is not needed; with a gateway that reads the cell's name in the key, a client needs no second request.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ CELL = re.compile(r"[a-z0-9]{1,11}")
 
 @dataclass(frozen=True, slots=True)
 class CellMap:
-    """`addresses`: cell -> URL of its API. `tenants`: tenant -> cell. A tenant that is not in it may live anywhere.
-    `homes`: the cells of `tenants`.
+    """`addresses`: cell -> URL of its API. `tenants`: tenant -> its cell; a tenant that is missing here may live in any
+    cell. `homes`: the cells in which `tenants` live.
     """
 
     addresses: Mapping[str, str]
@@ -62,12 +63,12 @@ def _texts(document: Mapping[str, Any], name: str) -> dict[str, str]:
 
 
 class Cells:
-    """The map, as the cell `own` sees it. The file is read again when it changes. A file that cannot be read, or holds
-    no map, leaves the last map in force.
+    """The map, as the cell `own` sees it. A changed file is read again. If it cannot be read, or has no valid map, the
+    last map stays in force.
     """
 
     def __init__(self, own: str, file: FileSecret) -> None:
-        """Raises ValueError for a file that holds no map, or a map without the cell `own`."""
+        """Raises ValueError for a file without a valid map, or with a map that lacks the cell `own`."""
         self.own = own
         self._file = file
         self._map = self._checked()
@@ -92,29 +93,30 @@ class Cells:
         return self._map
 
     def refuse_elsewhere(self, tenant_id: str | None, key_cell: str | None = None) -> None:
-        """Raises WrongCell if the tenant lives in another cell: that of the map, else that which its key names.
+        """Raises WrongCell if the tenant lives in another cell. The map decides; if the tenant is missing in it, the
+        cell that the key names decides.
 
-        `tenant_id`: None if nobody knows it. `key_cell`: None for a key without a cell. A cell that the map does not
-        name counts as this one, because cells may be renamed.
+        `tenant_id`: None: nobody knows the tenant. `key_cell`: None: the key names no cell. A cell that the map does
+        not name counts as this one, because cells may be renamed.
         """
-        known = self.map
-        named = key_cell if key_cell in known.addresses else self.own
-        cell = known.tenants.get(tenant_id, named) if tenant_id is not None else named
-        if cell is not None and cell != self.own:
-            raise WrongCell(cell, known.addresses[cell])
+        current_map = self.map
+        cell_of_key = key_cell if key_cell is not None and key_cell in current_map.addresses else self.own
+        cell = cell_of_key if tenant_id is None else current_map.tenants.get(tenant_id, cell_of_key)
+        if cell != self.own:
+            raise WrongCell(cell, current_map.addresses[cell])
 
     def refuse_key_of(self, key_cell: str | None) -> None:
-        """As `refuse_elsewhere`, before the key's row is read. While the map places tenants in this cell, a key of
-        another cell may be that of a tenant which moved here: only its row decides.
+        """As `refuse_elsewhere`, before the key's row is read. While tenants of the map live in this cell, this refuses
+        nothing: a key of another cell may belong to a tenant that has moved here, and only the key's row decides.
         """
         if self.own not in self.map.homes:
             self.refuse_elsewhere(None, key_cell)
 
     def _checked(self) -> CellMap:
-        found = parse(self._file.get_secret_value())
-        if self.own not in found.addresses:
+        new_map = parse(self._file.get_secret_value())
+        if self.own not in new_map.addresses:
             raise ValueError(f"the map of cells does not name this cell, {self.own}")
-        return found
+        return new_map
 
     def _read_again(self) -> None:
         self._map = self._checked()

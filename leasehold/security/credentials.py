@@ -24,7 +24,7 @@ from leasehold.domain.ids import new_id
 _KEY = re.compile(r"lh_(?:([a-z0-9]{1,11})_)?([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
 _SCOPE = re.compile(r"[a-z][a-z0-9-]*:[a-z][a-z0-9-]*")
 _PREFIX_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
-#: The hash to compare with when no row has the prefix: a refusal then takes the same time in both cases.
+#: `matches` compares with this hash when no row has the prefix, so that a refusal takes the same time in both cases.
 _HASH_OF_NO_KEY = hashlib.sha256(b"no key has this prefix").digest()
 
 
@@ -52,7 +52,7 @@ class PresentedKey:
 class StoredKey:
     """A key's row. `usable`: neither revoked nor expired when the row was read. `used_lately`: within the last minute.
 
-    `quota_key`: the name under which rates and quotas count. A key and the keys rotated from it have the same.
+    `quota_key`: the name under which rates and quotas are counted. A key and the keys rotated from it share this name.
     """
 
     id: UUID
@@ -77,7 +77,7 @@ def _hash(secret: str) -> bytes:
 
 
 def matches(presented: PresentedKey, stored: StoredKey | None) -> bool:
-    """Whether the secret is the stored one. The call takes the same time when `stored` is None."""
+    """Whether the caller's secret is that of the stored key. The call takes the same time when `stored` is None."""
     expected = stored.secret_hash if stored is not None else _HASH_OF_NO_KEY
     is_equal = hmac.compare_digest(_hash(presented.secret), expected)
     return is_equal and stored is not None
@@ -101,15 +101,15 @@ SELECT id, prefix, coalesce(quota_key, prefix) AS quota_key, tenant_id, client_i
 FROM api_key WHERE prefix = $1
 """
 
-# The condition on `last_used_at`: all processes together write the row at most once a minute.
+# With the condition on `last_used_at`, all processes together write the row at most once a minute.
 MARK_USED = """
 UPDATE api_key SET last_used_at = clock_timestamp()
 WHERE id = $1 AND (last_used_at IS NULL OR last_used_at <= clock_timestamp() - interval '1 minute')
 """
 
-# The old key works for the overlap, or until its own end if that is sooner. `ends_at` is the old key's end before this
-# statement: the new key gets it. The CTE locks the row, so the second of two concurrent rotations sees the end that the
-# first has set.
+# The old key works for the overlap, or until its own end if that is sooner. `ends_at`: the old key's end before this
+# statement; it becomes the new key's end. The CTE locks the row, so that of two concurrent rotations the second sees
+# the end that the first has set.
 RETIRE = """
 WITH old AS (
     SELECT id, expires_at FROM api_key
@@ -157,8 +157,8 @@ async def create_key(
     quota_key: str | None = None,
     cell: str = "",
 ) -> NewKey:
-    """Create a key. `quota_key`: the name under which rates and quotas count its use; None: its prefix. `cell`: the
-    name of the cell that makes the key; empty: there are no cells.
+    """Create a key. `quota_key`: the name under which rates and quotas count the key's use; None: its prefix. `cell`:
+    the name of the cell that makes the key; empty: there are no cells.
 
     Raises Invalid: `scope_malformed` for a scope that is not `area:right`, `key_owner_missing` without tenant or
     client.
@@ -168,8 +168,8 @@ async def create_key(
     if malformed := [scope for scope in scopes if not _SCOPE.fullmatch(scope)]:
         raise Invalid("scope_malformed", f"Not scopes: {', '.join(malformed)}.")
     prefix, secret = _new_prefix_and_secret()
-    named = f"{cell}_{prefix}" if cell else prefix
-    key = NewKey(new_id(), prefix, f"lh_{named}_{secret}")
+    public_part = f"{cell}_{prefix}" if cell else prefix
+    key = NewKey(new_id(), prefix, f"lh_{public_part}_{secret}")
     await connection.execute(
         INSERT, key.id, prefix, _hash(secret), tenant_id, client_id, sorted(set(scopes)), expires_at, quota_key
     )

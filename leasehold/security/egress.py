@@ -1,9 +1,9 @@
 """Sends HTTP requests to URLs that clients or providers name, and never connects to a private address.
 
 Egress resolves the host once. Every address of the host must be public, and the connection goes to one of these
-addresses: a name that resolves differently a moment later (DNS rebinding) gains nothing. Egress follows redirects only
-if the caller allows them, and checks each like the first URL. It uses no proxy of the environment. The setting
-`egress_allow` names networks that are not public and are allowed all the same.
+addresses. So it does not help an attacker if the name resolves differently a moment later (DNS rebinding). Egress
+follows redirects only if the caller allows them, and checks the URL of each redirect like the first. It uses no proxy
+of the environment. The setting `egress_allow` names private networks that are allowed nevertheless.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _CONNECT_SECONDS = 5.0
 _OK = 200
 _HEAD_BYTES = 512
 _PIECE_BYTES = 256 * 1024
-#: Hosts to which one Egress keeps connections. Requests to further hosts get a new connection each.
-_KEPT_HOSTS = 32
+#: An Egress keeps connections to at most this many hosts. Each request to a further host gets a new connection.
+_MAX_HOSTS = 32
 
 #: Threads for name resolution alone. A silent name server holds a thread for half a minute. The loop's default executor
 #: has six threads on two cores, and all file reads and digests need them.
@@ -57,7 +57,7 @@ class EgressRefused(LeaseholdError):
 
 class EgressFailed(LeaseholdError):
     """The request got no whole answer: the connection was refused or cut, the time limit passed, or the answer is too
-    large. `sent`: False if certainly no server got the request. A server that answered with a redirect got it.
+    large. `sent`: False if it is certain that no server got the request. (A redirect means that a server got it.)
     """
 
     def __init__(self, message: str, *, sent: bool = True) -> None:
@@ -127,10 +127,10 @@ class Egress:
             await client.aclose()
 
     def check_form(self, url: str) -> None:
-        """Check what needs no name server: the URL's form, an IP address in it, and the port. Raises EgressRefused.
+        """Check all that needs no name server: the URL's form, an IP address in it, and the port. Raises EgressRefused.
 
-        With `egress_allow` the port of a host name is left to `check`: the name may resolve to a network in which every
-        port is allowed.
+        With `egress_allow`, only `check` checks the port of a host name, because the name may resolve to a network in
+        which every port is allowed.
         """
         parsed, port = _parsed(url)
         try:
@@ -215,7 +215,7 @@ class Egress:
         redirects: int,
     ) -> AsyncIterator[httpx2.Response]:
         """Send the request and follow at most `redirects` redirects. The caller reads the body of the answer inside the
-        block. All of it must end within `timeout` seconds.
+        block. Requests and block together must end within `timeout` seconds.
         """
         check_nothing_held("an address")
         has_arrived = False  # whether a server got the whole request: it answered, maybe with a redirect
@@ -260,8 +260,8 @@ class Egress:
 
     async def _client(self, host: str) -> httpx2.AsyncClient:
         """The HTTP client for the host. The first request makes it: many processes never send a request."""
-        keeps = self._keepalive and (host in self._clients or len(self._clients) < _KEPT_HOSTS)
-        name = host if keeps else ""
+        keeps_connections = self._keepalive and (host in self._clients or len(self._clients) < _MAX_HOSTS)
+        name = host if keeps_connections else ""
         if name in self._clients:
             return self._clients[name]
         authorities = await asyncio.to_thread(_authorities)
@@ -270,8 +270,8 @@ class Egress:
                 verify=authorities,
                 trust_env=False,
                 follow_redirects=False,
-                limits=httpx2.Limits(max_keepalive_connections=self._keepalive if keeps else 0),
-                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # accepts no cookie, so sends none
+                limits=httpx2.Limits(max_keepalive_connections=self._keepalive if keeps_connections else 0),
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # accepts no cookies
             )
         return self._clients[name]
 
@@ -305,7 +305,7 @@ def _redirect_target(url: httpx2.URL, location: str) -> httpx2.URL:
     try:
         return url.join(location)
     except (httpx2.InvalidURL, ValueError):
-        raise EgressRefused("url_malformed", "The URL redirects to what is not a URL.") from None
+        raise EgressRefused("url_malformed", "The URL redirects to something that is not a URL.") from None
 
 
 @cache

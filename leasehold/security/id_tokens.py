@@ -17,10 +17,10 @@ from leasehold.domain.errors import LeaseholdError
 
 log = structlog.get_logger(__name__)
 
-#: The accepted algorithms. Each signs with the provider's private key. `none` is not accepted, and neither is HMAC,
-#: whose key would be the client's secret.
+#: The accepted algorithms. Each signs with the provider's private key. `none` is not accepted. HMAC is not accepted
+#: either, because its key would be the client's secret.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519", "EdDSA")
-#: The accepted types of keys. All are public keys: anybody who reads a symmetric key can sign with it.
+#: The accepted types of keys: only public keys. Whoever reads a symmetric key can also sign with it.
 _KEY_TYPES = frozenset({"RSA", "EC", "OKP"})
 #: Seconds by which the provider's clock may differ from this one.
 _LEEWAY_SECONDS = 60
@@ -57,7 +57,7 @@ def claims_of(token: object, keys: Sequence[object], *, issuer: str, client_id: 
 
 
 def _key_set(listed: Sequence[object]) -> KeySet:
-    """The listed keys that can check a signature. Others are left out: a provider may list keys for other uses."""
+    """The listed keys that can check a signature. A provider may list keys for other uses, too: these are left out."""
     keys = []
     for key in listed:
         if not isinstance(key, dict) or key.get("kty") not in _KEY_TYPES or key.get("use", "sig") != "sig":

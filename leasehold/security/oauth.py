@@ -50,7 +50,9 @@ class Client:
 
 
 class Tokens:
-    """The access token of one client. `token` fetches it on the first call, and again shortly before it expires."""
+    """The access token of one client. The first call of `token` fetches it, and so does a call shortly before it
+    expires.
+    """
 
     def __init__(self, egress: Egress, client: Client) -> None:
         self._egress = egress
@@ -86,7 +88,7 @@ class Tokens:
             raise BadGateway("token_endpoint_unavailable", "The token endpoint does not answer.") from error
         fields = _json_object(answer.body) if answer.status == HTTPStatus.OK else {}
         token, kind = fields.get("access_token"), str(fields.get("token_type", "bearer")).lower()
-        # The token will stand in a header, which holds only ASCII (RFC 6750, 2.1).
+        # The token becomes part of a header, which may have only ASCII (RFC 6750, 2.1).
         if not isinstance(token, str) or not token or not (token.isascii() and token.isprintable()) or kind != "bearer":
             log.warning("the token endpoint gave no token", status=answer.status)
             raise BadGateway("token_refused", "The token endpoint gave no token.")

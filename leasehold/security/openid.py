@@ -1,8 +1,8 @@
 """Signs people in at the installation's OpenID provider: the authorization code flow with PKCE (RFC 6749, 7636, 9207).
 
 The console's sign-in calls it; `id_tokens` checks signatures and claims. All requests to the provider go through an
-egress of their own. It may also connect to the private networks that `console_oidc_networks` names, because the
-operator chose the provider. The egress of webhooks may not.
+Egress of their own. Unlike the Egress of webhooks, it may also connect to the private networks that
+`console_oidc_networks` names, because the operator chose the provider.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_TEXT = 200
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """A sign-in that has begun. The browser keeps it, sealed, until the provider sends the browser back."""
+    """A sign-in that has begun. The browser stores it, sealed, until the provider sends the browser back."""
 
     state: str
     nonce: str
@@ -105,7 +105,7 @@ class OpenId:
         if not hmac.compare_digest(answer.get("state", "").encode(), flow.state.encode()):
             raise _refused("it belongs to another sign-in")
         configuration = await self._read_configuration()
-        # RFC 9207: only an answer of a provider that does not promise to send `iss` may lack it.
+        # RFC 9207: `iss` may be missing only if the provider does not promise to send it.
         must_name_issuer = configuration.get("authorization_response_iss_parameter_supported") is True
         if answer.get("iss", "" if must_name_issuer else self.issuer) != self.issuer:
             raise _refused("it comes from another issuer")
@@ -147,7 +147,9 @@ class OpenId:
         return _json_object(answer)
 
     async def _claims(self, configuration: Mapping[str, Any], flow: Flow, token: object) -> dict[str, Any]:
-        """The claims of the ID token. Each sign-in reads the provider's keys anew, so that no withdrawn key is used."""
+        """The claims of the ID token. Each sign-in reads the provider's keys again: the provider may have withdrawn a
+        key.
+        """
         # Only an installation with a provider loads joserfc: it takes a tenth of a second.
         from leasehold.security.id_tokens import TokenRefused, claims_of  # noqa: PLC0415 - as above
 
@@ -199,7 +201,7 @@ class OpenId:
 
 
 def memberships(settings: Settings, groups: frozenset[str]) -> dict[str, list[str]]:
-    """{tenant: scopes} of a person with these groups. A role stands among the scopes as `role:NAME`."""
+    """{tenant: scopes} of a person with these groups. A role is one of the scopes, as `role:NAME`."""
     by_tenant: dict[str, list[str]] = {}
     for group, membership in settings.console_oidc_roles.items():
         if group == "*" or group in groups:
@@ -217,14 +219,17 @@ def _identity(issuer: str, claims: Mapping[str, Any], groups_claim: str) -> Iden
         raise _refused("its ID token names nobody")
     email = claims.get("email") if claims.get("email_verified", True) in (True, "true") else None
     login = _printable(email) or _printable(claims.get("preferred_username")) or _printable(subject)
-    claimed = claims.get(groups_claim)  # some providers send a single group as a string
-    groups = [claimed] if isinstance(claimed, str) else claimed if isinstance(claimed, list) else []
-    names = frozenset(group for group in groups if isinstance(group, str))
-    return Identity(issuer, subject, login, _printable(claims.get("name")) or login, names)
+    return Identity(issuer, subject, login, _printable(claims.get("name")) or login, _groups(claims.get(groups_claim)))
+
+
+def _groups(claim: object) -> frozenset[str]:
+    """The groups of the claim. Some providers send a single group as a string."""
+    groups = claim if isinstance(claim, list) else [claim]
+    return frozenset(group for group in groups if isinstance(group, str))
 
 
 def _printable(value: object) -> str:
-    """The printable characters of the text, at most `_MAX_TEXT`. Empty if `value` is no text."""
+    """The printable characters of the text, at most `_MAX_TEXT`. Empty if `value` is not a text."""
     if not isinstance(value, str):
         return ""
     return "".join(character for character in value if character.isprintable()).strip()[:_MAX_TEXT]

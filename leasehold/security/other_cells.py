@@ -1,8 +1,9 @@
-"""Asks the other cells, side by side: what they have to do, and which of them has a job or a tenant.
+"""Asks the other cells about their load, and which of them has a job or a tenant. All cells are asked at once.
 
-Addresses come from the operator's map alone, and keys from the setting `cells_keys`. The key of a cell goes to the
-address of that cell alone: redirects are not followed, and no proxy of the environment is used. No answer of another
-cell is trusted further than its form. Nothing here holds a connection to the database or a lock while it waits.
+Addresses come only from the operator's map, and keys only from the setting `cells_keys`. The key of a cell goes only to
+the address of that cell: redirects are not followed, and no proxy of the environment is used. This module checks the
+form of each answer, and trusts nothing else in it. Nothing here holds a connection to the database or a lock while it
+waits.
 """
 
 from __future__ import annotations
@@ -31,19 +32,20 @@ from leasehold.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-#: Seconds for which one cell is asked. A console waits for it.
+#: Seconds in which a cell must answer. The console waits for the answer.
 LIMIT_SECONDS = 2.0
-#: Seconds for which all requests share what the other cells answered.
+#: Seconds for which all requests share one answer of a cell.
 _SHARED_SECONDS = 2.0
 _MAX_BYTES = 64 * 1024
 OWN_PATH, FIND_PATH = "/v1/cells/own", "/v1/cells/own/find"
 
 
 class CellLoad(BaseModel):
-    """What a cell says of itself. `due`: tasks that could start now; `has_more`: there may be more than were counted.
-    `oldest_seconds`: how long the oldest of them has waited. `failed`: steps that failed for good within the last hour.
-    `tenants`: tenants with jobs. `moving`: tenants on their way to another cell. `version`: of the API; `versions`: of
-    the workers. `console`: the path of the console; null: the cell has none.
+    """The load of a cell, as the cell reports it. `due`: tasks that could start now. `has_more`: there may be more due
+    tasks than were counted. `oldest_seconds`: how long the oldest due task has waited. `failed`: steps that failed for
+    good within the last hour. `tenants`: tenants with jobs. `moving`: tenants on their way to another cell. `version`:
+    the version of the API. `versions`: the versions of the workers. `console`: the path of the console; null: the cell
+    has no console.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -63,8 +65,8 @@ class CellLoad(BaseModel):
 
 
 class CellHolding(BaseModel):
-    """Whether a cell has the job or the tenant. `moved_to`: the cell to which the tenant has moved; what the answering
-    cell has is then of the past.
+    """Whether a cell has the job or the tenant. `moved_to`: the cell to which the tenant has moved. The rows in the
+    answering cell are then out of date.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -76,14 +78,16 @@ class CellHolding(BaseModel):
 
 
 State: TypeAlias = Literal["ready", "not_ready", "silent"]
-#: Why a cell that answers did not say what it has to do: nobody gave a key for it; it refused the key; it answered
-#: something else; it calls itself by another name.
+#: Why a cell that answers has not reported its load: there is no key for it; it refused the key; its answer has another
+#: form; it has another name.
 Because: TypeAlias = Literal["no_key", "key_refused", "not_understood", "another_cell"]
 
 
 @dataclass(frozen=True, slots=True)
 class CellAnswer:
-    """`load`: None if the cell did not say; `because`: why. `seconds`: how long the question took."""
+    """What is known of a cell. `load`: None: the cell has not reported it. `because`: why not. `seconds`: how long the
+    cell took.
+    """
 
     cell: str
     address: str
@@ -95,7 +99,7 @@ class CellAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A job or a tenant in a cell. `tenant`: None if only the map was asked."""
+    """A job or a tenant in a cell. `tenant`: None: only the map was read."""
 
     cell: str
     address: str
@@ -105,8 +109,8 @@ class Found:
 
 
 class CellKeys:
-    """The keys by which this cell asks the others. A changed file is read again; one that holds no keys leaves the last
-    keys in force.
+    """The keys with which this cell asks the others. A changed file is read again. If it has no valid keys, the last
+    keys stay in force.
     """
 
     def __init__(self, secret: SecretStr) -> None:
@@ -116,6 +120,7 @@ class CellKeys:
         self._keys = parse_keys(self._text)
 
     def of(self, cell: str) -> str | None:
+        """The key for the cell, or None."""
         text = self._secret.get_secret_value()  # reads a changed file
         if text != self._text:
             self._text = text
@@ -157,23 +162,23 @@ async def asking() -> AsyncIterator[httpx2.AsyncClient]:
 async def ask(
     http: httpx2.AsyncClient, cell: str, address: str, key: str | None, seconds: float = LIMIT_SECONDS
 ) -> CellAnswer:
-    """Ask a cell whether it serves, and with a key also what it has to do. Raises nothing for a cell that is silent, or
-    that answers nonsense.
+    """Ask a cell whether it is ready and, with a key, what its load is. A cell that is silent or answers nonsense
+    raises no error.
     """
     began = monotonic()
-    serves, response = await asyncio.gather(
+    readiness, response = await asyncio.gather(
         _get(http, f"{address}/readyz", None, seconds),
-        _get(http, f"{address}{OWN_PATH}", key, seconds) if key is not None else _nothing(),
+        _get(http, f"{address}{OWN_PATH}", key, seconds) if key is not None else _no_response(),
     )
     load, because = _load_of(cell, response, has_key=key is not None)
-    if serves is None and response is None:
-        state: State = "silent"
-        because = None
-    else:
-        state = "ready" if serves is not None and serves[0] == HTTPStatus.OK else "not_ready"
-    return CellAnswer(cell, address, state, load, because, round(monotonic() - began, 3))
+    seconds = round(monotonic() - began, 3)
+    if readiness is None and response is None:
+        return CellAnswer(cell, address, "silent", load, None, seconds)
+    is_ready = readiness is not None and readiness[0] == HTTPStatus.OK
+    return CellAnswer(cell, address, "ready" if is_ready else "not_ready", load, because, seconds)
 
 
+#: Status and body, or None: no whole answer came in time.
 _Response: TypeAlias = tuple[int, bytes] | None
 
 
@@ -194,12 +199,12 @@ def _load_of(cell: str, response: _Response, *, has_key: bool) -> tuple[CellLoad
     return (load, None) if load.cell == cell else (None, "another_cell")
 
 
-async def _nothing() -> _Response:
+async def _no_response() -> _Response:
     return None
 
 
 async def _get(http: httpx2.AsyncClient, url: str, key: str | None, seconds: float) -> _Response:
-    """Status and body. None: no whole answer came in time, or it is longer than any that is understood."""
+    """GET the URL. The body of an answer that is too long is returned empty."""
     check_nothing_held("another cell")
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     try:
@@ -215,8 +220,8 @@ async def _get(http: httpx2.AsyncClient, url: str, key: str | None, seconds: flo
 
 
 class OtherCells:
-    """The other cells, as this API process asks them. Requests that come together, or within some seconds, share what a
-    cell answered. A cell that was silent last is asked again, but nobody waits for it.
+    """The other cells, as this API process asks them. Requests within `_SHARED_SECONDS` share one answer of a cell. A
+    cell that did not answer last time is asked again, but no request waits for it.
     """
 
     def __init__(self, cells: Cells, keys: CellKeys, http: httpx2.AsyncClient) -> None:
@@ -231,28 +236,28 @@ class OtherCells:
         return self._cells.map
 
     async def status(self) -> list[CellAnswer]:
-        """What each other cell of the map answers, by name. It waits at most LIMIT_SECONDS."""
+        """The answer of each other cell of the map, by name. Waits at most LIMIT_SECONDS."""
         others = [(cell, address) for cell, address in sorted(self.map.addresses.items()) if cell != self.own]
-        for gone in self._questions.keys() - set(others):
-            self._questions.pop(gone).task.cancel()
+        for removed in self._questions.keys() - set(others):
+            self._questions.pop(removed).task.cancel()
         for cell, address in others:
             question = self._questions.get((cell, address))
             if question is None or (question.task.done() and monotonic() >= question.until):
                 last = None if question is None else question.answer
                 self._questions[cell, address] = _Question(self._question(cell, address), last)
         current = [self._questions[other] for other in others]
-        waited_for = [question.task for question in current if question.last is None or question.last.state != "silent"]
-        if waited_for:
-            await asyncio.wait(waited_for)
+        tasks = [question.task for question in current if question.last is None or question.last.state != "silent"]
+        if tasks:
+            await asyncio.wait(tasks)
         return [answer for question in current if (answer := question.answer) is not None]
 
     def _question(self, cell: str, address: str) -> asyncio.Task[CellAnswer]:
         question = ask(self._http, cell, address, self._keys.of(cell))
-        return asyncio.create_task(question, context=Context())  # it may outlive the request that began it
+        return asyncio.create_task(question, context=Context())  # it may last longer than the request that began it
 
     async def find(self, *, job_id: UUID | None = None, tenant: str | None = None) -> tuple[list[Found], list[str]]:
-        """The other cells that have the job or the tenant, and the names of those that did not answer. The first cell
-        from which nothing has moved away ends the search.
+        """The other cells that have the job or the tenant, and the names of cells that did not answer. The search ends
+        at the first cell that has the job or the tenant and from which the tenant has not moved away.
         """
         query = urlencode({"job": str(job_id)} if job_id is not None else {"tenant": tenant or ""})
         others = {cell: address for cell, address in self.map.addresses.items() if cell != self.own}
@@ -260,11 +265,11 @@ class OtherCells:
             asyncio.create_task(self._find_in(cell, address, query), context=Context()): cell
             for cell, address in others.items()
         }
-        found: list[Found] = []
+        holders: list[Found] = []
         silent: list[str] = []
         waiting = set(questions)
         try:
-            while waiting and not any(one.moved_to is None for one in found):
+            while waiting and not any(holder.moved_to is None for holder in holders):
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     holding = task.result()
@@ -272,11 +277,11 @@ class OtherCells:
                         silent.append(questions[task])
                     elif holding.found:
                         cell = questions[task]
-                        found.append(Found(cell, others[cell], holding.tenant, holding.moved_to, holding.console))
+                        holders.append(Found(cell, others[cell], holding.tenant, holding.moved_to, holding.console))
         finally:
             for task in waiting:
                 task.cancel()
-        return sorted(found, key=lambda one: (one.moved_to is not None, one.cell)), sorted(silent)
+        return sorted(holders, key=lambda holder: (holder.moved_to is not None, holder.cell)), sorted(silent)
 
     async def _find_in(self, cell: str, address: str, query: str) -> CellHolding | None:
         key = self._keys.of(cell)
@@ -298,7 +303,9 @@ class OtherCells:
 
 
 class _Question:
-    """A question to one cell. `last`: the answer to the question before."""
+    """A question to one cell. `last`: the answer to the question before. `until`: all requests share this question
+    until then.
+    """
 
     def __init__(self, task: asyncio.Task[CellAnswer], last: CellAnswer | None) -> None:
         self.task = task
@@ -313,7 +320,9 @@ class _Question:
 
 @asynccontextmanager
 async def open_other_cells(settings: Settings, cells: Cells | None) -> AsyncIterator[OtherCells | None]:
-    """None: the installation is no cell. Raises BadSetting for keys that cannot be read."""
+    """The other cells, for the block. None: the installation is not a cell. Raises BadSetting for keys that cannot be
+    read.
+    """
     if cells is None:
         yield None
         return
@@ -330,5 +339,5 @@ async def open_other_cells(settings: Settings, cells: Cells | None) -> AsyncIter
 
 
 def answer_of_own(load: Mapping[str, Any], cell: str, version: str, console: str | None) -> CellLoad:
-    """What this cell says of itself. `load`: what `cell_reads.load` has read."""
+    """The load of this cell, as it answers the other cells. `load`: the row that `cell_reads.load` has read."""
     return CellLoad.model_validate({**load, "cell": cell, "version": version, "console": console})

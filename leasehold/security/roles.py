@@ -1,8 +1,8 @@
 """Roles: named sets of scopes for keys and people, each within a tenant.
 
-A key has a role if it has the scope `role:NAME`. The API replaces the role by its scopes each time it identifies the
-caller: so existing keys also get the scopes that a later release adds to the role. `fleet:operate` (acts on all
-tenants) and `external:work` (for external workers) belong to no role: give them in addition to a role.
+A key has a role if it has the scope `role:NAME`. Each time that the API identifies the caller, it replaces the role by
+the scopes of the role. So existing keys also get the scopes that a later release adds to the role. `fleet:operate`
+(acts on all tenants) and `external:work` (for external workers) belong to no role: give them in addition to a role.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ _ADMIN = _OPERATOR | {"jobs:delete", "templates:write", "keys:write", "people:wr
 def roles_of(kinds: Iterable[Kind]) -> Mapping[str, frozenset[str]]:
     """The scopes of each role: a viewer reads jobs of every kind, an operator and an admin also change them."""
     of_kinds = [kind.scopes for kind in kinds if kind.scopes is not None]
-    reads = frozenset(
-        scopes.read for scopes in of_kinds if scopes.read != scopes.write
-    )  # where one scope does both, a viewer does not get it
+    # If one scope of a kind allows both, a viewer does not get it.
+    reads = frozenset(scopes.read for scopes in of_kinds if scopes.read != scopes.write)
     writes = frozenset(scopes.write for scopes in of_kinds)
     return {"viewer": _VIEWER | reads, "operator": _OPERATOR | reads | writes, "admin": _ADMIN | reads | writes}
 
 
 def role_and_scopes(scopes: Iterable[str]) -> tuple[str | None, list[str]]:
-    """The strongest role among the scopes of a key or a person (None: no role that this release knows), and the scopes
-    beside the roles.
+    """The strongest role among the scopes of a key or a person, and the scopes that are not roles. Without a role that
+    this release knows, the first value is None.
     """
     ordered = sorted(scopes)
     roles = {scope.removeprefix(PREFIX) for scope in ordered if scope.startswith(PREFIX)}

@@ -74,7 +74,7 @@ class Sealing:
         return fernet
 
     def _current_keys(self) -> MultiFernet | None:
-        """The keys of the setting, which may come from a file: they are parsed again when its text has changed."""
+        """The keys of the setting. The setting may come from a file, so a changed text is parsed again."""
         text = self._setting.get_secret_value()
         if text == self._parsed_text:
             return self._fernet
@@ -84,7 +84,7 @@ class Sealing:
         except ValueError:
             if self._fernet is None:
                 raise
-            log.warning("the new LEASEHOLD_SEALING_KEYS are not used: one of them is no key")
+            log.warning("the new LEASEHOLD_SEALING_KEYS are not used: one of them is not a key")
         else:
             self._fernet = fernet
             self._signing = [key.encode() for key in keys]

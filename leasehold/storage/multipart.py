@@ -35,9 +35,9 @@ async def put_in_parts(
     metadata: Mapping[str, str],
     **precondition: Any,
 ) -> str | None:
-    """Upload a file and return the ETag. Any error, and cancellation, aborts the upload.
+    """Upload a file and return the ETag. Any error or cancellation aborts the upload.
 
-    `precondition`: `IfMatch` or `IfNoneMatch`; the store checks it when all parts are there.
+    `precondition`: `IfMatch` or `IfNoneMatch`; the store checks it after the last part has arrived.
     """
     created = await client.create_multipart_upload(
         Bucket=bucket, Key=key, ContentType=content_type, Metadata=dict(metadata)
@@ -62,7 +62,7 @@ async def put_in_parts(
     except BaseException:
         try:
             await asyncio.shield(client.abort_multipart_upload(**upload))  # type: ignore[arg-type]  # as above
-        except Exception as error:  # noqa: BLE001 - the upload's own error goes on; housekeeping aborts what is left
+        except Exception as error:  # noqa: BLE001 - the caller gets the upload's own error; housekeeping aborts the upload later
             log.warning("the upload was not aborted", key=key, error=type(error).__name__)
         raise
     return completed.get("ETag")

@@ -50,14 +50,14 @@ def _config(settings: Settings) -> AioConfig:
         read_timeout=30,
         retries={"mode": "standard", "total_max_attempts": 4},
         max_pool_connections=50,
-        # Not every S3 service knows the newer trailing checksums. The platform checks the sha256 that the rows hold.
+        # Some S3 services do not know the newer trailing checksums. The platform itself checks the sha256 in the rows.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
 
 
 class _Credentials(AioCredentials):
-    """The keys of the settings. They are read anew for each signature, because the files that hold them may change."""
+    """The keys of the settings. Each signature reads them again, because the files with the keys may change."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -91,12 +91,12 @@ def _session(settings: Settings) -> aioboto3.Session:
 
 
 def _verify_option(settings: Settings, endpoint: str | None) -> str | bool | None:
-    """The option `verify` of a client: the file of the certificate authorities, or None for botocore's own.
+    """The option `verify` of a client: the file of the certificate authorities; None: botocore's own file.
 
-    False without TLS: the client would need 30 ms to read authorities that it does not use.
+    Without TLS it is False, because the client would need 30 ms to read authorities that it does not use.
     """
-    plain = endpoint is not None and endpoint.startswith("http://")
-    return False if plain else settings.s3_ca_file
+    is_plain_http = endpoint is not None and endpoint.startswith("http://")
+    return False if is_plain_http else settings.s3_ca_file
 
 
 @asynccontextmanager
@@ -126,7 +126,7 @@ def request(operation: str, key: str) -> Iterator[None]:
         if outcome == "unavailable":
             STORE.record_error(translated, operation)
         raise translated from None
-    except StoreUnavailable as error:  # the caller of `request` found the answer cut
+    except StoreUnavailable as error:  # raised inside the block: the transfer was cut
         outcome = "unavailable"
         STORE.record_error(error, operation)
         raise
@@ -135,7 +135,7 @@ def request(operation: str, key: str) -> Iterator[None]:
         STORE.record_error(error, operation)
         raise StoreUnavailable(f"{key}: the object store did not answer ({type(error).__name__})") from None
     except BaseException:
-        outcome = "left"  # the caller left the block early: it was cancelled, or raised an error of its own
+        outcome = "left"  # the block was cancelled, or raised another error
         raise
     else:
         STORE.record_answer()
@@ -154,7 +154,7 @@ def suppress_refused_range() -> Iterator[None]:
 
 
 def with_lower_names(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The metadata of an object, with names in lower case: some stores answer with upper case."""
+    """The metadata of an object, with names in lower case. Some stores answer with names in upper case."""
     return {name.lower(): value for name, value in metadata.items()}
 
 
@@ -162,7 +162,7 @@ def _store_error_of(error: ClientError, key: str) -> StoreError:
     answer: Any = error.response
     code = str(answer.get("Error", {}).get("Code", ""))
     status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    if code == "NoSuchBucket":  # the installation's fault: it may be mended, so no job may fail for good because of it
+    if code == "NoSuchBucket":  # an operator can mend this, so no job may fail for good because of it
         return StoreUnavailable(f"{key}: the object store has no such bucket")
     if code in _MISSING_CODES or status == 404:  # noqa: PLR2004 - HTTP's own numbers, here and below
         return ObjectMissing(key)

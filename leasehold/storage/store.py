@@ -1,11 +1,12 @@
 """ObjectStore: reads and writes objects in any S3 service. It never holds a large object in memory as a whole.
 
-A put does not simply overwrite an existing object. If the object has the same bytes, another attempt stored them, and
-the put succeeds. If it has other bytes, a dead attempt left them, and the put replaces them only if the caller's
-`may_replace` agrees.
+If the key of a put has an object already, the put compares their bytes. Equal bytes: another attempt has stored them,
+and the put succeeds. Other bytes: a dead attempt has left them, and the put replaces them only if the caller's
+`may_replace` returns True.
 
-`probe` finds out whether the store honours `If-None-Match`. If it does not, each put first reads the object's head. Two
-attempts may then overwrite each other. That is harmless only because a step that runs again makes the same bytes.
+`probe` finds out whether the store honours `If-None-Match`. If the store does not, each put first reads the head of the
+object, and two attempts may overwrite each other. This is harmless only because a step that runs again makes the same
+bytes.
 """
 
 from __future__ import annotations
@@ -85,9 +86,9 @@ class ObjectStore:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._bucket = settings.s3_bucket
-        self._opened = AsyncExitStack()
+        self._clients = AsyncExitStack()  # closes the opened clients
         self._client: S3Client
-        self._signer: UrlSigner
+        self._signer: UrlSigner  # signs URLs for the endpoint that clients reach
         self.conditional = settings.s3_conditional_puts == "yes"
         self._conditional_puts_known = settings.s3_conditional_puts != "probe"
         self._probing = asyncio.Lock()
@@ -101,7 +102,7 @@ class ObjectStore:
         if self.is_absent:
             self._client, self._signer = cast("S3Client", _Absent()), cast("UrlSigner", _Absent())
             return
-        self._client = await self._opened.enter_async_context(open_client(settings, settings.s3_endpoint))
+        self._client = await self._clients.enter_async_context(open_client(settings, settings.s3_endpoint))
         if settings.s3_public_endpoint is None:
             self._signer = await UrlSigner.of_client(self._client, settings)
         else:
@@ -119,7 +120,7 @@ class ObjectStore:
             raise StoreAbsent(ABSENT)
 
     async def close(self) -> None:
-        await self._opened.aclose()
+        await self._clients.aclose()
 
     async def ensure_bucket(self) -> None:
         """Create the bucket if it does not exist."""
@@ -185,7 +186,7 @@ class ObjectStore:
         all_metadata = {**metadata, "sha256": sha256}
         put = self._put_in_parts if isinstance(source, Path) else self._put_once
         existing = None if self.conditional else await self.head(key)
-        for _ in range(4):  # each further try means that another writer was faster
+        for _ in range(4):  # a further try is needed each time that another writer was faster
             if existing is not None:
                 if await self._has_bytes(existing, sha256, size):
                     return existing
@@ -201,7 +202,9 @@ class ObjectStore:
         raise StoreUnavailable(f"{key}: other writers keep changing this object")
 
     def _unchanged_since(self, existing: Stored | None) -> dict[str, Any]:
-        """The precondition of a put: nobody has written the object since `existing` was read (None: it was missing)."""
+        """The precondition of a put: nobody has written the object since `existing` was read. None: there was no
+        object.
+        """
         if not self.conditional:
             return {}
         if existing is None:
@@ -253,7 +256,7 @@ class ObjectStore:
             return False
         if existing.sha256:
             return existing.sha256 == sha256
-        # The store did not keep the metadata: read the bytes.
+        # The store keeps no metadata: read the bytes.
         digest = hashlib.sha256()
         async with aclosing(self._pieces(existing.key)) as pieces:
             async for piece in pieces:
@@ -293,13 +296,13 @@ class ObjectStore:
                 head += piece
                 if len(head) >= count:  # a store without ranges sends the whole object
                     break
-        size = _whole_size_of(answers[0]) if answers else 0  # no answer: the store refuses a range of an empty object
+        size = _whole_size_of(answers[0]) if answers else 0  # a store refuses the range of an empty object: no answer
         return size, bytes(head[:count])
 
     async def fetch_file(
         self, key: str, path: Path, *, sha256: str | None = None, max_bytes: int | None = None
     ) -> Stored:
-        """Download to `path` in pieces. The result has the size and sha256 of the bytes that arrived.
+        """Download the object to `path` in pieces. Returns the size and the sha256 of the bytes that arrived.
 
         Raises ObjectMissing; ObjectCorrupt when the bytes do not have the digest `sha256`; ObjectTooLarge for more than
         `max_bytes`. After an error no partial file remains.
@@ -344,7 +347,7 @@ class ObjectStore:
         return data
 
     async def digest(self, key: str, *, max_bytes: int) -> Stored:
-        """Read all bytes of the object and return its real size and sha256. The bytes are not kept.
+        """Read all bytes of the object, and return their size and sha256 without the bytes.
 
         Raises ObjectMissing, and ObjectTooLarge for more than `max_bytes`.
         """
@@ -387,7 +390,7 @@ class ObjectStore:
                     if len(chunk) >= CHUNK or received >= expected:
                         yielded_at = clock()
                         yield bytes(chunk)
-                        deadline += clock() - yielded_at  # the caller's time does not count as the store's
+                        deadline += clock() - yielded_at  # the time that the caller took does not count
                         chunk.clear()
             if received < expected:
                 raise StoreUnavailable(f"{key}: the transfer was cut")
@@ -464,7 +467,7 @@ class ObjectStore:
 
 
 class _Absent:
-    """Takes the client's place when there is no store: every call raises StoreAbsent."""
+    """The client of an installation without a store: every call raises StoreAbsent."""
 
     def __getattr__(self, name: str) -> Any:
         raise StoreAbsent(ABSENT)
@@ -486,7 +489,7 @@ def _whole_size_of(answer: GetObjectOutputTypeDef) -> int:
 
 
 def _with_digest(path: Path) -> tuple[bytes | Path, str, int]:
-    """What to put (the bytes of a small file, the path of a large one), its sha256 and its size.
+    """The source of a put (the bytes of a small file, or the path of a large file), its sha256 and its size.
 
     A small file is read only once. So its bytes and its digest agree even if the file changes later.
     """

@@ -1,7 +1,7 @@
 """Uploads an object whose bytes come piece by piece and whose size is not known in advance.
 
-The API uses it to pass the body of a request on to the store. At most two parts are in memory: one is being sent while
-the next one is filled.
+The API uses it to pass the body of a request on to the store. At most two parts are in memory: while one is sent, the
+next one is filled.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ class Upload:
             await asyncio.shield(self._abort())
 
     async def write(self, piece: bytes) -> None:
+        """Add bytes. A full part is sent in the background."""
         self.size += len(piece)
         self._part += piece
         if len(self._part) >= PART_BYTES:
@@ -101,8 +102,8 @@ class Upload:
         try:
             await storing
         except (PutRefused, ObjectMissing):
-            # botocore repeats a request whose answer was an error or was lost. If the first request has stored the
-            # object, the store refuses the second: the object exists by then, or the multipart upload is over.
+            # botocore repeats a request if its answer was an error or was lost. If the first request has stored the
+            # object, the store refuses the second, because the object exists, or because the multipart upload is over.
             if not await self._is_stored():
                 raise
         self._finished = True
@@ -147,7 +148,7 @@ class Upload:
                 )
 
     async def _is_stored(self) -> bool:
-        """Whether this upload wrote the object at the key. False, too, if the store keeps no metadata."""
+        """Whether this upload wrote the object at the key. Also False if the store keeps no metadata."""
         try:
             with request("head", self.key):
                 async with self._timeout_for(0):

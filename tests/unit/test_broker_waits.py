@@ -148,7 +148,7 @@ def _loop_of(name: str, breaks: _Breaks, monkeypatch: pytest.MonkeyPatch) -> Cor
             unused: Any = None
             announcer = Announcer(unused, unused)
             monkeypatch.setattr(announcer, "publish", breaks)
-            announcer._gathered.set()
+            announcer._has_waiting.set()
             return announcer._run()
     return Periodic("test", breaks, every=60).run()
 
@@ -200,7 +200,7 @@ async def test_waits_grow_although_each_attempt_takes_long_and_begin_anew_after_
 
     async def attempt(seconds: float, *, opens: bool) -> None:
         if opens:
-            ladder.opened()
+            ladder.record_opened()
         now[0] += seconds
         await ladder.wait()
 

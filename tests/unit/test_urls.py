@@ -108,15 +108,15 @@ def _nodes(*hosts: str) -> Nodes:
 
 def test_a_round_tries_every_node_at_once_and_a_later_round_gives_each_more_time() -> None:
     nodes = _nodes("a", "b", "c")
-    tried, may_go_on, seconds = [], [], []
+    tried, is_untried, seconds = [], [], []
     for _ in range(15):
         tried.append(nodes.current.url)
         seconds.append(nodes.connect_seconds)
         nodes.advance()
-        may_go_on.append(nodes.may_go_on)
+        is_untried.append(nodes.is_current_untried)
     assert {*tried[:3]} == {"amqp://a/", "amqp://b/", "amqp://c/"}
     assert tried[:3] * 5 == tried
-    assert may_go_on == [True, True, False] * 5
+    assert is_untried == [True, True, False] * 5
     assert seconds == [limit for limit in (1.0, 2.0, 4.0, 8.0, CONNECT_SECONDS) for _ in range(3)]
 
 
@@ -124,10 +124,10 @@ def test_a_node_that_accepts_and_closes_is_left_after_a_pause() -> None:
     nodes = _nodes("a", "b")
     tried = []
     for _ in range(4):
-        nodes.accepted()
+        nodes.record_accepted()
         tried.append(nodes.current.url)
         nodes.advance()
-        assert not nodes.may_go_on
+        assert not nodes.is_current_untried
         assert nodes.connect_seconds == 1.0
     assert all(one != other for one, other in pairwise(tried))
 
@@ -136,7 +136,7 @@ def test_a_single_node_has_all_the_time() -> None:
     nodes = _nodes("a")
     assert nodes.connect_seconds == CONNECT_SECONDS
     nodes.advance()
-    assert not nodes.may_go_on
+    assert not nodes.is_current_untried
 
 
 def test_a_plus_in_a_parameter_of_postgresql_is_a_plus_as_for_libpq() -> None:

@@ -25,7 +25,7 @@ def ack(channel: int, tag: int, *, multiple: bool = False) -> bytes:
 
 class Acks:
     """Remembers the unacknowledged deliveries of a channel, so that no tag is acked twice: RabbitMQ closes a channel
-    that acks an unknown tag. No method waits for a lost channel; only `run` raises.
+    that acks an unknown tag. When the channel is lost, no method waits for it, and only `run` raises.
     """
 
     def __init__(self, channel: AbstractChannel) -> None:
@@ -37,9 +37,11 @@ class Acks:
         self._idle.set()
 
     def delivered(self, tag: int) -> None:
+        """Record a delivery that waits for its ACK."""
         self._outstanding[tag] = None
 
     def settle(self, tag: int) -> None:
+        """Let `run` send the ACK of the delivery. A tag that is not outstanding is ignored."""
         if tag in self._outstanding:
             del self._outstanding[tag]
             self._settled.append(tag)

@@ -1,7 +1,7 @@
 """RabbitMQ as the broker: one connection publishes, another consumes, and each reconnects by itself.
 
-RabbitMQ's memory or disk alarm blocks connections that publish. Consuming must go on, because it ends the alarm: so it
-has a connection of its own.
+The two are separate because RabbitMQ, during a memory or disk alarm, blocks connections that publish. Consuming must go
+on, because it ends the alarm.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from leasehold.settings import Settings
 
 
 class AmqpBroker:
+    """The Broker that publishes to RabbitMQ and consumes from it."""
+
     name = "amqp"
 
     def __init__(self, settings: Settings) -> None:

@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 RECONNECT_LADDER = tuple(timedelta(seconds=seconds) for seconds in (0.2, 0.5, 1, 2, 5))
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 3.0
-#: When a connection, channel or consumer has worked this long, the waits begin again with the shortest.
+#: After a connection, channel or consumer has worked for this long, the next wait is the shortest again.
 SETTLED_SECONDS = 5.0
 
 
@@ -45,11 +45,13 @@ async def guarded(seconds: float) -> AsyncIterator[None]:
     """Wait for the broker in the block. Raises TimeoutError after `seconds`, and BrokerUnavailable when the
     connection ends.
 
-    It corrects two faults of the client. When the connection dies, the client ends a wait with a bare CancelledError,
-    which no `except Exception` catches: `guarded` raises BrokerUnavailable instead. When this task is cancelled, the
-    client may lose the cancellation: `asyncio.wait_for` before Python 3.12 swallows one that comes with the broker's
-    answer, and one that comes while the connection breaks ends as an ordinary error. `guarded` raises CancelledError in
-    both cases. The cancellation may be that of `asyncio.timeout`, which then raises TimeoutError.
+    It corrects two faults of the client:
+    - When the connection dies, the client ends a wait with a bare CancelledError, which no `except Exception` catches.
+      `guarded` raises BrokerUnavailable instead.
+    - When this task is cancelled, the client may lose the cancellation. `asyncio.wait_for` before Python 3.12 swallows
+      a cancellation that comes with the broker's answer. A cancellation that comes while the connection breaks ends as
+      an ordinary error. `guarded` raises CancelledError in both cases. `asyncio.timeout` cancels, too, and then turns
+      CancelledError into TimeoutError.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -82,15 +84,15 @@ def _reason(connection: AbstractConnection) -> str:
 
 class Ladder:
     """The growing waits between the attempts of one loop. The waits become short again only after an attempt has opened
-    something (`opened`) that then worked for SETTLED_SECONDS.
+    its connection, channel or consumer, and this has worked for SETTLED_SECONDS.
     """
 
     def __init__(self) -> None:
         self._failures = 0
         self._opened_at: float | None = None
 
-    def opened(self) -> None:
-        """Record that the attempt has opened what it tries to open: its connection, channel or consumer."""
+    def record_opened(self) -> None:
+        """Record that the attempt has opened its connection, channel or consumer."""
         self._opened_at = time.monotonic()
 
     async def wait(self) -> None:
@@ -108,7 +110,7 @@ class Nodes:
 
     def __init__(self, settings: Settings) -> None:
         self._setting = settings.amqp_url
-        self._read = ""
+        self._setting_text = ""  # as it was when it was last read
         self._order: list[BrokerUrl] = []
         self._read_nodes()
         self._host_seconds = settings.amqp_host_timeout
@@ -121,15 +123,16 @@ class Nodes:
 
     @property
     def connect_seconds(self) -> float:
-        """The time in which the current node must accept a connection. With a single node there is no other to try, so
-        it gets all of CONNECT_SECONDS.
+        """The time in which the current node must accept a connection. A single node gets all of CONNECT_SECONDS,
+        because there is no other to try.
         """
         if len(self._order) == 1:
             return CONNECT_SECONDS
         rounds = min(self._failed // len(self._order), 10)
         return min(CONNECT_SECONDS, self._host_seconds * float(2**rounds))
 
-    def accepted(self) -> None:
+    def record_accepted(self) -> None:
+        """Record that the current node has accepted a connection."""
         self._failed = 0
         self._has_accepted = True
 
@@ -141,18 +144,18 @@ class Nodes:
         self._has_accepted = False
 
     @property
-    def may_go_on(self) -> bool:
-        """Whether to try the current node at once: others failed in this round, and it was not tried yet."""
+    def is_current_untried(self) -> bool:
+        """Whether to try the current node without a wait: in this round only other nodes were tried."""
         return self._failed % len(self._order) != 0
 
     def _read_nodes(self) -> None:
-        """Read the setting again: its file may have another password or other nodes by now. If it has no valid URL,
-        keep the last nodes. Raises BadSetting if there are none.
+        """Read the setting again: its file may have another password or other nodes by now. If the new text is not a
+        valid URL, keep the nodes of the last text. Raises BadSetting if there is no earlier text.
         """
         text = self._setting.get_secret_value()
-        if text == self._read:
+        if text == self._setting_text:
             return
-        self._read = text
+        self._setting_text = text
         try:
             nodes = broker_urls(text)
         except BadSetting:
@@ -166,8 +169,8 @@ class Nodes:
 class Link:
     """Connects, runs `serve` with the connection, and starts over when the connection or `serve` ends.
 
-    When the connection is lost, the link cancels `serve`. `role`: a part of the connection's name at RabbitMQ, and the
-    part that notices an outage in the log.
+    When the connection is lost, the link cancels `serve`. `role`: names the link in the connection's name at RabbitMQ,
+    and in the log when RabbitMQ is away.
     """
 
     def __init__(
@@ -182,7 +185,7 @@ class Link:
         self._silence = settings.amqp_silence_seconds
         self._serve = serve
         self._loop: asyncio.Task[None] | None = None
-        self._drop = asyncio.Event()
+        self._drop_requested = asyncio.Event()
         self.connection: AbstractConnection | None = None
         self.connects = 0
 
@@ -198,7 +201,7 @@ class Link:
 
     def drop(self) -> None:
         """Replace this connection by a new one."""
-        self._drop.set()
+        self._drop_requested.set()
 
     async def _run(self) -> None:
         ladder = Ladder()
@@ -210,7 +213,7 @@ class Link:
                 check_not_cancelled()
                 BROKER.record_error(error, self._role, detail=str(error))
             self._nodes.advance()
-            if not self._nodes.may_go_on:
+            if not self._nodes.is_current_untried:
                 await ladder.wait()
 
     async def _connect_and_serve(self, ladder: Ladder) -> None:
@@ -225,25 +228,26 @@ class Link:
         try:
             async with guarded(self._nodes.connect_seconds):
                 await connection.connect()
-            self._nodes.accepted()
-            ladder.opened()
+            self._nodes.record_accepted()
+            ladder.record_opened()
             self.connection = connection
             self.connects += 1
             BROKER.record_answer()
             await self._serve_until_lost(connection, wire)
         finally:
             self.connection = None
-            # Close politely, for at most CLOSE_SECONDS; cancelling the close drops the socket.
+            # Close with AMQP's handshake, for at most CLOSE_SECONDS. After that the close is cancelled, which drops the
+            # socket.
             with suppress(Exception):
                 async with guarded(CLOSE_SECONDS):
                     await connection.close()
 
     async def _serve_until_lost(self, connection: AbstractConnection, wire: Wire) -> None:
-        self._drop.clear()
+        self._drop_requested.clear()
         tasks = {
             asyncio.ensure_future(self._serve(connection, wire)),
             asyncio.create_task(until_closed(connection)),
-            asyncio.create_task(self._drop.wait()),
+            asyncio.create_task(self._drop_requested.wait()),
             asyncio.create_task(watch(connection, wire, self._silence)),
         }
         try:

@@ -24,7 +24,7 @@ from leasehold.settings import Settings
 
 #: The part of the prefetch that each band gets. When every band has enough hints, workers run them in this proportion:
 #: `low` is slow under a flood of `high`, but never starves. No band can use another band's share. If all tasks of a
-#: worker are in one band, only that band's share fills the slots: so ask for about three times the number of slots.
+#: worker are in one band, only that band's share fills the slots. So a prefetch is about three times the slots.
 SHARES = (0.6, 0.3, 0.1)
 #: How long `close` waits for the last ACKs to leave.
 DRAIN_SECONDS = 3.0
@@ -32,20 +32,22 @@ DRAIN_SECONDS = 3.0
 log = structlog.get_logger(__name__)
 
 
-def split(prefetch: int) -> tuple[int, ...]:
-    """Each band's part of `prefetch`, rounded, and at least 1: so a prefetch of 1 becomes 3 in all."""
+def shares_of_bands(prefetch: int) -> tuple[int, ...]:
+    """Each band's part of `prefetch`, rounded, and at least 1. So a prefetch of 1 becomes 3 in all."""
     return tuple(max(1, round(prefetch * share)) for share in SHARES)
 
 
 class Consumer:
+    """One connection to RabbitMQ with a subscription for each queue and band."""
+
     def __init__(self, settings: Settings, topology: Topology) -> None:
         self._topology = topology
         self._subscriptions: list[Subscription] = []
         self._on_delivery: Callable[[Delivery], None] | None = None
         self._on_wake: Callable[[str], None] | None = None
         self.link = Link(settings, "consume", self._serve)
-        #: Starts further subscriptions on the open connection; None without a connection.
-        self._begin: Callable[[Sequence[Subscription]], None] | None = None
+        #: Starts subscriptions on the open connection; None while there is no connection.
+        self._start_serving: Callable[[Sequence[Subscription]], None] | None = None
         self.last_delivery_at: float | None = None
         self.garbage: Counter[str] = Counter()
 
@@ -66,16 +68,16 @@ class Consumer:
         self.link.start()
 
     def consume_also(self, prefetch: Mapping[str, int]) -> None:
-        added = self._new_subscriptions(prefetch)
-        self._subscriptions += added
-        if self._begin is not None:
-            self._begin(added)
+        new_subscriptions = self._new_subscriptions(prefetch)
+        self._subscriptions += new_subscriptions
+        if self._start_serving is not None:
+            self._start_serving(new_subscriptions)
 
     def _new_subscriptions(self, prefetch: Mapping[str, int]) -> list[Subscription]:
         return [
             Subscription(self._topology, queue, band, share)
             for queue, total in prefetch.items()
-            for band, share in enumerate(split(total))
+            for band, share in enumerate(shares_of_bands(total))
         ]
 
     async def stop(self) -> None:
@@ -93,17 +95,17 @@ class Consumer:
     async def _serve(self, connection: AbstractConnection, wire: Wire) -> None:
         async with asyncio.TaskGroup() as group:
 
-            def begin(subscriptions: Sequence[Subscription]) -> None:
+            def start_serving(subscriptions: Sequence[Subscription]) -> None:
                 for subscription in subscriptions:
                     serving = subscription.serve(connection, wire, self._receive, self._resumed)
                     group.create_task(serving, name=subscription.name)
 
-            self._begin = begin
+            self._start_serving = start_serving
             try:
-                begin(self._subscriptions)
+                start_serving(self._subscriptions)
                 await asyncio.Event().wait()  # after a stop the connection stays open, for the ACKs
             finally:
-                self._begin = None
+                self._start_serving = None
 
     def _resumed(self, subscription: Subscription) -> None:
         """Hints may have been lost with the queue or the broker's disk, so the worker polls the queue."""
@@ -118,13 +120,13 @@ class Consumer:
             hint = decode(message.body, message.headers)
             if self._on_delivery is not None:
                 self._on_delivery(Delivery(hint, partial(_ack, acks, tag), message.redelivered))
-        # A message that cannot be handled now never can. Ack it: else RabbitMQ would redeliver it for ever.
+        # Ack a message that cannot be handled: no later try would help, and RabbitMQ would redeliver it for ever.
         except Exception as error:  # noqa: BLE001
             acks.settle(tag)
             self._drop(subscription, error, len(message.body))
 
     def _drop(self, subscription: Subscription, error: Exception, size: int) -> None:
-        """Count each dropped message; log the first of each kind: a flood of garbage must not flood the log."""
+        """Count each dropped message. Log only the first of each kind: a flood of garbage must not flood the log."""
         kind = error.kind if isinstance(error, Garbage) else "handler_error"
         self.garbage[kind] += 1
         if self.garbage[kind] == 1:

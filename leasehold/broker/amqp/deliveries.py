@@ -1,7 +1,7 @@
 """Decodes the deliveries of one channel from its frames as they arrive.
 
-It is used instead of the AMQP client's own decoding. For each delivery the client makes objects of three frames, passes
-each through two queues, and starts a task: that was two fifths of the CPU of a busy worker.
+The consumer uses this module instead of the AMQP client's own decoding. For each delivery, the client makes objects of
+three frames, passes each through two queues, and starts a task: that was two fifths of the CPU of a busy worker.
 
 Source of the layout: AMQP 0-9-1, sections 2.3.5.2 (content) and 1.8.3.13 (basic.deliver).
 """
@@ -34,8 +34,8 @@ class Message:
 
 
 class Deliveries:
-    """Reads the deliveries among a channel's frames. It calls `receive` with each, in the event loop; `receive` must
-    not raise.
+    """Reads the deliveries among a channel's frames. Calls `receive` with each message, in the event loop; `receive`
+    must not raise.
     """
 
     def __init__(self, receive: Callable[[Message], None]) -> None:
@@ -72,17 +72,17 @@ class Deliveries:
 
 
 def _headers(properties: bytes, flags: int) -> Mapping[str, Any]:
-    """The headers among the encoded properties; at most two short strings stand before them.
+    """The headers among the encoded properties. At most two short strings come before the headers.
 
-    Anybody who can write to the queue may write headers that cannot be decoded, or tables that are nested too deep
-    for the decoder. The message then has no headers.
+    Anybody who can write to the queue may write headers that cannot be decoded, or tables that are nested too deep for
+    the decoder. Then no headers are returned.
     """
-    at = 0
+    offset = 0
     try:
         for flag in (_CONTENT_TYPE, _CONTENT_ENCODING):
             if flags & flag:
-                at += 1 + properties[at]
-        _, headers = decode.field_table(properties[at:])
+                offset += 1 + properties[offset]
+        _, headers = decode.field_table(properties[offset:])
     except (ValueError, IndexError, struct.error, RecursionError):
         return {}
     return headers

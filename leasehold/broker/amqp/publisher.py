@@ -68,6 +68,8 @@ class _Message:
 
 
 class Publisher:
+    """One connection to RabbitMQ with one channel that publishes."""
+
     def __init__(self, settings: Settings, topology: Topology) -> None:
         self._timeout = settings.amqp_publish_timeout
         self._topology = topology
@@ -93,22 +95,24 @@ class Publisher:
             return [False] * len(hints)
         names = [self._topology.name_of(hint.queue, hint.band) for hint in hints]
         try:
-            # During an alarm the broker reads nothing from publishers: sending would only pile up copies.
+            # Wait for the end of an alarm. Meanwhile RabbitMQ reads nothing from publishers, and messages would pile
+            # up.
             async with guarded(self._timeout):
                 await session.connection.ready()
-        except Exception:  # noqa: BLE001 - of any kind: no hint is confirmed
+        except Exception:  # noqa: BLE001 - any error means that no hint is confirmed
             return [False] * len(hints)
         await self._declare_missing(session, set(names) - session.declared)
-        sendable: dict[int, _Message] = {}
-        for place, (name, hint) in enumerate(zip(names, hints, strict=True)):
+        messages: dict[int, _Message] = {}  # by the index of the hint; a hint that cannot be sent has none
+        for index, (name, hint) in enumerate(zip(names, hints, strict=True)):
             if name in session.declared and (message := session.encode(name, hint)) is not None:
-                sendable[place] = message
-        confirmed = await self._send(session, list(sendable.values()))
-        confirmed_places = {place for place, ok in zip(sendable, confirmed, strict=True) if ok}
-        return [place in confirmed_places for place in range(len(hints))]
+                messages[index] = message
+        confirmed = dict(zip(messages, await self._send(session, list(messages.values())), strict=True))
+        return [confirmed.get(index, False) for index in range(len(hints))]
 
     async def _send(self, session: _Session, messages: Sequence[_Message]) -> list[bool]:
-        """For each message, whether it is confirmed when all are settled or the timeout has passed."""
+        """Send the messages, and wait until all are settled or the timeout has passed. Returns for each whether it is
+        confirmed.
+        """
         if not messages:
             return []
         try:
@@ -133,7 +137,7 @@ class Publisher:
     async def _declare(self, session: _Session, name: str) -> None:
         try:
             await self._topology.declare(session.connection, name)
-        except Exception as error:  # noqa: BLE001 - this name's hints stay unsent; the others go on
+        except Exception as error:  # noqa: BLE001 - only the hints of this queue stay unsent
             log.warning("queue cannot be declared", queue=name, reason=type(error).__name__, detail=str(error))
         else:
             session.declared.add(name)
@@ -143,7 +147,7 @@ class Publisher:
         while True:
             async with guarded(RPC_SECONDS):
                 channel: AbstractChannel = await connection.channel(publisher_confirms=True)
-            ladder.opened()
+            ladder.record_opened()
             confirms = Confirms(self._on_return)
             self._session = _Session(connection, channel, wire, confirms)
             wire.sieve.attach(channel.number, confirms)

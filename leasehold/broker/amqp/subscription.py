@@ -26,8 +26,8 @@ log = structlog.get_logger(__name__)
 
 class Subscription:
     """Declares the queue, consumes it, and starts again when its channel closes or RabbitMQ cancels the consumer.
-    RabbitMQ does that when the queue was deleted, when its `consumer_timeout` has passed, or when the queue has no
-    leader.
+    RabbitMQ cancels a consumer when the queue was deleted, when its `consumer_timeout` has passed, or when the queue
+    has no leader.
     """
 
     def __init__(self, topology: Topology, queue: str, band: int, prefetch: int) -> None:
@@ -38,7 +38,7 @@ class Subscription:
         self._acks: Acks | None = None
         self._stopped = False
         self._has_consumed = False
-        self._reported: str | None = None
+        self._last_reason: str | None = None  # why the last attempt failed; None: it did not
         self.queue = queue
         self.name = topology.name_of(queue, band)
 
@@ -109,36 +109,36 @@ class Subscription:
                 await channel.basic_qos(prefetch_count=self._prefetch)
                 consumer = await channel.basic_consume(self.name, _never)
             self._consumer_tag = consumer.consumer_tag
-            ladder.opened()
+            ladder.record_opened()
             if self._stopped:
                 await self.stop()
-            self._reported = None
+            self._last_reason = None
             if self._has_consumed:
                 on_resumed(self)
             self._has_consumed = True
             await asyncio.wait({channel.closing, until_cancelled, sender}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._consumer_tag = self._channel = self._acks = None
-            await self._leave(channel, sender, until_cancelled)
+            await self._close(channel, sender, until_cancelled)
             wire.sieve.detach(channel.number, deliveries)
 
-    async def _leave(self, channel: AbstractChannel, *tasks: asyncio.Task[object]) -> None:
+    async def _close(self, channel: AbstractChannel, *tasks: asyncio.Task[object]) -> None:
         await cancel_and_wait(*tasks)
         with suppress(Exception):
             async with guarded(CLOSE_SECONDS):
                 await channel.close()
 
     def _report(self, error: Exception | None) -> None:
-        """Log each new error once, not once an attempt: a queue may be out of order for hours."""
+        """Log an error only if it differs from the last: a queue may be out of order for hours."""
         reason = f"{type(error).__name__}: {error}" if error else "consumer cancelled, or channel closed"
-        if self._stopped or reason == self._reported:
+        if self._stopped or reason == self._last_reason:
             return
-        self._reported = reason
+        self._last_reason = reason
         log.warning("the queue is not consumed; trying again until it is", queue=self.name, reason=reason)
 
 
 async def _never(_message: DeliveredMessage) -> None:
-    """The client's callback. It is never called: `Deliveries` handles deliveries before the client sees them."""
+    """The client's callback. It is never called: `Deliveries` handles each delivery before the client sees it."""
     raise AssertionError("a delivery reached the client")
 
 

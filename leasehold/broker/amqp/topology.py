@@ -1,7 +1,8 @@
 """The queues on RabbitMQ: one durable queue for each queue and band, and one for hints that RabbitMQ gives up on.
 
-Publishers use the default exchange with the queue's name: there is nothing to bind, and `mandatory` returns a message
-whose queue is missing. RabbitMQ 3.10 to 4.x accept all arguments used here; correctness depends on none of them.
+Publishers use the default exchange with the queue's name. So there is nothing to bind, and RabbitMQ returns a
+`mandatory` message whose queue is missing. RabbitMQ 3.10 to 4.x accept all arguments used here; correctness depends on
+none of them.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from aiormq.exceptions import ChannelPreconditionFailed
 from leasehold.broker.amqp.connection import guarded
 from leasehold.broker.base import BANDS
 
-#: A second safeguard, because PostgreSQL counts the attempts. RabbitMQ sets a hint aside after this many deliveries.
+#: RabbitMQ sets a hint aside after this many deliveries. This is only a second safeguard: PostgreSQL counts the
+#: attempts.
 DELIVERY_LIMIT = 20
-#: The most hints that RabbitMQ keeps aside, for a person to read. No task needs them, because polls find the tasks.
+#: The most hints that RabbitMQ sets aside, for a person to read. No task needs them, because polls find the tasks.
 PARKED_MAX = 10_000
 #: A declare of a quorum queue without a leader hangs for a minute: give up sooner, and try again.
 RPC_SECONDS = 10.0
@@ -26,6 +28,8 @@ log = structlog.get_logger(__name__)
 
 
 class Topology:
+    """Names and declares the queues on RabbitMQ."""
+
     def __init__(self, prefix: str, queue_type: Literal["classic", "quorum"]) -> None:
         self.prefix = prefix
         self.queue_type = queue_type
@@ -36,14 +40,14 @@ class Topology:
         return f"{self.prefix}.parked"
 
     def name_of(self, queue: str, band: int) -> str:
-        """Name one band of one queue on the broker."""
+        """The name of a band of a queue on the broker."""
         return f"{self.prefix}.{queue}.{BANDS[band]}"
 
     async def declare(self, connection: AbstractConnection, name: str) -> None:
         """Make sure that the queue `name` and the queue of hints that were set aside exist.
 
-        Each declare has a channel of its own, because a refusal closes the channel. Raises the broker's error, except a
-        conflict of arguments: this is logged, and the existing queue is used.
+        Each declare has a channel of its own, because a refusal closes the channel. Raises the broker's error.
+        Exception: if the queue exists with other arguments, the conflict is logged, and the existing queue is used.
         """
         await self._declare(connection, self.set_aside, self._set_aside_arguments())
         await self._declare(connection, name, self._arguments())

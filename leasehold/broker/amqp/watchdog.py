@@ -1,7 +1,7 @@
 """Notices a RabbitMQ node that is frozen or cut off: its connection stays open, and no byte arrives.
 
-AMQP's heartbeats notice it too, but only after three times LEASEHOLD_AMQP_HEARTBEAT. While nothing comes, the watchdog
-sends a request. Any byte counts as an answer.
+AMQP's heartbeats notice such a node, too, but only after three times LEASEHOLD_AMQP_HEARTBEAT. While no byte arrives,
+the watchdog sends a request. Any byte counts as an answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CHECKS, _REQUESTS = 4, 2
 
 async def watch(connection: AbstractConnection, wire: Wire, seconds: float) -> None:
     """End the connection and raise BrokerUnavailable when RabbitMQ has sent nothing for `seconds`, although it got a
-    request; at most half of that time later. Never returns.
+    request. This happens at most half of `seconds` later. Never returns.
     """
     clock = asyncio.get_running_loop().time
     request: asyncio.Task[None] | None = None
@@ -34,10 +34,10 @@ async def watch(connection: AbstractConnection, wire: Wire, seconds: float) -> N
             if wire.silence < seconds / _REQUESTS:
                 continue
             if request is not None and request.done() and not request.cancelled():
-                request.exception()  # mark it as read, or asyncio logs it: others report the end of the connection
+                request.exception()  # read it, or asyncio logs it. The link reports the end of the connection
             if request is None or request.done():
                 request, requested_at = asyncio.create_task(probe.send()), clock()
-            # Count from the request, too: this process may have been stopped, so that all its connections look silent.
+            # The request must be old enough, too: if this process was stopped, all its connections look silent.
             elif wire.silence >= seconds and clock() - requested_at >= seconds / _REQUESTS:
                 silence = wire.silence
                 wire.abort()  # otherwise each close of a channel would wait for an answer of the node

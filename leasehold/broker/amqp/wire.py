@@ -1,8 +1,8 @@
 """Splits the bytes of one connection into AMQP frames, between the socket and the AMQP client.
 
-A consumer or publisher registers a handler for its channel. The handler gets the channel's frames from the bytes as
-they arrive, before the AMQP client sees them; all other frames go on to the client unchanged. Outgoing frames can be
-written many at once, where the client would write each by itself.
+A consumer or publisher registers a handler for its channel. The handler gets the channel's frames as they arrive,
+before the AMQP client sees them. All other frames go on to the client unchanged. A publisher can write many frames at
+once; the client would write each by itself.
 
 Source of the layout: AMQP 0-9-1, sections 2.3.5 (frames) and 2.3.5.2 (content).
 """
@@ -23,14 +23,14 @@ from leasehold.domain.errors import BrokerUnavailable
 _FRAME = struct.Struct(">BHI")  # type, channel, size of the payload; after the payload comes an end byte
 _END = 0xCE
 _HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
-#: The client takes a connection without frames for dead, and a broker that delivers sends no heartbeats. So while the
-#: handlers get all frames, the client gets a made-up heartbeat this often (seconds).
+#: While the handlers get all frames, the client gets an invented heartbeat each time that so many seconds have passed.
+#: The client would think that a connection without frames is dead, and a broker that delivers sends no heartbeats.
 _ALIVE_SECONDS = 1.0
 #: No broker agrees to larger frames: a peer that sends one does not speak AMQP.
 _MAX_BYTES = 16 * 1024 * 1024
 
 METHOD, HEADER, BODY = 1, 2, 3
-#: The begin of a content header: class, weight, size of the body, flags of the properties.
+#: The beginning of a content header: class, weight, size of the body, flags of the properties.
 CONTENT = struct.Struct(">HHQH")
 
 #: Handles a frame of a kind (METHOD, HEADER, BODY) with its payload. False: the frame is for the client. Called in the
@@ -51,11 +51,11 @@ class Sieve:
         self._is_amqp = True
 
     def attach(self, channel: int, handler: FrameHandler) -> None:
-        """From now on `handler` gets the frames of the channel."""
+        """Let `handler` get the frames of the channel."""
         self._handlers[channel] = handler
 
     def detach(self, channel: int, handler: FrameHandler) -> None:
-        """The handler gets no more frames. If the channel's number already has another handler, nothing changes."""
+        """Stop giving frames to `handler`. If the channel's number already has another handler, nothing changes."""
         if self._handlers.get(channel) is handler:
             del self._handlers[channel]
 
@@ -147,7 +147,7 @@ class _Reader(asyncio.StreamReader):
         return self._clock() - self._last_byte_at
 
     def restart_clocks(self) -> None:
-        """The connection is open now: count from here, not from the begin of TCP and TLS."""
+        """The connection is open now: count from here, not from the start of TCP and TLS."""
         self._client_fed_at = self._last_byte_at = self._clock()
 
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:

@@ -56,8 +56,8 @@ def drop_index(name: str) -> None:
 def end_transaction() -> None:
     """Commit the statements before this call, which must be safe to repeat (`if_not_exists`).
 
-    Call it between two statements that lock two tables against writers. Under load, nearly always some
-    transaction has locked one of the tables. So a revision that needs both at once would seldom get them.
+    Call it between two statements that lock two tables against writers. Under load, nearly always some transaction has
+    locked one of the tables. So a revision that needs both at once would seldom get them.
     """
     with op.get_context().autocommit_block():
         """The block commits when it begins, and begins a transaction when it ends."""
