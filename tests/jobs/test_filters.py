@@ -196,7 +196,7 @@ async def test_a_text_in_very_many_names_walks_over_all_jobs(
     maker: Maker, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = str(await maker.make("run"))
-    monkeypatch.setattr(job_lists, "_MAX_NAMED", 0)
+    monkeypatch.setattr(job_lists, "_MAX_PIPELINES_WITH_TEXT", 0)
     assert await search(client, "outside") == ([made], 1)
 
 
@@ -234,7 +234,7 @@ def test_every_statement_names_the_tenant_wherever_it_finds_jobs() -> None:
         for wanted in filters()
         for before in (None, new_id())
         for plain in [Listing(scope, wanted, before)]
-        for listing in (plain, plain.with_names(["report", "media"]))
+        for listing in (plain, plain.narrowed_to_pipelines(["report", "media"]))
         for statement in (listing.page(50), listing.count(), listing.estimate())
     ]
     assert len(statements) > 900
@@ -253,7 +253,7 @@ async def test_postgresql_takes_every_statement(rows: Connection) -> None:
     for scope in scopes:
         for wanted in filters():
             plain = Listing(scope, wanted, new_id())
-            named = [plain.with_names(["report", "media"])] if plain.searchable_text is not None else []
+            named = [plain.narrowed_to_pipelines(["report", "media"])] if plain.searchable_text is not None else []
             for listing in (plain, *named):
                 for statement in (listing.page(50), listing.count(), listing.estimate()):
                     await rows.prepare(statement.text)
