@@ -1,12 +1,12 @@
-"""Lends connections to a standby of PostgreSQL, and computes how old the reads from it are at most.
+"""Lends connections to a standby of PostgreSQL, and computes how old reads from the standby can be at most.
 
 A standby replays the log of the primary. Every second the process notes the length of the primary's log and the time.
 When the standby has replayed that length, its reads have everything that was committed before the note. So a read is at
 most as old as the newest note that the standby has reached. This bound needs only the clock of the process. It also
 holds while the primary is idle, and while replication stands still.
 
-Nothing is ever written here: PostgreSQL refuses writes on a standby, and this module refuses a server that is no
-standby.
+Nobody can write through these connections: PostgreSQL refuses writes on a standby, and this module refuses a server
+that is no standby.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ SELECT CASE WHEN NOT pg_is_in_recovery() THEN (pg_current_wal_lsn() - '0/0')::bi
 FROM pg_control_system()
 """
 
-# How much of the log the standby has replayed; NULL: this server is no standby. The newest timeline that it is known to
-# have reached: by its receiver, which only some roles may see, or by its last restart point.
+# How much of the log the standby has replayed; NULL: this server is no standby. Also the newest timeline that the
+# standby is known to have reached. Its receiver knows the timeline, but only some roles may see the receiver; its last
+# restart point knows it, too.
 _STANDBY_PLACE = """
 -- replica_standby_place
 SELECT CASE WHEN pg_is_in_recovery() THEN (pg_last_wal_replay_lsn() - '0/0')::bigint END AS place, system_identifier,
@@ -70,7 +71,7 @@ FROM pg_control_system()
 
 
 class _Place(NamedTuple):
-    """What one of the statements above answers."""
+    """How far a server is in the log: the answer to one of the statements above."""
 
     place: int | None
     system_identifier: int
@@ -78,7 +79,7 @@ class _Place(NamedTuple):
 
     @property
     def history(self) -> tuple[int, int | None]:
-        """Servers with the same one write and replay the same log: after a promotion the old primary's is another."""
+        """Servers with the same history write or replay the same log. A promotion begins another history."""
         return self.system_identifier, self.timeline
 
 
@@ -100,10 +101,10 @@ class Replica:
     def __init__(self, settings: Settings, pool: Pool, primary: Pool) -> None:
         self._pool, self._primary = pool, primary
         self._max_lag = settings.database_replica_max_lag
-        self._seconds = settings.database_host_timeout
+        self._host_timeout = settings.database_host_timeout
         self._notes: deque[tuple[float, int]] = deque()  # (monotonic time, length of the primary's log in bytes)
         self._history: tuple[int, int | None] | None = None  # the primary's
-        self._as_of = monotonic()
+        self._as_of = monotonic()  # the standby had every commit before this instant when it was last checked
         self._problem = "it was not read yet"
 
     @property
@@ -123,11 +124,11 @@ class Replica:
     async def note(self) -> None:
         """Compare the standby with the primary. A duty calls this every NOTE_SECONDS.
 
-        A standby that does not answer is no outage of the database. Raises one of TRY_AGAIN for the primary.
+        Raises one of TRY_AGAIN if the primary does not answer. A standby that does not answer is only recorded.
         """
-        standby = None
+        standby, problem = None, ""
         try:
-            async with asyncio.timeout(2 * self._seconds):  # to connect, and to answer
+            async with asyncio.timeout(2 * self._host_timeout):  # to connect, and to answer
                 standby = await self._place_of(self._pool, _STANDBY_PLACE)
         except TRY_AGAIN as error:
             problem = f"it does not answer: {type(error).__name__}"
@@ -138,13 +139,13 @@ class Replica:
             self._remember(noted_at, primary.place)
         if standby is not None:
             try:
-                self._as_of, problem = self._instant_of(standby, primary.place), ""
+                self._as_of = self._instant_of(standby, primary.place)
             except ReplicaUnusable as error:
                 problem = str(error)
         self._record(problem)
 
     async def check(self, connection: Connection) -> float:
-        """An instant, by monotonic(): the connection reads every commit before it. Raises ReplicaUnusable, or one of
+        """The instant, by monotonic(), up to which the connection reads every commit. Raises ReplicaUnusable, or one of
         TRY_AGAIN.
         """
         return self._instant_of(await _ask(connection, _STANDBY_PLACE))
@@ -155,22 +156,22 @@ class Replica:
 
     @asynccontextmanager
     async def caught_up(self, primary: Connection) -> AsyncIterator[Connection]:
-        """Lend a connection to the standby, after the standby has caught up with what `primary` has now. The exporter
-        uses it: it reads seldom, so it keeps no notes. Raises ReplicaUnusable, or one of TRY_AGAIN, within
-        `database_host_timeout`.
+        """Wait until the standby has replayed what `primary` has now, and lend a connection to the standby. The
+        exporter uses this instead of notes, because it reads seldom. Raises ReplicaUnusable, or one of TRY_AGAIN,
+        within `database_host_timeout`.
         """
-        wanted = await _ask(primary, _PRIMARY_PLACE)
-        async with self._pool.acquire(timeout=self._seconds) as connection:
+        target = await _ask(primary, _PRIMARY_PLACE)
+        async with self._pool.acquire(timeout=self._host_timeout) as connection:
             try:
-                async with asyncio.timeout(self._seconds):
-                    while not await self._has(connection, wanted):  # noqa: ASYNC110 - the event is on another machine
+                async with asyncio.timeout(self._host_timeout):
+                    while not await self._has_replayed(connection, target):  # noqa: ASYNC110 - the event is on another machine
                         await asyncio.sleep(_POLL_SECONDS)
                 yield connection
             except BaseException:
                 connection.terminate()  # the pool would wait for a silent server when it takes the connection back
                 raise
 
-    async def _has(self, connection: Connection, primary: _Place) -> bool:
+    async def _has_replayed(self, connection: Connection, primary: _Place) -> bool:
         standby = await _ask(connection, _STANDBY_PLACE)
         if standby.place is None or primary.place is None or standby.history != primary.history:
             raise ReplicaUnusable("it is no standby of this primary")
@@ -179,7 +180,7 @@ class Replica:
     async def _place_of(self, pool: Pool, statement: str) -> _Place:
         async with pool.acquire() as connection:
             try:
-                return await _ask(connection, statement, self._seconds)
+                return await _ask(connection, statement, self._host_timeout)
             except BaseException:
                 connection.terminate()  # as in `caught_up`
                 raise
@@ -192,8 +193,8 @@ class Replica:
             self._notes.popleft()
 
     def _instant_of(self, standby: _Place, length: int | None = None) -> float:
-        """The instant up to which a standby has every commit. `length`: how long the primary's log was after the
-        standby had answered; None: not known. Raises ReplicaUnusable.
+        """The instant up to which the standby has every commit. `length`: the length of the primary's log, read after
+        `standby`; None: not known. Raises ReplicaUnusable.
         """
         place = standby.place
         if place is None:
@@ -223,8 +224,8 @@ async def _ask(connection: Connection, statement: str, timeout: float | None = N
 
 @asynccontextmanager
 async def open_replica(settings: Settings, name: str, size: int, primary: Pool) -> AsyncIterator[Replica | None]:
-    """The standby for the block, with a pool of `size` connections; None: the settings name none. Opening makes no
-    connection.
+    """Lend the standby to the block, with a pool of at most `size` connections. None: the settings name no standby.
+    Opening makes no connection.
     """
     if not settings.database_replica_url.get_secret_value():
         yield None
