@@ -1,11 +1,11 @@
-# Sourced by the other scripts: makes .venv from uv.lock, on a machine that may have nothing but Python 3.11.
+# Sourced by the other scripts: makes .venv from uv.lock. The machine needs only Python 3.11 or newer.
 #
 #   . scripts/env.sh
 #   make_environment          # everything, for tests and development
 #   make_environment run      # only what the demo, `leasehold dev` and scripts/services need
 #   exec "$venv/bin/python" ...
 #
-# Nothing outside the checkout changes but the user's cache ($XDG_CACHE_HOME/leasehold, with uv in it, and uv's own).
+# Outside the checkout only two caches change: $XDG_CACHE_HOME/leasehold, which gets uv, and the cache of uv itself.
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="$root/.venv"
@@ -17,7 +17,7 @@ fail() {
     exit 1
 }
 
-# The first Python >= 3.11: $UV_PYTHON, then what is on the PATH.
+# Prints the first Python >= 3.11: $UV_PYTHON, else one on the PATH.
 find_python() {
     local candidate
     for candidate in "${UV_PYTHON:-}" python3.11 python3 python3.12 python3.13 python3.14 python; do
@@ -31,7 +31,8 @@ On Debian 12 and newer or Ubuntu 24.04 and newer: apt-get install python3
 Elsewhere install it from https://www.python.org/ or set UV_PYTHON to it."
 }
 
-# uv from the PATH, else from the cache, else into the cache: by pip where there is one, else by the standard library.
+# Prints the path of uv: on the PATH, else in the cache. If neither has uv, downloads it into the cache, by pip, or without
+# pip by the standard library.
 find_uv() {
     local python="$1" cache uv version scratch
     if command -v uv; then
@@ -60,20 +61,20 @@ pip_install_uv() {
         --target "$2/pip" -r "$root/scripts/uv.txt" && mv "$2/pip/bin/uv" "$2/uv"
 }
 
-# What .venv was made of; equal stamps mean that there is nothing to do.
+# Prints the stamp of an environment: its profile and a digest of the files that define it. Equal stamps: nothing to do.
 stamp_of() {
     printf '%s %s\n' "$1" "$(cat "$root/uv.lock" "$root/pyproject.toml" | sha256sum | cut -d' ' -f1)"
 }
 
 make_environment() {
-    local profile="${1:-all}" made="" python uv
-    local -a wanted=(--all-extras)
-    [ ! -f "$venv/leasehold-stamp" ] || made="$(cat "$venv/leasehold-stamp")"
-    case "$made" in "all "*) profile=all ;; esac # a developer's environment stays one
-    [ ! -x "$venv/bin/pytest" ] || profile=all     # also one that was made by hand
-    [ "$profile" = all ] || wanted=(--no-dev --extra media --extra heic --extra embedded --group chaos)
+    local profile="${1:-all}" present_stamp="" python uv
+    local -a options=(--all-extras)
+    [ ! -f "$venv/leasehold-stamp" ] || present_stamp="$(cat "$venv/leasehold-stamp")"
+    case "$present_stamp" in "all "*) profile=all ;; esac # a developer's environment keeps everything
+    [ ! -x "$venv/bin/pytest" ] || profile=all     # also a developer's environment that was made by hand
+    [ "$profile" = all ] || options=(--no-dev --extra media --extra heic --extra embedded --group chaos)
     if [ -x "$venv/bin/python" ]; then
-        case "$made" in "$(stamp_of "$profile")" | "$(stamp_of all)") return ;; esac
+        case "$present_stamp" in "$(stamp_of "$profile")" | "$(stamp_of all)") return ;; esac
     fi
     python="$(find_python)"
     uv="$(find_uv "$python")"
@@ -82,11 +83,11 @@ make_environment() {
     (
         unset VIRTUAL_ENV
         export UV_PROJECT_ENVIRONMENT="$venv" UV_PYTHON_DOWNLOADS=never
-        # With bytecode: a child process must not write any, and where nobody may each process would compile all it loads.
-        "$uv" sync --quiet --frozen --compile-bytecode --project "$root" --python "$python" "${wanted[@]}"
+        # With bytecode, because child processes must not write any: without it each would compile all that it loads.
+        "$uv" sync --quiet --frozen --compile-bytecode --project "$root" --python "$python" "${options[@]}"
     )
-    # The wheel of canaille has its own `tests` in it: child processes, which have the checkout last on their path, would
-    # find that in place of ours.
+    # The wheel of canaille installs a package `tests`. Child processes have the checkout last on their path, and would
+    # import that package instead of the checkout's.
     rm -rf "$venv"/lib/python*/site-packages/tests
     stamp_of "$profile" >"$venv/leasehold-stamp"
 }

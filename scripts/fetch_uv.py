@@ -1,8 +1,9 @@
-"""Downloads the uv of scripts/uv.txt with nothing but the standard library, for a Python without pip.
+"""Downloads the uv of scripts/uv.txt with only the standard library, for a Python without pip. Called by
+scripts/env.sh.
 
     fetch_uv.py REQUIREMENTS TARGET
 
-The index is $PIP_INDEX_URL or PyPI; what is downloaded must have one of the requirement's sha256 sums.
+The package index is $PIP_INDEX_URL, or PyPI. The downloaded wheel must have one of the sha256 sums in REQUIREMENTS.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TIMEOUT_SECONDS = 60
 
 
 class Links(HTMLParser):
-    """The links of an index page, by the sha256 sums they promise."""
+    """Reads an index page. `by_sum`: the sha256 sum that a link has in its fragment -> the link's URL."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -31,12 +32,13 @@ class Links(HTMLParser):
         self.by_sum: dict[str, str] = {}
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        url, promise = urldefrag(dict(attrs).get("href") or "")
-        if tag == "a" and promise.startswith("sha256="):
-            self.by_sum[promise.removeprefix("sha256=")] = urljoin(self.page, url)
+        url, fragment = urldefrag(dict(attrs).get("href") or "")
+        if tag == "a" and fragment.startswith("sha256="):
+            self.by_sum[fragment.removeprefix("sha256=")] = urljoin(self.page, url)
 
 
 def runs_here(file_name: str) -> bool:
+    """Whether the wheel with this name is for this machine."""
     tags = file_name.removesuffix(".whl").split("-")[-1]
     if platform.machine() not in tags and not (sys.platform == "darwin" and tags.endswith(platform.machine())):
         return False
@@ -52,17 +54,17 @@ def download(url: str) -> bytes:
 
 def main() -> None:
     requirements, target = Path(sys.argv[1]), Path(sys.argv[2])
-    wanted = re.findall(r"sha256:([0-9a-f]{64})", requirements.read_text())
+    allowed_sums = re.findall(r"sha256:([0-9a-f]{64})", requirements.read_text())
     page = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/") + "/uv/"
     links = Links(page)
     links.feed(download(page).decode())
-    for promised in wanted:
-        url = links.by_sum.get(promised)
+    for allowed_sum in allowed_sums:
+        url = links.by_sum.get(allowed_sum)
         if url is None or not runs_here(url.rpartition("/")[2]):
             continue
         wheel = download(url)
-        if hashlib.sha256(wheel).hexdigest() != promised:
-            sys.exit("what was downloaded as uv has another sha256 sum than scripts/uv.txt says")
+        if hashlib.sha256(wheel).hexdigest() != allowed_sum:
+            sys.exit("the downloaded wheel of uv has a sha256 sum that scripts/uv.txt does not have")
         with zipfile.ZipFile(BytesIO(wheel)) as archive:
             program = next(name for name in archive.namelist() if name.endswith(".data/scripts/uv"))
             target.write_bytes(archive.read(program))

@@ -1,8 +1,8 @@
 """Measures the time from an empty folder to the first finished run, by the commands of the README.
 
-It installs the wheel, writes the README's shop.py, starts `leasehold dev` and submits a run. With `--uv`, uv installs
-the wheel, else pip. With `--cold`, the caches of the installer and of Leasehold are empty. The goals: 120 s cold, 15 s
-warm.
+It installs the wheel, writes the README's shop.py, starts `leasehold dev` and submits a run. uv installs the wheel with
+`--uv`; otherwise pip does. With `--cold`, the caches of the installer and of Leasehold are empty. The goals: 120 s
+cold, 15 s warm.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from typing import NamedTuple
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 PATIENCE = 300.0
-#: Seconds, by whether the caches are empty.
+#: Whether the caches are empty -> the goal in seconds.
 GOALS = {True: 120.0, False: 15.0}
-#: The environment variables that a reader's shell has. No setting of Leasehold is among them.
+#: The environment variables that the commands get, as from a reader's shell. No setting of Leasehold is among them.
 VARIABLES_OF_A_SHELL = re.compile(r"PATH|HOME|LANG|PIP_.*|UV_.*|SSL_CERT_FILE|https?_proxy", re.IGNORECASE)
 
 
 class Instructions(NamedTuple):
-    """The part "Run your own function" of the README. `code`: of shop.py. `extras`: of the package, such as
-    "[embedded]". `submission`: the Python program that submits a run. `output`: what the README says that this program
-    prints.
+    """The part "Run your own function" of the README. `code`: the text of shop.py. `extras`: those of the package, such
+    as "[embedded]". `submission`: the Python program that submits a run. `output`: the output of this program.
     """
 
     code: str
@@ -76,7 +75,7 @@ def main() -> int:
 
 
 class Reader:
-    """A reader of the README at the keyboard. `folder`: where the commands run. `seconds`: what each command took."""
+    """Runs the commands of a reader of the README. `folder`: their folder. `seconds`: the time of each command."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self.folder = folder
@@ -118,8 +117,8 @@ class Reader:
 
 
 def measure(wheel: Path, scratch: Path, uv: Path | None, *, cold: bool) -> dict[str, float]:
-    """The seconds of each command that the reader types. `uv`: the program; None: pip installs. Raises SystemExit if a
-    command fails or prints something else than the README says.
+    """The seconds of each command. `uv`: the path of uv; None: pip installs the wheel. Raises SystemExit if a command
+    fails, or if its output is not the README's.
     """
     readme = instructions()
     home = scratch / "venv"
@@ -130,7 +129,7 @@ def measure(wheel: Path, scratch: Path, uv: Path | None, *, cold: bool) -> dict[
     with reader.leasehold_dev(home):
         output = reader.run("first run", str(home / "bin/python"), "-c", readme.submission)
     if output.strip() != readme.output:
-        raise SystemExit(f"the README prints {readme.output!r}, and the run gave {output!r}")
+        raise SystemExit(f"the README says that the program prints {readme.output!r}, and it printed {output!r}")
     return reader.seconds
 
 
@@ -154,7 +153,7 @@ def _install(reader: Reader, home: Path, wheel: Path, extras: str, uv: Path | No
 
 
 def until_it_serves(dev: subprocess.Popen[str], folder: Path) -> None:
-    """Return when `leasehold dev` has written the file that programs of the folder read."""
+    """Wait until `leasehold dev` has written the file from which programs of the folder read its address."""
     deadline = time.monotonic() + PATIENCE
     while not (folder / ".leasehold/dev.env").exists():
         if dev.poll() is not None or time.monotonic() > deadline:

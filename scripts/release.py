@@ -1,4 +1,4 @@
-"""Checks that everything names one version, then builds the release and tries it. Run by scripts/release.
+"""Checks that all files and the tag name one version, then builds the release and tries it. Run by scripts/release.
 
 The same commit gives the same bytes: all times are the commit's, and the build tools are pinned by pyproject.toml and
 scripts/uv.txt.
@@ -21,35 +21,39 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-#: In every installation, whatever its extras; each is run in a folder that has nothing in it.
+#: Programs of every installation, with or without extras. Each is run in an empty folder.
 TRIALS = (
     ["leasehold", "--help"],
     ["leasehold", "settings"],
     ["python", "-I", "-c", "import leasehold; [getattr(leasehold, name) for name in leasehold.__all__]"],
 )
-#: What SBOM and trial are made of.
+#: Options of `uv export` for the SBOM and for the trial of the wheel.
 LOCKED = ["--quiet", "--frozen", "--no-dev", "--all-extras", "--project", str(ROOT)]
 
 
 class NotReady(Exception):
-    """The release is not built; the message says what to do."""
+    """The release cannot be built. The message says what to do."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/release", description=__doc__)
     parser.add_argument("--uv", required=True, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the results; older ones in it go")
-    parser.add_argument("--rehearse", action="store_true", help="build what is there: no tag, nothing committed")
-    asked = parser.parse_args()
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "dist", help="the folder of the results; older results in it are deleted"
+    )
+    parser.add_argument(
+        "--rehearse", action="store_true", help="build the files as they are: no tag and no commit are needed"
+    )
+    options = parser.parse_args()
     try:
-        version = agreed_version(rehearse=asked.rehearse)
-        release(asked.uv, version, asked.out.resolve())
+        version = agreed_version(rehearse=options.rehearse)
+        release(options.uv, version, options.out.resolve())
     except NotReady as error:
         sys.exit(f"scripts/release: {error}")
 
 
 def agreed_version(*, rehearse: bool) -> str:
-    """The version that pyproject.toml, uv.lock, CHANGELOG.md and the commit's tag name. Raises NotReady."""
+    """The version that pyproject.toml, uv.lock, CHANGELOG.md and the tag name. Raises NotReady if they differ."""
     version: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     (locked,) = (
         package["version"]
@@ -70,17 +74,17 @@ def agreed_version(*, rehearse: bool) -> str:
 
 
 def check_changelog(text: str, version: str) -> None:
-    """`## Unreleased` is empty, and the next heading is `## VERSION - DATE`. Raises NotReady."""
-    whole = r"^## Unreleased\n(.*?)^## (\S+) - (\d{4}-\d\d-\d\d)\n(.*?)(?=^## |\Z)"
-    found = re.search(whole, text, re.MULTILINE | re.DOTALL)
-    if found is None or found[2] != version:
+    """Check that `## Unreleased` is empty, and that the next heading is `## VERSION - DATE`. Raises NotReady if not."""
+    headings = r"^## Unreleased\n(.*?)^## (\S+) - (\d{4}-\d\d-\d\d)\n(.*?)(?=^## |\Z)"
+    match = re.search(headings, text, re.MULTILINE | re.DOTALL)
+    if match is None or match[2] != version:
         raise NotReady(f"CHANGELOG.md needs `## {version} - YYYY-MM-DD` below an empty `## Unreleased`")
-    if found[1].strip():
+    if match[1].strip():
         raise NotReady(
             f"CHANGELOG.md has lines under `## Unreleased`: they belong to {version}, or are not committed yet"
         )
-    if not found[4].strip():
-        raise NotReady(f"CHANGELOG.md says nothing of {version}")
+    if not match[4].strip():
+        raise NotReady(f"CHANGELOG.md has no lines under `## {version}`")
 
 
 def release(uv: str, version: str, out: Path) -> None:
@@ -101,7 +105,9 @@ def release(uv: str, version: str, out: Path) -> None:
 
 
 def try_wheel(uv: str, wheel: Path, version: str) -> None:
-    """Install it alone, with what it asks for at the versions of uv.lock, and start its programs. Raises NotReady."""
+    """Install the wheel and its requirements, at the versions of uv.lock, and start its programs. Raises NotReady if
+    that fails.
+    """
     with tempfile.TemporaryDirectory(prefix="leasehold-release-") as folder:
         home, empty = Path(folder, "environment"), Path(folder, "empty")
         empty.mkdir()
@@ -112,13 +118,13 @@ def try_wheel(uv: str, wheel: Path, version: str) -> None:
         run([*install, "--constraints", constraints, str(wheel)])
         for program, *arguments in TRIALS:
             run([str(home / "bin" / program), *arguments], cwd=empty)
-        said = "from importlib.metadata import version; print(version('leasehold'))"
-        if (installed := run([str(home / "bin/python"), "-I", "-c", said], cwd=empty)) != version:
+        print_version = "from importlib.metadata import version; print(version('leasehold'))"
+        if (installed := run([str(home / "bin/python"), "-I", "-c", print_version], cwd=empty)) != version:
             raise NotReady(f"the wheel installs version {installed}, not {version}")
 
 
 def bill_of_materials(uv: str, files: list[Path], epoch: int) -> dict[str, Any]:
-    """CycloneDX 1.5: what uv.lock has for the plain install and all extras, and the sums of what was built."""
+    """The SBOM (CycloneDX 1.5): the packages of uv.lock with all extras, and the sums of `files`."""
     form = ["--format", "cyclonedx1.5", "--preview-features", "sbom-export"]
     bill: dict[str, Any] = json.loads(run([uv, "export", *LOCKED, *form]))
     component = bill["metadata"]["component"]
@@ -142,7 +148,7 @@ def git(*arguments: str) -> str:
 
 
 def run(command: list[str], *, cwd: Path = ROOT, env: dict[str, str] | None = None) -> str:
-    """What it prints. Raises NotReady with what it complains of."""
+    """The output of the command. Raises NotReady with the output if the command fails."""
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=cwd, env=env)
     if done.returncode != 0:
         raise NotReady(f"{' '.join(command[:3])} ... failed:\n{done.stdout}{done.stderr}")

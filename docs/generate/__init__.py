@@ -1,4 +1,4 @@
-"""The pages of docs/reference, written from the code itself: `scripts/reference`.
+"""Writes the pages of docs/reference from the code: `scripts/reference`.
 
-One module a page; each has `page() -> str`. Nothing here is installed, and no server is started.
+Each page has a module with `page() -> str`. The wheel does not have this package, and it starts no server.
 """

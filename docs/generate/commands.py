@@ -1,4 +1,4 @@
-"""The command line: every command with its arguments and options, from the declarations of leasehold/cli."""
+"""The page of the command line: every command with its arguments and options, as leasehold/cli declares them."""
 
 from __future__ import annotations
 

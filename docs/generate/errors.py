@@ -1,4 +1,4 @@
-"""The errors: the tree of exceptions, the codes of problems, and the codes that a job or a run ends with."""
+"""The page of errors: the codes of problems, the codes with which a job or a run fails, and the tree of exceptions."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ program of yours needs.
 """
 _STATUSES = {kind.__name__: status for kind, status in STATUS_OF.items()}
 _STATUSES["_unavailable"] = HTTPStatus.SERVICE_UNAVAILABLE
-_OF_STEPS = {
+_STEP_ERRORS = {
     kind.__name__: kind.retryable
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, errors.StepError)
 }
 #: The errors of a step's outbound requests -> whether another try may succeed.
-_OF_STEPS |= {
+_STEP_ERRORS |= {
     "Rejected": False,
     "UnusableFile": False,
     "EgressRefused": False,
@@ -53,30 +53,32 @@ _OF_STEPS |= {
     "TryLater": True,
 }
 #: Files whose errors only the command line shows.
-_OF_THE_COMMAND_LINE = ("leasehold/cli/", "leasehold/db/roles.py", "leasehold/security/credentials.py")
+_COMMAND_LINE_FILES = ("leasehold/cli/", "leasehold/db/roles.py", "leasehold/security/credentials.py")
 _CODE = re.compile(r"`([a-z][a-z0-9_]+)`")
 
 
 def page() -> str:
     tree = (errors.__doc__ or "").partition("\n\n")[2].strip()
-    return "\n\n".join([_INTRODUCTION, _PROBLEMS, _of_problems(), _STEPS, _of_steps(), _TREE, f"```text\n{tree}\n```"])
+    return "\n\n".join(
+        [_INTRODUCTION, _PROBLEMS, _problems_table(), _STEPS, _steps_table(), _TREE, f"```text\n{tree}\n```"]
+    )
 
 
-def _of_problems() -> str:
+def _problems_table() -> str:
     sentences: dict[str, list[str]] = defaultdict(list)
     statuses: dict[str, set[int]] = defaultdict(set)
     for error in raised():
         status: int | None = _STATUSES.get(error.kind) or HTTPStatus.__members__.get(error.kind)
-        if status is not None and not error.file.startswith(_OF_THE_COMMAND_LINE):
+        if status is not None and not error.file.startswith(_COMMAND_LINE_FILES):
             statuses[error.code].add(int(status))
             sentences[error.code].append(error.sentence)
     contract = document(make_app(Settings(_env_file=None)))
     fields = {name for schema in contract["components"]["schemas"].values() for name in schema.get("properties", ())}
-    for name, answered in _documented(contract):
+    for name, status_code in _documented(contract):
         if name in statuses or name not in fields:
-            statuses[name].add(answered)
+            statuses[name].add(status_code)
     rows = [
-        (code(name), ", ".join(str(status) for status in sorted(statuses[name])), _only(sentences[name]))
+        (code(name), ", ".join(str(status) for status in sorted(statuses[name])), _common_sentence(sentences[name]))
         for name in sorted(statuses)
     ]
     return table(["code", "status", "sentence"], rows)
@@ -93,16 +95,18 @@ def _documented(contract: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
                     yield from ((name, int(status)) for name in _CODE.findall(answer["description"]))
 
 
-def _of_steps() -> str:
+def _steps_table() -> str:
     def by_code(error: Raised) -> str:
         return error.code
 
-    of_steps = sorted((error for error in raised() if error.kind in _OF_STEPS), key=by_code)
+    step_errors = sorted((error for error in raised() if error.kind in _STEP_ERRORS), key=by_code)
     rows = []
-    for name, group in groupby(of_steps, by_code):
+    for name, group in groupby(step_errors, by_code):
         errors_with_code = list(group)
-        retryable = {_OF_STEPS[error.kind] for error in errors_with_code}
-        rows.append((code(name), _tried_again(retryable), _only(error.sentence for error in errors_with_code)))
+        retryable = {_STEP_ERRORS[error.kind] for error in errors_with_code}
+        rows.append(
+            (code(name), _tried_again(retryable), _common_sentence(error.sentence for error in errors_with_code))
+        )
     return table(["code", "tried again", "sentence"], rows)
 
 
@@ -110,7 +114,7 @@ def _tried_again(retryable: set[bool]) -> str:
     return {frozenset({True}): "yes", frozenset({False}): "no"}.get(frozenset(retryable), "it depends")
 
 
-def _only(sentences: Iterable[str]) -> str:
-    """The sentence of a code that always has the same one; "" for several."""
+def _common_sentence(sentences: Iterable[str]) -> str:
+    """The sentence, if all are the same; "" if they differ."""
     different = {sentence for sentence in sentences if sentence}
     return different.pop() if len(different) == 1 else ""

@@ -1,4 +1,4 @@
-"""The HTTP API: every operation of the OpenAPI document, with the scope that its route needs."""
+"""The page of the HTTP API: every operation of the OpenAPI document, with the scope that its route requires."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ with every request. Every answer has an `X-Request-Id`.
 An error is an RFC 9457 problem with a stable `code`: [all codes](errors.md). The statuses in the next table are left
 out below, where an operation answers them with these codes.
 """
-#: If at least this share of the operations answers a status with the same codes, the page lists them once.
+#: The page lists an answer only once if at least this share of the operations gives it.
 _COMMON_SHARE = 0.8
 
 
@@ -79,8 +79,8 @@ def _operations(contract: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[st
 
 
 def _common(operations: list[tuple[str, str, dict[str, Any]]]) -> set[tuple[str, str]]:
-    """The answers (status, description) that the page lists once, for all operations. They are those that nearly all
-    operations give, and those about the request's body that many give.
+    """The answers (status, description) that the page lists once, for all operations: those that nearly all operations
+    give, and those about the request's body that at least a quarter of them give.
     """
     answers = [
         (status, answer["description"])

@@ -1,4 +1,4 @@
-"""Every metric: those that a process counts itself, and those that the elected exporter reads from the database."""
+"""The page of metrics: those that each process counts, and those that the elected exporter reads from the database."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ the elected process, two processes serve the same metrics.
 
 
 def page() -> str:
-    own = sorted({*_counted(), *_of_the_broker()})
-    return "\n\n".join([_INTRODUCTION, _OWN, _table(own), _ELECTED, _table(sorted(_of_the_database()))])
+    own = sorted({*_process_metrics(), *_broker_metrics()})
+    return "\n\n".join([_INTRODUCTION, _OWN, _table(own), _ELECTED, _table(sorted(_database_metrics()))])
 
 
 def _table(metrics: list[Described]) -> str:
@@ -46,8 +46,8 @@ def _table(metrics: list[Described]) -> str:
     return table(["metric", "kind", "labels", "meaning"], rows)
 
 
-def _counted() -> list[Described]:
-    """Load every module that makes a metric, so that each one has described itself."""
+def _process_metrics() -> list[Described]:
+    """Import every module that declares a metric. Returns the descriptions, which the declarations have recorded."""
     for folder in ("leasehold", "api", "worker"):
         for path in sorted((_ROOT / folder).rglob("*.py")):
             if path.name != "__main__.py" and "telemetry.meters import" in path.read_text():
@@ -57,7 +57,7 @@ def _counted() -> list[Described]:
 
 
 class _Row(dict[str, Any]):
-    """A row that has every column, so that every metric can be made from it. The page shows no value."""
+    """A row that has every column, so that every metric can be made from it. The page shows no values."""
 
     def __missing__(self, key: str) -> int:
         return 0
@@ -80,16 +80,16 @@ class _Broker:
         return {"connected": True, "connects": {}}
 
 
-def _of_the_database() -> Iterator[Described]:
-    of_kinds = questions_of(kinds_of(Pipelines.from_source(Settings(_env_file=None).pipelines)))
-    yield from map(_described, families(_Rows(), of_kinds))
+def _database_metrics() -> Iterator[Described]:
+    kind_questions = questions_of(kinds_of(Pipelines.from_source(Settings(_env_file=None).pipelines)))
+    yield from map(_describe, families(_Rows(), kind_questions))
 
 
-def _of_the_broker() -> Iterator[Described]:
-    yield from map(_described, BrokerMetrics(_Broker()).collect())  # type: ignore[arg-type]  # two members of a Broker are enough
+def _broker_metrics() -> Iterator[Described]:
+    yield from map(_describe, BrokerMetrics(_Broker()).collect())  # type: ignore[arg-type]  # two members of a Broker are enough
 
 
-def _described(family: Metric) -> Described:
+def _describe(family: Metric) -> Described:
     labels: tuple[str, ...] = tuple(getattr(family, "_labelnames", ()))  # the library has no public name for them
     suffix = "_total" if family.type == "counter" else ""
     return Described(f"{family.name}{suffix}", family.type, labels, family.documentation)

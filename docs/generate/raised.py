@@ -1,4 +1,4 @@
-"""Finds the errors that have a stable code, by reading the syntax tree of each module."""
+"""Finds the errors that have a stable code, in the syntax tree of each module."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _PROBLEM = "Problem"
 
 
 class Raised(NamedTuple):
-    """One place that raises an error. `kind`: the name of the class; for a Problem, that of its status in HTTPStatus.
-    `sentence`: the message for a person, in which `{name}` stands for a value.
+    """One place that raises an error. `kind`: the name of the class; for a Problem, the name of its status in
+    HTTPStatus. `sentence`: the message for a person, with `{name}` for a value.
     """
 
     kind: str
@@ -31,17 +31,17 @@ def raised() -> tuple[Raised, ...]:
         error
         for folder in ("api", "leasehold", "worker")
         for path in sorted((_ROOT / folder).rglob("*.py"))
-        for error in _of_file(path)
+        for error in _errors_of_file(path)
     )
 
 
-def _of_file(path: Path) -> Iterator[Raised]:
+def _errors_of_file(path: Path) -> Iterator[Raised]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            yield from _of_call(node.func.id, node, str(path.relative_to(_ROOT)))
+            yield from _errors_of_call(node.func.id, node, str(path.relative_to(_ROOT)))
 
 
-def _of_call(kind: str, call: ast.Call, file: str) -> Iterator[Raised]:
+def _errors_of_call(kind: str, call: ast.Call, file: str) -> Iterator[Raised]:
     texts = [_text(argument) for argument in call.args]
     named = {keyword.arg: _text(keyword.value) for keyword in call.keywords}
     if kind == _PROBLEM and len(call.args) > 1 and isinstance(call.args[0], ast.Attribute):
@@ -64,7 +64,7 @@ def _text(node: ast.expr) -> str:
 
 
 def _name(node: ast.expr) -> str:
-    """A name for the value of an expression: the name of the variable or attribute. For a call, that of its last
+    """A name for the value of an expression: the name of the variable or attribute. For a call, the name of its last
     argument.
     """
     if isinstance(node, ast.Attribute):

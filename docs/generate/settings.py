@@ -1,4 +1,4 @@
-"""Every setting, in the groups of leasehold/settings.py."""
+"""The page of settings: every setting, in the groups of leasehold/settings.py."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table without the columns that are empty in every row."""
     lines = [[_cell(value) for value in row] for row in rows]
-    kept = [at for at in range(len(columns)) if any(row[at] for row in lines)]
-    head = [columns[at] for at in kept]
-    body = [[row[at] for at in kept] for row in lines]
+    filled = [number for number in range(len(columns)) if any(row[number] for row in lines)]
+    head = [columns[number] for number in filled]
+    body = [[row[number] for number in filled] for row in lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *body])
 
 
@@ -24,5 +24,5 @@ def codes(texts: Iterable[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    """The text in one line, with its bars escaped: a bar would end the cell, also inside code."""
+    """The text in one line, with escaped bars: a bar would end the cell, even inside code."""
     return " ".join(text.split()).replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""The part of the OpenAPI document that the TypeScript client uses. The client's types are generated from it."""
+"""The part of the OpenAPI document that the TypeScript client uses: its types are generated from this part."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPERATIONS = frozenset({
 
 
 def subset() -> str:
-    """The text of the OpenAPI document with only OPERATIONS and the schemas that they need."""
+    """The text of an OpenAPI document that has only OPERATIONS and the schemas that they need."""
     whole = _without_sentences(document(make_app(Settings.model_construct())))
     paths = {
         path: {method: operation for method, operation in item.items() if operation["operationId"] in OPERATIONS}
@@ -42,7 +42,8 @@ def subset() -> str:
 
 #: The keys whose values are sentences. They are left out, so that a new sentence does not change the generated types.
 _SENTENCES = frozenset({"description", "summary", "title", "examples", "example"})
-#: Fields of the document whose keys are names of fields, schemas or statuses. Such a key never marks a sentence.
+#: Fields of the document whose keys are names of fields, schemas or statuses. The value of such a key is no sentence,
+#: even if the key is `title`.
 _KEYED_BY_NAME = frozenset({"properties", "schemas", "responses"})
 
 
@@ -67,12 +68,12 @@ def _is_error(status: str) -> bool:
 
 def _needed(part: object, schemas: dict[str, Any]) -> dict[str, Any]:
     needed: dict[str, Any] = {}
-    waiting = _references(part)
-    while waiting:
-        name = waiting.pop()
+    unread = _references(part)
+    while unread:
+        name = unread.pop()
         if name not in needed:
             needed[name] = schemas[name]
-            waiting |= _references(schemas[name])
+            unread |= _references(schemas[name])
     return {name: needed[name] for name in sorted(needed)}
 
 
