@@ -349,6 +349,13 @@ class Settings(SettingsWithFiles):
     operation_rate: int = Field(
         5000, ge=1, le=100_000, description="Jobs a second that one bulk operation acts on, at most."
     )
+    operation_retry_rate: int = Field(
+        2500,
+        ge=0,
+        le=100_000,
+        description="Jobs a second that a bulk retry acts on, unless its submitter names a rate. The retried jobs then "
+        "run beside the jobs of others, and leave them room. 0: as fast as LEASEHOLD_OPERATION_RATE allows.",
+    )
     operation_canary_seconds: int = Field(
         3600, ge=1, description="A bulk operation stops if its canary jobs have not ended by then."
     )

@@ -151,6 +151,7 @@ async def open_parts(
             directories=directories,
             opened=opened,
             journals=journals,
+            announcer=announcer,
             settings=settings,
             on_most_stuck=on_drain,
         )

@@ -21,7 +21,6 @@ from leasehold.api.http.may_lag import may_lag
 from leasehold.api.jobs import operations as endpoints
 from leasehold.api.jobs.schemas import NewOperation
 from leasehold.api.process.keyring import Caller
-from leasehold.api.process.services import services_of
 from leasehold.domain.job_filter import MAX_CHARACTERS
 from leasehold.domain.states import JOB_TERMINAL
 
@@ -60,7 +59,6 @@ async def preview(
         "operation_new.html",
         found=preview_answer,
         once=once_of(request, "operation", action, q),
-        max_rate=services_of(request).settings.operation_rate,
     )
 
 

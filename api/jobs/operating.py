@@ -28,6 +28,7 @@ from leasehold.domain.errors import Conflict, Forbidden
 from leasehold.domain.job_filter import InvalidFilter, JobFilter, parse
 from leasehold.domain.states import JobState
 from leasehold.limits.admission import queues_of
+from leasehold.pipelines.operations.pace import rate_of
 from leasehold.pipelines.operations.pipeline import OPERATION, Action, Operation, bound_of, bulk_operation
 from leasehold.pipelines.operations.progress import progress_of
 from leasehold.transitions import jobs
@@ -95,6 +96,7 @@ async def preview(services: Services, caller: Caller, request: NewOperation) -> 
         "action": request.action,
         "filter": request.filter,
         "total": {"n": n, "exact": exact},
+        "rate": rate_of(request.action, request.rate, services.settings),
         "examples": examples,
     }
 
@@ -120,7 +122,7 @@ async def submit(
         new_job = NewJob(
             bulk_operation,
             caller.tenant_id,
-            params=_operation_of(caller, request, scope, now).model_dump(mode="json"),
+            params=_operation_of(services, caller, request, scope, now).model_dump(mode="json"),
             priority=0,
             keep_seconds=services.settings.retention_days * 86_400,
             trace=trace,
@@ -142,7 +144,7 @@ async def submit(
     return Submitted(answer, fields)
 
 
-def _operation_of(caller: Caller, request: NewOperation, scope: Scope, now: datetime) -> Operation:
+def _operation_of(services: Services, caller: Caller, request: NewOperation, scope: Scope, now: datetime) -> Operation:
     return Operation(
         action=request.action,
         filter=request.filter,
@@ -153,7 +155,7 @@ def _operation_of(caller: Caller, request: NewOperation, scope: Scope, now: date
         client_id=caller.client_id,
         payer_key=caller.quota_key,
         canary=request.canary,
-        rate=request.rate,
+        rate=rate_of(request.action, request.rate, services.settings),
         reason=request.reason,
     )
 

@@ -316,8 +316,9 @@ class EventPage(BaseModel):
 
 class NewOperation(_Request):
     """`filter`: as `q` of GET /v1/jobs, with at least one term. `canary`: this many jobs go first. If a job of these is
-    refused, or does not succeed after its retry, the operation stops. `rate`: the most jobs a second. `reason`: stored
-    with the cancelled jobs.
+    refused, or does not succeed after its retry, the operation stops. `rate`: the most jobs a second; without one,
+    LEASEHOLD_OPERATION_RETRY_RATE for a retry, and LEASEHOLD_OPERATION_RATE, which no rate exceeds, for the others.
+    `reason`: stored with the cancelled jobs.
     """
 
     action: Literal["cancel", "retry", "delete"]
@@ -359,12 +360,15 @@ class OperationAnswer(BaseModel):
 
 
 class OperationPreview(BaseModel):
-    """The jobs on which an operation would act. `total`: their number. `examples`: the newest, at most ten."""
+    """The jobs on which an operation would act. `total`: their number. `rate`: the most jobs a second. `examples`: the
+    newest, at most ten.
+    """
 
     dry_run: Literal[True]
     action: Literal["cancel", "retry", "delete"]
     filter: str
     total: Count
+    rate: int
     examples: list[JobSummary]
 
 

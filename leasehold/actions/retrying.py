@@ -11,6 +11,7 @@ from typing import Any
 import asyncpg
 
 from leasehold.actions.context import Actions, Target
+from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
 from leasehold.domain.kind import RUN
@@ -47,17 +48,18 @@ def may_revive_together(
     return pipeline.terms.concurrency == "allow" and not declared
 
 
-async def revive_together(actions: Actions, connection: Connection, targets: Sequence[Target]) -> None:
+async def revive_together(actions: Actions, connection: Connection, targets: Sequence[Target]) -> list[Announcement]:
     """As `revive`, for failed jobs of one tenant for which `may_revive_together` is true. The caller has locked them.
-    Returns no hints: the relay publishes the hints of the outbox.
+    Returns the hints to publish after the commit.
     """
+    hints: list[Announcement] = []
     for target in targets:
         if target.row["notify"]:
-            await actions.dispatch(connection, target.id)
+            hints += await actions.dispatch(connection, target.id)
     pipelines_with_follow_up = [
         pipeline.name for pipeline in actions.templates.pipelines if pipeline.on_failure is not None
     ]
-    await jobs.replay_together(
+    return hints + await jobs.replay_together(
         connection, [target.id for target in targets], targets[0].tenant_id, pipelines_with_follow_up
     )
 

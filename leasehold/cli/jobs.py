@@ -121,7 +121,12 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; count t
 Canary = Annotated[
     int | None, typer.Option(help="Try this number of jobs first; stop if one of them fails.", show_default=False)
 ]
-Rate = Annotated[int | None, typer.Option(help="Act on at most this number of jobs a second.")]
+Rate = Annotated[
+    int | None,
+    typer.Option(
+        help="Act on at most this number of jobs a second. Without it, a retry takes LEASEHOLD_OPERATION_RETRY_RATE."
+    ),
+]
 
 
 @app.command("retry")
@@ -271,7 +276,7 @@ def submit_operation(action: str, filter_: str, options: dict[str, Any], *, as_j
     def print_summary() -> None:
         if "dry_run" in answer:
             total = answer["total"]
-            print_line(f"{'' if total['exact'] else 'about '}{total['n']} jobs")
+            print_line(f"{'' if total['exact'] else 'about '}{total['n']} jobs, at most {answer['rate']} a second")
             print_fields(answer["examples"], "id", "kind", "template", "status", "created_at", "finished_at", "error")
         else:
             print_line(answer["id"])

@@ -13,6 +13,7 @@ import pytest
 
 from leasehold.api.auth import security
 from leasehold.api.jobs.schemas import OperationAnswer, OperationPreview, RefusalList
+from leasehold.broker import outbox
 from leasehold.db.database import Connection, connect
 from leasehold.pipelines.operations.batches import Outcome, act_on
 from leasehold.pipelines.operations.context import open_operation_context
@@ -82,6 +83,7 @@ async def test_a_dry_run_counts_shows_examples_and_changes_nothing(
     assert answer.status_code == 200
     OperationPreview.model_validate(answer.json())
     assert answer.json()["total"] == {"n": 12, "exact": True}
+    assert answer.json()["rate"] == 2500
     assert [job["id"] for job in answer.json()["examples"]] == [str(job_id) for job_id in broken[:1:-1]]
     assert await rows.fetchval("SELECT count(*) FROM job WHERE pipeline = 'bulk_operation'") == 0
     assert set(await statuses(rows, broken)) == {"failed"}
@@ -272,6 +274,73 @@ async def test_an_operation_is_aborted_and_paced(
         body = await ended(client, operation)
     assert body["status"] == "cancelled"
     assert (await statuses(rows, broken)).count("pending") == body["acted"] < 30
+
+
+async def test_a_retry_without_a_rate_has_the_retry_rate_and_a_named_rate_wins(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = running.services.settings
+    monkeypatch.setitem(vars(settings), "operation_retry_rate", 2)  # the settings are frozen
+    broken = await failed(maker, number=40)
+    slow = await submit(client, "retry", "kind:run")
+    assert (await read(client, slow))["rate"] == 2
+    async with operating(settings):
+        async with asyncio.timeout(SECONDS):
+            while not (await read(client, slow))["acted"]:
+                await asyncio.sleep(0.05)
+        assert (await client.post(f"/v1/jobs/{slow}/cancel")).status_code == 202
+        assert (await ended(client, slow))["status"] == "cancelled"
+        assert 0 < (await statuses(rows, broken)).count("pending") < 40
+        quick = await submit(client, "retry", "kind:run", rate=1000)
+        assert (await read(client, quick))["rate"] == 1000
+        body = await ended(client, quick)
+    assert body["status"] == "succeeded"
+    assert set(await statuses(rows, broken)) == {"pending"}
+
+
+async def test_an_operation_that_an_older_api_wrote_without_a_rate_has_the_retry_rate(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    broken = await failed(maker, number=40)
+    operation = await submit(client, "retry", "kind:run")
+    await rows.execute("UPDATE job SET params = params - 'rate' WHERE id = $1", UUID(operation))
+    async with operating(running.services.settings, operation_retry_rate=2):
+        async with asyncio.timeout(SECONDS):
+            while not (await read(client, operation))["acted"]:
+                await asyncio.sleep(0.05)
+        assert (await client.post(f"/v1/jobs/{operation}/cancel")).status_code == 202
+        await ended(client, operation)
+    assert 0 < (await statuses(rows, broken)).count("pending") < 40
+
+
+@pytest.mark.parametrize("action", ["retry", "cancel", "delete"])
+async def test_the_hints_of_a_batch_are_published_at_once_and_not_by_the_relay(
+    maker: Maker,
+    client: httpx2.AsyncClient,
+    running: Running,
+    rows: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    action: str,
+) -> None:
+    """The relay would send the hints of half a second together: a burst that the jobs of others meet. A generation that
+    is cancelled or deleted submits the job that tells its provider.
+    """
+
+    async def take_nothing(*_arguments: Any) -> list[Any]:
+        return []
+
+    monkeypatch.setattr(outbox, "take", take_nothing)
+    target = await maker.make("generation")
+    if action == "retry":
+        await maker.fail(target)
+    await rows.execute("DELETE FROM outbox")
+    operation = await submit(client, action, "created:>0s")
+    async with operating(running.services.settings):
+        body = await ended(client, operation)
+        async with asyncio.timeout(SECONDS):
+            while await rows.fetchval("SELECT count(*) FROM outbox"):
+                await asyncio.sleep(0.05)
+    assert body["acted"] == 1
 
 
 async def test_retries_are_charged_and_wait_for_their_tenants_rate(

@@ -95,7 +95,7 @@ def inline(store: ObjectStore, by: HeldLease) -> InlineAttempt:
     claimed: Any = SimpleNamespace(lease=by.lease, output_prefix="p", params={})
     pipeline: Any = SimpleNamespace(name="p", params=SimpleNamespace(model_validate=dict))
     parts: Any = SimpleNamespace()
-    return InlineAttempt(claimed, pipeline, Step("s"), by, store, parts, parts, None, parts, parts, parts)
+    return InlineAttempt(claimed, pipeline, Step("s"), by, store, parts, parts, None, parts, parts, parts, parts)
 
 
 async def publish(store: ObjectStore, by: HeldLease, path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,6 +17,8 @@ from uuid import UUID
 import structlog
 from pydantic import ValidationError
 
+from leasehold.broker.announcer import Announcer
+from leasehold.broker.outbox import Announcement
 from leasehold.db.artifacts import note_of, value_of
 from leasehold.db.database import Connection, Pool
 from leasehold.domain.errors import Cancelled, LeaseLost, ObjectMissing, Permanent, StepTimeout
@@ -68,9 +70,11 @@ class InlineAttempt:
         opened: Any,
         directories: Directories,
         workflows: Workflows,
+        announcer: Announcer,
         slot: Slot,
     ) -> None:
         self._workflows = workflows
+        self._announcer = announcer
         self.slot = slot
         self._claimed = claimed
         self._pipeline = pipeline
@@ -203,6 +207,10 @@ class InlineAttempt:
         await asyncio.sleep(0)
         self.checkpoint()
 
+    def announce(self, announcements: Sequence[Announcement]) -> None:
+        """For steps of the platform that change other jobs: publish the hints soon. Call it after the commit."""
+        self._announcer.announce(announcements)
+
     async def drive(self, start: Callable[[Driver], Coroutine[Any, Any, Any]]) -> Outcome:
         """Run the workflow whose coroutine `start` makes, until it waits or has ended."""
         return await self._workflows.drive(self, self._held, self.slot, start)
@@ -246,6 +254,7 @@ class InlineAttempts:
         directories: Directories,
         opened: Mapping[str, Any],
         journals: Journals,
+        announcer: Announcer,
         settings: Settings,
         on_most_stuck: Callable[[], None],
     ) -> None:
@@ -254,6 +263,7 @@ class InlineAttempts:
         self._reporter = reporter
         self._directories = directories
         self._opened = opened
+        self._announcer = announcer
         self._threads = Threads(settings.worker_threads, on_most_stuck)
         self.workflows = Workflows(settings, pool, store, journals, self._threads)
         self._blocked_after = settings.loop_blocked_seconds
@@ -274,6 +284,7 @@ class InlineAttempts:
             opened=self._opened.get(pipeline.name),
             directories=self._directories,
             workflows=self.workflows,
+            announcer=self._announcer,
             slot=slot,
         )
         try:

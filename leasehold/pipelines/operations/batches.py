@@ -13,6 +13,7 @@ from leasehold.actions import ending
 from leasehold.actions.context import Target
 from leasehold.actions.ending import Effects
 from leasehold.actions.retrying import may_revive_together, revive, revive_together, template_of
+from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid, NotFound
 from leasehold.evaluation.templates import TemplateVersion
@@ -33,8 +34,8 @@ log = structlog.get_logger(__name__)
 class Outcome:
     """The outcome of a batch. `acted`: the jobs that were changed. `busy`: the targets that another transaction held.
 
-    After the commit the caller counts the jobs in `ended`. It then admits waiting jobs at `limits`: the jobs in
-    `departed` have left their places there.
+    After the commit the caller publishes `hints`, and counts the jobs in `ended`. It then admits waiting jobs at
+    `limits`: the jobs in `departed` have left their places there.
     """
 
     acted: list[UUID] = field(default_factory=list)
@@ -43,6 +44,7 @@ class Outcome:
     ended: list[JobEnded] = field(default_factory=list)
     limits: set[ConcurrencyLimitName] = field(default_factory=set)
     departed: list[UUID] = field(default_factory=list)
+    hints: list[Announcement] = field(default_factory=list)
 
 
 async def act_on(
@@ -78,6 +80,7 @@ async def _cancel(
     by = f"client {operation.client_id}"
     effects = await ending.cancel(context.actions, connection, targets, operation.reason, by)
     outcome.ended += effects.ended
+    outcome.hints += effects.hints
     for target in targets:
         if target.id in effects.states:
             outcome.acted.append(target.id)
@@ -106,6 +109,7 @@ async def _delete(
 
         if await _act_alone(connection, target, outcome, delete):
             outcome.ended += effects.ended
+            outcome.hints += effects.hints
 
 
 async def _retry_charged(
@@ -121,7 +125,7 @@ async def _retry_charged(
         to_revive_together = await _jobs_to_revive_together(templates, connection, targets, tenant_id)
 
         async def retry_together() -> None:
-            await revive_together(context.actions, connection, to_revive_together)
+            outcome.hints += await revive_together(context.actions, connection, to_revive_together)
             for target in to_revive_together:
                 await context.admission.add_queues_of(connection, charge, target.id)
 
@@ -141,6 +145,7 @@ async def _retry_charged(
                 outcome.limits |= set(effects.limits)
                 outcome.departed += effects.departed
                 outcome.ended += effects.ended
+                outcome.hints += effects.hints
                 await context.admission.add_queues_of(connection, charge, target.id)
 
             await _act_alone(connection, target, outcome, retry)

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic, time
+from typing import Protocol
 from uuid import UUID
 
+from leasehold.broker.outbox import Announcement
 from leasehold.db import job_lists
 from leasehold.db.database import Connection
 from leasehold.db.job_lists import Bound, Listing, Scope
@@ -24,7 +26,7 @@ from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.pipelines.operations.batch_size import MAX_BATCH, BatchSize
 from leasehold.pipelines.operations.batches import Outcome, act_on
 from leasehold.pipelines.operations.context import OperationContext, open_operation_context
-from leasehold.pipelines.operations.pace import next_time
+from leasehold.pipelines.operations.pace import largest_batch, next_time, rate_of
 from leasehold.pipelines.operations.pipeline import Operation, bound_of, bulk_operation
 from leasehold.pipelines.operations.progress import Busy, Count, Progress, progress_of
 from leasehold.runtime import failpoints
@@ -49,8 +51,15 @@ _ASYNCHRONOUS_COMMIT = "SET LOCAL synchronous_commit TO off"
 bulk_operation.opens_with_pipelines(open_operation_context)
 
 
+class AnnouncingAttempt(Attempt, Protocol):
+    """The attempt of a step of the platform, which may announce tasks of other jobs."""
+
+    def announce(self, announcements: Sequence[Announcement]) -> None:
+        """Publish the hints soon; call it after the commit that wrote them."""
+
+
 @bulk_operation.handles("act")
-async def act(attempt: Attempt) -> Done | Snooze:
+async def act(attempt: AnnouncingAttempt) -> Done | Snooze:
     """Act on one batch after the other, for about `_ATTEMPT_SECONDS`."""
     return await _OperationAttempt(attempt, progress_of(await attempt.note())).run()
 
@@ -71,7 +80,7 @@ class _Batch:
 class _OperationAttempt:
     """One attempt of the step: it acts on batches until it snoozes or the operation is done."""
 
-    def __init__(self, attempt: Attempt, progress: Progress) -> None:
+    def __init__(self, attempt: AnnouncingAttempt, progress: Progress) -> None:
         self._attempt, self._progress = attempt, progress
         self._operation: Operation = attempt.params
         self._context: OperationContext = attempt.opened
@@ -79,8 +88,7 @@ class _OperationAttempt:
         self._targets: list[tuple[UUID, str]] = []
         self._after_targets: tuple[UUID | None, bool] = (None, False)
         self._size = BatchSize()
-        max_rate = self._context.settings.operation_rate
-        self._rate = min(self._operation.rate or max_rate, max_rate)
+        self._rate = rate_of(self._operation.action, self._operation.rate, self._context.settings)
 
     async def run(self) -> Done | Snooze:
         if self._progress.total is None:
@@ -166,8 +174,8 @@ class _OperationAttempt:
         return _Batch(job_ids, tenant_id, before, walked)
 
     def _max_jobs(self) -> int:
-        """The most jobs of the next batch: limited by its size, the rate in a tenth of a second, and the canary."""
-        allowed: int = min(self._size.jobs, max(self._rate // 10, 1))
+        """The most jobs of the next batch: limited by the time that it may take, by the rate, and by the canary."""
+        allowed: int = min(self._size.jobs, largest_batch(self._rate))
         if self._operation.canary and self._progress.canary.passed is None:
             allowed = min(allowed, max(self._operation.canary - self._progress.done, 1))
         return allowed
@@ -200,9 +208,11 @@ class _OperationAttempt:
                 del self._targets[: len(batch.job_ids)]
             self._size.measured(len(batch.job_ids), seconds := monotonic() - began)
             self._progress.longest_ms = max(self._progress.longest_ms, round(1000 * seconds))
-            # The hints are in the outbox, and the relay publishes them.
+            hints = list(outcome.hints)
             if outcome.limits:
-                await concurrency.admit(connection, sorted(outcome.limits), outcome.departed)
+                hints += await concurrency.admit(connection, sorted(outcome.limits), outcome.departed)
+        # The relay would publish the hints, too, but in bursts: the retried jobs of half a second at once.
+        self._attempt.announce(hints)
         count_ended_jobs(outcome.ended)
         return None
 
