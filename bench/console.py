@@ -128,7 +128,9 @@ async def _rows_read(connection: asyncpg.Connection[asyncpg.Record]) -> int:
 
 
 async def _weight(browser: httpx2.AsyncClient) -> Figure:
-    """The bytes of the heaviest page with its assets, as sent to a browser with an empty cache."""
+    """The bytes of the heaviest page with its assets, as sent to a browser with an empty cache: the assets packed by
+    gzip, the page not.
+    """
     pages = [await _get(browser, path) for path in ("/", "/jobs")]
     weights = []
     for answer in pages:

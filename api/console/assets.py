@@ -5,13 +5,15 @@ htmx and idiomorph are copies of their npm packages (0BSD); tests/console/test_a
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import re
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi import Path as InPath
 from fastapi.responses import Response
 
@@ -19,6 +21,8 @@ from leasehold.domain.errors import NotFound
 
 router = APIRouter()
 FOLDER = Path(__file__).with_name("static")
+#: The coding gzip in a header Accept-Encoding, unless its weight is 0.
+_GZIP = re.compile(r"(?i)\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))")
 #: By the name in the address: the file and its content type.
 FILES = {
     "console.css": ("console.css", "text/css; charset=utf-8"),
@@ -36,14 +40,30 @@ def content(name: str) -> bytes:
 
 
 @cache
+def compressed(name: str) -> bytes:
+    """The file as browsers fetch it. Pages are not compressed: a page has the token of its forms beside text of others,
+    and the length of a compressed answer could reveal the token (BREACH).
+    """
+    return gzip.compress(content(name), mtime=0)
+
+
+@cache
 def version(name: str) -> str:
     """The end of the file's address: it changes with the file, so that browsers may keep the file for good."""
     return hashlib.sha256(content(name)).hexdigest()[:12]
 
 
 @router.get("/assets/{hashed}/{name}")
-async def asset(hashed: str, name: Annotated[str, InPath(max_length=40)]) -> Response:  # noqa: ARG001 - an older page may name an older file
+async def asset(
+    request: Request,
+    hashed: str,  # noqa: ARG001 - an older page may name an older file
+    name: Annotated[str, InPath(max_length=40)],
+) -> Response:
     if name not in FILES:
         raise NotFound("not_found", "There is nothing at this address.")
-    headers = {"Cache-Control": "public, max-age=31536000, immutable"}
-    return Response(content(name), HTTPStatus.OK, headers, media_type=FILES[name][1])
+    headers = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
+    body = content(name)
+    if _GZIP.search(request.headers.get("accept-encoding", "")):
+        headers["Content-Encoding"] = "gzip"
+        body = compressed(name)
+    return Response(body, HTTPStatus.OK, headers, media_type=FILES[name][1])

@@ -53,7 +53,31 @@ async def test_files_are_kept_for_good_under_an_address_with_their_hash(running:
             assert (await http.get(f"/console/assets/x/{wrong}")).status_code in (401, 404)
 
 
-async def test_a_page_with_all_its_files_weighs_under_150_kb(person: MakePerson, maker: Maker) -> None:
+async def test_a_browser_that_unpacks_gzip_gets_the_files_packed(running: Running) -> None:
+    async with httpx2.AsyncClient(base_url=running.url) as http:
+        for name in assets.FILES:
+            path = f"/console/assets/{assets.version(name)}/{name}"
+            for packed in ("gzip", "br, GZIP;q=0.5", "deflate, gzip;q=1.0, *;q=0"):
+                answer = await http.get(path, headers={"Accept-Encoding": packed})
+                assert answer.headers["content-encoding"] == "gzip"
+                assert int(answer.headers["content-length"]) == len(assets.compressed(name))
+                assert answer.content == assets.content(name)
+            for plain in ("", "identity", "br", "gzip;q=0", "gzip; q=0.000, br"):
+                answer = await http.get(path, headers={"Accept-Encoding": plain})
+                assert "content-encoding" not in answer.headers, plain
+                assert int(answer.headers["content-length"]) == len(assets.content(name))
+            assert answer.headers["vary"] == "Accept-Encoding"
+
+
+async def test_pages_are_not_compressed_beside_the_token_of_their_forms(person: MakePerson) -> None:
+    somebody = await person()
+    answer = await somebody.http.get("/console/jobs?q=x", headers={"Accept-Encoding": "gzip"})
+    assert "content-encoding" not in answer.headers
+
+
+async def test_a_page_with_all_its_files_weighs_under_142_kb_and_under_90_as_sent(
+    person: MakePerson, maker: Maker
+) -> None:
     somebody = await person()
     await maker.make("run", payload={"text": "x" * 50_000})
     for number in range(49):
@@ -61,9 +85,12 @@ async def test_a_page_with_all_its_files_weighs_under_150_kb(person: MakePerson,
             "run", scope="user", scope_id=str(number), tags={"customer": "a customer with a name", "n": str(number)}
         )
     job_id = await maker.make("run", scope="user", scope_id="long", payload={"text": "x" * 200_000})
-    files = sum(len(assets.content(name)) for name in assets.FILES)
+    unpacked = sum(len(assets.content(name)) for name in assets.FILES)
+    packed = sum(len(assets.compressed(name)) for name in assets.FILES)
     for path in ("/jobs", f"/jobs/{job_id}", "/"):
-        assert len((await somebody.see(path)).encode()) + files < 150_000, path
+        page = len((await somebody.see(path)).encode())
+        assert page + unpacked < 148_000, f"{path}: {page} and {unpacked} bytes"
+        assert page + packed < 90_000, f"{path}: {page} and {packed} bytes as sent"
 
 
 async def test_pages_carry_a_strict_policy(person: MakePerson) -> None:

@@ -109,9 +109,10 @@ countPicked();
 // --- pointing and typing
 
 document.addEventListener("click", async (event) => {
-  const button = event.target.closest("[data-copy]");
+  const button = event.target.closest("button.copy, [data-copy]");
   if (button) {
-    await navigator.clipboard.writeText(button.dataset.copy);
+    // A button in the row of a job copies the job's id, which the row has.
+    await navigator.clipboard.writeText(button.dataset.copy ?? button.closest("tr").id.slice("job-".length));
     const label = button.querySelector("code") || button;
     const before = label.textContent;
     label.textContent = "copied";
