@@ -122,7 +122,7 @@ async def change_person(request: Request, person_id: UUID, body: PersonChange, c
     services = services_of(request)
     async with services.pool.acquire() as connection, connection.transaction():
         row = await people.find(connection, person_id, tenant_of(caller))
-        people.refuse_oneself(caller.person_id, row)
+        people.refuse_own_person(caller.person_id, row)
         await people.change(connection, caller.actor, row, people.Change(body.role, body.disabled))
         changed = await people.find(connection, person_id, tenant_of(caller))
         if body.role is not None or body.disabled is False:

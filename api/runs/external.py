@@ -28,7 +28,7 @@ from leasehold.domain.json_values import MAX_INTEGER, Flag, Integer, JsonNumber,
 from leasehold.domain.lease import Lease
 from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.limits import external_files
-from leasehold.limits.external_files import HandedIn
+from leasehold.limits.external_files import UploadedFile
 from leasehold.transitions import claims, external, progress, settlements
 from leasehold.transitions.claims import Claimed, LeaseTerms
 from leasehold.transitions.jobs import client_queue, external_queue
@@ -229,7 +229,7 @@ async def report_progress(request: Request, task_id: UUID, body: ProgressReport,
 async def complete(request: Request, task_id: UUID, body: Result, caller: Worker) -> Response:
     services = services_of(request)
     lease = lease_of(caller, task_id, body)
-    by_name = {file.name: HandedIn(file.name, file.sha256) for file in body.files}
+    by_name = {file.name: UploadedFile(file.name, file.sha256) for file in body.files}
     outputs = await services.files.check(caller.tenant_id, lease, list(by_name.values()))
     async with services.pool.acquire() as connection:
         async with in_time(services, connection, caller, lease) as is_in_time:

@@ -17,7 +17,7 @@ from leasehold.api.http.openapi import problems
 from leasehold.api.process.services import services_of
 from leasehold.api.runs.external import FileName, Held, Worker, in_time, lease_of, lost
 from leasehold.domain.json_values import Integer
-from leasehold.limits.external_files import Announced, announce
+from leasehold.limits.external_files import AnnouncedFile, announce
 
 router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=AuthenticatedFirst)
 
@@ -74,7 +74,7 @@ async def announce_files(request: Request, task_id: UUID, body: NewFiles, caller
     write_once = {"If-None-Match": "*"} if await services.store.probe_once() else {}
     settings = services.settings
     lease = lease_of(caller, task_id, body)
-    files = [Announced(file.name, file.size, file.content_type) for file in body.files]
+    files = [AnnouncedFile(file.name, file.size, file.content_type) for file in body.files]
     keys = None
     async with services.pool.acquire() as connection, in_time(services, connection, caller, lease) as is_in_time:
         if is_in_time:

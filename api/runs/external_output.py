@@ -18,7 +18,7 @@ from leasehold.api.runs.external import Held, Worker, in_time, lease_of, lost
 from leasehold.domain.errors import Invalid
 from leasehold.domain.json_values import MAX_INTEGER, Integer, JsonInstant
 from leasehold.limits import external_output
-from leasehold.limits.external_output import Kept, Line
+from leasehold.limits.external_output import Line, StoredItems
 from leasehold.telemetry.attempt_logs import MAX_FIELDS, MAX_NAME
 
 router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=AuthenticatedFirst)
@@ -75,11 +75,11 @@ async def add_lines(request: Request, task_id: UUID, body: NewLines, caller: Wor
         Line(**line.model_dump(exclude={"at"}), at=None if line.at is None else line.at.timestamp())
         for line in body.lines
     ]
-    kept: Kept | None = None
+    stored: StoredItems | None = None
     async with services.pool.acquire() as connection, in_time(services, connection, caller, lease) as is_in_time:
         if is_in_time:
-            kept = await external_output.log(connection, services.settings, lease, body.first, lines)
-    return _answer(kept)
+            stored = await external_output.log(connection, services.settings, lease, body.first, lines)
+    return _answer(stored)
 
 
 @router.post(
@@ -94,18 +94,18 @@ async def add_lines(request: Request, task_id: UUID, body: NewLines, caller: Wor
 async def add_chunks(request: Request, task_id: UUID, body: NewChunks, caller: Worker) -> KeptItems:
     services = services_of(request)
     lease = lease_of(caller, task_id, body)
-    kept: Kept | None = None
+    stored: StoredItems | None = None
     async with services.pool.acquire() as connection, in_time(services, connection, caller, lease) as is_in_time:
         if is_in_time:
             try:
-                kept = await external_output.emit(connection, services.settings, lease, body.first, body.chunks)
+                stored = await external_output.emit(connection, services.settings, lease, body.first, body.chunks)
             except ValueError as error:
                 raise Invalid("invalid_request", f"chunks: {error}.") from None
-    return _answer(kept)
+    return _answer(stored)
 
 
-def _answer(kept: Kept | None) -> KeptItems:
-    """Raises Conflict `lease_lost` if nothing could be kept."""
-    if kept is None:
+def _answer(stored: StoredItems | None) -> KeptItems:
+    """Raises Conflict `lease_lost` if nothing could be stored."""
+    if stored is None:
         raise lost()
-    return KeptItems(kept=kept.items, cut=kept.cut)
+    return KeptItems(kept=stored.items, cut=stored.cut)

@@ -1,12 +1,12 @@
-"""Admission: the checks that every submission of a tenant passes. The API, schedules and replays all call it.
+"""Admission: the checks that every submission of a tenant passes. The API, schedules and replays call it.
 
     async with connection.transaction():
         async with admission.submitting(connection, payer, queues_of(tenant, pipeline)) as paid:
             ... write the jobs ...
 
-A submission is charged in the transaction that writes its jobs. So a refused or failed submission costs nothing, and a
-repetition that is answered from its idempotency key is not charged again. All submissions take locks in one order:
-first the rows of the rates, before any write; last the locks of the queues' depths.
+A submission is charged in the transaction that writes its jobs: so a refused or failed submission costs nothing. A
+repetition with the same idempotency key is not charged again. All submissions take locks in the same order. They lock
+the rows of the rates first, before any write. They take the locks of the queues' depths last.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ _FULL_QUEUE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Payer:
-    """The tenant and the API key that are charged. `key`: the API key's quota key. None: no key, as for a schedule."""
+    """The tenant and the API key that are charged. `key`: the name under which the API key's rate is counted; None: no
+    API key is charged, for example for a schedule.
+    """
 
     tenant_id: str
     key: str | None = None
@@ -46,8 +48,8 @@ class Payer:
 
 @dataclass(slots=True)
 class Paid:
-    """The charge of a submission. `fields`: the RateLimit header fields of the answer. `queues`: the queues in which
-    the written tasks wait.
+    """The charge of a submission. `fields`: the RateLimit header fields for the answer. `queues`: the queues in which
+    the written tasks wait. Their depths are checked again after the write.
     """
 
     fields: dict[str, str]
@@ -55,7 +57,9 @@ class Paid:
 
 
 def queues_of(tenant_id: str, pipeline: Pipeline, pin: str | None = None) -> dict[str, int]:
-    """The number of tasks that a new job of the pipeline puts into each queue at once. `pin`: a worker label."""
+    """Queue -> the number of tasks that a new job of the pipeline puts into it at its submission. `pin`: a worker
+    label.
+    """
     return Counter(
         external_queue(tenant_id, step.queue) if step.external else pinned_queue(step.queue, pin)
         for step in pipeline.steps
@@ -64,9 +68,10 @@ def queues_of(tenant_id: str, pipeline: Pipeline, pin: str | None = None) -> dic
 
 
 class Admission:
-    """The limits of this installation, one object for each process. It remembers for a moment what each tenant uses.
+    """The limits of this installation. Each process has one object, which remembers for a moment how much each tenant
+    uses.
 
-    `kinds`: the bytes that these kinds of work keep for a tenant count as stored bytes, too.
+    `kinds`: the kinds of work. The bytes that they keep for a tenant count as stored bytes, too.
     """
 
     def __init__(self, settings: Settings, kinds: Iterable[Kind]) -> None:
@@ -75,8 +80,8 @@ class Admission:
         self.upload_room = UploadRoom(settings.upload_unfinished_bytes)
 
     async def is_open(self, pool: ConnectionSource, tenant_id: str) -> bool:
-        """Whether a single run may skip `submitting`: no rate and no queue depth is set, and the tenant is far from its
-        bounds. The call counts the run. Raises as `submitting`.
+        """Whether a single run may be submitted without `submitting`: no rate and no queue depth is set, and the tenant
+        is far from its bounds. This call counts the run. Raises the same errors as `submitting`.
         """
         settings = self._settings
         if settings.queue_depth_limit or settings.submissions_per_key or settings.submissions_per_tenant:
@@ -89,20 +94,20 @@ class Admission:
     ) -> AsyncIterator[Paid]:
         """Enter this around the statements that write `count` jobs, in the caller's transaction.
 
-        `queues`: tasks of one job by queue (`queues_of`). `size`: bytes that are stored with the jobs.
-        Raises TooMany `rate_limited`, `queue_full`, `too_many_unfinished` or `storage_full`; Invalid `batch_too_large`
-        when the jobs exceed a limit by themselves, so that waiting cannot help.
+        `queues`: queue -> the tasks of one job (`queues_of`). `size`: bytes that are stored with the jobs.
+        Raises TooMany `rate_limited`, `queue_full`, `too_many_unfinished` or `storage_full`. Raises Invalid
+        `batch_too_large` if the jobs alone exceed a limit, so that waiting cannot help.
         """
         paid = Paid(await self.charge(connection, payer, count), set(queues))
         await self._check_depth(connection, queues, count)
-        near_bound = not await self._usage.reserve(connection, payer.tenant_id, count, size)
+        is_far_from_bound = await self._usage.reserve(connection, payer.tenant_id, count, size)
         yield paid
-        if near_bound:
+        if not is_far_from_bound:
             await self._usage.check_exactly(connection, payer.tenant_id)
-        await self._hold_depth(connection, paid.queues)
+        await self._check_depth_of_written(connection, paid.queues)
 
     async def add_queues_of(self, connection: Connection, paid: Paid, job_id: UUID) -> None:
-        """Count the job's runnable tasks, for example after a retry, in the queues in which they wait."""
+        """Add the queues in which the job's runnable tasks wait to `paid`. For jobs that are not new, as in a retry."""
         if self._settings.queue_depth_limit is None:
             return
         rows = await connection.fetch(
@@ -113,10 +118,10 @@ class Admission:
     async def check(
         self, connection: Connection, payer: Payer, queues: Mapping[str, int], charged_as: Charge = "submissions"
     ) -> None:
-        """Check that one submission would pass now, and charge nothing. Use it before a long request body arrives.
+        """Check that one submission would pass now, and charge nothing. Call this before a long request body arrives.
 
-        Raises as `submitting`. A tenant that has exactly reached its bound on unfinished jobs passes this check: its
-        submission may have a dedupe key, and find a job that exists.
+        Raises the same errors as `submitting`. Exception: a tenant that has exactly reached its bound on unfinished
+        jobs passes, because the submission may have the dedupe key of an existing job.
         """
         for key, per_minute in self._rates(payer, charged_as):
             quota = await rates.peek(connection, key, per_minute)
@@ -128,10 +133,10 @@ class Admission:
     async def charge(
         self, connection: Connection, payer: Payer, count: int = 1, charged_as: Charge = "submissions"
     ) -> dict[str, str]:
-        """Charge the rates and return the RateLimit header fields.
+        """Charge the rates, and return the RateLimit header fields.
 
-        Raises TooMany `rate_limited`: roll back then, because another rate may already be charged. Raises Invalid
-        `batch_too_large` when `count` exceeds a whole minute's rate.
+        Raises TooMany `rate_limited`. The caller must then roll back, because another rate may be charged already.
+        Raises Invalid `batch_too_large` if `count` exceeds the rate of a whole minute.
         """
         quotas = []
         for key, per_minute in self._rates(payer, charged_as):
@@ -162,12 +167,12 @@ class Admission:
     async def refund(
         self, connection: Connection, payer: Payer, count: int = 1, charged_as: Charge = "submissions"
     ) -> None:
-        """Undo a charge for jobs or uploads that were not written after all."""
+        """Undo a charge, because the jobs or uploads were not written."""
         for key, per_minute in self._rates(payer, charged_as):
             await rates.refund(connection, key, per_minute, count)
 
     def _rates(self, payer: Payer, charged_as: Charge) -> list[tuple[str, int]]:
-        """For each rate that is set: the key of its bucket, and its number a minute."""
+        """For each rate that is set: the key of its row, and the number of requests a minute."""
         verb = "submit" if charged_as == "submissions" else "upload"
         rates_of_payer = (
             (f"{verb}:key:{payer.key}", self._settings.submissions_per_key if payer.key is not None else None),
@@ -187,9 +192,9 @@ class Admission:
             if await run_reads.depth(connection, queue, at_most) + added > at_most:
                 raise _queue_full(at_most)
 
-    async def _hold_depth(self, connection: Connection, queues: Collection[str]) -> None:
-        """Check the depths again after the write, under a lock for each queue: concurrent submissions then see each
-        other's tasks.
+    async def _check_depth_of_written(self, connection: Connection, queues: Collection[str]) -> None:
+        """Check the depths again after the write, under a lock for each queue: so concurrent submissions see the tasks
+        of each other.
         """
         at_most = self._settings.queue_depth_limit
         if at_most is None:

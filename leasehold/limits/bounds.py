@@ -1,6 +1,7 @@
 """Bounds on the number of a tenant's templates, schedules, webhooks, concurrency limits, API keys and people.
 
-The API calls `make_room` before it inserts a row, in the same transaction, and the rows are counted under a lock.
+The API calls `make_room` in the transaction that inserts a row, before the insert. `make_room` counts the rows under a
+lock.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _REMEDIES = {
 
 
 async def lock_additions(connection: Connection, thing: Thing, tenant_id: str) -> None:
-    """Until this transaction ends, no other transaction adds such a row for the tenant."""
+    """Take a lock: until this transaction ends, no other transaction adds such a row for the tenant."""
     await lock_name(connection, f"{thing} of {tenant_id}")
 
 
@@ -56,9 +57,9 @@ async def make_room(connection: Connection, thing: Thing, tenant_id: str, at_mos
     `too_many_schedules`, `too_many_webhooks`, `too_many_limits`, `too_many_keys`, `too_many_people`, `too_many_views`.
     """
     await lock_additions(connection, thing, tenant_id)
-    counted = await connection.fetchval(
+    row_count = await connection.fetchval(
         f"SELECT count(*) FROM {thing} WHERE tenant_id = $1 AND {_COUNTS[thing]}", tenant_id
     )
-    if counted >= at_most:
+    if row_count >= at_most:
         code = "templates" if thing == "template" else _PLURALS[thing]
         raise Conflict(f"too_many_{code}", f"A tenant has at most {at_most} {_PLURALS[thing]}: {_REMEDIES[thing]}.")

@@ -1,7 +1,7 @@
-"""Limits on the downloads of an API key, over all API processes: how many at once, how often, how many bytes.
+"""Limits the downloads of an API key over all API processes: how many at once, how often, and how many bytes.
 
-Each download has a row. At the start it is charged with the object's full size; at the end, with the bytes that were
-sent.
+Each download has a row. At its start it is charged with the object's full size. At its end the charge is set to the
+bytes that were sent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RATES = ((5, 10), (20, 60))
 #: (bytes, within seconds)
 QUOTAS = ((1 * GB, 3600), (6 * GB, 86_400))
 
-# A row for each window: the requests and bytes in it, and the seconds until the oldest download leaves it.
+# A row for each time window: its requests and bytes, and the seconds until its oldest download is outside of it.
 _BY_WINDOW = """
 -- downloads_seen
 SELECT w.seconds, count(d.id) AS requests, coalesce(sum(d.bytes), 0)::bigint AS bytes,
@@ -82,7 +82,7 @@ def _check(windows: dict[int, _Window], size: int) -> None:
                 retry_after=windows[seconds].wait,
             )
     for quota, seconds in QUOTAS:
-        # A download that alone is larger than the quota may begin in an empty window: else it never could.
+        # In an empty window any download may begin: else a download larger than the quota could never begin.
         if windows[seconds].bytes and windows[seconds].bytes + size > quota:
             raise TooMany(
                 "download_quota_exceeded",
@@ -95,7 +95,7 @@ def _check(windows: dict[int, _Window], size: int) -> None:
 
 
 async def end(connection: Connection, tenant_id: str, download_id: UUID, sent: int) -> None:
-    """End the download and charge only the `sent` bytes."""
+    """End the download, and charge only the `sent` bytes."""
     await connection.execute(
         "UPDATE download SET bytes = $3, finished_at = clock_timestamp() WHERE id = $1 AND tenant_id = $2",
         download_id,

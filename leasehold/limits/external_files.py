@@ -1,8 +1,9 @@
-"""Files that external workers upload for an attempt: announcing them, verifying them, completing the attempt with them.
+"""Files that external workers upload for an attempt. The worker announces files (`announce`) and uploads them. When it
+completes the attempt, the API verifies them (`Files.check`) and makes them the step's outputs (`complete`).
 
-The key of a file contains the attempt's epoch: so a worker that lost its lease can write only to keys that nobody
-reads. The upload row of a file has the task and the epoch: so housekeeping finds and deletes the files that an attempt
-uploaded but did not complete with.
+The key of a file contains the attempt's epoch: so a worker that has lost its lease can write only to keys that nobody
+reads. The upload row of a file has the task and the epoch: so housekeeping finds and deletes files that an attempt has
+uploaded, but has not named when it completed.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from leasehold.storage.store import ObjectStore
 from leasehold.transitions import settlements
 from leasehold.transitions.settlements import Completion, Output, Settled
 
-#: Completions of one tenant whose files one process verifies at once. More would slow the object store for others.
-_VERIFIED_AT_ONCE = 2
+#: How many completions of one tenant a process verifies at once. More would slow the object store for other tenants.
+_MAX_VERIFICATIONS = 2
 
 _HELD = """
 -- external_held
@@ -32,7 +33,7 @@ SELECT t.step, j.output_prefix FROM task t JOIN job j ON j.id = t.job_id
 WHERE t.id = $1 AND t.tenant_id = $2 AND t.lease_owner = $3 AND t.epoch = $4
   AND CASE WHEN t.status = 'running' THEN true ELSE false END
 """
-# `most` is the announced size. `bytes` becomes the stored size when the URL has ended.
+# `most` is the announced size. After the URL has expired, `bytes` becomes the stored size.
 _OPEN = """
 -- external_files_open
 SELECT key, most FROM upload WHERE tenant_id = $1 AND task_id = $2 AND epoch = $3 AND open
@@ -41,7 +42,8 @@ _TAKE = """
 -- external_files_take
 DELETE FROM upload WHERE tenant_id = $1 AND task_id = $2 AND epoch = $3 AND open AND key = ANY($4::text[]) RETURNING key
 """
-# Every statement that ends an attempt locks the job first. So no completion can take one of these files meanwhile.
+# Abandons files of attempts that have ended. An attempt cannot complete any more once it has ended, so no completion
+# takes one of these files.
 _GIVE_UP = """
 -- external_files_give_up
 UPDATE upload u SET open = false, bytes = 0, most = -1, look_at = clock_timestamp()
@@ -54,7 +56,7 @@ WHERE u.key IN (
 
 
 @dataclass(frozen=True, slots=True)
-class Announced:
+class AnnouncedFile:
     """A file that the external worker will upload. `name` is unique within its step."""
 
     name: str
@@ -63,8 +65,8 @@ class Announced:
 
 
 @dataclass(frozen=True, slots=True)
-class HandedIn:
-    """A file that the external worker has uploaded, with the sha256 that it declares."""
+class UploadedFile:
+    """A file that the external worker has uploaded, with the SHA-256 that the worker declares."""
 
     name: str
     sha256: str
@@ -78,7 +80,7 @@ async def _prefix_of(connection: Connection, tenant_id: str, lease: Lease) -> st
     return f"{row['output_prefix']}/{row['step']}.{lease.epoch}"
 
 
-async def _announced(connection: Connection, tenant_id: str, lease: Lease) -> dict[str, int]:
+async def _announced_sizes(connection: Connection, tenant_id: str, lease: Lease) -> dict[str, int]:
     """Key -> size of the files that the attempt has announced."""
     rows = await connection.fetch(_OPEN, tenant_id, lease.task_id, lease.epoch)
     return {row["key"]: row["most"] for row in rows}
@@ -91,22 +93,22 @@ async def _take(connection: Connection, tenant_id: str, lease: Lease, keys: Sequ
 
 
 async def announce(
-    connection: Connection, settings: Settings, tenant_id: str, lease: Lease, files: Sequence[Announced]
+    connection: Connection, settings: Settings, tenant_id: str, lease: Lease, files: Sequence[AnnouncedFile]
 ) -> list[str] | None:
-    """The keys that the files may be uploaded to for `upload_url_seconds`, in the order of `files`. None: the lease is
-    lost. Call it in a transaction.
+    """The keys to which the worker may upload the files for `upload_url_seconds`, in the order of `files`. None: the
+    lease is lost. Call this in a transaction.
 
     Raises Invalid `file_mismatch`, `files_too_large` or `too_many_files`, and TooMany `upload_quota_exceeded`.
     """
     prefix = await _prefix_of(connection, tenant_id, lease)
     if prefix is None:
         return None
-    announced = await _announced(connection, tenant_id, lease)
+    announced_sizes = await _announced_sizes(connection, tenant_id, lease)
     by_key = {output_key(prefix, file.name): file for file in files}
     for key, file in by_key.items():
-        if announced.get(key, file.size) != file.size:
+        if announced_sizes.get(key, file.size) != file.size:
             raise Invalid("file_mismatch", f"{file.name} was announced with another size: give it another name.")
-    _check_bounds(settings, announced | {key: file.size for key, file in by_key.items()})
+    _check_bounds(settings, announced_sizes | {key: file.size for key, file in by_key.items()})
     await _take(connection, tenant_id, lease, list(by_key))  # rows of files that are announced again
     for key, file in by_key.items():
         await uploads.open_upload(
@@ -132,24 +134,24 @@ def _check_bounds(settings: Settings, sizes: dict[str, int]) -> None:
 
 
 class Files:
-    """Verifies uploaded files against their declarations. One object for each API process."""
+    """Verifies that uploaded files have the declared sizes and SHA-256. Each API process has one object."""
 
     def __init__(self, pool: Pool, store: ObjectStore) -> None:
         self._pool = pool
         self._store = store
         self._semaphores: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by tenant
 
-    async def check(self, tenant_id: str, lease: Lease, files: Sequence[HandedIn]) -> list[Output]:
+    async def check(self, tenant_id: str, lease: Lease, files: Sequence[UploadedFile]) -> list[Output]:
         """Read the files' bytes from the store, and return the files as outputs. No connection is held meanwhile.
 
-        If the attempt has lost the lease, the result is empty and nothing is read: `complete` then reports the lost
-        lease. Raises Invalid `file_not_announced`, `file_missing` or `file_mismatch`.
+        If the lease is lost, nothing is read, and the result is empty: `complete` then reports the lost lease. Raises
+        Invalid `file_not_announced`, `file_missing` or `file_mismatch`.
         """
         if not files:
             return []
         async with self._pool.acquire() as connection:
-            # Read the sizes first: if the lease is valid afterwards, it was valid when they were read.
-            sizes = await _announced(connection, tenant_id, lease)
+            # Read the sizes first: if the lease is still valid after that, the sizes are those of a valid lease.
+            sizes = await _announced_sizes(connection, tenant_id, lease)
             prefix = await _prefix_of(connection, tenant_id, lease)
             if prefix is None:
                 return []
@@ -162,14 +164,14 @@ class Files:
 
     @asynccontextmanager
     async def _verification_turn(self, tenant_id: str) -> AsyncIterator[None]:
-        """Wait until fewer than _VERIFIED_AT_ONCE completions of the tenant are in this block."""
+        """Wait until fewer than _MAX_VERIFICATIONS completions of the tenant are in this block."""
         semaphore = self._semaphores.get(tenant_id)
         if semaphore is None:
-            semaphore = self._semaphores[tenant_id] = asyncio.Semaphore(_VERIFIED_AT_ONCE)
+            semaphore = self._semaphores[tenant_id] = asyncio.Semaphore(_MAX_VERIFICATIONS)
         async with semaphore:
             yield
 
-    async def _verify(self, file: HandedIn, key: str, size: int) -> Output:
+    async def _verify(self, file: UploadedFile, key: str, size: int) -> Output:
         try:
             stored = await self._store.digest(key, max_bytes=size)
         except ObjectMissing:
@@ -185,24 +187,25 @@ def _not_announced(name: str) -> Invalid:
     return Invalid("file_not_announced", f"The API issued no upload URL for {name} in this epoch.")
 
 
-async def complete(connection: Connection, tenant_id: str, done: Completion) -> Settled:
-    """Complete the task (running -> succeeded) with the files that `Files.check` has verified. Call it in a transaction
-    that has locked the job.
+async def complete(connection: Connection, tenant_id: str, completion: Completion) -> Settled:
+    """Complete the task (running -> succeeded) with the files that `Files.check` has verified. Call this in a
+    transaction that has locked the job.
 
-    If the answer to an earlier call was lost, the attempt has ended and its files are taken: `settlements.complete`
-    recognises the repetition. Raises Invalid `file_not_announced` when another completion of the attempt was faster.
+    A call may be repeated because the answer to the first call was lost. Then the attempt has ended, and its files are
+    taken: `settlements.complete` recognises the repetition. Raises Invalid `file_not_announced` if another completion
+    of the attempt was faster.
     """
-    is_held = bool(done.outputs) and await _prefix_of(connection, tenant_id, done.lease) is not None
-    if is_held:
-        taken_keys = await _take(connection, tenant_id, done.lease, [output.key for output in done.outputs])
-        for output in done.outputs:
+    lease, outputs = completion.lease, completion.outputs
+    if outputs and await _prefix_of(connection, tenant_id, lease) is not None:
+        taken_keys = await _take(connection, tenant_id, lease, [output.key for output in outputs])
+        for output in outputs:
             if output.key not in taken_keys:
                 raise _not_announced(output.name)
-    return await settlements.complete(connection, [done])
+    return await settlements.complete(connection, [completion])
 
 
 async def give_up(connection: Connection, limit: int = 1000) -> None:
-    """Abandon at most `limit` uploads of attempts that ended without naming them. Housekeeping then deletes their
+    """Abandon at most `limit` files of attempts that have ended without naming them. Housekeeping then deletes the
     objects, also objects that arrive later.
     """
     await connection.execute(_GIVE_UP, limit)

@@ -1,5 +1,5 @@
-"""Stores the log lines and stream chunks of external workers, within the bounds of an attempt. What the attempt has
-used is counted in its rows: an API process remembers nothing of it.
+"""Stores the log lines and stream chunks of external workers, within the bounds of an attempt. PostgreSQL counts how
+much the attempt has stored already, because its requests may reach different API processes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """`items`: how many of the request's items are kept. `cut`: the attempt is over its bounds."""
+class StoredItems:
+    """The outcome of a request. `items`: how many of its items are stored. `cut`: the attempt is over its bounds."""
 
     items: int
     cut: bool
@@ -41,7 +41,9 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class _Used:
-    """What the attempt has used. `attempt`: its number. `is_known`: an earlier request has brought the same items."""
+    """How much the attempt has stored. `attempt`: its number. `is_known`: an earlier request had the same first number,
+    and so is the same request. `known_items`: how many of that request's items are stored.
+    """
 
     attempt: int
     items: int
@@ -52,8 +54,8 @@ class _Used:
 
 
 def _usage_sql(table: Literal["job_log", "job_stream"], column: Literal["lines", "chunks"], mark: str) -> str:
-    """SQL that reads what an attempt has used: one row, or no row if the lease is lost. `mark`: the item, as JSON, that
-    is stored where the attempt's output is cut. It does not count as kept.
+    """SQL that reads how much an attempt has stored: one row, or no row if the lease is lost. `mark`: the item, as
+    JSON, that is stored at the place where the attempt's output is cut. The mark does not count as a stored item.
     """
     return f"""
 -- external_{column}
@@ -73,10 +75,10 @@ _CHUNKS = _usage_sql("job_stream", "chunks", '{"cut": true}')
 
 async def log(
     connection: Connection, settings: Settings, lease: Lease, first: int, lines: Sequence[Line]
-) -> Kept | None:
-    """Keep lines of the attempt. `first`: the number of the first one in its attempt; a request with the same number is
-    kept once. Call it in a transaction that has locked the job, as `external.is_late` does: else two requests at once
-    may exceed the bounds. None: the lease is lost.
+) -> StoredItems | None:
+    """Store lines of the attempt. `first`: the number of the first line within the attempt; two requests with the same
+    number are stored once. Call this in a transaction that has locked the job, as `external.is_late` does: else two
+    requests at once may exceed the bounds. None: the lease is lost.
     """
     used = await _read(connection, _LINES, lease, first)
     if used is None or used.is_known or used.cut:
@@ -90,30 +92,30 @@ async def log(
     _, encoded = recorder.take()
     if encoded:
         await logs.append(connection, [LogChunk(lease.task_id, lease.epoch, used.attempt, first, encoded)])
-    return Kept(len(encoded) - recorder.is_cut if encoded else 0, recorder.is_cut)
+    return StoredItems(len(encoded) - recorder.is_cut if encoded else 0, recorder.is_cut)
 
 
 async def emit(
     connection: Connection, settings: Settings, lease: Lease, first: int, chunks: Sequence[Any]
-) -> Kept | None:
-    """Keep chunks that the attempt emits, as `log` keeps lines. Raises ValueError for a chunk with a NUL character."""
+) -> StoredItems | None:
+    """Store chunks that the attempt emits, as `log` stores lines. Raises ValueError if a chunk has a NUL character."""
     used = await _read(connection, _CHUNKS, lease, first)
     if used is None or used.is_known or used.cut:
         return _without_writing(used)
     emissions = Emissions(settings.stream_chunks, settings.stream_bytes, Lock())
     emissions.resume(used.items, used.bytes)
-    fits = sum(emissions.emit(chunk) for chunk in chunks)
+    fitting = sum(emissions.emit(chunk) for chunk in chunks)
     _, encoded = emissions.take()
     restarts = lease.epoch > 1 and used.items == 0
     await streams.append(connection, [StreamChunk(lease, first, encoded, restarts)])
-    return Kept(fits, fits < len(chunks))
+    return StoredItems(fitting, fitting < len(chunks))
 
 
 async def _read(connection: Connection, statement: str, lease: Lease, first: int) -> _Used | None:
-    """What the attempt has used; None: the lease is lost."""
+    """How much the attempt has stored; None: the lease is lost."""
     row = await connection.fetchrow(statement, lease.task_id, lease.owner, lease.epoch, first)
     return None if row is None else _Used(**row)
 
 
-def _without_writing(used: _Used | None) -> Kept | None:
-    return None if used is None else Kept(used.known_items, used.cut)
+def _without_writing(used: _Used | None) -> StoredItems | None:
+    return None if used is None else StoredItems(used.known_items, used.cut)

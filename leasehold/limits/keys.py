@@ -1,6 +1,6 @@
 """Makes, rotates, expires and revokes API keys. Each action writes a row of the audit, in the same transaction.
 
-The API and `leasehold keys` call this. `tenant_id`: only a key of this tenant is found; None: of any tenant.
+The API and `leasehold keys` call this. `tenant_id`: a function finds only keys of this tenant; None: of any tenant.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ async def make(
     expires_at: datetime | None = None,
     cell: str = "",
 ) -> NewKey:
-    """Create a key. Its text is stored nowhere. `at_most`: the most valid keys of a tenant. `cell`: as of `create_key`.
+    """Create a key. Its text is stored nowhere. `at_most`: the most valid keys of a tenant. `cell`: as in `create_key`.
 
-    Raises Invalid as `create_key`, and Conflict `too_many_keys`.
+    Raises Invalid as `create_key` does, and Conflict `too_many_keys`.
     """
     async with connection.transaction():
         await make_room(connection, "api_key", tenant_id, at_most)
@@ -77,9 +77,9 @@ async def rotate(
     *,
     cell: str = "",
 ) -> NewKey:
-    """Create a successor of the key, which ends after `overlap` (see `credentials.rotate_key`). `at_most`: the most
-    valid keys of a tenant. During overlaps a tenant may have twice as many, so that it can rotate all its keys at once.
-    Raises NotFound, and Conflict `too_many_keys`.
+    """Create a successor of the key. The old key ends after `overlap` (see `credentials.rotate_key`). `at_most`: the
+    most valid keys of a tenant. During overlaps a tenant may have twice as many keys, so that it can rotate all its
+    keys at once. Raises NotFound, and Conflict `too_many_keys`.
     """
     async with connection.transaction():
         row = await find(connection, prefix, tenant_id)
@@ -94,7 +94,7 @@ async def rotate(
 async def expire(
     connection: Connection, actor: Actor, prefix: str, lifetime: timedelta, tenant_id: str | None = None
 ) -> datetime:
-    """End the key after `lifetime`, unless it ends earlier. Returns its end. Raises NotFound."""
+    """Make the key end after `lifetime`, unless it ends earlier. Returns when it ends. Raises NotFound."""
     async with connection.transaction():
         row = await find(connection, prefix, tenant_id)
         ends_at = await credentials.expire_key(connection, prefix, lifetime)

@@ -1,7 +1,8 @@
-"""People who sign in by OpenID Connect: each sign-in writes their rows, and admins change them, with the audit.
+"""The rows of people who sign in by OpenID Connect. Each sign-in writes a person's rows, and admins change them. Each
+change by an admin also writes the audit.
 
-A person has a row in each tenant that one of the person's groups at the provider gave access to. When no group gives
-access to the tenant any more, the row has no scopes.
+A person has a row in each tenant to which one of the person's groups at the provider has given access. When no group
+gives access to the tenant any more, the row stays without scopes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from leasehold.security.roles import PREFIX
 log = structlog.get_logger(__name__)
 
 Role: TypeAlias = Literal["viewer", "operator", "admin"]
-#: The scopes of the person in row `p`. A role that an admin set replaces the scopes of the groups.
+#: SQL: the scopes of the person in row `p`. A role that an admin has set replaces the scopes that the groups give.
 _SCOPES = f"CASE WHEN p.set_role IS NULL OR p.scopes = '{{}}' THEN p.scopes ELSE ARRAY['{PREFIX}' || p.set_role] END"
 # `generation`: sessions of a lower generation have ended.
 _COLUMNS = f"""p.id, p.tenant_id, p.issuer, p.subject, p.login, p.name, {_SCOPES} AS scopes,
@@ -59,8 +60,8 @@ _OF_SUBJECT = f"""
 SELECT {_COLUMNS} FROM person p WHERE p.issuer = $1 AND p.subject = $2 ORDER BY p.tenant_id
 """
 
-# Another person of the tenant may have the same login: a provider may give the address of somebody who left to somebody
-# else. Then the later login gets a suffix. In the update, `excluded.login = $5` means that nobody else has the login.
+# Two people of a tenant may have the same login, because a provider may give an old address to a new person. Then the
+# later login gets a suffix. In the update, `excluded.login = $5` means that no other person has the login.
 _SIGN_IN = f"""
 -- person_enter
 INSERT INTO person AS p (id, tenant_id, issuer, subject, login, name, scopes)
@@ -91,8 +92,8 @@ _END_SESSIONS = """
 UPDATE person SET generation = generation + 1 WHERE id = $1
 """
 
-# Rows with a decision of an admin stay. After a deletion, the next sign-in would write an enabled row, and the groups
-# would give back the role that an admin replaced by another.
+# Rows that an admin has changed stay. If such a row were deleted, the next sign-in would write an enabled row with the
+# scopes of the groups, and the admin's change would be lost.
 _FORGET = """
 -- person_forget
 DELETE FROM person WHERE id IN (
@@ -104,8 +105,8 @@ DELETE FROM person WHERE id IN (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change by an admin. None: no change. `role`: "provider" removes an admin's role, so that the groups count
-    again.
+    """A change by an admin. None: no change. `role`: the role "provider" removes the role that an admin has set: then
+    the groups decide again.
     """
 
     role: Role | Literal["provider"] | None = None
@@ -113,7 +114,7 @@ class Change:
 
 
 async def find_for_session(connection: Connection, person_id: UUID) -> Row | None:
-    """The person's row, or None. `scopes`: the scopes that count now."""
+    """The person's row, or None. Its column `scopes` has the scopes that count now."""
     return await connection.fetchrow(_OF_SESSION, person_id)
 
 
@@ -126,22 +127,22 @@ async def record_sign_in(
     connection: Connection, identity: Identity, scopes: Mapping[str, Sequence[str]], at_most: int
 ) -> list[Row]:
     """Write the rows of a person who has signed in. `scopes`: tenant -> the scopes that the groups give now. In all
-    other tenants the person loses the scopes, and the sessions end. `at_most`: the most people of a tenant.
+    other tenants the person loses the scopes, and the person's sessions end. `at_most`: the most people of a tenant.
 
-    A tenant without room admits no new person, but the person enters the other tenants. Raises Conflict
-    `too_many_people`, after the commit, if there is no other tenant.
+    If a tenant has no room, a new person gets no row there, but gets the rows of the other tenants. Raises Conflict
+    `too_many_people`, after the commit, if the person has got no row at all.
     """
     issuer, subject = identity.issuer, identity.subject
     rows: list[Row] = []
     refusal: Conflict | None = None
     async with connection.transaction():
-        for tenant_id in sorted(scopes):  # all sign-ins take these locks in one order: no deadlock
+        for tenant_id in sorted(scopes):  # all sign-ins take these locks in the same order: so there is no deadlock
             await lock_name(connection, f"person of {tenant_id}")
-            known = await connection.fetchval(
+            has_row = await connection.fetchval(
                 "SELECT true FROM person WHERE issuer = $1 AND subject = $2 AND tenant_id = $3",
                 issuer, subject, tenant_id,
             )  # fmt: skip
-            if not known:
+            if not has_row:
                 try:
                     await make_room(connection, "person", tenant_id, at_most)
                 except Conflict as error:
@@ -173,27 +174,31 @@ async def search(
 
 
 async def find(connection: Connection, person_id: UUID, tenant_id: str | None) -> Row:
-    """The person's row, if of this tenant (None: of any). Locks it until the transaction ends. Raises NotFound."""
+    """The person's row. `tenant_id`: only a row of this tenant; None: of any tenant. Locks the row until the
+    transaction ends. Raises NotFound.
+    """
     row = await connection.fetchrow(_FIND, person_id, tenant_id)
     if row is None:
         raise NotFound("person_not_found", "There is no such person.")
     return row
 
 
-async def change(connection: Connection, actor: Actor, row: Row, wanted: Change) -> None:
-    """Change a person whose row the caller's transaction has locked by `find`. Disabling a person ends all sessions."""
-    role = row["set_role"] if wanted.role is None else wanted.role
+async def change(connection: Connection, actor: Actor, row: Row, change: Change) -> None:
+    """Change a person whose row the caller's transaction has locked by `find`. If the change disables the person, all
+    sessions of the person end.
+    """
+    role = row["set_role"] if change.role is None else change.role
     if role == "provider":
         role = None
     was_disabled = row["disabled_at"] is not None
-    is_disabled = was_disabled if wanted.disabled is None else wanted.disabled
+    is_disabled = was_disabled if change.disabled is None else change.disabled
     if (role, is_disabled) == (row["set_role"], was_disabled):
         return
     await connection.execute(_CHANGE, row["id"], role, int(is_disabled and not was_disabled), is_disabled)
     target = Target("person", str(row["id"]), row["tenant_id"])
     if role != row["set_role"]:
         await audit.record(
-            connection, actor, "person.role_set", target, login=row["login"], role=wanted.role, before=row["set_role"]
+            connection, actor, "person.role_set", target, login=row["login"], role=change.role, before=row["set_role"]
         )
     if is_disabled != was_disabled:
         action = "person.disabled" if is_disabled else "person.enabled"
@@ -207,8 +212,8 @@ async def end_sessions(connection: Connection, actor: Actor, row: Row) -> None:
     await audit.record(connection, actor, "person.sessions_ended", target, login=row["login"])
 
 
-def refuse_oneself(actor_id: UUID | None, row: Row) -> None:
-    """Raises Conflict `own_person` if people act on their own row: so the last admin cannot lose access by mistake."""
+def refuse_own_person(actor_id: UUID | None, row: Row) -> None:
+    """Raises Conflict `own_person` if the row is the actor's own: so the last admin cannot lose access by mistake."""
     if actor_id == row["id"]:
         raise Conflict("own_person", "Nobody changes their own role or access: another admin can.")
 

@@ -1,7 +1,7 @@
 """Rate limits that all processes share, by the algorithm GCRA: one row for each key, one guarded statement a request.
 
-Admission and the endpoints charge these rates. Each request adds a debt, in seconds, to its key; the debt falls by a
-second each second.
+Admission and the endpoints charge these rates. Each request adds a debt to its key. The debt is a number of seconds,
+and gets smaller by one each second.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from leasehold.db.database import Connection
 
-# `full_at` is the time at which the key's debt is paid off. $2 is the debt that the request adds, $3 the largest debt
-# (the burst). The statement refuses a request with which the debt would exceed the burst.
+# `full_at` is the time at which the key's debt becomes 0. $2 is the debt that the request adds, and $3 the largest debt
+# (the burst). If the debt would exceed the burst, the statement changes nothing and returns no row.
 _TAKE = """
 -- rate
 INSERT INTO rate_bucket AS b (key, full_at)
@@ -24,7 +24,7 @@ RETURNING extract(epoch FROM full_at - clock_timestamp())::float8
 """
 
 
-#: The largest debt: a minute's requests may come at once.
+#: The largest debt: the requests of a whole minute may come at once.
 _BURST_SECONDS = 60.0
 
 
@@ -44,9 +44,10 @@ class Quota:
 
 
 async def take(connection: Connection, key: str, per_minute: int, count: int = 1) -> Quota:
-    """Charge `count` requests of `key`, all or none. The rate is `per_minute`, and a burst may use a whole minute's.
+    """Charge `count` requests of `key`, all or none. The rate is `per_minute`. The requests of a whole minute may come
+    at once.
 
-    `count` is at most `per_minute`: more at once would never be allowed.
+    `count` must be at most `per_minute`: more requests at once would never be allowed.
     """
     assert count <= per_minute, "a charge above a whole minute's rate can never be allowed"
     added_debt = 60.0 * count / per_minute
@@ -84,7 +85,7 @@ async def refund(connection: Connection, key: str, per_minute: int, count: int) 
 
 
 async def forget_rates(connection: Connection, limit: int = 1000) -> None:
-    """Delete at most `limit` rows without debt: a key without a row has no debt either."""
+    """Delete at most `limit` rows without debt. A key without a row has no debt, too, so nothing is lost."""
     await connection.execute(
         "DELETE FROM rate_bucket WHERE key IN (SELECT key FROM rate_bucket WHERE full_at < statement_timestamp()"
         " ORDER BY full_at LIMIT $1)",

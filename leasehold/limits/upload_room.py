@@ -1,7 +1,7 @@
 """Remembers for a moment, in each API process, how many bytes of unfinished uploads each tenant has.
 
-An exact count needs a lock, which lets a tenant's uploads begin only one after another. Far from the bound no exact
-count is needed: the process counts without a lock, and adds each new upload to its count until it counts again.
+An exact count needs a lock, and then the uploads of a tenant can begin only one after another. Far from the bound no
+exact count is needed: the process counts without a lock, and adds each new upload to its count until it counts again.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from time import monotonic
 
 from leasehold.db.database import Connection
 
-#: An unfinished upload counts at least this many bytes. So the bound on bytes bounds the rows, too.
+#: An unfinished upload counts at least this many bytes: so the bound on bytes also bounds the number of rows.
 LEAST_COUNTED = 1024 * 1024
 #: Seconds for which a process uses a count.
 FRESH_SECONDS = 1.0
-#: A tenant is far from its bound while it uses at most this share of the bound. Each process may admit this share by
-#: itself while its count is fresh: so three processes together stay below the bound.
-_FAR = 0.25
+#: A tenant is far from its bound while it uses at most this share of the bound. A process with a fresh count does not
+#: see what other processes admit. Each process may so admit this share: three processes together stay below the bound.
+_FAR_SHARE = 0.25
 #: Tenants that a process remembers.
 _MAX_TENANTS = 10_000
 
@@ -41,10 +41,10 @@ class _Count:
 
 
 class UploadRoom:
-    """`bound`: the bytes of unfinished uploads that a tenant may have."""
+    """The remembered counts of all tenants. `bound`: the bytes of unfinished uploads that a tenant may have."""
 
     def __init__(self, bound: int) -> None:
-        self._far = _FAR * bound
+        self._far_bytes = _FAR_SHARE * bound
         self._counts: OrderedDict[str, _Count] = OrderedDict()
 
     async def reserve(self, connection: Connection, tenant_id: str, size: int) -> bool:
@@ -54,13 +54,13 @@ class UploadRoom:
         cached = self._fresh(tenant_id)
         if cached is None:
             used = await count(connection, tenant_id)
-            cached = self._fresh(tenant_id)  # another upload may have counted, and reserved, meanwhile
+            cached = self._fresh(tenant_id)  # meanwhile, another upload of the tenant may have stored its count
         if cached is None:
             cached = self._counts[tenant_id] = _Count(used, monotonic() + FRESH_SECONDS)
             self._counts.move_to_end(tenant_id)
             if len(self._counts) > _MAX_TENANTS:
                 self._counts.popitem(last=False)
-        if cached.used + size > self._far:
+        if cached.used + size > self._far_bytes:
             return False
         cached.used += size
         return True

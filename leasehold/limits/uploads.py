@@ -1,8 +1,8 @@
 """Limits the bytes of a tenant's unfinished uploads, and removes uploads that no client completes.
 
-A client sends straight to the object store, so the API must inspect the store to learn what arrived. Each key that a
-client may write to has a row before it has an object. Housekeeping inspects the keys (`inspect`), and keeps a row until
-no transfer that began in time can still arrive.
+A client sends an object to the store itself, and the API does not see it. So each key that a client may write to has a
+row before it has an object. Housekeeping inspects the keys in the store (`inspect`). It keeps a row as long as a
+transfer that began before the URL expired may still arrive.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _GRACE_SECONDS = 60
 SLOWEST_TRANSFER = timedelta(days=1)
 _RETRY_SECONDS = 60.0
 _NO_ATTEMPT = (None, None)
-#: No writer of the platform needs longer for one object.
+#: A multipart upload of the platform that is older than this has no living writer.
 _LONGEST_WRITE = timedelta(hours=1)
-#: The prefix of the outputs of jobs. The bucket may hold objects of others.
+#: The prefix of the outputs of jobs. The bucket may also have objects of other programs.
 _JOBS = "jobs/"
 
 _OPEN = """
@@ -49,15 +49,16 @@ VALUES ($1, $2, true, $8, $3, $4, clock_timestamp() + make_interval(secs => $5),
         clock_timestamp() + make_interval(secs => $6), clock_timestamp() + make_interval(secs => $5) + $7::interval,
         $9, $10)
 """
-# $1 key, $2 tenant, $3 the largest object that may stay, $4 the grace after the end of the URL. `most` -1: housekeeping
-# deletes any object at the key, at once and again after the last possible transfer.
+# $1 key, $2 tenant, $3 the size of the largest object that may stay, $4 the grace after the end of the URL. If `most`
+# is -1, housekeeping deletes any object at the key: at once, and again after the last possible transfer.
 _CLOSE = """
 -- upload_close
 UPDATE upload SET open = false, bytes = 0, most = least(most, $3),
     look_at = CASE WHEN $3 < 0 THEN clock_timestamp() ELSE greatest(look_at, writable_until + $4::interval) END
 WHERE key = $1 AND tenant_id = $2
 """
-# For an upload with a signed size, the store accepts only objects of that size: housekeeping need not inspect the key.
+# For an upload with a signed size, the store accepts only objects of that size: so housekeeping does not inspect the
+# key, and the row is not needed.
 _FORGET_EXACT = "DELETE FROM upload WHERE key = $1 AND tenant_id = $2 AND exact AND bytes <= $3"
 _DUE = f"""
 -- uploads_due
@@ -66,8 +67,8 @@ SELECT key, tenant_id, open, most AS at_most, writable_until + $1::interval < cl
 FROM upload WHERE look_at < statement_timestamp() AND {not_in(UPLOADS, "key", "text")}
   AND {stays("upload.tenant_id")} ORDER BY look_at LIMIT $2
 """
-# While the client may send, an upload counts with the larger of its declared and its stored bytes. After that it counts
-# with its stored bytes.
+# While the client may still send, an upload counts with its declared or its stored bytes, whichever are more. After
+# that it counts with its stored bytes.
 _INSPECTED = """
 -- upload_looked
 UPDATE upload SET
@@ -79,8 +80,8 @@ WHERE key = $1 AND look_at < clock_timestamp()
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """An upload that is due for an inspection. `dead`: the URL has expired, so no client can begin to send. `over`:
-    even a transfer that began before that can no longer arrive.
+    """An upload that is due for an inspection. `dead`: the URL has expired, so no client can begin to send. `over`: no
+    transfer can arrive any more, not even one that began before the URL expired.
     """
 
     key: str
@@ -106,11 +107,11 @@ async def open_upload(
 ) -> None:
     """Write the row of an upload to `key`, before the client gets a URL. A `/` at the end makes `key` a prefix.
 
-    Call this in a transaction. `counted_bytes`: how many count for the upload until the first inspection. `at_most`:
-    housekeeping deletes a larger object. `seconds`: how long the client may begin to send. `exact`: the store accepts
-    exactly `counted_bytes`. `attempt`: the task and epoch with which the upload ends (external_files.py). `room`: the
-    counts of this process. With them, a tenant that is far from its bound needs no lock. Raises TooMany
-    `upload_quota_exceeded`.
+    Call this in a transaction. `counted_bytes`: how many bytes the upload counts until the first inspection. `at_most`:
+    housekeeping deletes an object with more bytes. `seconds`: for how long the client may begin to send. `exact`: the
+    store accepts exactly `counted_bytes`. `attempt`: the task and epoch with whose end the upload ends
+    (external_files.py). `room`: the counts that this process remembers; with them, a tenant that is far from its bound
+    needs no lock. Raises TooMany `upload_quota_exceeded`.
     """
     size = max(counted_bytes, LEAST_COUNTED)
     if room is None or not await room.reserve(connection, tenant_id, size):
@@ -136,14 +137,14 @@ async def _check_room(connection: Connection, tenant_id: str, size: int, bound: 
 
 
 async def close(connection: Connection, tenant_id: str, key: str, *, keep: int | None) -> None:
-    """Finish the upload. Housekeeping deletes a later object of more than `keep` bytes; None: any object."""
+    """Finish the upload. Later, housekeeping deletes an object with more than `keep` bytes; None: any object."""
     if keep is not None:
         await connection.execute(_FORGET_EXACT, key, tenant_id, keep)
     await connection.execute(_CLOSE, key, tenant_id, -1 if keep is None else keep, timedelta(seconds=_GRACE_SECONDS))
 
 
 async def forget(connection: Connection, tenant_id: str, key: str) -> None:
-    """Delete the row: no client can send to the key any more."""
+    """Delete the row of the upload, because no client can send to the key any more."""
     await connection.execute("DELETE FROM upload WHERE key = $1 AND tenant_id = $2", key, tenant_id)
 
 
@@ -164,7 +165,7 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
 
     No connection is held while the store is called.
     """
-    if upload.key.endswith("/"):  # a prefix: the process that received the upload died and left the row
+    if upload.key.endswith("/"):  # a prefix: the process that received the upload has died, and its row remains
         await remove_below(store, upload.key)
         REMOVED.labels("unfinished").inc()
         async with connections() as connection:

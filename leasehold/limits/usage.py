@@ -1,10 +1,11 @@
 """The bounds on a tenant's unfinished jobs and stored bytes. Admission checks both for each submission.
 
-A full count costs more than a submission. So a process remembers the counts of each tenant, adds what it admits itself,
-and counts again after a pause, once for all submissions that wait. The longer a count took, the longer the pause. A
-count does not see jobs whose transaction has not committed yet, so the process adds what it admitted lately to each.
+A full count costs more than a submission. So a process remembers the counts of each tenant, and adds the jobs and bytes
+that it admits itself. It counts again after a pause. The longer a count took, the longer the pause. A count does not
+see jobs whose transaction is not committed yet: so the process adds the jobs that it has admitted recently to each
+count.
 
-Near the bound on jobs, a remembered count is not enough: the process counts the tenant's unfinished jobs at each
+Near the bound on jobs, a remembered count is not enough. There the process counts the tenant's unfinished jobs at each
 submission, and again after the write, under a lock.
 """
 
@@ -27,14 +28,14 @@ from leasehold.settings import Settings
 #: The largest share of time that a process spends on counting for one tenant.
 _SHARE = 0.05
 _LEAST_SECONDS, _MAX_SECONDS = 0.05, 60.0
-#: Jobs that were admitted this long ago have been committed, and a count sees them.
+#: Jobs that were admitted this many seconds ago are committed by now, and a count sees them.
 _COMMIT_SECONDS = 2.0
 #: Tenants that a process remembers.
 _MAX_TENANTS = 10_000
-#: Every submission is counted exactly under a bound of at most this many jobs. Under a larger bound, exact counting
+#: If the bound is at most this many jobs, every submission is counted exactly. With a larger bound, exact counting
 #: starts when the tenant has used this share of the bound.
 _ALWAYS_EXACT_JOBS, _EXACT_FROM_SHARE = 10_000, 0.8
-#: The retry-after in seconds. Stored bytes only shrink when something is deleted or its retention ends.
+#: The retry-after in seconds. It is long for stored bytes: they get fewer only by a deletion or the end of a retention.
 _STORAGE_WAIT, _UNFINISHED_WAIT = 3600.0, 5.0
 
 _JOBS = "SELECT count(*) FROM (SELECT 1 FROM job WHERE tenant_id = $1 AND finished_at IS NULL LIMIT $2) AS counted"
@@ -58,7 +59,9 @@ SELECT ((SELECT coalesce(sum(size), 0) FROM output WHERE tenant_id = $1){of_kind
 
 @dataclass(slots=True)
 class _RecentAdmissions:
-    """Sums what was admitted recently: at least in the last _COMMIT_SECONDS, at most in twice that time."""
+    """The number of jobs that were admitted recently: within a time between _COMMIT_SECONDS and twice that.
+    `current`: the jobs since `since`. `earlier`: the jobs of the period before.
+    """
 
     earlier: int = 0
     current: int = 0
@@ -80,8 +83,8 @@ class _RecentAdmissions:
 
 @dataclass(slots=True)
 class _Usage:
-    """The last counts of one tenant, and what this process has admitted since they began. `admitted`: all bytes that it
-    ever admitted. `is_counting`: a submission counts anew.
+    """The last counts of one tenant, plus the jobs and bytes that this process has admitted since. `admitted`: all
+    bytes that this process has ever admitted. `is_counting`: a submission counts again now.
     """
 
     jobs: int = 0
@@ -93,10 +96,10 @@ class _Usage:
 
 
 class Usage:
-    """The counts that this process remembers, by tenant. A bound of 0 means no bound: nothing is counted for it.
+    """The counts that this process remembers, by tenant. A bound of 0 means no bound, and then nothing is counted.
 
-    `stored_queries`: SQL scalar subqueries, one for each kind of work that stores bytes beside the outputs of its jobs
-    (Kind.stored). Each answers a number of bytes; `$1` is the tenant.
+    `stored_queries`: SQL scalar subqueries, one for each kind of work that stores bytes besides the outputs of its jobs
+    (Kind.stored). Each returns a number of bytes; `$1` is the tenant.
     """
 
     def __init__(self, settings: Settings, stored_queries: Iterable[str]) -> None:
@@ -108,19 +111,19 @@ class Usage:
     async def reserve(self, database: Connection | ConnectionSource, tenant_id: str, count: int, size: int = 0) -> bool:
         """Check that `count` more jobs and `size` more bytes fit, and add both to the remembered counts.
 
-        Returns True far from the bound on jobs. If False, call `check_exactly` after the write: concurrent submissions
-        may have used the same room. Raises TooMany `storage_full` or `too_many_unfinished`, and Invalid
-        `batch_too_large`.
+        Returns whether the tenant is far from its bound on jobs. If not, the caller must call `check_exactly` after the
+        write, because concurrent submissions may have used the same room. Raises TooMany `storage_full` or
+        `too_many_unfinished`, and Invalid `batch_too_large`.
         """
         if not (self._max_jobs or self._max_bytes):
             return True
         usage = self._usage_of(tenant_id)
-        # While one submission counts anew, the others use the old counts, which only grow meanwhile.
+        # While one submission counts again, the others use the old counts, and add to them.
         if usage.fresh_until is None or (usage.fresh_until <= monotonic() and not usage.is_counting):
             await self._recount(database, tenant_id, usage)
         self._check_bytes(usage, size)
         is_far = not self._max_jobs or await self._reserve_jobs(database, tenant_id, usage, count)
-        self._check_bytes(usage, size)  # others were admitted meanwhile
+        self._check_bytes(usage, size)  # again, because other submissions were admitted meanwhile
         usage.stored += size
         usage.admitted += size
         return is_far
@@ -156,8 +159,8 @@ class Usage:
                 f"{count} jobs exceed the {self._max_jobs} unfinished jobs of a tenant and can never be accepted."
             )
             raise Invalid("batch_too_large", f"{sentence} Send fewer at once.")
-        may_remember = self._max_jobs > _ALWAYS_EXACT_JOBS
-        if may_remember and usage.jobs + count <= _EXACT_FROM_SHARE * self._max_jobs:
+        may_use_memory = self._max_jobs > _ALWAYS_EXACT_JOBS
+        if may_use_memory and usage.jobs + count <= _EXACT_FROM_SHARE * self._max_jobs:
             usage.jobs += count
             usage.recent.add(count, monotonic())
             return True
@@ -174,7 +177,7 @@ class Usage:
             raise _too_many(self._max_jobs)
 
     async def measure(self, connection: Connection, tenant_id: str) -> dict[str, int]:
-        """The tenant's counts and bounds (a bound of 0: none). Unfinished jobs are counted up to their bound."""
+        """The tenant's counts and bounds; 0: there is no bound. Unfinished jobs are counted up to their bound only."""
         jobs = int(await connection.fetchval(_JOBS, tenant_id, self._max_jobs or _MAX_COUNTED))
         row = await connection.fetchrow(_TENANT_COUNTS, tenant_id)
         assert row is not None
@@ -187,6 +190,7 @@ class Usage:
         }
 
     async def _recount(self, database: Connection | ConnectionSource, tenant_id: str, usage: _Usage) -> None:
+        """Count the tenant's jobs and bytes, and decide when the next count is due."""
         usage.is_counting = True
         try:
             async with _connection(database) as connection:
@@ -208,7 +212,7 @@ class Usage:
 
 @asynccontextmanager
 async def _connection(database: Connection | ConnectionSource) -> AsyncIterator[Connection]:
-    """The caller's own connection, or one of the source for the block."""
+    """For the block: the caller's own connection, or one that is acquired from the source."""
     if isinstance(database, asyncpg.Connection | PoolConnectionProxy):
         yield database
     else:
