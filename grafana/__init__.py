@@ -1,1 +1,1 @@
-"""Dashboards and alerts, described once in Python; `scripts/dashboards` writes the files that are shipped."""
+"""Describes the dashboards and alerts in Python. `scripts/dashboards` writes the files for Grafana and Prometheus."""

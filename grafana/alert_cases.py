@@ -1,4 +1,7 @@
-"""What each alert is for, as series in the notation of `promtool test rules`; and a healthy day of all of them."""
+"""The tests of the alerts, for `promtool test rules`: each alert fires in its case, and none fires on a healthy day.
+
+Series have promtool's notation: `0+60x1440` begins at 0 and grows by 60 in each of 1440 samples.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,18 @@ _HTTP = 'leasehold_http_request_duration_seconds_count{{code="{}",method="GET",r
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Fires at `at` with `labels`, on these series and those of the healthy day that they do not replace."""
+    """The alert fires at the time `at` with `labels`. `series` replace the series of the healthy day with the same
+    names.
+    """
 
     alert: str
     at: str
     series: Mapping[str, str]
     labels: Mapping[str, str] = field(default_factory=dict)
-    value: str = ""  # what {{ $value }} says in the summary
+    value: str = ""  # stands for {{ $value }} in the summary
 
 
-#: A day on which nothing is wrong: all series, one sample a minute for a day.
+#: All series on a day on which nothing is wrong, with a sample for each minute.
 HEALTHY: Mapping[str, str] = {
     'leasehold_jobs_finished_total{pipeline="media",outcome="succeeded"}': "0+600x1440",
     'leasehold_jobs_finished_total{pipeline="media",outcome="rejected"}': "0+60x1440",
@@ -67,7 +72,7 @@ HEALTHY: Mapping[str, str] = {
 
 _FAILED = 'leasehold_jobs_finished_total{pipeline="media",outcome="failed"}'
 CASES = (
-    # 20 % of jobs fail: 20 times the budget; and 5 % do: 5 times, which is no page but a ticket.
+    # 20 % of jobs fail, 20 times the budget: a page. In the second case 5 % fail, 5 times the budget: only a ticket.
     Case("LeaseholdJobsFailingFast", "70m", {_FAILED: "0+150x1440"}),
     Case("LeaseholdJobsFailingSlow", "3h", {_FAILED: "0+32x1440"}),
     Case("LeaseholdStartsLateFast", "70m", {_WAIT.format("bucket", ',le="10.0"'): "0+700x1440"}),
@@ -124,7 +129,7 @@ CASES = (
         {"table": "task"},
     ),
     Case("LeaseholdSnapshotHeld", "15m", {"leasehold_database_snapshot_oldest_seconds": "0+60x1440"}),
-    # The standby is left again and again, for two minutes of nine.
+    # Reads leave the standby again and again, for two minutes of nine.
     Case("LeaseholdReplicaLeft", "30m", {_SERVES: " ".join(["0x1 1x6"] * 160)}, value="1"),
     Case("LeaseholdReplicaLags", "15m", {_LAG: "0+20x1440"}),
     Case(
@@ -137,24 +142,24 @@ CASES = (
 
 
 def tests(rule_file: str) -> Mapping[str, Any]:
-    """Promtool's test file: every alert fires in its case, and none on the healthy day."""
+    """The content of promtool's test file."""
     return {
         "rule_files": [rule_file],
         "evaluation_interval": "1m",
-        "tests": [_firing(case) for case in CASES] + [_quiet()],
+        "tests": [_test_of(case) for case in CASES] + [_test_of_healthy_day()],
     }
 
 
-def _series(changed: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"series": name, "values": values} for name, values in {**HEALTHY, **changed}.items()]
+def _series(replaced: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"series": name, "values": values} for name, values in {**HEALTHY, **replaced}.items()]
 
 
-def _firing(case: Case) -> dict[str, Any]:
+def _test_of(case: Case) -> dict[str, Any]:
     alert = next(alert for alert in all_alerts() if alert.name == case.alert)
-    said = annotations_of(alert)
-    said["summary"] = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: case.labels[found[1]], said["summary"])
-    said["summary"] = said["summary"].replace("{{ $value }}", case.value)
-    expected = {"exp_labels": {"severity": alert.severity, **case.labels}, "exp_annotations": said}
+    annotations = annotations_of(alert)
+    summary = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda label: case.labels[label[1]], annotations["summary"])
+    annotations["summary"] = summary.replace("{{ $value }}", case.value)
+    expected = {"exp_labels": {"severity": alert.severity, **case.labels}, "exp_annotations": annotations}
     return {
         "name": f"{case.alert} fires",
         "interval": "1m",
@@ -163,7 +168,7 @@ def _firing(case: Case) -> dict[str, Any]:
     }
 
 
-def _quiet() -> dict[str, Any]:
+def _test_of_healthy_day() -> dict[str, Any]:
     moments: Sequence[str] = ("10m", "2h", "24h")
     return {
         "name": "nothing fires on a healthy day",

@@ -1,8 +1,9 @@
-"""When somebody is told, and when somebody is woken up.
+"""Declares the alerts and their severities. `build` writes the rules of Prometheus from them.
 
-Objectives are watched by burn rates over two windows each (Site Reliability Workbook, chapter 5): the long one says
-that it matters, the short one that it still goes on. A `page` is for now, a `ticket` for the next working day.
-Every alert names its runbook in docs/operations/runbooks.
+The alerts of an objective compare burn rates over two windows (Site Reliability Workbook, chapter 5). A high rate over
+the long window means that the problem is serious. A high rate over the short window means that the problem has not
+ended. Severity `page`: an operator must act now. Severity `ticket`: an operator must act on the next working day. Every
+alert names its runbook in docs/operations/runbooks.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: Of every objective the burn rates are recorded over these windows.
+#: Prometheus records the burn rates of every objective over these windows.
 WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
 RUNBOOKS = "docs/operations/runbooks"
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`ratio`: PromQL of the share that is bad, with WINDOW in place of the window; `budget`: the share allowed."""
+    """A goal for the share of bad events. `ratio`: PromQL of the share, with WINDOW in place of the window. `budget`:
+    the share that is allowed.
+    """
 
     name: str
     alert: str
@@ -28,12 +31,13 @@ class Objective:
     runbook: str
 
     def record(self, window: str) -> str:
+        """The name of the recorded series."""
         return f"leasehold:{self.name}:ratio_rate{window}"
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """`lasts`: for how long it must be so."""
+    """An alert. `lasts`: for how long the expression must be true before the alert fires."""
 
     name: str
     expression: str
@@ -74,14 +78,14 @@ OBJECTIVES = (
     ),
 )
 
-# severity -> (burn rate, long window, short window); of a budget of 30 days the first spends 2 % in its window,
-# the second 5 %, the third and the fourth 10 %.
+# Severity -> (burn rate, long window, short window). With the first burn rate, the long window uses up 2 % of the
+# budget of 30 days; with the second 5 %, and with the third and the fourth 10 %.
 _BURNS = {"page": ((14.4, "1h", "5m"), (6.0, "6h", "30m")), "ticket": ((3.0, "1d", "2h"), (1.0, "3d", "6h"))}
 
 ALERTS = (
     Alert(
         "LeaseholdLeasesStuck", "max(leasehold_lease_overdue_oldest_seconds) > 60", "2m", "page",
-        "Leases passed over a minute ago and nobody takes them over", "leases-stuck",
+        "Leases ended over a minute ago, and no worker takes their tasks over", "leases-stuck",
     ),
     Alert(
         "LeaseholdQueueWaiting",
@@ -98,7 +102,7 @@ ALERTS = (
     ),
     Alert(
         "LeaseholdSilent", "absent(leasehold_jobs_unfinished)", "2m", "page",
-        "No process tells what the database holds: none runs, none reaches it, or none is scraped", "silent",
+        "No process exports the metrics of the database: none runs, none reaches it, or none is scraped", "silent",
     ),
     Alert(
         "LeaseholdDatabaseAway", "sum(1 - leasehold_database_up) > 0", "1m", "page",
@@ -121,7 +125,7 @@ ALERTS = (
     Alert(
         "LeaseholdDeadLettersGrowing", "sum by (pipeline) (increase(leasehold_dead_letters_total[1h])) > 10", "5m",
         "ticket",
-        "Tasks of pipeline {{ $labels.pipeline }} are given up, more than ten within an hour", "dead-letters-growing",
+        "More than ten tasks of pipeline {{ $labels.pipeline }} failed for good within an hour", "dead-letters-growing",
     ),
     Alert(
         "LeaseholdChildrenCrash", "sum by (how) (increase(leasehold_child_crashes_total[30m])) > 5", "5m", "ticket",
@@ -133,7 +137,7 @@ ALERTS = (
     ),
     Alert(
         "LeaseholdDutyFails", "sum by (duty) (increase(leasehold_duty_errors_total[15m])) > 3", "5m", "ticket",
-        "The duty {{ $labels.duty }} of a worker keeps failing as nobody foresaw", "duty-fails",
+        "The duty {{ $labels.duty }} of a worker keeps failing with unforeseen errors", "duty-fails",
     ),
     Alert(
         "LeaseholdUnitsStuck", "sum by (duty) (increase(leasehold_units_stuck_total[1h])) > 0", "0m", "ticket",
@@ -145,7 +149,7 @@ ALERTS = (
         ' and max by (table) (leasehold_table_rows{kind="dead"}) > 0.5'
         ' * max by (table) (leasehold_table_rows{kind="live"})',
         "15m", "ticket",
-        "Table {{ $labels.table }} has more dead rows than vacuum takes away", "database-bloat",
+        "Table {{ $labels.table }} has more dead rows than vacuum removes", "database-bloat",
     ),
     Alert(
         "LeaseholdSnapshotHeld", "max(leasehold_database_snapshot_oldest_seconds) > 60", "5m", "ticket",

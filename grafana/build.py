@@ -1,4 +1,4 @@
-"""`scripts/dashboards`: write what is described here into the files that Grafana and Prometheus read."""
+"""The program of `scripts/dashboards`: writes the files of Grafana and Prometheus from the descriptions here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEAD = "# Written by scripts/dashboards from grafana/alerts.py and grafana/aler
 
 
 def files() -> dict[Path, str]:
-    """Every file that is written, and its text."""
+    """The path and the text of every file to write."""
     boards = {HERE / "dashboards" / f"{board.uid}.json": render(board) for board in BOARDS}
     return boards | {
         HERE / "prometheus/rules/leasehold.yaml": _HEAD + _yaml(rules()),
@@ -26,8 +26,8 @@ def files() -> dict[Path, str]:
     }
 
 
-def _yaml(said: Mapping[str, Any]) -> str:
-    text: str = yaml.safe_dump(said, sort_keys=False, width=200)
+def _yaml(document: Mapping[str, Any]) -> str:
+    text: str = yaml.safe_dump(document, sort_keys=False, width=200)
     return text
 
 

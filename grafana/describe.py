@@ -1,4 +1,4 @@
-"""The parts of which dashboards are described: boards, rows, panels and variables, and the PromQL of a panel."""
+"""The types that describe a dashboard (boards, rows, panels, variables), and functions that make PromQL for panels."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ FULL, HALF, THIRD, QUARTER, SIXTH = 24, 12, 8, 6, 4
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """`meaning`: what the panel shows, and why an operator looks at it. `queries`: legend -> PromQL. From `warn` on the
-    value is orange, from `bad` on it is red; with `low_is_bad`, below them.
+    """`meaning`: what the panel shows, and why an operator looks at it. `queries`: legend -> PromQL. A value of at
+    least `warn` is orange, and of at least `bad` red. With `low_is_bad`, a value below `warn` is orange, and below
+    `bad` red.
     """
 
     title: str
@@ -36,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A choice at the top of a board: the values that `label` has in `metric`."""
+    """A menu at the top of a board, with the values that `label` has in `metric`."""
 
     name: str
     metric: str
@@ -62,27 +63,30 @@ def number(
     bad: float | None = None,
     low_is_bad: bool = False,
 ) -> Panel:
-    """A panel with one number: the value of now."""
+    """A panel with one number: the present value."""
     return Panel(title, meaning, {"": query}, unit, "number", SIXTH, warn, bad, low_is_bad)
 
 
 def rate(metric: str, by: str = "", where: str = "") -> str:
-    """The increase of a counter in a second, summed over all processes."""
+    """PromQL: the increase of a counter in a second, summed over all processes."""
     return f"sum{_by(by)} (rate({metric}{{{where}}}[$__rate_interval]))"
 
 
 def quantile(part: float, metric: str, by: str = "", where: str = "") -> str:
-    """The quantile `part` of a histogram, over all processes."""
+    """PromQL: the quantile `part` of a histogram, over all processes."""
     labels = f"le, {by}" if by else "le"
     return f"histogram_quantile({part}, sum by ({labels}) (rate({metric}_bucket{{{where}}}[$__rate_interval])))"
 
 
 def exported(metric: str, by: str = "", where: str = "") -> str:
-    """The value that the elected exporter reports. While another takes over, both may report: the larger counts."""
+    """PromQL: the value of the process that exports the database's metrics. When another process takes over, both may
+    export: the larger value counts.
+    """
     return f"max{_by(by)} ({metric}{{{where}}})"
 
 
 def percentiles(metric: str, by: str = "", where: str = "") -> dict[str, str]:
+    """The queries of a panel with the median and the 99th percentile of a histogram, by legend."""
     legend = " ".join(f"{{{{{label.strip()}}}}}" for label in by.split(",") if label)
     return {
         f"{name} {legend}".strip(): quantile(part, metric, by, where) for name, part in (("p50", 0.5), ("p99", 0.99))

@@ -1,4 +1,4 @@
-"""From a description to Grafana's JSON, by Grafana's own SDK."""
+"""Renders the description of a board as Grafana's JSON, with Grafana's SDK."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ TAG = "leasehold"
 _SOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _GRAPH_HEIGHT, _NUMBER_HEIGHT = 8, 4
 
-#: What is marked on every graph: legend -> (expression, colour). A sample is a mark.
 _VERSIONS = "count by (role, version) (leasehold_build_info{})"
+#: The marks on every graph: legend -> (expression, colour). Each sample of the expression is a mark.
 MARKS = {
     "deployment": (f"{_VERSIONS.format('')} unless {_VERSIONS.format(' offset 2m')}", "blue"),
     "drain": ("leasehold_worker_draining == 1", "orange"),
@@ -25,9 +25,9 @@ MARKS = {
 
 
 def render(board: Board) -> str:
-    """The dashboard's JSON, the same for the same description."""
-    numbers = count(1)
-    made = (
+    """The JSON of the dashboard. The same description always gives the same JSON."""
+    ids = count(1)
+    builder = (
         builders.Dashboard(f"Leasehold / {board.title}")
         .uid(board.uid)
         .description(board.meaning)
@@ -47,20 +47,20 @@ def render(board: Board) -> str:
         )
     )
     for variable in board.variables:
-        made = made.with_variable(_variable(variable))
+        builder = builder.with_variable(_variable(variable))
     for name, (expression, colour) in MARKS.items():
-        made = made.annotation(_mark(name, expression, colour))
+        builder = builder.annotation(_mark(name, expression, colour))
     for row in board.rows:
-        made = _add(made, row, numbers)
-    return JSONEncoder(sort_keys=True, indent=2).encode(made.build()) + "\n"
+        builder = _add_row(builder, row, ids)
+    return JSONEncoder(sort_keys=True, indent=2).encode(builder.build()) + "\n"
 
 
-def _add(made: builders.Dashboard, row: Row, numbers: count[int]) -> builders.Dashboard:
-    made = made.with_row(builders.Row(row.title).id(next(numbers)))
+def _add_row(builder: builders.Dashboard, row: Row, ids: count[int]) -> builders.Dashboard:
+    builder = builder.with_row(builders.Row(row.title).id(next(ids)))
     for panel in row.panels:
         build = _number if panel.kind == "number" else _graph
-        made = made.with_panel(build(panel, next(numbers)))
-    return made
+        builder = builder.with_panel(build(panel, next(ids)))
+    return builder
 
 
 def _variable(variable: Variable) -> builders.QueryVariable:
@@ -91,10 +91,10 @@ def _mark(name: str, expression: str, colour: str) -> builders.AnnotationQuery:
     )
 
 
-def _graph(panel: Panel, number: int) -> timeseries.Panel:
-    made = (
+def _graph(panel: Panel, panel_id: int) -> timeseries.Panel:
+    graph = (
         timeseries.Panel()
-        .id(number)
+        .id(panel_id)
         .title(panel.title)
         .description(panel.meaning)
         .datasource(_SOURCE)
@@ -114,19 +114,19 @@ def _graph(panel: Panel, number: int) -> timeseries.Panel:
     )
     if panel.warn is not None or panel.bad is not None:
         line = common_builders.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED)
-        made = made.thresholds_style(line)
+        graph = graph.thresholds_style(line)
     for letter, (legend, expression) in zip("ABCDEFGH", panel.queries.items(), strict=False):
-        made = made.with_target(
+        graph = graph.with_target(
             prometheus.Dataquery().ref_id(letter).expr(expression).legend_format(legend).range().exemplar(True)
         )
-    return made
+    return graph
 
 
-def _number(panel: Panel, number: int) -> stat.Panel:
+def _number(panel: Panel, panel_id: int) -> stat.Panel:
     (expression,) = panel.queries.values()
     return (
         stat.Panel()
-        .id(number)
+        .id(panel_id)
         .title(panel.title)
         .description(panel.meaning)
         .datasource(_SOURCE)
@@ -141,13 +141,15 @@ def _number(panel: Panel, number: int) -> stat.Panel:
 
 
 def _thresholds(panel: Panel) -> builders.ThresholdsConfig:
-    """From low to high, as Grafana reads them."""
-    if panel.low_is_bad:
-        marks = [(None, "red"), (panel.bad, "orange"), (panel.warn, "green")]
-        if panel.warn is None:
-            marks = [(None, "red"), (panel.bad, "green")]
+    """The colours of the panel's values. Each threshold gives the colour of the values from it on, from low to high;
+    the first has no value.
+    """
+    if not panel.low_is_bad:
+        lowest, thresholds = "green", [(panel.warn, "orange"), (panel.bad, "red")]
+    elif panel.warn is None:
+        lowest, thresholds = "red", [(panel.bad, "green")]
     else:
-        marks = [(None, "green"), (panel.warn, "orange"), (panel.bad, "red")]
-    kept = [mark for at, mark in enumerate(marks) if at == 0 or mark[0] is not None]
-    steps = [dashboard.Threshold(value=value, color=colour) for value, colour in kept]
+        lowest, thresholds = "red", [(panel.bad, "orange"), (panel.warn, "green")]
+    steps = [dashboard.Threshold(value=None, color=lowest)]
+    steps += [dashboard.Threshold(value=value, color=colour) for value, colour in thresholds if value is not None]
     return builders.ThresholdsConfig().mode(dashboard.ThresholdsMode.ABSOLUTE).steps(steps)

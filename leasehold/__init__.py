@@ -1,8 +1,8 @@
 """Leasehold: a durable job platform on PostgreSQL leases and RabbitMQ.
 
-The names below are public: they stay from release to release, and all else in the package may move. Python loads a name
-when it is first asked for: so `import leasehold` is quick, and declaring a pipeline loads no database driver, no web
-framework and no S3 client.
+The names below are public: they stay from release to release. Everything else in the package may move. A name is loaded
+when code first uses it. So `import leasehold` is quick, and a module that declares a pipeline loads no database driver,
+no web framework and no S3 client.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ __all__ = [
     "submit",
 ]
 
-#: Where each name is defined; `nef` is a module of its own.
+#: The modules that define the names. `nef` is itself a module.
 _MODULES = {
     "app.app": ("App",),
     "app.current": ("Current", "current"),
@@ -130,7 +130,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'leasehold' has no attribute {name!r}")
     module = import_module(_MODULE_OF[name])
     value = import_module(f"{module.__name__}.{name}") if name == "nef" else getattr(module, name)
-    globals()[name] = value  # the next time Python finds it without asking here
+    globals()[name] = value  # next time Python finds the name without this function
     return value
 
 

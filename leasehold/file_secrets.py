@@ -1,7 +1,7 @@
 """Secrets in files: LEASEHOLD_NAME_FILE names a file with the value of the secret setting LEASEHOLD_NAME.
 
-The file is read again when it has changed: the next connection, signature or seal uses the new value, without a
-restart. Exception: a file with a mapping of secrets, in JSON, is read once.
+A changed file is read again. So the next connection, signature or seal uses the new value, without a restart.
+Exception: a file with a mapping of secrets, in JSON, is read only once.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class FileSecret(SecretStr):
     """The content of a file, without white space around it. The constructor raises OSError or ValueError when the file
     cannot be read.
 
-    If the file is later missing, empty or unreadable, the last value stays in force, and the log gets one line: a
-    rotation may be in progress. Code in an event loop may read the value: a read costs one stat(2), and Kubernetes
-    keeps Secrets in memory.
+    The file may later be missing, empty or unreadable, for example during a rotation. The last value then stays in
+    force, and the log gets one line. Code in an event loop may read the value: a read costs one stat(2), and Kubernetes
+    has Secrets in memory.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._stamp = _stamp_of(path)
-        self._is_read = True
-        self._on_change: list[Callable[[], None]] = []
+        self._was_readable = True
+        self._callbacks: list[Callable[[], None]] = []
         super().__init__(_content_of(path))
 
     def get_secret_value(self) -> str:
@@ -43,24 +43,24 @@ class FileSecret(SecretStr):
             if (stamp := _stamp_of(self._path)) != self._stamp:
                 self._secret_value = _content_of(self._path)
                 self._stamp = stamp
-                for react in self._on_change:
-                    react()
+                for callback in self._callbacks:
+                    callback()
                 log.info("the file of a setting was read again", path=str(self._path))
-            self._is_read = True
+            self._was_readable = True
         except (OSError, ValueError) as error:
-            if self._is_read:
+            if self._was_readable:
                 log.warning("the file of a setting cannot be read: the last value stays in force", path=str(self._path),
                             error=type(error).__name__)  # fmt: skip
-            self._is_read = False
+            self._was_readable = False
         return self._secret_value
 
-    def on_change(self, react: Callable[[], None]) -> None:
-        """Call `react` after each change of the value."""
-        self._on_change.append(react)
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each change of the value."""
+        self._callbacks.append(callback)
 
 
 class SettingsWithFiles(BaseSettings):
-    """Settings whose secrets may lie in files. The settings of a kind of work may derive from this class, too."""
+    """Settings whose secrets may be in files. The settings of a kind of work may derive from this class, too."""
 
     @model_validator(mode="before")
     @classmethod
@@ -93,7 +93,7 @@ def holds_secrets(annotation: object) -> bool:
 
 
 def _stamp_of(path: Path) -> tuple[int, int, int]:
-    """Inode, time of the last change in nanoseconds, and size. The file is read again only if one of them differs."""
+    """Inode, time of the last change in nanoseconds, and size. The file is read again only if one of these differs."""
     status = path.stat()
     return status.st_ino, status.st_mtime_ns, status.st_size
 

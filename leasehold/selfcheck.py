@@ -1,7 +1,7 @@
 """Checks what PostgreSQL, the broker and the store can guarantee. A worker runs the checks when it starts, and
 `leasehold doctor` runs them on demand.
 
-Each check gives a Finding: what was found, and what it means for the platform's guarantees.
+Each check returns findings: the state of a part, and what this state means for the platform's guarantees.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ OLDEST_POSTGRES = 150_000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check of a `part` (database, broker, store, ...). `ok` False: a guarantee does not hold until
-    an operator acts. `found`: the state of the part. `meaning`: what that means for the guarantees.
+    """The result of one check of a `part` (database, broker, store, ...). `ok`: False: a guarantee does not hold until
+    an operator acts. `found`: the state of the part. `meaning`: what this state means for the guarantees.
     """
 
     part: str
@@ -53,8 +53,8 @@ async def check_database(
         " (SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass('task')) AS owns"
     )
     assert row is not None
-    durable = "off" not in (row["fsync"], row["synchronous_commit"], row["full_page_writes"])
-    direct = bool(settings.database_direct_url.get_secret_value()) or await is_direct(connection)
+    is_durable = "off" not in (row["fsync"], row["synchronous_commit"], row["full_page_writes"])
+    has_own_session = bool(settings.database_direct_url.get_secret_value()) or await is_direct(connection)
     return [
         Finding("database", row["number"] >= OLDEST_POSTGRES, f"PostgreSQL {row['version']}", "15 to 18 are supported"),
         Finding(
@@ -65,9 +65,9 @@ async def check_database(
         ),
         Finding(
             "database",
-            durable,
+            is_durable,
             ", ".join(f"{name} {row[name]}" for name in ("fsync", "synchronous_commit", "full_page_writes")),
-            "with any of them off, a crash of the machine may lose commits that clients were told of",
+            "with any of them off, a crash of the machine may lose commits that clients got an answer for",
         ),
         _replication(row["standby_names"], row["synchronous_commit"], row["standbys"], row["tail"]),
         *[await _check_schema(connection, schema) for schema in schemas],
@@ -81,10 +81,10 @@ async def check_database(
         ),
         Finding(
             "presence",
-            direct or not settings.presence,
-            "own session" if direct else "behind a pooler",
+            has_own_session or not settings.presence,
+            "own session" if has_own_session else "behind a pooler",
             "tasks of a dead worker are taken over within a second"
-            if direct and settings.presence
+            if has_own_session and settings.presence
             else "tasks of a dead worker wait until their leases end; LEASEHOLD_PRESENCE=false accepts that",
         ),
     ]
@@ -104,11 +104,13 @@ def _replication(standby_names: str, synchronous_commit: str, standbys: int, tai
     """
     if standby_names and synchronous_commit in _STANDBY_HAS:
         found = f"quorum, {synchronous_commit}" if "ANY " in standby_names.upper() else synchronous_commit
-        has = _STANDBY_HAS[synchronous_commit]
-        meaning = f"a failover loses nothing acknowledged: when a commit is answered, a standby {has}"
+        meaning = (
+            "a failover loses nothing acknowledged: when a commit is answered, a standby "
+            f"{_STANDBY_HAS[synchronous_commit]}"
+        )
     elif standby_names or standbys:
-        now = "" if tail is None else f": now {tail:,} bytes of the log"
-        found, meaning = "asynchronous", f"a failover loses the last commits, also acknowledged ones{now}"
+        loss_now = "" if tail is None else f": now {tail:,} bytes of the log"
+        found, meaning = "asynchronous", f"a failover loses the last commits, also acknowledged ones{loss_now}"
     else:
         found, meaning = "none", "if this server's disk is lost, only a backup has what was acknowledged"
     return Finding("replication", True, found, meaning)
@@ -154,16 +156,16 @@ async def check_store(store: ObjectStore) -> list[Finding]:
     if store.is_absent:
         return [Finding("store", True, "none", "only runs without files work: no pictures, conversions or generations")]
     try:
-        conditional = await store.probe()
+        is_conditional = await store.probe()
     except StoreError as error:
         return [Finding("store", False, str(error), "steps with objects are tried again until the store answers")]
     return [
         Finding(
             "store",
             True,
-            "honours If-None-Match" if conditional else "ignores If-None-Match",
+            "honours If-None-Match" if is_conditional else "ignores If-None-Match",
             "two writers cannot overwrite one another"
-            if conditional
+            if is_conditional
             else "a HEAD comes before each put; two writers at once are harmless because steps' bytes are reproducible",
         )
     ]

@@ -1,5 +1,5 @@
-"""Every setting of the platform. A process reads them once, from `LEASEHOLD_*` environment variables or a `.env` file.
-Secrets may lie in files, which are read again when they change (file_secrets.py).
+"""The settings of the platform. A process reads them once, from `LEASEHOLD_*` environment variables or a `.env` file.
+Secrets may be in files, which are read again when they change (file_secrets.py).
 
 Times are in seconds and sizes in bytes, unless the name has another unit.
 """
@@ -35,9 +35,9 @@ POOL_NAME = r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"
 
 
 class WorkerPool(BaseModel):
-    """A pool of workers that is scaled by GET /v1/scaling/{pool}. `queues`: those that its workers serve; empty: all
-    that the pipelines declare. `labels`: the labels of its workers. `least`, `most`: bounds of the number of workers
-    that the endpoint asks for.
+    """A pool of workers that is scaled by GET /v1/scaling/{pool}. `queues`: the queues that its workers serve; empty:
+    all queues that the pipelines declare. `labels`: the labels of its workers. `least`, `most`: the fewest and the most
+    workers that the endpoint may answer.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -95,7 +95,7 @@ class Settings(SettingsWithFiles):
         10.0,
         ge=1,
         le=3600,
-        description="A standby whose rows may be older than this number of seconds is left for the primary.",
+        description="If rows of the standby may be older than this many seconds, they are read from the primary.",
     )
     migrate_lock_seconds: float = Field(
         1.0,
@@ -123,7 +123,7 @@ class Settings(SettingsWithFiles):
     )
     amqp_url: SecretStr = Field(
         SecretStr("amqp://guest:guest@127.0.0.1:5672/"),
-        description="RabbitMQ 3.10 to 4.x; amqps:// with cacertfile, certfile, keyfile for TLS. Of a cluster: a URL "
+        description="RabbitMQ 3.10 to 4.x; amqps:// with cacertfile, certfile, keyfile for TLS. For a cluster: a URL "
         "for each node, comma-separated, or several hosts in one URL.",
     )
     amqp_host_timeout: float = Field(
@@ -208,7 +208,7 @@ class Settings(SettingsWithFiles):
     cells_keys: SecretStr = Field(
         SecretStr(""),
         description='Keys by which the console asks the other cells, as JSON: {"b": "lh_b_..."}, each of scope '
-        "fleet:operate in its cell. Without a key of a cell, the console knows only whether that cell serves.",
+        "fleet:operate in its cell. Without a key of a cell, the console knows only whether that cell is ready.",
     )
 
     # --- the console
@@ -248,7 +248,8 @@ class Settings(SettingsWithFiles):
     console_oidc_roles: dict[str, Membership] = Field(
         {},
         description='Groups and what they give, as JSON: {"sre": {"tenant": "acme", "role": "admin", "scopes": '
-        '["fleet:operate"]}}. The group `*` is everybody whom the provider lets in. Who has no group here is refused.',
+        '["fleet:operate"]}}. The group `*` is everybody whom the provider lets in. A person without a group here is '
+        "refused.",
     )
     console_oidc_networks: str = Field(
         "",
@@ -643,13 +644,13 @@ class Settings(SettingsWithFiles):
         return text
 
     @model_validator(mode="after")
-    def _serves_something(self) -> Self:
+    def _is_anything_served(self) -> Self:
         if self.console_only and self.console_path is None:
             raise ValueError("LEASEHOLD_CONSOLE_ONLY is on, but LEASEHOLD_CONSOLE is off: nothing would be served")
         return self
 
     @model_validator(mode="after")
-    def _promotes_elsewhere(self) -> Self:
+    def _is_promotion_bucket_separate(self) -> Self:
         self.refuse_own_bucket()
         return self
 

@@ -1,8 +1,8 @@
 """Parses and checks the URLs of PostgreSQL and RabbitMQ. A process with a wrong URL refuses to start.
 
-PostgreSQL's URLs are libpq's, with libpq's meaning of `sslmode`. RabbitMQ's follow its URI specification. Both may name
-several servers: everything that connects gets the same list. An unknown parameter is refused by name. A message
-contains only names of parameters, because the rest of a URL may hold a password.
+A URL of PostgreSQL has the form of libpq's URLs, and its `sslmode` means the same. A URL of RabbitMQ follows RabbitMQ's
+URI specification. Both may name several servers. An unknown parameter is refused. An error contains only names of
+parameters, because the rest of a URL may have a password.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _POSTGRES_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 _AMQP = frozenset({"cafile", "cacertfile", "certfile", "keyfile", "verify", "auth"})
 _AMQP_FILES = ("cafile", "cacertfile", "certfile", "keyfile")
 _AMQP_PORTS = {"amqp": 5672, "amqps": 5671}
-#: A comma before a scheme separates two URLs of RabbitMQ; every other comma separates two hosts of one URL.
+#: In RabbitMQ's setting, a comma before a scheme separates two URLs. Every other comma separates two hosts of one URL.
 _NEXT_URL = re.compile(r",\s*(?=[a-z]+://)")
 _SEVERAL_HOSTS = "name several hosts as host1:5432,host2:5432 after the @, or as host=host1,host2&port=5432,5432"
 
@@ -38,7 +38,7 @@ _SEVERAL_HOSTS = "name several hosts as host1:5432,host2:5432 after the @, or as
 @dataclass(frozen=True, slots=True)
 class DatabaseUrl:
     """The address of PostgreSQL. `hosts`: (host, port) in the order in which they are tried; empty: libpq's default.
-    `dsn`: everything else, for asyncpg. It names no host if `hosts` does.
+    `dsn`: the rest of the URL, for asyncpg. It names no host if `hosts` is not empty.
     """
 
     dsn: str = field(repr=False)
@@ -85,18 +85,7 @@ def database_url(text: str, name: str = "LEASEHOLD_DATABASE_URL") -> DatabaseUrl
 def _database_url(text: str, name: str, other_hosts: str, other_ports: str) -> DatabaseUrl:
     parts = _split(name, text, ("postgresql", "postgres"))
     query = _query(name, parts, _POSTGRES, dict.fromkeys(("host", "port"), _SEVERAL_HOSTS))
-    mode = query.get("sslmode", "prefer")
-    if mode not in _SSL_MODES:
-        raise BadSetting(name, f"sslmode is one of {', '.join(_SSL_MODES)}")
-    if query.get("sslrootcert") == "system":  # as libpq 16: the system's authorities, with verify-full
-        if query.get("sslmode", "verify-full") != "verify-full":
-            raise BadSetting(name, "sslrootcert=system needs sslmode=verify-full")
-        query |= {"sslmode": "verify-full", "sslrootcert": _system_authorities(name)}
-    _check_files(name, query, _POSTGRES_FILES)
-    if mode != "disable" and "sslrootcert" in query:
-        _load_authorities(f"{name}: sslrootcert", query["sslrootcert"])
-    if mode != "disable" and "sslcert" in query:
-        _load_certificate(name, query["sslcert"], query.get("sslkey"), query.get("sslpassword", ""))
+    query = _with_checked_tls(name, query)
     login, at, host_list = parts.netloc.rpartition("@")
     if host_list and "host" in query:
         raise BadSetting(name, f"the URL names hosts after the @ and with host=; {_SEVERAL_HOSTS}")
@@ -107,7 +96,26 @@ def _database_url(text: str, name: str, other_hosts: str, other_ports: str) -> D
         query = {key: value for key, value in query.items() if key not in ("host", "port")}
     netloc = login.replace("@", "%40") + at
     dsn = urlunsplit(("postgresql", netloc, parts.path, urlencode(query, quote_via=quote), ""))
-    return DatabaseUrl(dsn if netloc else dsn.replace("postgresql:", "postgresql://", 1), hosts)
+    if not netloc:  # urlunsplit then leaves out the //, which asyncpg needs
+        dsn = dsn.replace("postgresql:", "postgresql://", 1)
+    return DatabaseUrl(dsn, hosts)
+
+
+def _with_checked_tls(name: str, query: dict[str, str]) -> dict[str, str]:
+    """The parameters, with `sslrootcert=system` replaced by the system's file. Raises BadSetting."""
+    mode = query.get("sslmode", "prefer")
+    if mode not in _SSL_MODES:
+        raise BadSetting(name, f"sslmode is one of {', '.join(_SSL_MODES)}")
+    if query.get("sslrootcert") == "system":  # as libpq 16: the system's authorities, with verify-full
+        if query.get("sslmode", "verify-full") != "verify-full":
+            raise BadSetting(name, "sslrootcert=system needs sslmode=verify-full")
+        query = query | {"sslmode": "verify-full", "sslrootcert": _system_authorities(name)}
+    _check_files(name, query, _POSTGRES_FILES)
+    if mode != "disable" and "sslrootcert" in query:
+        _load_authorities(f"{name}: sslrootcert", query["sslrootcert"])
+    if mode != "disable" and "sslcert" in query:
+        _load_certificate(name, query["sslcert"], query.get("sslkey"), query.get("sslpassword", ""))
+    return query
 
 
 @lru_cache(maxsize=16)
@@ -124,7 +132,7 @@ def _nodes_of(text: str) -> Iterator[BrokerUrl]:
     parts = _split(name, text, ("amqp", "amqps"))
     login, at, host_list = parts.netloc.rpartition("@")
     hosts = _hosts(name, host_list, str(_AMQP_PORTS[parts.scheme]))
-    if len(hosts) < 2:  # noqa: PLR2004 - the URL stays as it is: without a host it means localhost
+    if len(hosts) < 2:  # noqa: PLR2004 - the URL stays as it is; a URL without a host means localhost
         yield _broker_url(name, parts)
         return
     for host, port in hosts:
@@ -170,32 +178,32 @@ def _split(name: str, text: str, schemes: tuple[str, ...]) -> SplitResult:
     return parts
 
 
-def _query(name: str, parts: SplitResult, allowed: frozenset[str], instead: Mapping[str, str]) -> dict[str, str]:
-    """The parameters of the URL. Raises BadSetting for an unknown one, which may be a misspelt `sslmode`, and for a
-    repeated one. `instead`: {parameter: what to write in place of repeating it}.
+def _query(name: str, parts: SplitResult, allowed: frozenset[str], advice: Mapping[str, str]) -> dict[str, str]:
+    """The parameters of the URL. Raises BadSetting for an unknown parameter, which may be a misspelt `sslmode`, and for
+    a repeated parameter. `advice`: by parameter, what to write instead of repeating it.
     """
-    pairs = parse_qsl(parts.query.replace("+", "%2B"), keep_blank_values=True)  # for libpq a + is no space
+    pairs = parse_qsl(parts.query.replace("+", "%2B"), keep_blank_values=True)  # libpq does not read a + as a space
     names = [key for key, _ in pairs]
     if ("@" in parts.query and "@" not in parts.netloc) or not all(key.isidentifier() for key in names):
         raise BadSetting(name, "no parameters follow the ?: write it as %3F in a user name or password")
     if unknown := sorted(set(names) - allowed):
         raise BadSetting(name, f"no such parameter: {', '.join(unknown)}; known are {', '.join(sorted(allowed))}")
     if repeated := sorted({key for key in names if names.count(key) > 1}):
-        advice = next((f": {instead[key]}" for key in repeated if key in instead), "")
-        raise BadSetting(name, f"the URL has {', '.join(repeated)} more than once{advice}")
+        hint = next((f": {advice[key]}" for key in repeated if key in advice), "")
+        raise BadSetting(name, f"the URL has {', '.join(repeated)} more than once{hint}")
     return dict(pairs)
 
 
 def _hosts(name: str, host_list: str, port_list: str) -> tuple[tuple[str, int], ...]:
-    """(host, port) of each host. `port_list`: the ports of hosts that name none: one for all, or one for each."""
+    """(host, port) of each host. `port_list`: the ports of hosts that name no port: one for all, or one for each."""
     entries, ports = host_list.split(",") if host_list else [], port_list.split(",")
     if entries and len(ports) not in (1, len(entries)):
         raise BadSetting(name, "port= has one port for all hosts, or one for each")
     hosts: list[tuple[str, int]] = []
-    for place, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         host, colon, port = entry.rpartition(":")
         if not colon or entry.endswith("]") or entry.startswith("/"):  # neither [::1] nor a socket's folder has a port
-            host, port = entry, ports[place % len(ports)]
+            host, port = entry, ports[index % len(ports)]
         if not port.isdecimal() or not 0 < int(port) < 65536:  # noqa: PLR2004 - the range of ports
             raise BadSetting(name, "a port is a number from 1 to 65535, after the host and a colon")
         if not host and len(entries) > 1:
@@ -218,7 +226,9 @@ def _check_files(name: str, query: Mapping[str, str], keys: Iterable[str]) -> No
 
 
 def _check_readable(name: str, path: str) -> None:
-    """Raises BadSetting. Without this check an OSError of the file would look like a server that does not answer."""
+    """Raises BadSetting if the file cannot be read. Otherwise its OSError would later look like a server that does not
+    answer.
+    """
     try:
         with Path(path).open("rb"):
             return
@@ -235,9 +245,11 @@ def _load_authorities(name: str, path: str) -> None:
 
 
 def _load_certificate(
-    name: str, certificate: str, key: str | None, password: str, into: ssl.SSLContext | None = None
+    name: str, certificate: str, key: str | None, password: str, context: ssl.SSLContext | None = None
 ) -> None:
-    context = into if into is not None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    """Load the certificate and its key into `context`; None: only check them. Raises BadSetting."""
+    if context is None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         context.load_cert_chain(certificate, key, lambda: password)
     except OSError:

@@ -1,8 +1,8 @@
 """The program of the evaluator's child process: it reads questions from stdin and writes answers to stdout.
 
 Each question starts a timer of CPU seconds. When the timer ends, the kernel sends SIGPROF, whose default action kills
-the process, also inside a library. The timer counts CPU seconds, so that a busy machine refuses no honest payload. The
-parent also limits the elapsed time, for a child that is stopped or starved.
+the process, also inside a library. The timer counts CPU seconds, so that no honest payload is refused because the
+machine is busy. The parent also limits the elapsed time, for a child that is stopped or gets no CPU time.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from leasehold.evaluation.flat import compiled
 QUESTION = struct.Struct(">Id")
 #: The head of an answer: the size of its body in bytes.
 ANSWER = struct.Struct(">I")
-#: The environment variables that Python and its libraries need. The child gets no others: they may be secrets.
+#: The environment variables that Python and its libraries need. The child gets no other variables: they may be secrets.
 ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
 
-#: The most compiled schemas that the child keeps.
+#: The child caches at most this many compiled schemas.
 _MAX_VALIDATORS = 64
-#: `expanded_size` follows chains of references by recursion. So deep a recursion is safe, because pure Python code uses
+#: `expanded_size` follows chains of references by recursion. A recursion of this depth is safe: pure Python code uses
 #: no C stack.
 _RECURSION_LIMIT = 100_000
 #: The most characters of a message.
@@ -54,7 +54,8 @@ def main(memory_bytes: int) -> None:
 
 
 def _confine(memory_bytes: int) -> None:
-    os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # the parent may leave more open than the pipes
+    """Close all files except the pipes, set the limits of memory and files, and let SIGPROF kill the process."""
+    os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # the parent may leave other files open
     for kind, bound in (
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_CORE, 0),
@@ -64,11 +65,12 @@ def _confine(memory_bytes: int) -> None:
         resource.setrlimit(kind, (bound, bound))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
-    # A terminal sends SIGINT to the whole group; the parent ends its children itself.
+    # A terminal sends SIGINT to the parent and to its children. Only the parent reacts: it ends its children itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _answer(validators: OrderedDict[str, Draft202012Validator], questions: BinaryIO, size: int) -> dict[str, Any]:
+    """The answer to the next question, whose body has `size` bytes. {}: the schema is valid, and all payloads fit."""
     question = orjson.loads(questions.read(size))
     name = question["name"]
     if "schema" in question:

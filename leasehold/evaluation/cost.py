@@ -15,20 +15,27 @@ from urllib.parse import unquote, urldefrag
 
 from leasehold.domain.json_pointer import value_at
 
-#: Keywords that apply subschemas to the same value: a single subschema, a list, a mapping by name.
-_SAME_ONE = ("not", "if", "then", "else")
+#: Keywords that apply subschemas to the same value. Their value is a single subschema, a list, or a mapping by name.
+_SAME_SINGLE = ("not", "if", "then", "else")
 _SAME_LIST = ("allOf", "anyOf", "oneOf")
 _SAME_MAP = ("dependentSchemas",)
 #: Keywords that apply subschemas to a part of the value.
-_PART_ONE = ("items", "additionalProperties", "unevaluatedItems", "unevaluatedProperties", "contains", "propertyNames")
+_PART_SINGLE = (
+    "items",
+    "additionalProperties",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "contains",
+    "propertyNames",
+)
 _PART_LIST = ("prefixItems",)
 _PART_MAP = ("properties", "patternProperties")
 _REFS = ("$ref", "$dynamicRef")
-#: These keywords evaluate all subschemas beside them a second time, to learn which parts those have evaluated.
+#: A schema with one of these keywords evaluates its other subschemas twice, to learn which parts they have evaluated.
 _UNEVALUATED = ("unevaluatedItems", "unevaluatedProperties")
 
 #: The cost of a reference that leads out of the document, for example to a metaschema. Its target is not counted.
-_ELSEWHERE = 1000
+_OUTSIDE_COST = 1000
 _REPEATED = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
 #: Counts stop here: sums of sums could become numbers of a million digits.
 _MAX = 10**9
@@ -40,13 +47,13 @@ class InPlaceCycle(Exception):
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """A subschema. `own`: the cost of its keywords. `same`, `parts`: the subschemas that apply to the same value, and
-    to parts of it. `doubled`: whether `same` counts twice. `group`: its strongly connected component; -1 before it is
-    known.
+    """A subschema. `own_cost`: the cost of its keywords. `same`: the subschemas that apply to the same value. `parts`:
+    the subschemas that apply to parts of the value. `is_doubled`: `same` counts twice. `total`: the cost with all of
+    these; None: not computed yet. `group`: its strongly connected component; -1: not known yet.
     """
 
-    own: int
-    doubled: bool = False
+    own_cost: int
+    is_doubled: bool = False
     same: list[_Node] = field(default_factory=list)
     parts: list[_Node] = field(default_factory=list)
     total: int | None = None
@@ -76,6 +83,7 @@ class _Document:
         self._index(schema, "")
 
     def _index(self, value: Any, base: str) -> None:
+        """Record the names of all subschemas within `value`. `base`: the URI against which their names are resolved."""
         if isinstance(value, dict):
             if isinstance(name := value.get("$id"), str):
                 base = "" if value is self._schema else urldefrag(name)[0]
@@ -91,20 +99,21 @@ class _Document:
             self._index(child, base)
 
     def node(self, schema: Any) -> _Node:
+        """The node of the subschema. The same subschema always has the same node."""
         if not isinstance(schema, dict):
             return _Node(1)
         node = self._nodes.get(id(schema))
         if node is not None:
             return node
         node = self._nodes[id(schema)] = _Node(
-            1 + _keywords_cost(schema), doubled=any(keyword in schema for keyword in _UNEVALUATED)
+            1 + _keywords_cost(schema), is_doubled=any(keyword in schema for keyword in _UNEVALUATED)
         )
-        node.same += [self.node(subschema) for subschema in _subschemas(schema, _SAME_ONE, _SAME_LIST, _SAME_MAP)]
-        node.parts += [self.node(subschema) for subschema in _subschemas(schema, _PART_ONE, _PART_LIST, _PART_MAP)]
+        node.same += [self.node(subschema) for subschema in _subschemas(schema, _SAME_SINGLE, _SAME_LIST, _SAME_MAP)]
+        node.parts += [self.node(subschema) for subschema in _subschemas(schema, _PART_SINGLE, _PART_LIST, _PART_MAP)]
         for keyword in _REFS:
             if isinstance(reference := schema.get(keyword), str):
                 for target in self._targets(schema, reference, dynamic=keyword == "$dynamicRef"):
-                    node.same.append(_Node(_ELSEWHERE) if target is None else self.node(target))
+                    node.same.append(_Node(_OUTSIDE_COST) if target is None else self.node(target))
         return node
 
     def _targets(self, schema: dict[str, Any], reference: str, *, dynamic: bool) -> list[Any]:
@@ -163,9 +172,9 @@ def _pattern_cost(pattern: str) -> int:
 
 
 def _number_groups(root: _Node) -> None:
-    """Give every node the number of its strongly connected component (Tarjan): nodes that reach each other."""
-    order: dict[_Node, int] = {}
-    low: dict[_Node, int] = {}
+    """Number the strongly connected components: groups of nodes that reach each other (Tarjan's algorithm)."""
+    order: dict[_Node, int] = {}  # in which the nodes were visited
+    low: dict[_Node, int] = {}  # the earliest node on the stack that the node reaches
     stack: list[_Node] = []
 
     def visit(node: _Node) -> None:
@@ -185,16 +194,17 @@ def _number_groups(root: _Node) -> None:
 
 
 def _cost_of(node: _Node, visiting: set[_Node]) -> int:
+    """The node's total cost. `visiting`: the nodes whose costs are being computed. Raises InPlaceCycle."""
     if node.total is not None:
         return node.total
     if node in visiting:
         raise InPlaceCycle
     visiting.add(node)
     same = sum(_cost_of(other, visiting) for other in node.same)
-    if node.doubled:
+    if node.is_doubled:
         same *= 2
-    # A part of the same group is a recursion, which ends with the payload: so it counts once.
+    # A part of the same group is a recursion. It ends with the payload, so it counts once.
     parts = sum(1 if other.group == node.group else _cost_of(other, visiting) for other in node.parts)
     visiting.discard(node)
-    node.total = min(_MAX, node.own + same + parts)
+    node.total = min(_MAX, node.own_cost + same + parts)
     return node.total

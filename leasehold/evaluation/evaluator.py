@@ -28,15 +28,16 @@ from leasehold.settings import Settings
 
 #: The quick child's share of the CPU time that an evaluation may take.
 _QUICK_SHARE = 0.1
-#: How long a tenant's questions go to the slow child, and how long a refusal for its cost is remembered.
+#: How long a tenant's questions go to the slow child, after one killed the quick child.
 _SLOW_SECONDS = 60.0
+#: For how long a question that was too expensive is refused at once, and how many such questions are remembered.
 _REFUSED_SECONDS = 600.0
 _MAX_REFUSALS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationLimits:
-    """The limits of evaluations. The settings of the same names describe them."""
+    """The limits of evaluations. settings.py describes them."""
 
     schema_max_size: int
     cpu_seconds: float
@@ -57,6 +58,8 @@ class EvaluationLimits:
 
 @dataclass(slots=True)
 class _Tenant:
+    """A tenant's turn, which one question has at a time, and the number of its questions that wait or run."""
+
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: int = 0
 
@@ -75,8 +78,8 @@ class Evaluator:
         self._running: set[asyncio.Task[dict[str, Any]]] = set()
 
     async def check_schema(self, tenant_id: str, schema: dict[str, Any]) -> None:
-        """Raises Invalid `invalid_request` when `schema` is not a JSON Schema 2020-12, Invalid `schema_too_complex`,
-        and what `_ask` raises.
+        """Check a schema that a client wrote. Raises Invalid `invalid_request` when it is not a JSON Schema 2020-12,
+        and Invalid `schema_too_complex`. Raises TooMany and Unavailable as `_ask`.
         """
         encoded = orjson.dumps(schema)
         question = _Question(_digest_of(encoded), encoded, [], self._limits.schema_max_size)
@@ -97,8 +100,8 @@ class Evaluator:
     async def check(self, tenant_id: str, schema: dict[str, Any], payloads: Sequence[bytes]) -> None:
         """Check JSON payloads against a schema that a client wrote.
 
-        Raises PayloadMismatch `invalid_payload` for the first one that does not fit, Invalid `payload_too_complex`, and
-        what `_ask` raises.
+        Raises PayloadMismatch `invalid_payload` for the first payload that does not fit, and Invalid
+        `payload_too_complex`. Raises TooMany and Unavailable as `_ask`.
         """
         if not schema:
             return
@@ -118,12 +121,12 @@ class Evaluator:
             raise PayloadMismatch(
                 answer["place"], "invalid_payload", mismatch_sentence(answer["path"], answer["message"])
             )
-        if answer:  # the schema cannot be used: an earlier release, which allowed more, stored it
+        if answer:  # the schema cannot be used: an earlier release stored it, which allowed more
             raise too_complex
 
     async def _ask(self, tenant_id: str, question: _Question, too_complex: Invalid) -> dict[str, Any]:
-        """A child's answer. Raises `too_complex`; TooMany when too many questions of the tenant wait; Unavailable when
-        the machine is so busy that the child did not get its CPU time.
+        """A child's answer. Raises `too_complex` when the question takes too much CPU time, TooMany when too many
+        questions of the tenant wait, and Unavailable when the machine was too busy to give the child its CPU time.
         """
         refusal = (tenant_id, question.digest())
         if (until := self._refused.get(refusal)) is not None and until > monotonic():
@@ -135,8 +138,8 @@ class Evaluator:
         try:
             async with asyncio.timeout(self._limits.wall_seconds) as timeout:
                 await tenant.turn.acquire()
-                timeout.reschedule(None)
-                # A separate task: a client that disconnects must not kill a child. `_in_turn` releases the turn.
+                timeout.reschedule(None)  # only the wait for the turn has this limit
+                # This is a task, because a client that disconnects must not kill a child. `_in_turn` releases the turn.
                 task = asyncio.create_task(self._in_turn(tenant_id, tenant, question))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -161,6 +164,7 @@ class Evaluator:
         )
 
     async def _in_turn(self, tenant_id: str, tenant: _Tenant, question: _Question) -> dict[str, Any]:
+        """Ask the quick child and, if it dies, the slow child. Then release the tenant's turn. Raises Died and Late."""
         try:
             if self._slow_until.get(tenant_id, 0.0) <= monotonic():
                 try:
@@ -198,7 +202,7 @@ def _digest_of(schema: bytes) -> str:
 @dataclass(frozen=True, slots=True)
 class _Question:
     """A question to a child. `name`: the digest of the schema, by which the child finds the compiled schema. `at_most`:
-    the child first computes the schema's cost, and refuses a higher one; None: the child does not compute it.
+    the child refuses a schema with a higher cost; None: the child does not compute the cost.
     """
 
     name: str
@@ -222,7 +226,7 @@ class _Question:
 
 
 class _Child:
-    """A child process, replaced when it dies. Questions wait for their turn."""
+    """A child process, which is replaced when it dies. Questions wait for their turn."""
 
     def __init__(self, limits: EvaluationLimits, cpu_seconds: float) -> None:
         self._limits = limits
@@ -231,16 +235,16 @@ class _Child:
         self._process: Process | None = None
 
     async def ask(self, question: _Question) -> dict[str, Any]:
-        """The child's answer. Raises Died and Late. A child that has answered other questions may die of these, for
-        example because they have filled its memory: then a new child gets the question once more.
+        """The child's answer. Raises Died and Late. A child may die because of questions that it answered before, for
+        example because they have filled its memory. So after such a child died, a new child gets the question once.
         """
         async with self._turn:
             process = await self._living_process()
-            is_fresh = process.answered == 0
+            is_new_child = process.answered == 0
             try:
                 return await self._exchange(process, question)
             except Died as death:
-                if death.spent or is_fresh:
+                if death.spent or is_new_child:
                     raise
             return await self._exchange(await self._living_process(), question)
 
@@ -265,6 +269,7 @@ class _Child:
 
 @asynccontextmanager
 async def evaluating(settings: Settings) -> AsyncIterator[Evaluator]:
+    """An evaluator for the block."""
     evaluator = Evaluator(EvaluationLimits.of(settings))
     try:
         yield evaluator

@@ -1,9 +1,8 @@
-"""Compiles flat schemas: so simple that their size bounds the cost of an evaluation. The parent evaluates them without
-a child process.
+"""Compiles flat schemas, which the parent evaluates without a child process.
 
-A flat schema is small and visits every value of the payload exactly once: it has no reference, combination or pattern.
-An evaluation compares each value of the payload with at most `weight` values of the schema, so payload bytes times
-weight is an upper bound of the work. Work above the bound goes to the evaluator's child, as does every other schema.
+A flat schema is small, and has no reference, combination or pattern. So its evaluation visits every value of the
+payload exactly once, and compares it with at most `weight` values of the schema. The work is at most payload bytes
+times weight. If this is more than `_MAX_STEPS`, or if the schema is not flat, the evaluator asks a child.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from jsonschema_rs import Draft202012Validator, ReferencingError, RegexOptions, 
 
 from leasehold.evaluation.cost import value_count
 
-#: The most bytes of a schema, and the most payload bytes times weight: within them an evaluation takes the event loop
-#: about a millisecond.
+#: The most bytes of a schema, and the most payload bytes times weight. Within these bounds an evaluation takes the
+#: event loop about a millisecond.
 _MAX_SCHEMA_BYTES = 4096
 _MAX_STEPS = 200_000
-#: The most compiled schemas that are kept.
+#: The most compiled schemas in the cache.
 _MAX_VALIDATORS = 256
 
 _KEYWORDS: Final = frozenset(
@@ -42,11 +41,11 @@ def weight(schema: Any) -> int | None:
     properties = schema.get("properties", {})
     if not isinstance(properties, dict):
         return None
-    own = len(schema) + len(properties)
-    own += sum(value_count(schema[keyword]) for keyword in ("enum", "const", "required") if keyword in schema)
+    own_weight = len(schema) + len(properties)
+    own_weight += sum(value_count(schema[keyword]) for keyword in ("enum", "const", "required") if keyword in schema)
     subschemas = [weight(subschema) for subschema in properties.values()]
     subschemas += [weight(schema[keyword]) for keyword in ("additionalProperties", "items") if keyword in schema]
-    heaviest = own
+    heaviest = own_weight
     for subschema_weight in subschemas:
         if subschema_weight is None:
             return None
@@ -55,13 +54,13 @@ def weight(schema: Any) -> int | None:
 
 
 class FlatSchemas:
-    """Keeps the validators of recent schemas, and which recent schemas are not flat."""
+    """A cache: the validators of recent schemas, and which recent schemas are not flat."""
 
     def __init__(self) -> None:
         self._validators: OrderedDict[bytes, tuple[int, Draft202012Validator] | None] = OrderedDict()
 
     def validator(self, schema: bytes, payload_bytes: int) -> Draft202012Validator | None:
-        """The validator for the schema, if the parent process may check a payload of this size. None: a child must."""
+        """The validator for the schema, if the parent may check a payload of this size. None: a child must check it."""
         if len(schema) > _MAX_SCHEMA_BYTES:
             return None
         if schema in self._validators:
@@ -77,7 +76,7 @@ class FlatSchemas:
 
 
 def _compile_flat(schema: Any) -> tuple[int, Draft202012Validator] | None:
-    """The weight and the validator of a flat schema. None: the schema is not flat, or no JSON Schema."""
+    """The weight and the validator of a flat schema. None: the schema is not flat, or not a JSON Schema."""
     heaviest = weight(schema)
     if heaviest is None:
         return None
@@ -88,7 +87,7 @@ def _compile_flat(schema: Any) -> tuple[int, Draft202012Validator] | None:
 
 
 def compiled(schema: Any) -> Draft202012Validator:
-    """A validator that is offline and whose patterns take linear time. Raises ValidationError, ReferencingError or
-    ValueError.
+    """A validator that sends no requests, and whose patterns take linear time. Raises ValidationError, ReferencingError
+    or ValueError.
     """
     return Draft202012Validator(schema, validate_formats=True, pattern_options=RegexOptions(), offline=True)

@@ -14,7 +14,7 @@ import orjson
 from leasehold.evaluation.child import ANSWER, ENVIRONMENT, QUESTION
 
 _MAX_ANSWER_BYTES = 64 * 1024
-#: How long a child that closed its pipe may take to end.
+#: A child that has closed its pipe may take this long to end.
 _GRACE_SECONDS = 2.0
 
 
@@ -31,7 +31,7 @@ class Late(Exception):
 
 
 class Process:
-    """A child process that answers one question at a time. `answered`: how many it has answered."""
+    """A child process that answers one question at a time. `answered`: the number of its answers."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -81,7 +81,7 @@ class Process:
         return answer
 
     async def _status(self) -> int:
-        """The exit status of a child that closed its pipe, as subprocess reports it. A child that lingers is killed."""
+        """The exit status of a child that closed its pipe, as subprocess reports it. Kill a child that does not end."""
         try:
             async with asyncio.timeout(_GRACE_SECONDS):
                 return await self._process.wait()

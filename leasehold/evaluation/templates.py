@@ -1,6 +1,6 @@
 """Finds templates by name and version, and checks payloads against their schemas.
 
-Code declares templates for every tenant. A tenant writes its own over HTTP.
+Code declares templates for all tenants. A tenant writes its own templates over HTTP.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class TemplateVersion:
-    """One version of a template, and the pipeline that its runs use. `in_code`: it is declared in code."""
+    """One version of a template, and the pipeline that its runs use. `in_code`: code declares the template."""
 
     template: Template
     pipeline: Pipeline
@@ -41,7 +41,7 @@ class TemplateVersion:
 
     @cached_property
     def _validator(self) -> Draft202012Validator:
-        return compiled(self.template.payload_schema)  # cached: compiling costs as much as a run's commit
+        return compiled(self.template.payload_schema)  # cached: to compile it costs as much as a run's commit
 
     @property
     def independent(self) -> bool:
@@ -60,8 +60,9 @@ class TemplateVersion:
 
 @dataclass(frozen=True, slots=True)
 class TemplatePage:
-    """Versions by type, the newest version first. `next_after`: the type and version that the next page follows; None:
-    this is the last page. A version that this release cannot read is left out, and counts for the page's length.
+    """Versions by type, the newest version first. `next_after`: the type and version of the last entry, for the next
+    page; None: this is the last page. A version that this release cannot read is left out, but counts for the page's
+    length.
     """
 
     versions: Sequence[TemplateVersion]
@@ -79,7 +80,7 @@ class Templates:
         self.pipelines = pipelines
         self._reserved = reserved
         self._evaluator = evaluator if evaluator is not None else Evaluator(EvaluationLimits.of(Settings()))
-        self._by_code: dict[str, TemplateVersion] = {}  # a cache: making one costs as much as a run's commit
+        self._by_code: dict[str, TemplateVersion] = {}  # a cache: to make a version costs as much as a run's commit
 
     def all_declared_in_code(self) -> list[TemplateVersion]:
         return [
@@ -121,8 +122,8 @@ class Templates:
         return TemplateVersion(template, template.pipeline(), enabled=row["enabled"], in_code=False)
 
     async def find_for_run(self, connection: Connection, tenant_id: str, kind: str, version: int) -> TemplateVersion:
-        """The template of an existing run. For a template in code it is the current version, whatever the run's
-        version. Raises NotFound.
+        """The template of an existing run. A template in code has only its current version, whatever version the run
+        names. Raises NotFound.
         """
         return self.declared_in_code(kind) or await self.find(connection, tenant_id, kind, version)
 
@@ -149,7 +150,8 @@ class Templates:
     ) -> dict[str, Any]:
         """The parameters of a run. Raises Invalid with the path that does not fit, and what Evaluator.check raises.
 
-        Hold no database connection meanwhile if you can: it may take as long as the evaluator's limits allow.
+        Hold no database connection during the call if you can. The call may take as long as the evaluator's limits
+        allow.
         """
         (params,) = await self.params_of_all(tenant_id, template_version, [payload])
         return params
@@ -186,14 +188,15 @@ class Templates:
         """Write a template that `check` accepted. Call it in a transaction, after `limits.bounds.make_room` for it.
 
         Raises Conflict `template_exists`. Raises Conflict `template_version_used` for a version that was deleted, or
-        that is older than a deleted one: runs name the version, and a rerun must not find other content under it.
+        that is older than a deleted version: runs name their version, and a rerun must not find other content there.
         """
-        used = await connection.fetchval(
+        deleted_version = await connection.fetchval(
             "SELECT version FROM template_deletion WHERE tenant_id = $1 AND type = $2", tenant_id, template.type
         )
-        if used is not None and template.version <= used:
+        if deleted_version is not None and template.version <= deleted_version:
             raise Conflict(
-                "template_version_used", f"Version {used} was deleted, and no version returns: write a later one."
+                "template_version_used",
+                f"Version {deleted_version} was deleted, and no version returns: write a later one.",
             )
         try:
             await connection.execute(
@@ -211,8 +214,8 @@ class Templates:
 
     def _check_handler(self, handler: str) -> None:
         pipeline, _, name = handler.rpartition(".")
-        offered = pipeline in self.pipelines and self.pipelines[pipeline].terms.offered
-        step = self.pipelines[pipeline].by_name.get(name) if offered else None
+        is_offered = pipeline in self.pipelines and self.pipelines[pipeline].terms.offered
+        step = self.pipelines[pipeline].by_name.get(name) if is_offered else None
         if step is None or step.isolated:
             raise Invalid("unknown_worker_type", f"No handler {handler!r} is offered to templates.")
 
@@ -256,27 +259,29 @@ class Templates:
         after: tuple[str, int] | None = None,
         limit: int,
     ) -> TemplatePage:
-        """One page of the versions of all templates, or of the template `kind`. `after`: the type and version that the
-        page follows.
+        """One page of the versions of all templates, or of the template `kind`. `after`: the type and version of the
+        last entry of the page before.
         """
         rows = await connection.fetch(_PAGE, tenant_id, kind, *(after or (None, None)), limit + 1)
-        first = ("", 0) if after is None else _place(*after)
+        last_key = ("", 0) if after is None else _sort_key(*after)
         versions: dict[tuple[str, int], TemplateVersion | None] = {
-            _place_of(version): version
+            _sort_key_of(version): version
             for version in self.all_declared_in_code()
-            if kind in (None, version.template.type) and _place_of(version) > first
+            if kind in (None, version.template.type) and _sort_key_of(version) > last_key
         }
         for row in rows:
-            versions.setdefault(_place(row["type"], row["version"]), _readable(tenant_id, row))
-        places = sorted(versions)
-        page = places[:limit]
-        last = page[-1] if len(places) > limit else None
-        readable = [version for place in page if (version := versions[place]) is not None]
-        return TemplatePage(readable, None if last is None else (last[0], -last[1]))
+            versions.setdefault(_sort_key(row["type"], row["version"]), _readable(tenant_id, row))
+        keys = sorted(versions)
+        page_keys = keys[:limit]
+        readable = [version for key in page_keys if (version := versions[key]) is not None]
+        if len(keys) <= limit:
+            return TemplatePage(readable, None)
+        kind_of_last, negative_version = page_keys[-1]
+        return TemplatePage(readable, (kind_of_last, -negative_version))
 
 
-#: What uses a version: a schedule of this version, or a schedule of the newest version if no other is enabled; and
-#: unfinished runs.
+#: Whether something uses a version. `scheduled`: a schedule of this version, or a schedule of the newest enabled
+#: version if no other version is enabled. `unfinished`: runs of this version.
 _USED = """
 -- template_used
 SELECT EXISTS (SELECT FROM schedule s WHERE s.tenant_id = $1 AND s.template = $2
@@ -289,8 +294,8 @@ SELECT EXISTS (SELECT FROM schedule s WHERE s.tenant_id = $1 AND s.template = $2
 FROM template t WHERE t.tenant_id = $1 AND t.type = $2 AND t.version = $3
 """
 
-#: `template_deletion` has a row for each type, with its newest deleted version: that version and all earlier ones are
-#: never written again.
+#: `template_deletion` has a row for each type, with its newest deleted version. Neither it nor an older version can be
+#: written again.
 _DELETE = """
 -- template_delete
 WITH deleted AS (
@@ -300,8 +305,8 @@ INSERT INTO template_deletion AS d (tenant_id, type, version) SELECT tenant_id, 
 ON CONFLICT (tenant_id, type) DO UPDATE SET version = greatest(d.version, excluded.version)
 """
 
-#: Types are compared by their bytes (COLLATE "C"), as Python compares them. $3, $4: the type and version before the
-#: page.
+#: PostgreSQL compares types by their bytes (COLLATE "C"), as Python does. $3, $4: the type and version of the last
+#: entry of the page before.
 _PAGE = """
 -- template_page
 SELECT type, version, declaration, enabled FROM template
@@ -311,18 +316,17 @@ ORDER BY type COLLATE "C", version DESC LIMIT $5
 """
 
 
-def _place(kind: str, version: int) -> tuple[str, int]:
-    """The place of a version in the list: its type, and newer versions first."""
+def _sort_key(kind: str, version: int) -> tuple[str, int]:
+    """The sort key of a version in lists: by type, and newer versions first."""
     return kind, -version
 
 
-def _place_of(version: TemplateVersion) -> tuple[str, int]:
-    """The sort key of the version in lists."""
-    return _place(version.template.type, version.template.version)
+def _sort_key_of(version: TemplateVersion) -> tuple[str, int]:
+    return _sort_key(version.template.type, version.template.version)
 
 
 def _readable(tenant_id: str, row: Any) -> TemplateVersion | None:
-    """The version in the row. None: this release cannot read it, and the other versions are listed without it."""
+    """The version in the row. None: this release cannot read it, so the list leaves it out."""
     try:
         template = _read(row["declaration"])
     except Conflict as error:

@@ -1,9 +1,9 @@
 """Metrics that only the database knows: queues, leases, the outbox, its own health. One elected process exports them.
 
-Every worker and every API process offers itself. The process that holds the leadership row queries the database every
-few seconds and adds the answers to its /metrics; the others add nothing. So the metrics exist as long as any process
-lives. Around a change of leader two processes may export them: the values are the same, and dashboards use the
-greatest.
+Every worker and every API process offers itself. The leader is the process that has the leadership row. It queries the
+database every few seconds and adds the answers to its /metrics; other processes add nothing. So the metrics exist as
+long as any process lives. When the leader changes, two processes may export them for a while. The values are the same,
+and dashboards use the greatest.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ log = structlog.get_logger(__name__)
 
 #: Seconds between rounds. With a backlog of ten thousand tasks a round takes PostgreSQL up to a tenth of a second.
 EVERY_SECONDS = 10.0
-#: A round takes longer while many deleted rows are not vacuumed yet. Rounds then become rarer, so that they take at
-#: most this share of the time. But the pause between them never exceeds this many seconds.
+#: A round takes longer while many deleted rows are not vacuumed yet. The pauses between rounds then grow, so that
+#: rounds take at most this share of the time. But no pause exceeds this many seconds.
 _MAX_SHARE = 1 / 50
 _MAX_PAUSE_SECONDS = 60.0
 #: The most queues that are exported.
@@ -80,10 +80,10 @@ async def query_all(
     connection: Connection,
     silent: float,
     of_kinds: Sequence[Question] = (),
-    wanted: Callable[[str], bool] = lambda _name: True,
+    includes: Callable[[str], bool] = lambda _name: True,
 ) -> Rows:
     """The rows of one round, by question. `silent`: a worker without a heartbeat for this many seconds is silent.
-    `wanted`: whether the question of a name is asked.
+    `includes`: whether to ask the question with this name.
 
     A question that the database refuses, or whose values do not fit its statement, is counted and left out. So is the
     first question that takes too long. A second timeout ends the round, because the database is then slow as a whole.
@@ -93,15 +93,15 @@ async def query_all(
     timeouts = 0
     questions = _questions(silent) | {question.name: (question.statement, question.values) for question in of_kinds}
     for name, (statement, values) in questions.items():
-        if not wanted(name):
+        if not includes(name):
             continue
         try:
             rows[name] = await connection.fetch(statement, *values, timeout=_STATEMENT_SECONDS)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
             timeouts += isinstance(error, TimeoutError)
             # On an open connection, an InterfaceError means that the question has too many or too few values.
-            is_own = isinstance(error, asyncpg.InterfaceError) and not connection.is_closed()
-            if timeouts > 1 or (not is_own and is_away(connection, error)):
+            has_wrong_values = isinstance(error, asyncpg.InterfaceError) and not connection.is_closed()
+            if timeouts > 1 or (not has_wrong_values and is_away(connection, error)):
                 raise
             EXPORTER_REFUSED.labels(name).inc()
             log.warning("the exporter's question was not answered", question=name, error=type(error).__name__)
@@ -117,7 +117,7 @@ def _check_names(of_kinds: Sequence[Question]) -> None:
 
 
 class Exporter(Collector):
-    """Asks the questions while `run` runs; once registered, adds the latest answers to each scrape."""
+    """Asks the questions while `run` runs. A registered exporter adds the latest answers to each scrape."""
 
     def __init__(
         self,
@@ -145,13 +145,14 @@ class Exporter(Collector):
 
     async def _query(self) -> None:
         async with self._pool.acquire() as connection:
-            await self._turn(connection)
+            await self._query_as_leader(connection)
         DATABASE.record_answer()
 
-    async def _turn(self, connection: Connection) -> None:
-        leads = await workers.lead(connection, "exporter", self._owner, 3 * EVERY_SECONDS)
-        LEADS.set(leads)
-        if not leads:
+    async def _query_as_leader(self, connection: Connection) -> None:
+        """Lead if no other process leads. Only the leader queries, and only when a round is due."""
+        is_leader = await workers.lead(connection, "exporter", self._owner, 3 * EVERY_SECONDS)
+        LEADS.set(is_leader)
+        if not is_leader:
             self._latest = None
             self._pauses.forget()
             return
@@ -167,7 +168,7 @@ class Exporter(Collector):
         """The rows of one round. The questions that count work go to the standby, if there is one and it keeps up."""
         if self._replica is None:
             return await query_all(primary, self._silent, self._of_kinds)
-        of_server = await query_all(primary, self._silent, wanted=OF_SERVER.__contains__)
+        of_server = await query_all(primary, self._silent, includes=OF_SERVER.__contains__)
         try:
             async with self._replica.caught_up(primary) as standby:
                 of_work = await self._query_work(standby)
@@ -182,11 +183,11 @@ class Exporter(Collector):
         return await query_all(connection, self._silent, self._of_kinds, lambda name: name not in OF_SERVER)
 
     def describe(self) -> list[Metric]:
-        """Promises no metrics, because the leader changes."""
+        """The list is empty, because only the leader has metrics, and the leader changes."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The latest answers, if this process leads and they are fresh. Old numbers would mislead, and are left out."""
+        """The latest answers, if this process leads and the answers are not too old. Old numbers would mislead."""
         latest = self._latest
         if latest is not None and monotonic() < self._fresh_until:
             yield from families(latest, self._of_kinds)
@@ -205,7 +206,9 @@ def families(rows: Rows, of_kinds: Sequence[Question] = ()) -> Iterator[Metric]:
 
 
 def _metrics_of_kind(question: Question, rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
-    """The metrics of a kind's question; none if its code fails, because the other metrics must reach the scrape."""
+    """The metrics of a kind's question. If the kind's code fails, there are none: the other metrics must reach the
+    scrape.
+    """
     try:
         return list(question.to_metrics(rows))
     except Exception as error:  # noqa: BLE001 - code of others
@@ -228,7 +231,7 @@ def _backlog_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 
 def _workers_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     (fleet,) = rows
-    yield _labelled("workers", "Registered workers", ["state"], [((state,), fleet[state]) for state in fleet.keys()])  # noqa: SIM118 - a Record's iteration gives values
+    yield _labelled("workers", "Registered workers", ["state"], [((state,), fleet[state]) for state in fleet.keys()])  # noqa: SIM118 - iterating over a Record gives its values
 
 
 def _quarantine_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
@@ -246,8 +249,8 @@ def _queues_metrics(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mappin
     leased = {row["queue"]: row for row in leases}
     # Tenants name queues, so there may be many. First come the queues that workers serve, then those whose oldest
     # task has waited longest.
-    first = sorted(queues, key=lambda row: (row["workers"] == 0, -row["oldest"]))[:MAX_QUEUES]
-    by_queue = {row["queue"]: row for row in first}
+    exported = sorted(queues, key=lambda row: (row["workers"] == 0, -row["oldest"]))[:MAX_QUEUES]
+    by_queue = {row["queue"]: row for row in exported}
     names = sorted({*by_queue, *sorted(leased)[:MAX_QUEUES]})
     tasks = [((name, state), by_queue[name][state]) for name in names if name in by_queue for state in ("due", "later")]
     tasks += [((name, "running"), leased[name]["running"] if name in leased else 0) for name in names]

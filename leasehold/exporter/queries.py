@@ -1,8 +1,8 @@
 """The exporter's statements. Each reads small partial indexes or statistics, never a whole table.
 
-A count stops at a cap: ten thousand waiting tasks or a million mean the same to an operator, and then cost the same.
-The count reads the index in order, because a bitmap would read all entries. The statements use `now()` and not
-`clock_timestamp()`: an index can be searched only by a value that is constant during a statement.
+A count stops at a cap, so that a million waiting tasks cost no more than ten thousand: they mean the same to an
+operator. The count reads the index in order, because a bitmap would read all entries. The statements use `now()` and
+not `clock_timestamp()`: PostgreSQL can search an index only for a value that is constant during a statement.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from leasehold.db.task_lines import lines_of_all_queues
 MAX_LINES = 2000
 
 # A line is the waiting tasks of one queue, priority (band) and tenant. The statement finds the lines by a loose index
-# scan. The lines of a queue share the cap. It also returns queues without tasks that workers serve.
+# scan. The lines of a queue share the cap: each counts up to `share.most`. `waiting`: the counts by queue. `serving`:
+# the workers by queue; so a queue without tasks has a row, too, if workers serve it.
 # $1 the cap, $2 seconds without a heartbeat after which a worker is silent, $3 the most lines.
 QUEUES = f"""
 -- exporter_queues
@@ -116,8 +117,8 @@ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <
 GROUP BY 1
 """
 
-# The platform's statements have their name in their first line, also in PostgreSQL's views and logs. All others are
-# `other`.
+# The first line of each statement of the platform has its name, which PostgreSQL's views and logs show. All other
+# statements are counted as `other`.
 SLOW = r"""
 -- exporter_slow
 SELECT CASE WHEN starts_with(application_name, 'leasehold ')

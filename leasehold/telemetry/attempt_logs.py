@@ -1,9 +1,9 @@
-"""Keeps the log lines of an attempt with its job. `Recorder` holds the lines of one attempt until the worker writes
-them.
+"""Records the log lines of an attempt, so that the job has them. `Recorder` has the lines of one attempt until the
+worker writes them to the database.
 
 A context variable names the recorder of the running attempt. `Handler`, a handler of the root logger, gives every line
-of that context to the recorder: lines of the standard `logging`, and lines of structlog if it is configured to use
-`logging`. Lines of threads that carry the context (asyncio.to_thread, the worker's own threads) are recorded, too.
+of that context to the recorder: lines of the standard `logging`, and lines of structlog if structlog is configured to
+use `logging`. Lines of threads that carry the context (asyncio.to_thread, the worker's own threads) are recorded, too.
 Exception: lines of a logger that does not propagate are not recorded.
 """
 
@@ -33,15 +33,20 @@ MAX_FIELDS, MAX_VALUE = 32, 2000
 PLATFORM = "leasehold"
 
 #: asyncio logs a forgotten task, or a client that nobody closed, when the garbage collector finds it. The collector may
-#: run in any attempt, and the task may be another tenant's. So these lines are in the worker's log only.
-_OF_ANYBODY = frozenset({"asyncio"})
+#: run in any attempt, and the task may belong to another tenant. So these lines are only in the worker's log.
+_LOGGERS_OF_ALL_ATTEMPTS = frozenset({"asyncio"})
 
 #: Names of an event that do not become fields: the job's answer has them already, or the line shows them elsewhere.
 _NOT_FIELDS = frozenset({
     *("event", "level", "timestamp", "logger", "exc_info", "stack", "exception", "traceback", "_record"),
     *("_from_structlog", "job_id", "task_id", "step", "epoch", "trace_id", "request_id", "media_id", "worker_id"),
 })  # fmt: skip
-_OF_EVERY_RECORD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
+#: The attributes of each record of `logging`. Other attributes are fields, which the caller gave as `extra`.
+_STANDARD_ATTRIBUTES = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
+    "message",
+    "asctime",
+    "taskName",
+}
 
 
 def text_of(value: object, limit: int, *, keep_end: bool = False) -> str:
@@ -108,7 +113,7 @@ class Recorder:
         return self._dropped > 0
 
     def resume(self, lines: int, size: int) -> None:
-        """`lines` and `size`: what the attempt has logged before, in bytes. Both count for its bounds."""
+        """Count lines that the attempt has logged before. `lines`: their number; `size`: their bytes."""
         self.lines, self.bytes = lines, size
 
     def add(
@@ -121,13 +126,16 @@ class Recorder:
         trace: str = "",
         at: float | None = None,
     ) -> None:
-        """Keep a line, unless the attempt has logged too much already. `at`: seconds since 1970; None: now."""
-        if self._closed or self._dropped:
-            self._dropped += not self._closed
+        """Add a line, unless the attempt has logged too much already. `at`: seconds since 1970; None: now."""
+        if self._closed:
             return
-        self._keep(_encoded(level, logger, message, fields or {}, trace, at))
+        if self._dropped:
+            self._dropped += 1
+            return
+        self._add_line(_encoded(level, logger, message, fields or {}, trace, at))
 
-    def _keep(self, line: bytes) -> None:
+    def _add_line(self, line: bytes) -> None:
+        """Add the line. The first line beyond the bounds is dropped, and a line that says so takes its place."""
         if self.lines >= self._max_lines or self.bytes + len(line) > self._max_bytes:
             self._dropped = 1
             if self._max_lines:
@@ -137,7 +145,7 @@ class Recorder:
         self._append(line)
 
     def add_final(self, level: str, message: str, *, trace: str = "") -> None:
-        """Keep a line of the platform about the attempt's end, even if the attempt's log is cut."""
+        """Add a line of the platform about the attempt's end, even if the attempt's log is cut."""
         if not self._closed and self._max_lines:
             self._append(_encoded(level, PLATFORM, message, {}, trace, None))
 
@@ -159,17 +167,17 @@ class Recorder:
         return first, lines
 
     def for_later(self) -> Recorder:
-        """A recorder with the same bounds, for work that this attempt begins and that a later attempt may take over."""
+        """A recorder with the same bounds, for work that this attempt begins and a later attempt may take over."""
         stream = None if self.stream is None else self.stream.for_later()
         return Recorder(self._max_lines, self._max_bytes, self._lock, stream=stream)
 
     def hand_over(self, other: Recorder) -> None:
-        """Give the lines so far, and all later ones, to `other`."""
-        self.on_first = partial(self.hand_over, other)
+        """Give the lines so far, and all later lines, to `other`."""
+        self.on_first = partial(self.hand_over, other)  # each later line calls this function again
         if self.stream is not None and other.stream is not None:
             self.stream.hand_over(other.stream)
         for line in self.take()[1]:
-            other._keep(line)
+            other._add_line(line)
 
     def close(self) -> None:
         """End the recording, because the attempt has ended. If lines were dropped, the last line has their number."""
@@ -216,7 +224,7 @@ _source: ContextVar[Source | None] = ContextVar("recorder", default=None)
 
 
 def record_in(source: Source | None) -> None:
-    """From now on, record the lines of this context in the recorder of `source`. None: record them nowhere."""
+    """Let the recorder of `source` get all later lines of this context. None: no recorder gets them."""
     _source.set(source)
 
 
@@ -237,7 +245,7 @@ class Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         own_source = _source.get()
         try:
-            if own_source is not None and record.name not in _OF_ANYBODY:
+            if own_source is not None and record.name not in _LOGGERS_OF_ALL_ATTEMPTS:
                 _record(own_source.recorder, record)
         except Exception:  # noqa: BLE001 - as in every handler of `logging`: an odd line must not end the attempt
             self.handleError(record)
@@ -252,7 +260,7 @@ def _record(recorder: Recorder, record: logging.LogRecord) -> None:
         error = event.get("exc_info")
         fields = {name: value for name, value in event.items() if name not in _NOT_FIELDS}
     else:
-        extra = {name: value for name, value in vars(record).items() if name not in _OF_EVERY_RECORD}
+        extra = {name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES}
         event, message, error = extra, record.getMessage(), record.exc_info
         fields = {name: value for name, value in extra.items() if name not in _NOT_FIELDS}
     trace = event.get("traceback")
@@ -281,7 +289,7 @@ _users = 0
 @contextmanager
 def installed() -> Iterator[None]:
     """Install the handler at the root logger during the block. Several workers of a process share it."""
-    global _users  # noqa: PLW0603 - a process has one root logger, too
+    global _users  # noqa: PLW0603 - a process has only one root logger
     _users += 1
     logging.getLogger().addHandler(_handler)
     try:

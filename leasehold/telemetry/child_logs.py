@@ -1,4 +1,4 @@
-"""Logs the lines of a child process again in its worker, so that they are in the worker's log and in the job's log."""
+"""Logs the lines of a child process in its worker. So they are in the log of the worker and in that of the job."""
 
 from __future__ import annotations
 

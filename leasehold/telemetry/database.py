@@ -1,4 +1,4 @@
-"""Whether this process reaches the database: a worker's heartbeat and the API's readiness probe record it."""
+"""Records whether this process reaches the database. A worker's heartbeat and the API's readiness probe use it."""
 
 from __future__ import annotations
 

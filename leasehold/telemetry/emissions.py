@@ -1,4 +1,4 @@
-"""Holds the chunks that a handler emits, the stream of one attempt, until the worker writes them."""
+"""Collects the chunks that a handler emits (the stream of an attempt) until the worker writes them to the database."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+#: The escape of NUL in JSON. An even number of backslashes before it are escaped backslashes.
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _CUT = b'{"cut":true}'
 
@@ -18,7 +19,7 @@ class Emissions:
     """The chunks of one attempt. Any thread may emit.
 
     `on_first`: called when a chunk arrives and no other chunk is unwritten. After `max_chunks` or `max_bytes` the
-    stream is cut: it ends with a mark of the cut, and later chunks are dropped.
+    stream is cut: its last chunk says so, and later chunks are dropped.
     """
 
     __slots__ = ("_bytes", "_chunks", "_closed", "_cut", "_lock", "_max_bytes", "_max_chunks", "_written", "on_first")
@@ -34,7 +35,7 @@ class Emissions:
         self.on_first = on_first
 
     def resume(self, chunks: int, size: int) -> None:
-        """`chunks` and `size`: what the attempt has emitted before, in bytes. Both count for its bounds."""
+        """Count chunks that the attempt has emitted before. `chunks`: their number; `size`: their bytes."""
         self._written, self._bytes = chunks, size
 
     def emit(self, chunk: Any) -> bool:
@@ -72,12 +73,12 @@ class Emissions:
         return first, chunks
 
     def for_later(self) -> Emissions:
-        """Emissions with the same bounds, for work that this attempt begins and that a later attempt may take over."""
+        """Emissions with the same bounds, for work that this attempt begins and a later attempt may take over."""
         return Emissions(self._max_chunks, self._max_bytes, self._lock)
 
     def hand_over(self, other: Emissions) -> None:
-        """Give the chunks so far, and all later ones, to `other`."""
-        self.on_first = partial(self.hand_over, other)
+        """Give the chunks so far, and all later chunks, to `other`."""
+        self.on_first = partial(self.hand_over, other)  # each later chunk calls this function again
         for chunk in self.take()[1]:
             other._add(chunk)
 

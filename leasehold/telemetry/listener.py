@@ -1,6 +1,6 @@
 """The HTTP listener of one process on LEASEHOLD_METRICS_PORT: `/metrics`, and in a worker `/livez` and `/readyz`.
 
-It runs in threads of its own: it answers also while the main loop is blocked. Only Prometheus and the kubelet should
+It runs in its own threads, so it also answers while the main loop is blocked. Only Prometheus and the kubelet should
 reach it.
 """
 
@@ -17,7 +17,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import make_wsgi_app
 
 #: A worker counts as dead when its main loop has been blocked for this many seconds. The time can be long, because
-#: leases do not depend on the main loop: a handler that blocks it harms only the other attempts of its worker.
+#: leases do not depend on the main loop. A handler that blocks the loop harms only the other attempts of its worker.
 DEAD_SECONDS = 120.0
 
 
@@ -36,12 +36,12 @@ def _address_of(host: str) -> tuple[socket.AddressFamily, str]:
 def listening_at(host: str, port: int) -> socket.socket:
     """A socket that listens. Raises OSError when the address is not free."""
     family, address = _address_of(host)
-    both = host == ALL and family == socket.AF_INET6
-    return socket.create_server((address, port), family=family, dualstack_ipv6=both, backlog=_BACKLOG)
+    is_dual_stack = host == ALL and family == socket.AF_INET6
+    return socket.create_server((address, port), family=family, dualstack_ipv6=is_dual_stack, backlog=_BACKLOG)
 
 
 class Health:
-    """What a worker's probes read. The main loop writes, and the threads of the listener read."""
+    """The health of a worker. The main loop writes it, and the threads of the listener read it for the probes."""
 
     def __init__(self) -> None:
         self._turned_at: float | None = None
@@ -56,12 +56,12 @@ class Health:
         return self._turned_at is None or monotonic() - self._turned_at < DEAD_SECONDS
 
 
-class _Quiet(WSGIRequestHandler):
+class _SilentRequests(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - wsgiref's signature
-        """Log nothing: a probe every few seconds is no news."""
+        """Log nothing: a probe comes every few seconds."""
 
 
-class _Threads(ThreadingMixIn, WSGIServer):
+class _ThreadingServer(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
 
@@ -83,7 +83,7 @@ def listen(host: str, port: int, health: Health | None) -> int:
 
     family, address = _address_of(host)
 
-    class Listener(_Threads):
+    class Listener(_ThreadingServer):
         address_family = family
 
         def server_bind(self) -> None:
@@ -91,6 +91,6 @@ def listen(host: str, port: int, health: Health | None) -> int:
                 self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != ALL)
             super().server_bind()
 
-    server = make_server(address, port, answer, server_class=Listener, handler_class=_Quiet)
+    server = make_server(address, port, answer, server_class=Listener, handler_class=_SilentRequests)
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return int(server.server_port)

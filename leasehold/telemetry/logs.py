@@ -23,11 +23,11 @@ _FACTS: ContextVar[Mapping[str, object]] = ContextVar("facts", default=MappingPr
 
 
 def add_to_every_line(facts: Mapping[str, object]) -> None:
-    """Add `facts` to every log line of this context from now on, in place of earlier ones. Values become text when a
-    line is written.
+    """Add `facts` to every later log line of this context, in place of earlier facts. A UUID becomes text when a line
+    is written.
 
-    structlog's own context variables would serve, too, but it sets one for each fact, which cost a twelfth of the
-    worker's CPU.
+    This is used instead of structlog's own context variables: structlog sets one for each fact, which cost a twelfth of
+    the worker's CPU.
     """
     _FACTS.set(facts)
 
@@ -50,8 +50,8 @@ def configure_logs(settings: Settings) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
     ]
-    # Tracebacks have no local variables, which both renderers show by default: they hold keys, bodies and signed URLs.
-    # They are rendered last: attempt_logs.Handler makes a text of them.
+    # Both renderers show local variables in tracebacks by default. Here they do not, because local variables may hold
+    # keys, bodies and signed URLs. Tracebacks are rendered last, because attempt_logs.Handler needs the error itself.
     renderers: list[Processor]
     if for_machines:
         renderers = [
@@ -71,7 +71,8 @@ def configure_logs(settings: Settings) -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
-    # No line shows these facts, and they cost a stack walk and three look-ups a line (logging HOWTO, "Optimization").
+    # No line shows the caller, the thread and the process. To find them costs a stack walk and three look-ups a line
+    # (logging HOWTO, "Optimization").
     logging._srcfile = None  # noqa: SLF001 - the documented way
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
@@ -89,7 +90,7 @@ def configure_logs(settings: Settings) -> None:
 
 
 def as_json(event: EventDict, **options: Any) -> str:
-    """The event as JSON, whatever its values. `options`: those of `json.dumps`."""
+    """The event as JSON, with values of any type. `options`: those of `json.dumps`."""
     try:
         return orjson.dumps(event, default=options["default"]).decode()
     except TypeError:  # a number or text that orjson refuses: Python's encoder can write it
@@ -97,5 +98,5 @@ def as_json(event: EventDict, **options: Any) -> str:
 
 
 def _redact(_logger: object, _method: str, line: Any) -> str:
-    """Remove secrets from the finished line, tracebacks included. It must be the last step."""
+    """Remove secrets from the finished line, with its traceback. This must be the last processor."""
     return redaction.redact(line)

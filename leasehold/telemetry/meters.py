@@ -1,7 +1,7 @@
-"""Makes metrics: names begin with `leasehold_`, labels are bounded, and one switch turns all of them off.
+"""Makes metrics. Their names begin with `leasehold_`, their labels are bounded, and one switch turns all of them off.
 
-A label's values are declared names (pipelines, steps, queues, codes) or a few fixed words: never an id, and never text
-of a client. `Bounded` keeps this rule where a handler chooses the word.
+The values of a label are declared names (pipelines, steps, queues, codes) or a few fixed words: never an id, and never
+text of a client. `Bounded` enforces this rule for words that a handler chooses.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def spreads(name: str, meaning: str, labels: Sequence[str], bounds: Sequence[flo
 
 
 class Bounded:
-    """Returns each of the first `at_most` different words unchanged, and `other` for any later one."""
+    """Returns each of the first `at_most` different words unchanged, and `other` for every further word."""
 
     def __init__(self, at_most: int = MAX_LABEL_VALUES) -> None:
         self._at_most = at_most
@@ -121,10 +121,10 @@ def expose(settings: Settings, role: str, health: Health | None = None) -> int |
     return port
 
 
-class _Nothing:
-    """The methods of a metric that is switched off, and of its children: they do nothing."""
+class _NoMetric:
+    """The methods of a metric that is switched off, and of its children. They do nothing."""
 
-    def labels(self, *_values: str) -> _Nothing:
+    def labels(self, *_values: str) -> _NoMetric:
         return self
 
     def inc(self, _amount: float = 1, _exemplar: object = None) -> None:
@@ -140,8 +140,8 @@ class _Nothing:
 
 
 def switch_off() -> None:
-    """From now on all metrics of the platform do nothing. There is no way back: counts would have a gap."""
-    nothing = _Nothing()
+    """Let all metrics of the platform do nothing. They cannot be switched on again: counts would have a gap."""
+    no_metric = _NoMetric()
     for metric in _metrics:
         for name in ("labels", "inc", "dec", "set", "observe", "set_function"):
-            setattr(metric, name, getattr(nothing, name))
+            setattr(metric, name, getattr(no_metric, name))

@@ -1,5 +1,5 @@
-"""Logs outages: one line when an outage begins, one when it ends, and one a minute between, however many parts notice
-it.
+"""Logs outages: one line when an outage begins, one when it ends, and one a minute in between. The number of lines does
+not depend on how many parts of the process notice the outage.
 
 A process has one `Outage` for the database, one for the broker and one for the store. Code that meets an error calls
 `record_error` and logs nothing itself. Code that gets an answer calls `record_answer`, which costs one comparison while
@@ -29,9 +29,9 @@ class Outage:
     """Whether the database, the broker or the store is away. Any thread may call the methods."""
 
     def __init__(self, part: str, *, clock: Callable[[], float] = monotonic) -> None:
-        self._begins = f"the {part} is away; trying again until it is back"
-        self._goes_on = f"the {part} is still away"
-        self._ends = f"the {part} is back"
+        self._begin_message = f"the {part} is away; trying again until it is back"
+        self._reminder = f"the {part} is still away"
+        self._end_message = f"the {part} is back"
         self._clock = clock
         self._lock = threading.Lock()
         self._since: float | None = None
@@ -44,6 +44,7 @@ class Outage:
 
     @property
     def lasts(self) -> bool:
+        """Whether the part is away now."""
         return self._since is not None
 
     def record_error(self, error: BaseException, noticed_by: str, **facts: object) -> None:
@@ -52,28 +53,28 @@ class Outage:
         """
         with self._lock:
             now = self._clock()
-            begins = self._since is None
+            is_first = self._since is None
             self._since = now if self._since is None else self._since
             self._error_at = now
             self._errors += 1
             self._noticed.add(noticed_by)
-            reminds = not begins and now - self._logged_at >= REMINDER
-            if begins or reminds:
+            is_reminder = not is_first and now - self._logged_at >= REMINDER
+            if is_first or is_reminder:
                 self._logged_at = now
             seconds = round(now - self._since, 1)
-        if begins:
+        if is_first:
             log.warning(
-                self._begins,
+                self._begin_message,
                 noticed_by=noticed_by, error=type(error).__name__, **facts,
             )  # fmt: skip
-        elif reminds:
+        elif is_reminder:
             log.warning(
-                self._goes_on,
+                self._reminder,
                 away_seconds=seconds, errors=self._errors, noticed_by=sorted(self._noticed), error=type(error).__name__,
             )  # fmt: skip
 
     def record_answer(self) -> None:
-        """Record an answer. It ends the outage, but within SETTLED of an error only if no further error comes."""
+        """Record an answer. It ends the outage, once there was no error for SETTLED seconds."""
         if self._since is None:
             return
         self._answered_at = self._clock()
@@ -81,9 +82,9 @@ class Outage:
             self._end()
         elif self._ending is None:
             with suppress(RuntimeError):  # no event loop in this thread: a later answer ends the outage
-                self._ending = asyncio.get_running_loop().call_later(SETTLED, self._perhaps_end)
+                self._ending = asyncio.get_running_loop().call_later(SETTLED, self._end_if_settled)
 
-    def _perhaps_end(self) -> None:
+    def _end_if_settled(self) -> None:
         self._ending = None
         if self._error_at <= self._answered_at:
             self._end()
@@ -100,7 +101,7 @@ class Outage:
             self._since = None
             self._errors = 0
             self._noticed.clear()
-        log.info(self._ends, **facts)
+        log.info(self._end_message, **facts)
 
 
 DATABASE = Outage("database")

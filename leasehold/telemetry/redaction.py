@@ -1,7 +1,7 @@
 """Removes secrets from text that leaves the process: log lines, and the errors of handlers.
 
-It knows every secret of the settings, and finds others by their form. It is the second defence: code puts no secrets
-into messages, but a library or a handler may.
+The module knows every secret of the settings, and finds other secrets by their form. It is the second defence: our code
+puts no secrets into messages, but a library or a handler may.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REDACTED = "[redacted]"
 #: Shorter secrets are not replaced: innocent text would contain them.
 _MIN_CHARACTERS = 8
 
-#: A text without any of these marks has no secret of the forms below. Most lines have none, and the search takes long.
+#: A text without these marks has no secret of the forms below. Most lines have no mark, so the slow search is skipped.
 _MARKS = ("X-Amz-", "://", "lh_", "earer ", "asic ")
 _FORMS = (
     r"(?P<signed>X-Amz-(?:Signature|Credential|Security-Token)=)[^&\s\"'\\<>]+",
@@ -30,13 +30,13 @@ _FORMS = (
 )
 _by_form = re.compile("|".join(_FORMS))
 _secrets: tuple[str, ...] = ()
-#: The most earlier secrets that `redact` still knows after rotations. If there are more, the shortest are forgotten.
+#: After rotations `redact` still knows at most this many earlier secrets. If there are more, it forgets the shortest.
 _MAX_EARLIER = 200
 _NEXT_URL = re.compile(r",\s*(?=[a-z]+://)")
 
 
 def learn(settings: Settings) -> None:
-    """From now on `redact` knows the secrets of these settings, and those that their files will hold."""
+    """Let `redact` know the secrets of these settings, and later secrets in their files."""
     for name in Settings.model_fields:
         if isinstance(value := getattr(settings, name), FileSecret):
             value.on_change(lambda: _learn(settings, earlier=_secrets))
@@ -44,12 +44,12 @@ def learn(settings: Settings) -> None:
 
 
 def _learn(settings: Settings, earlier: Sequence[str] = ()) -> None:
-    """`earlier`: replaced secrets that stay known, because they may still be in use or valid for a while."""
+    """Read the secrets. `earlier`: secrets that were replaced. They stay known, because they may still be valid."""
     defaults = _secrets_of(Settings.model_construct())
     words = {form for secret in _secrets_of(settings) - defaults for form in _forms_of(secret)}
-    kept = [word for word in earlier if word not in words][:_MAX_EARLIER]
+    earlier_words = [word for word in earlier if word not in words][:_MAX_EARLIER]
     global _secrets  # noqa: PLW0603 - one process, one set of secrets
-    _secrets = tuple(sorted([*words, *kept], key=len, reverse=True))
+    _secrets = tuple(sorted([*words, *earlier_words], key=len, reverse=True))
 
 
 def redact(text: str) -> str:

@@ -1,9 +1,10 @@
-"""Counters and histograms for the hot path. Each child is used by one thread; a scrape adds the counts up.
+"""Counters and histograms for the hot path. A metric has a child for each combination of labels, as in
+prometheus_client.
 
-The client library locks every value and walks a histogram's buckets. Here a count is an addition, and an observation a
-search and two additions, without a lock. So two threads must not count into one child. The event loop's thread uses all
-children except `renew`, into which the heartbeat's thread counts. The scrape runs in another thread: its numbers may be
-from slightly different moments.
+The client library locks every value and walks through a histogram's buckets. Here a count is one addition, and an
+observation is one search and two additions, without a lock. So only one thread may write to a child. The heartbeat's
+thread writes to the children with the label `renew`, and the event loop's thread to all others. The scrape runs in
+another thread: its numbers may be from slightly different moments.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from prometheus_client.samples import Exemplar
 
 
 class Tally:
-    """One value of a counter."""
+    """A child of a counter: one number."""
 
     __slots__ = ("value",)
 
@@ -33,7 +34,7 @@ class Tally:
 
 
 class Spread:
-    """One value of a histogram: counts by bucket, and the sum of the values."""
+    """A child of a histogram: how many values are in each bucket, and the sum of the values."""
 
     __slots__ = ("bounds", "counts", "examples", "total")
 
@@ -44,18 +45,22 @@ class Spread:
         self.examples: dict[int, tuple[Mapping[str, str], float, float]] = {}
 
     def observe(self, value: float, example: Mapping[str, str] | None = None) -> None:
-        """`example`: labels that lead to an example of the value (a trace); each bucket keeps the last one."""
-        at = bisect_left(self.bounds, value)
-        self.counts[at] += 1
+        """Add a value. `example`: labels that lead to an example of the value (a trace). Each bucket has its last
+        example.
+        """
+        index = bisect_left(self.bounds, value)
+        self.counts[index] += 1
         self.total += value
         if example is not None:
-            self.examples[at] = (example, value, time())
+            self.examples[index] = (example, value, time())
 
     def buckets(self) -> Iterator[tuple[str, float] | tuple[str, float, Exemplar]]:
-        """For each bucket: its upper bound, how many values are not above it, and its own example, if any."""
-        for at, count in enumerate(accumulate(self.counts)):
-            bound = str(float(self.bounds[at])) if at < len(self.bounds) else "+Inf"
-            example = self.examples.get(at)
+        """For each bucket: its upper bound, how many values are not above the bound, and the example of the bucket, if
+        any.
+        """
+        for index, count in enumerate(accumulate(self.counts)):
+            bound = str(float(self.bounds[index])) if index < len(self.bounds) else "+Inf"
+            example = self.examples.get(index)
             if example is None:
                 yield bound, float(count)
             else:
@@ -67,8 +72,8 @@ _Child = TypeVar("_Child", Tally, Spread)
 
 
 class _Family(Collector, Generic[_Child]):
-    """Values by labels. `at_most` combinations of labels are kept; further ones count as `other`, because tenants
-    choose the names of templates and queues.
+    """The children by the values of their labels. There are index most `at_most`, because tenants choose the names of
+    templates and queues. Further combinations of labels count as `other`.
     """
 
     at_most = 300

@@ -1,8 +1,9 @@
 """Traces: one for each job, from the HTTP request through the outbox and the broker to every step.
 
-The W3C `traceparent` carries a trace: in the job's `trace`, and in the headers of outbox rows and messages. It is
-always written, because logs show it. Spans are recorded only with `LEASEHOLD_TRACES`: without it OpenTelemetry is not
-imported, and `span` returns a constant. OpenTelemetry's own variables (`OTEL_*`) define where spans go, and how many.
+The W3C `traceparent` names the trace. The job's `trace`, the headers of outbox rows, and the headers of messages have
+it. It is always written, because logs show it. Spans are recorded only with `LEASEHOLD_TRACES`. Without this setting
+OpenTelemetry is not imported, and `span` returns a constant. OpenTelemetry's own variables (`OTEL_*`) define where
+spans are sent, and how many.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ class NoExporter(LeaseholdError):
 
 
 class Span:
-    """A span under way. This base class records nothing: traces are off."""
+    """A span that has begun. This base class records nothing: it is used when traces are off."""
 
     traceparent: str | None = None
 
     def rename(self, name: str) -> None:
-        """Change the name, where the right one is not known at the start."""
+        """Change the name, if the right name was not known at the start."""
 
     def set_attributes(self, **attributes: str | float) -> None:
         """Add attributes: names and codes, never text of a client or a handler."""
@@ -61,12 +62,12 @@ class _RecordedSpan(Span):
 
 #: OpenTelemetry's attribute names with more than one dot.
 _NAMES = {"http_request_method": "http.request.method", "http_response_status_code": "http.response.status_code"}
-_NOTHING: AbstractContextManager[Span] = nullcontext(Span())
+_NO_SPAN: AbstractContextManager[Span] = nullcontext(Span())
 _tracer: Tracer | None = None
 
 
 def begin_traces(role: str) -> None:
-    """Record spans from now on. Waiting spans are sent when the process ends.
+    """Let `span` record. Spans that wait to be sent are sent when the process ends.
 
     Raises NoExporter when OpenTelemetry is not installed.
     """
@@ -77,8 +78,8 @@ def begin_traces(role: str) -> None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - as above
     except ImportError as error:
         raise NoExporter("LEASEHOLD_TRACES is on, but the extra `otel` is not installed") from error
-    own = Resource({"service.name": f"leasehold-{role}", "service.version": version("leasehold")})
-    provider = TracerProvider(resource=own.merge(OTELResourceDetector().detect()))  # OTEL_SERVICE_NAME wins
+    resource = Resource({"service.name": f"leasehold-{role}", "service.version": version("leasehold")})
+    provider = TracerProvider(resource=resource.merge(OTELResourceDetector().detect()))  # OTEL_SERVICE_NAME wins
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     global _tracer  # noqa: PLW0603 - one tracer a process, set once by its main
     _tracer = provider.get_tracer("leasehold", version("leasehold"))
@@ -87,11 +88,11 @@ def begin_traces(role: str) -> None:
 def span(
     name: str, kind: Kind = "INTERNAL", *, parent: Headers | None = None, **attributes: str | float
 ) -> AbstractContextManager[Span]:
-    """Measure the block. Its parent is the traceparent in the headers `parent`, else the span around it.
+    """Measure the block. Its parent is the traceparent in the headers `parent`; without it, the span around the block.
 
     An attribute `messaging_system` is recorded as `messaging.system`.
     """
-    return _NOTHING if _tracer is None else _record(_tracer, name, kind, parent, attributes)
+    return _NO_SPAN if _tracer is None else _record(_tracer, name, kind, parent, attributes)
 
 
 @contextmanager
@@ -102,7 +103,7 @@ def _record(
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415 - as above
 
     context = TraceContextTextMapPropagator().extract(parent) if parent else None
-    # The library would record the exception's message, which may hold what must not leave the process.
+    # record_exception=False: the exception's message may have something that must not leave the process.
     with tracer.start_as_current_span(
         name,
         context,
@@ -121,17 +122,17 @@ def _record(
 
 @contextmanager
 def publishing_spans(headers: Sequence[Headers]) -> Iterator[list[Headers]]:
-    """Measure the publishing of messages with these headers. Yields the headers to send, with the publishing as
-    parent.
+    """Measure the publishing of messages with these headers: one span for each. Yields the headers to send, whose
+    parents are these spans.
     """
     if _tracer is None:
         yield list(headers)
         return
     with ExitStack() as spans:
-        published = [spans.enter_context(span("hint publish", "PRODUCER", parent=own)) for own in headers]
+        publish_spans = [spans.enter_context(span("hint publish", "PRODUCER", parent=parent)) for parent in headers]
         yield [
-            {**own, "traceparent": sent.traceparent or ""} if "traceparent" in own else own
-            for own, sent in zip(headers, published, strict=True)
+            {**parent, "traceparent": child.traceparent or ""} if "traceparent" in parent else parent
+            for parent, child in zip(headers, publish_spans, strict=True)
         ]
 
 

@@ -159,11 +159,11 @@ async def test_a_slow_statement_is_told_by_the_name_in_its_first_line(settings: 
 async def test_only_the_elected_process_tells_and_another_takes_its_place(settings: Settings, rows: Rows) -> None:
     first, second = (Exporter(settings, uuid4(), pool=None) for _ in range(2))  # type: ignore[arg-type]  # its turns are given a connection here
     for exporter in (first, second):
-        await exporter._turn(rows.connection)
+        await exporter._query_as_leader(rows.connection)
     assert (bool(list(first.collect())), bool(list(second.collect()))) == (True, False)
     await workers.resign(rows.connection, first._owner)
     for exporter in (second, first):
-        await exporter._turn(rows.connection)
+        await exporter._query_as_leader(rows.connection)
     assert (bool(list(first.collect())), bool(list(second.collect()))) == (False, True)
 
 
