@@ -23,11 +23,13 @@ Cursor = Annotated[str | None, typer.Option(help="Show the page after the one th
 
 @contextmanager
 def api_client() -> Iterator[ApiClient]:
-    """A client for LEASEHOLD_URL with the key LEASEHOLD_API_KEY. If neither is set, the client is for the `leasehold
-    dev` that runs in the current folder. If the API refuses a request, the command prints the reason and ends.
+    """A client for LEASEHOLD_URL with the key LEASEHOLD_API_KEY. If neither is set, the client calls the `leasehold
+    dev` of the current folder. If the API refuses a request, the command prints the reason and ends.
     """
-    given = {name: os.environ[name] for name in ("LEASEHOLD_URL", "LEASEHOLD_API_KEY") if os.environ.get(name)}
-    variables = given or dev_variables()
+    from_environment = {
+        name: os.environ[name] for name in ("LEASEHOLD_URL", "LEASEHOLD_API_KEY") if os.environ.get(name)
+    }
+    variables = from_environment or dev_variables()
     key = variables.get("LEASEHOLD_API_KEY")
     if not key:
         raise print_failure("set LEASEHOLD_API_KEY to an API key (leasehold keys create)", WRONG_USE)

@@ -36,13 +36,13 @@ class ApiClient:
         self._http.close()
 
     def get(self, path: str, **params: Any) -> dict[str, Any]:
-        """`params`: of the query. Those that are None are left out; so also in `stream` and `download`."""
-        return self._request("GET", path, params=_given(params))
+        """`params`: the parameters of the query. A parameter that is None is left out, in all methods."""
+        return self._request("GET", path, params=_without_none(params))
 
     def stream(self, path: str, *, last_event_id: str, **params: Any) -> Iterator[ServerEvent]:
         """Server-sent events until the API ends the stream. Raises Interrupted when the connection breaks."""
         headers = {"Accept": "text/event-stream", "Last-Event-ID": last_event_id}
-        with self._opened(path, params, headers) as answer:
+        with self._open_stream(path, params, headers) as answer:
             yield from events_of(answer.iter_text())
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -56,16 +56,16 @@ class ApiClient:
 
     def download(self, path: str, **params: Any) -> Iterator[bytes]:
         """The body of a GET, a piece at a time."""
-        with self._opened(path, params) as answer:
+        with self._open_stream(path, params) as answer:
             yield from answer.iter_bytes()
 
     @contextmanager
-    def _opened(
+    def _open_stream(
         self, path: str, params: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> Iterator[httpx2.Response]:
-        """The answer to a GET, whose body the block reads. Raises Interrupted when the connection breaks."""
+        """Yields the answer to a GET. The block reads its body. Raises Interrupted when the connection breaks."""
         try:
-            with self._http.stream("GET", path, params=_given(params), headers=headers) as answer:
+            with self._http.stream("GET", path, params=_without_none(params), headers=headers) as answer:
                 if answer.is_error:
                     answer.read()
                     self._body(answer)  # raises Refused
@@ -97,6 +97,6 @@ class ApiClient:
         return body
 
 
-def _given(params: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that are not None."""
     return {name: value for name, value in params.items() if value is not None}

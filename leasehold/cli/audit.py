@@ -83,11 +83,11 @@ def verify(
     off.
     """
     if file is None:
-        from leasehold.cli.audit_database import verified  # noqa: PLC0415 - each command loads only what it needs
+        from leasehold.cli.audit_database import verify_chains  # noqa: PLC0415 - each command loads only what it needs
 
-        chains = [_finding(*chain) for chain in run_or_exit(verified(environment(), tenant))]
+        chains = [_result_of(*chain) for chain in run_or_exit(verify_chains(environment(), tenant))]
     else:
-        chains = [chain for chain in _chains_of(file) if tenant in (None, chain["tenant_id"])]
+        chains = [chain for chain in _check_file(file) if tenant in (None, chain["tenant_id"])]
 
     def print_chains() -> None:
         rows = [{**chain, "ends with": chain["hash"][:16]} for chain in chains]
@@ -98,20 +98,20 @@ def verify(
         raise typer.Exit(1)
 
 
-def _finding(head: dict[str, Any], broken: BrokenRow | None) -> dict[str, Any]:
+def _result_of(head: dict[str, Any], broken: BrokenRow | None) -> dict[str, Any]:
     """A chain as the command prints it."""
     sentence = None if broken is None else f"row {broken.seq}: {broken.why}"
     return {"tenant_id": head["tenant_id"], "seq": head["seq"], "hash": head["hash"], "broken": sentence}
 
 
-def _chains_of(file: Path) -> Iterator[dict[str, Any]]:
-    """The chains of an export. Each begins with a line that has its head."""
+def _check_file(file: Path) -> Iterator[dict[str, Any]]:
+    """Check the chains of an export. Each begins with a line that has its head. Yields each chain as it is printed."""
     head: dict[str, Any] | None = None
     chain, broken = Chain(""), None
     for line in _lines(file):
         if "head" in line:
             if head is not None:
-                yield _finding(head, broken or chain.check_end(head))
+                yield _result_of(head, broken or chain.check_end(head))
             head, broken = line["head"], None
             chain = Chain.from_head(line["head"])
         elif head is None:
@@ -119,7 +119,7 @@ def _chains_of(file: Path) -> Iterator[dict[str, Any]]:
         elif broken is None:
             broken = chain.check(_row(line))
     if head is not None:
-        yield _finding(head, broken or chain.check_end(head))
+        yield _result_of(head, broken or chain.check_end(head))
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
@@ -130,7 +130,7 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
             except orjson.JSONDecodeError:
                 raise print_failure(f"line {number} is not JSON: the export was cut off") from None
             if not isinstance(value, dict):
-                raise print_failure(f"line {number} of the file is no JSON object")
+                raise print_failure(f"line {number} of the file is not a JSON object")
             yield value
 
 
@@ -140,4 +140,4 @@ def _row(line: dict[str, Any]) -> dict[str, Any]:
     try:
         return {**line, "at": datetime.fromisoformat(line["at"]), "details": details_text(line["details"])}
     except (KeyError, TypeError, ValueError) as error:
-        raise print_failure(f"a line of the file is no row of the audit: {error}") from None
+        raise print_failure(f"a line of the file is not a row of the audit: {error}") from None

@@ -10,7 +10,7 @@ from leasehold.domain.audit import BrokenRow
 from leasehold.settings import Settings
 
 
-async def verified(settings: Settings, tenant_id: str | None) -> list[tuple[dict[str, Any], BrokenRow | None]]:
+async def verify_chains(settings: Settings, tenant_id: str | None) -> list[tuple[dict[str, Any], BrokenRow | None]]:
     """The head of each chain, or only of the tenant's, with the chain's first broken row (None: no row is broken)."""
     async with connected(settings, "audit") as connection:
         heads = await audit.heads(connection, tenant_id)

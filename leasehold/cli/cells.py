@@ -1,4 +1,4 @@
-"""`leasehold cells` asks each cell whether it serves, and writes the configuration of a gateway before all cells."""
+"""`leasehold cells` asks each cell whether it serves, moves a tenant between cells, and configures a gateway."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _SECONDS = 5.0
 
 
 def _read(path: Path | None) -> CellMap:
-    """Exits with a sentence for a file that holds no map."""
-    named = path or environment().cells_file
-    if named is None:
+    """The map of cells. A file that is not a map ends the command with a sentence."""
+    file = path or environment().cells_file
+    if file is None:
         raise typer.BadParameter("name the map of cells: --map, or LEASEHOLD_CELLS_FILE")
     try:
-        return parse(Path(named).read_text(encoding="utf-8"))
+        return parse(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise print_failure(f"{named}: {getattr(error, 'strerror', None) or error}") from None
+        raise print_failure(f"{file}: {getattr(error, 'strerror', None) or error}") from None
 
 
 @app.command()
@@ -50,7 +50,7 @@ def status(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask each cell whether it serves, and with keys of operators for what it has to do. What no cell answered is
+    """Ask each cell whether it serves and, with operators' keys, for its load. A value that a cell does not answer is
     unknown (null in JSON). Exit with 1 if a cell does not serve.
     """
     rows = run_or_exit(_ask_all(_read(path), _keys_in(keys)))
@@ -66,15 +66,15 @@ def status(
 
 
 def _keys_in(path: Path | None) -> Mapping[str, str]:
-    """The key of each cell. Exits with a sentence, which shows no key, for a file that holds none."""
+    """Cell -> its key. A file that is not a map of keys ends the command with a sentence, which shows no key."""
     from leasehold.security.other_cells import parse_keys  # noqa: PLC0415 - each command loads only what it needs
 
-    named = "LEASEHOLD_CELLS_KEYS" if path is None else str(path)
+    source = "LEASEHOLD_CELLS_KEYS" if path is None else str(path)
     try:
         text = environment().cells_keys.get_secret_value() if path is None else path.read_text(encoding="utf-8")
         return parse_keys(text)
     except (OSError, ValueError) as error:
-        raise print_failure(f"{named}: {getattr(error, 'strerror', None) or error}") from None
+        raise print_failure(f"{source}: {getattr(error, 'strerror', None) or error}") from None
 
 
 async def _ask_all(cells: CellMap, keys: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -88,7 +88,7 @@ async def _ask_all(cells: CellMap, keys: Mapping[str, str]) -> list[dict[str, An
 
 
 def _row(answer: CellAnswer, cells: CellMap) -> dict[str, Any]:
-    """What the answer tells. What the cell did not say of itself is null."""
+    """The row to print for the answer. A value that the cell did not report is None."""
     load = {} if answer.load is None else answer.load.model_dump()
     return {
         "cell": answer.cell,
@@ -120,15 +120,18 @@ def move(
         list[Path] | None,
         typer.Option("--map", help="Change the tenant's cell in this map, too. Repeat for more maps."),
     ] = None,
-    drain_seconds: Annotated[float, typer.Option(help="Wait so long for the tenant's steps that run.")] = 300.0,
-    abort: Annotated[bool, typer.Option("--abort", help="Let the tenant work on here; until the switch only.")] = False,
-    clean: Annotated[
-        bool, typer.Option("--clean", help="Delete what this cell has of a tenant that has moved.")
+    drain_seconds: Annotated[float, typer.Option(help="Wait up to this time for the tenant's running steps.")] = 300.0,
+    abort: Annotated[
+        bool, typer.Option("--abort", help="End the move: the tenant stays in this cell. Only before the switch.")
     ] = False,
-    status: Annotated[bool, typer.Option("--status", help="Show how far a move is.")] = False,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Delete this cell's rows and objects of a tenant that has moved.")
+    ] = False,
+    status: Annotated[bool, typer.Option("--status", help="Show the stage of a move.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Move a tenant from this cell to another while it works. Run it again if it was cut off: it goes on.
+    """Move a tenant from this cell to another while both cells work. After an interruption run the command again: it
+    goes on.
 
     It needs the rights of `leasehold migrate` in both databases.
     """
@@ -142,19 +145,19 @@ def move(
     else:
         if target is None:
             raise typer.BadParameter("name the settings of the other cell: --target-env")
-        deed = moving.abort if abort else moving.clean if clean else moving.move_tenant
+        action = moving.abort if abort else moving.clean if clean else moving.move_tenant
         options = moving.Move(tenant, to, tuple(maps or ()), drain_seconds)
-        answer = run_or_exit(_moved(deed, settings, target, options))
+        answer = run_or_exit(_run_action(action, settings, target, options))
     if as_json:
         print_json(answer)
     else:
         print_table(list(answer), [list(answer.values())])
 
 
-async def _moved(deed: Any, settings: Settings, target: Path, options: Any) -> dict[str, Any]:
+async def _run_action(action: Any, settings: Settings, target: Path, options: Any) -> dict[str, Any]:
     from leasehold.cli import moving  # noqa: PLC0415 - each command loads only what it needs
 
-    answer: dict[str, Any] = await deed(settings, moving.target_settings(target), options)
+    answer: dict[str, Any] = await action(settings, moving.target_settings(target), options)
     return answer
 
 
@@ -164,7 +167,7 @@ def nginx(
     path: _Map = None,
     port: Annotated[int, typer.Option(help="The port on which nginx listens.")] = 8080,
 ) -> None:
-    """Print what nginx needs, within its `http` block, to send each request to the cell that the key names."""
+    """Print the lines for nginx's `http` block that send each request to the cell that the key names."""
     cells = _read(path)
     if default not in cells.addresses:
         raise typer.BadParameter(f"the map names no cell {default!r}")

@@ -1,7 +1,7 @@
 """`leasehold completion SHELL` prints a script that lets the shell complete commands and options.
 
-The library typer has the scripts and the answers to them. Its own switch for completion is off: it would add two
-options to every help page, and the first of them edits files in the user's home.
+The library typer has the scripts, and answers them. Typer's own options for completion are off: there would be two on
+every help page, and one of them edits files in the user's home.
 """
 
 from __future__ import annotations

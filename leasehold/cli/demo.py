@@ -22,7 +22,7 @@ from leasehold.runtime.gather import gather_or_cancel
 
 SHIPPED = Path(__file__).with_name("picture.jpg")
 _WAIT_SECONDS = 120.0
-_UNKNOWN = "image/jpeg"  # sent for a file that the demo does not recognise; the API looks at its bytes and refuses it
+_UNKNOWN = "image/jpeg"  # for a file that the demo does not recognise: the API reads its bytes and refuses it
 
 
 class DemoFailed(LeaseholdError):
@@ -40,11 +40,11 @@ class Sent:
 
 
 async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **servers: Any) -> None:
-    """Send all pictures and report on each. `keep`: then print the address of the first job's page and wait for Ctrl-C.
-    `servers`: addresses of servers that run elsewhere, as for Installation.
+    """Send all pictures and report on each. `keep`: then print the address of the first job's page, and wait for
+    Ctrl-C. `servers`: addresses of servers that run elsewhere, as for Installation.
 
-    Raises DemoFailed at the end if a picture did not become READY; before that if an upload is refused, or if two
-    results would have one name.
+    Raises DemoFailed if two results would have one name, if an upload is refused, or, at the end, if a picture did not
+    become READY.
     """
     paths = pictures or [SHIPPED]
     _refuse_lost_results(paths, out)
@@ -108,8 +108,8 @@ async def _follow(client: httpx2.AsyncClient, picture: Sent, out: Path, show: An
     ticket = await _json_of(client.post("/upload-url", json=file))
     async with httpx2.AsyncClient(timeout=60) as plain:  # the store needs the signed URL and no API key
         (await plain.put(ticket["upload_url"], content=data, headers={"Content-Type": kind})).raise_for_status()
-    named = {"media_id": ticket["media_id"], "original_key": ticket["original_key"]}
-    accepted = await client.post("/complete-upload", json=named)
+    completion = {"media_id": ticket["media_id"], "original_key": ticket["original_key"]}
+    accepted = await client.post("/complete-upload", json=completion)
     if accepted.is_error:
         problem = accepted.json()
         picture.view = {
@@ -120,8 +120,8 @@ async def _follow(client: httpx2.AsyncClient, picture: Sent, out: Path, show: An
         show()
         return
     picture.job_id = accepted.json()["job_id"]
-    until = monotonic() + _WAIT_SECONDS
-    while picture.view["status"] not in ("READY", "FAILED") and monotonic() < until:
+    deadline = monotonic() + _WAIT_SECONDS
+    while picture.view["status"] not in ("READY", "FAILED") and monotonic() < deadline:
         picture.view = await _json_of(client.get(f"/media/{ticket['media_id']}", params={"wait": 5}))
         show()
     if picture.view["status"] == "READY":

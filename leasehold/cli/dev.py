@@ -17,17 +17,17 @@ from leasehold.runtime.gather import cancel_and_wait
 
 
 async def run(source: str | None, **options: Any) -> None:
-    """Run an Installation until SIGINT or SIGTERM. `source`: the app that it serves, if one was named.
+    """Run an Installation until SIGINT or SIGTERM. `source`: the app that it serves; None: no app was named.
 
-    Raises EmbeddedError when a part does not start; then all are stopped.
+    Raises EmbeddedError if a part does not start. All parts are then stopped.
     """
     console = Console()
     stop_requested = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop_requested.set)
     with console.status("starting"):
-        # A user who edits an app wants a quick start: so with `source`, RabbitMQ comes up 8 s later.
-        starting = asyncio.create_task(_enter(Installation(**options, patient=source is None)))
+        # A user who edits an app wants a quick start. So with `source` RabbitMQ starts last, and is up 8 s later.
+        starting = asyncio.create_task(_open(Installation(**options, patient=source is None)))
         stopping = asyncio.create_task(stop_requested.wait())
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if stop_requested.is_set() and not starting.done():
@@ -50,13 +50,13 @@ async def run(source: str | None, **options: Any) -> None:
         await installation.__aexit__(None, None, None)
 
 
-async def _enter(installation: Installation) -> Installation:
+async def _open(installation: Installation) -> Installation:
     return await installation.__aenter__()
 
 
 def variables_of(installation: Installation) -> dict[str, str]:
-    """The variables with which a program in the same folder submits jobs to the installation, and commands call its
-    API. The program sends no hints: RabbitMQ may still be starting, and this installation's worker polls ten times a
+    """The variables with which programs in the same folder submit jobs to the installation, and commands call its API.
+    Such programs send no hints: RabbitMQ may still be starting, and this installation's worker polls ten times a
     second.
     """
     return installation.environment | {
@@ -86,7 +86,7 @@ def _app_welcome_text(installation: Installation) -> str:
 
 
 def _console_line(installation: Installation) -> str:
-    """Empty where LEASEHOLD_CONSOLE=off."""
+    """The line with the console's address; "" with LEASEHOLD_CONSOLE=off."""
     url = installation.console_url()
     return "" if url is None else f"console  {url}\n"
 

@@ -98,7 +98,7 @@ class Installation:
         return self
 
     def _configured_late_rabbitmq(self) -> RabbitMQ | None:
-        """The embedded RabbitMQ that starts after the other parts. None: RabbitMQ runs already, or there is none."""
+        """The embedded RabbitMQ that will start after the other parts. None: it runs already, or there is none."""
         if self._late_rabbitmq is None:
             return None
         rabbitmq = RabbitMQ(self._stack.directory / "rabbitmq", self._late_rabbitmq)
@@ -110,7 +110,7 @@ class Installation:
         environment = self._stack.environment | self._elsewhere
         if late_rabbitmq is not None:
             environment |= {"LEASEHOLD_BROKER": "amqp", "LEASEHOLD_AMQP_URL": late_rabbitmq.url}
-        settings = Settings()  # of the environment, and of the folder's .env
+        settings = Settings()  # from the environment, and from the folder's .env
         set_by_user = settings.model_fields_set
         self.isolation = settings.isolation if "isolation" in set_by_user else default_isolation()
         self._tenant = settings.tenant if "tenant" in set_by_user else TENANT
@@ -119,7 +119,7 @@ class Installation:
             "poll_seconds": "0.5" if late_rabbitmq is None else "0.1",
             "pipelines": "leasehold.pipelines:with_demonstrations",
             "isolation": self.isolation,
-            "sealing_keys": _own_sealing_key(self._stack.directory),
+            "sealing_keys": _stored_sealing_key(self._stack.directory),
         }
         for name, default in defaults.items():
             value = _text(getattr(settings, name)) if name in set_by_user else default
@@ -149,10 +149,10 @@ class Installation:
     @property
     def fences(self) -> str:
         """The isolation of isolated steps, as text for the terminal."""
-        held = isolation.of_this_kernel()
-        absent = isolation.missing(held)
+        fences = isolation.of_this_kernel()
+        absent = isolation.missing(fences)
         if not absent:
-            return held
+            return fences
         if self.isolation == "required":
             return f"{', '.join(absent)} missing: isolated steps are refused (LEASEHOLD_ISOLATION=required)"
         return f"{', '.join(absent)} missing: isolated steps run nevertheless (LEASEHOLD_ISOLATION=best_effort)"
@@ -205,7 +205,7 @@ class Installation:
             await connection.close()
 
     async def _until_ready(self) -> None:
-        """Raises EmbeddedError with the end of a log."""
+        """Wait until the API is ready. Raises EmbeddedError with the end of a log if a process does not start."""
         api = next(server for server in self._processes if server.name == "api")
         try:
             async with asyncio.timeout(_START_SECONDS):
@@ -229,7 +229,7 @@ class Installation:
 
 
 def _load_upgrade() -> Upgrade:
-    """Load alembic, while PostgreSQL starts: it takes half a second, and much longer before Python has compiled it."""
+    """Import alembic in a thread while PostgreSQL starts: it takes half a second, and much longer the first time."""
     from leasehold.cli.migrate import upgrade  # noqa: PLC0415 - as above
 
     return upgrade
@@ -239,8 +239,8 @@ def _text(value: object) -> str:
     return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
 
 
-def _own_sealing_key(directory: Path) -> str:
-    """The sealing key of an installation whose user set none. It lies in a file beside the data that it seals."""
+def _stored_sealing_key(directory: Path) -> str:
+    """The sealing key, if the user has set none. It is in a file beside the data that it seals."""
     file = directory / "sealing-key"
     if not file.exists():
         RunAs().write_file(file, Fernet.generate_key().decode())
@@ -248,14 +248,14 @@ def _own_sealing_key(directory: Path) -> str:
 
 
 def default_isolation() -> str:
-    """The value of LEASEHOLD_ISOLATION if the user sets none. Isolated steps must run on a developer's machine, even
-    where the kernel lacks the fences; a warning is then shown.
+    """The value of LEASEHOLD_ISOLATION if the user sets none. On a developer's machine isolated steps must run even if
+    the kernel lacks the fences: then a warning is shown.
     """
     return "best_effort" if isolation.missing(isolation.of_this_kernel()) else "required"
 
 
 async def _start_late(rabbitmq: RabbitMQ) -> None:
-    """Start RabbitMQ after the other parts: it boots for 8 s on all cores, and would delay them."""
+    """Start RabbitMQ after the other parts. Its start takes 8 s on all cores, and would delay them."""
     await asyncio.sleep(_HEAD_START_SECONDS)
     await rabbitmq.start()
 

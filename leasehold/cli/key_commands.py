@@ -1,4 +1,4 @@
-"""`leasehold keys` creates, lists, rotates, expires and revokes API keys. It works on the database itself."""
+"""`leasehold keys` creates, lists, rotates, expires and revokes API keys, directly in the database."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def logs(
 ) -> None:
     """Print what a job has logged, with the tracebacks of its failures."""
     with api_client() as client:
-        lines = _followed(client, job, after, step, attempt) if follow else _pages(client, job, after, step, attempt)
+        lines = _follow(client, job, after, step, attempt) if follow else _pages(client, job, after, step, attempt)
         for line in lines:
             _print(line, as_json=as_json)
 
@@ -51,17 +51,15 @@ def _pages(
         after = page["next_after"]
 
 
-def _followed(
-    client: ApiClient, job: str, after: int, step: str | None, attempt: int | None
-) -> Iterator[dict[str, Any]]:
-    """Yield the lines until the job has ended. Resume the stream when it breaks, and when the API ends it to check the
-    key again. Stop at a stream without lines that began after the job's end: no line can follow.
+def _follow(client: ApiClient, job: str, after: int, step: str | None, attempt: int | None) -> Iterator[dict[str, Any]]:
+    """Yield the lines until the job has ended. Resume the stream after it breaks, and after the API ends it to check
+    the key again. Return after a stream without lines that began after the job's end: no more lines can come.
     """
     path = f"/v1/jobs/{path_part(job)}"
-    client.get(path)  # an API that does not answer from the start is no interruption
-    has_ended = False  # whether the job had ended when the last stream without lines was over
+    client.get(path)  # raises if the API does not answer: only a stream that breaks later is resumed
+    has_ended = False  # whether the job had ended before the next stream begins
     while True:
-        last = after
+        cursor_before = after
         try:
             for event in client.stream(f"{path}/logs", last_event_id=str(after), step=step, attempt=attempt):
                 yield event.data
@@ -69,7 +67,7 @@ def _followed(
         except Interrupted:
             time.sleep(_PAUSE_SECONDS)
             continue
-        if last == after:
+        if cursor_before == after:
             if has_ended:
                 return
             has_ended = client.get(path)["finished_at"] is not None

@@ -106,11 +106,11 @@ def doctor(
         bool, typer.Option("--reconcile", help="Compare the rows with the store's objects, as after a restore.")
     ] = False,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Delete the objects without rows; else only list them.")
+        bool, typer.Option("--apply", help="Delete the objects without rows. Without it, only list them.")
     ] = False,
     even_so: Annotated[
         bool,
-        typer.Option("--even-so", help="Delete them also if they are most of all objects, or in a cell."),
+        typer.Option("--even-so", help="Delete them even if they are most objects, or in a cell."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -149,7 +149,7 @@ def dev(
     data: Annotated[
         Path | None, typer.Option(help="Keep the data here. Without this option the data is deleted at the end.")
     ] = None,
-    port: Annotated[int, typer.Option(help="Serve the API on this port; 0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(help="Serve the API on this port; 0: any free port.")] = 8000,
     database_url: _DatabaseUrl = None,
     amqp_url: _AmqpUrl = None,
     s3_endpoint: _S3Endpoint = None,

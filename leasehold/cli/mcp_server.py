@@ -1,7 +1,7 @@
 """`leasehold mcp` offers the API as tools of a Model Context Protocol client, over standard input and output.
 
-Its tools read. With `--allow-writes` it has further tools that change something; the API refuses each of them unless
-the key has its scope. The server can do what the key can do, and nothing else.
+Its tools only read. With `--allow-writes` it has further tools that change things. The API refuses a tool if the key
+lacks the scope: the server can do what the key can do, and nothing else.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _DESTROYS = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_wo
 
 #: For how long a tool tries an API that does not answer.
 _SECONDS = 20.0
-JobId = Annotated[str, Field(description="The job's id; also that of a run.")]
+JobId = Annotated[str, Field(description="The id of a job of any kind, such as a run.")]
 Limit = Annotated[int, Field(ge=1, le=100)]
 
 
 def server_of(client: AsyncClient, *, allow_writes: bool) -> MCPServer:
     """The server with its tools. It uses `client`, and does not close it."""
     server = MCPServer("leasehold", instructions=INSTRUCTIONS, log_level="ERROR")
-    _add(server, _READS, _Reading(client))
+    _add(server, _READS, _ReadTools(client))
     if allow_writes:
-        _add(server, _WRITES, _Writing(client))
-        _add(server, _DESTROYS, _Destroying(client))
+        _add(server, _WRITES, _WriteTools(client))
+        _add(server, _DESTROYS, _DestroyTools(client))
     return server
 
 
@@ -60,11 +60,11 @@ def _add(server: MCPServer, annotations: ToolAnnotations, tools: object) -> None
     """Each public method of `tools` is a tool; its docstring is the description."""
     for name in sorted(vars(type(tools))):
         if not name.startswith("_"):
-            server.add_tool(_refusing(getattr(tools, name)), name=name, annotations=annotations)
+            server.add_tool(_with_tool_errors(getattr(tools, name)), name=name, annotations=annotations)
 
 
-def _refusing(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """A refusal of the API becomes the tool's error, which names its code: `insufficient_scope`, for example."""
+def _with_tool_errors(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """The tool, but a refusal of the API becomes the tool's error with the code, such as `insufficient_scope`."""
 
     @wraps(tool)
     async def refusing(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -79,17 +79,17 @@ def _refusing(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
 async def _first(items: AsyncIterator[BaseModel], limit: int) -> list[dict[str, Any]]:
     shown: list[dict[str, Any]] = []
     async for item in items:
-        shown.append(_shown(item))
+        shown.append(_as_json(item))
         if len(shown) == limit:
             break
     return shown
 
 
-def _shown(item: BaseModel) -> dict[str, Any]:
+def _as_json(item: BaseModel) -> dict[str, Any]:
     return item.model_dump(mode="json", exclude_none=True)
 
 
-class _Reading:
+class _ReadTools:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
@@ -106,15 +106,15 @@ class _Reading:
 
     async def get_job(self, job_id: JobId) -> dict[str, Any]:
         """Read a job: its status, parameters, steps, errors, outputs and results. Needs the scope jobs:read."""
-        return _shown(await self._client.get_job(job_id))
+        return _as_json(await self._client.get_job(job_id))
 
     async def explain_job(self, job_id: JobId) -> dict[str, Any]:
         """Say why a job does not run now, and what its workers did. Needs the scope jobs:read."""
-        return _shown(await self._client.explain(job_id))
+        return _as_json(await self._client.explain(job_id))
 
     async def job_events(self, job_id: JobId, after: int = 0, limit: Limit = 100) -> dict[str, Any]:
         """Read a job's events, the oldest first, with numbers above `after`. Needs the scope jobs:read."""
-        return _shown(await self._client.read_events(job_id, after=after, limit=limit))
+        return _as_json(await self._client.read_events(job_id, after=after, limit=limit))
 
     async def job_logs(
         self,
@@ -126,7 +126,7 @@ class _Reading:
     ) -> dict[str, Any]:
         """Read what a job logged, with the tracebacks of its failures. Needs the scope jobs:read."""
         page = await self._client.read_logs(job_id, after=after, limit=limit, step=step, attempt=attempt)
-        return _shown(page)
+        return _as_json(page)
 
     async def list_dead_letters(
         self, template: str | None = None, code: str | None = None, fingerprint: str | None = None, limit: Limit = 20
@@ -137,18 +137,18 @@ class _Reading:
 
     async def dead_letter_groups(self, limit: Limit = 20) -> list[dict[str, Any]]:
         """Group the latest dead letters by their cause, with counts. Needs the scope jobs:read."""
-        return [_shown(group) for group in await self._client.dead_letter_groups(limit=limit)]
+        return [_as_json(group) for group in await self._client.dead_letter_groups(limit=limit)]
 
     async def list_queues(self) -> list[dict[str, Any]]:
         """List queues: depth, the oldest task, workers, pauses. Needs the scope fleet:operate."""
-        return [_shown(queue) for queue in await self._client.queues()]
+        return [_as_json(queue) for queue in await self._client.queues()]
 
     async def list_workers(self) -> list[dict[str, Any]]:
         """List workers: host, queues, leases. Needs the scope fleet:operate."""
-        return [_shown(worker) for worker in await self._client.workers()]
+        return [_as_json(worker) for worker in await self._client.workers()]
 
 
-class _Writing:
+class _WriteTools:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
@@ -159,21 +159,21 @@ class _Writing:
         priority: Literal["high", "normal", "low"] = "normal",
     ) -> dict[str, Any]:
         """Start a run of a template. Needs the scope runs:write."""
-        return _shown(await self._client.submit(template, payload, priority=priority))
+        return _as_json(await self._client.submit(template, payload, priority=priority))
 
     async def retry_job(self, job_id: JobId, from_step: str | None = None) -> dict[str, Any]:
         """Run a failed job again, from the step that failed or from `from_step`. Needs the scope jobs:operate."""
-        return _shown(await self._client.retry(job_id, from_step=from_step))
+        return _as_json(await self._client.retry(job_id, from_step=from_step))
 
     async def replay_dead_letters(self, fingerprint: str, canary: bool = True, limit: Limit = 100) -> dict[str, Any]:
         """Run the jobs of a group of dead letters again; with `canary` only the latest. Needs jobs:operate."""
         return await self._client.replay_dead_letters(fingerprint=fingerprint, canary=canary, limit=limit)
 
 
-class _Destroying:
+class _DestroyTools:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
     async def cancel_job(self, job_id: JobId, reason: str = "") -> dict[str, Any]:
         """Ask a job to stop. Needs the scope jobs:operate."""
-        return _shown(await self._client.cancel(job_id, reason))
+        return _as_json(await self._client.cancel(job_id, reason))

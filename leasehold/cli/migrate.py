@@ -1,4 +1,4 @@
-"""`leasehold migrate` plans a migration, brings the schemas up to date, and grants the platform's role its rights."""
+"""`leasehold migrate` plans a migration, brings the schemas up to date, and grants rights to the platform's role."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from leasehold.settings import Settings
 
 
 async def planned(settings: Settings, revision: str) -> Plan:
-    """What `upgrade` would do. Nothing is changed. Raises Invalid for an unknown revision."""
+    """The plan of `upgrade`. Nothing is changed. Raises Invalid for an unknown revision."""
     settings = settings.direct()
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
     async with connected(settings, "migrate") as connection:
@@ -47,11 +47,11 @@ async def upgrade(settings: Settings, revision: str, waiting: Callable[[str], No
     """Bring the platform's schema to `revision`. With `head`, bring the schemas of all kinds of work up to date, too.
     The audit gets a row for each schema that changed.
 
-    `waiting` gets a sentence when the migration waits for somebody.
+    `waiting`: called with a sentence when the migration waits for other sessions.
 
     Raises before any change: DeclarationError for an unknown kind; Invalid for an unknown revision, for a revision that
     the schema has passed, and if the role `database_app_role` does not exist or has the right to change the schema.
-    Raises SchemaLocked: revisions that were applied before it stay.
+    Raises SchemaLocked if a revision gets no lock: earlier revisions stay applied.
     """
     settings = settings.direct()
     await refuse_shared_sessions(settings)
@@ -84,14 +84,14 @@ async def _check_not_passed(connection: Connection, revision: str) -> None:
 
 
 async def _migrate(settings: Settings, schema: Schema, revision: str, patience: Patience) -> None:
-    """Bring one schema to `revision`, and record what was applied, also before an error."""
+    """Bring one schema to `revision`. Record what was applied, even if an error follows."""
     progress = Progress()
     url = settings.database_url.get_secret_value()
     versions = None if schema is CORE else schema.versions
     try:
         await migrate(url, revision, versions=versions, table=schema.table, patience=patience, progress=progress)
     except BaseException:
-        with suppress(*TRY_AGAIN):  # PostgreSQL is away: the error of the migration says so
+        with suppress(*TRY_AGAIN):  # if PostgreSQL is away, the migration's own error says so
             await _record(settings, schema, progress)
         raise
     await _record(settings, schema, progress)
@@ -102,7 +102,7 @@ async def _record(settings: Settings, schema: Schema, progress: Progress) -> Non
         return
     async with connected(settings, "migrate") as connection:
         if not await connection.fetchval("SELECT to_regclass('audit') IS NOT NULL"):
-            return  # a revision before the audit
+            return  # the schema is older than the audit
         kind = None if schema is CORE else schema.name
         target = Target("schema", progress.after)
         await audit.record(connection, command_actor(), "schema.migrated", target, was=progress.before, kind=kind)

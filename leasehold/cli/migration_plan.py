@@ -12,7 +12,7 @@ from leasehold.db.upgrading.plan import Plan, Planned, Size, Step
 from leasehold.settings import Settings
 
 _WIDTH = 300
-_UNKNOWN = "no rule knows this statement: take it for ACCESS EXCLUSIVE on every table that it names"
+_UNKNOWN = "no rule covers this statement: expect ACCESS EXCLUSIVE on every table that it names"
 
 
 def as_json(plan: Plan, settings: Settings) -> dict[str, Any]:

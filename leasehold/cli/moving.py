@@ -1,14 +1,16 @@
-"""`leasehold cells move` moves a tenant from this cell to another while it works.
+"""`leasehold cells move` moves a tenant from this cell to another, while both cells work.
 
-The table `tenant_move` of the old cell holds the stage, so that a command that was killed goes on where it was:
+The table `tenant_move` of the old cell has the stage of the move. So a command that was killed can be run again, and
+goes on from there:
 
-- drain: the old cell refuses new jobs, and claims nothing more of the tenant. What runs ends.
-- copy: the old cell refuses each change. The rows of one moment and the objects are copied, and compared.
+- drain: the old cell refuses new jobs of the tenant, and its workers claim none of its tasks. Running steps end.
+- copy: the old cell refuses each change of the tenant. The command copies the rows of one moment and the objects, and
+  compares them.
 - switch: one transaction makes the copies the tenant's rows in the new cell.
-- moved: the old cell goes on refusing, until `clean` deletes what it has of the tenant.
+- moved: the old cell refuses further, until `clean` deletes the tenant's rows and objects there.
 
-Nothing is done twice: the new cell has no row of the tenant before the switch, and after the drain no worker of the old
-cell claims anything of the tenant again.
+No step runs in both cells: the new cell has no row of the tenant before the switch, and after the drain no worker of
+the old cell claims a task of the tenant.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ from leasehold.storage.s3 import PutRefused
 _STATEMENT_SECONDS = 24 * 3600.0
 _POLL_SECONDS = 0.5
 _AT_ONCE = 16
-# Settings of the sessions. The planner settings of the platform are for statements that find few rows.
+# Settings of the sessions. The platform's own planner settings are for statements that find few rows.
 _SESSION = """
 SET TimeZone = 'UTC'; SET idle_in_transaction_session_timeout = 0; SET enable_seqscan = on; SET enable_hashjoin = on;
 SET enable_mergejoin = on; SET enable_material = on; SET join_collapse_limit = 8; SET plan_cache_mode = auto
@@ -70,19 +72,19 @@ ON CONFLICT (tenant_id) DO UPDATE SET from_cell = $2, to_cell = $3, direction = 
 _SECRETS = """
 SELECT secrets FROM webhook WHERE tenant_id = $1 UNION ALL SELECT secrets FROM callback_secret WHERE tenant_id = $1
 """
-# Keys with a `/` at the end are prefixes of forms, which the API of the old cell has refused.
-_EXPECTED = "SELECT key FROM upload WHERE tenant_id = $1 AND open AND right(key, 1) <> '/' ORDER BY key"
+# A key with a `/` at the end is the prefix of a form's files. The old cell's API has refused the form.
+_EXPECTED_UPLOADS = "SELECT key FROM upload WHERE tenant_id = $1 AND open AND right(key, 1) <> '/' ORDER BY key"
 _OPEN_UPLOADS = """
 SELECT count(*) AS uploads, max(writable_until) + interval '1 minute' AS last FROM upload
 WHERE tenant_id = $1 AND open AND writable_until + interval '1 minute' > clock_timestamp()
 """
-_SAME = "SELECT pg_try_advisory_lock(hashtextextended('leasehold cells move ' || $1, 0))"
+_LOCK_MOVE = "SELECT pg_try_advisory_lock(hashtextextended('leasehold cells move ' || $1, 0))"
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What a command asks for. `maps`: files with the map of cells, which the switch changes. `drain_seconds`: how long
-    the command waits for steps that run.
+    """A move that a command requests. `maps`: files with the map of cells, which the command changes after the switch.
+    `drain_seconds`: how long the command waits for running steps.
     """
 
     tenant: str
@@ -103,10 +105,10 @@ class _Cells:
 
 
 def target_settings(path: Path) -> Settings:
-    """The settings of the other cell, from a file of lines `LEASEHOLD_NAME=value`. What the file does not name is as in
-    this environment, but for the database.
+    """The settings of the other cell, from a file of lines `LEASEHOLD_NAME=value`. Settings that the file does not name
+    are those of this environment, except for the database.
 
-    Raises Invalid `bad_target` for a file that cannot be used. The error shows no value of it.
+    Raises Invalid `bad_target` for a file that cannot be used. The error shows no value of the file.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -118,7 +120,7 @@ def target_settings(path: Path) -> Settings:
             continue
         name, equals, value = line.partition("=")
         if not equals or not name.strip().startswith("LEASEHOLD_"):
-            raise Invalid("bad_target", f"{path}: line {number} is no LEASEHOLD_NAME=value.")
+            raise Invalid("bad_target", f"{path}: line {number} is not LEASEHOLD_NAME=value.")
         variables[name.strip()] = value.strip().strip("\"'")
     if not variables.keys() & {"LEASEHOLD_DATABASE_URL", "LEASEHOLD_DATABASE_URL_FILE"}:
         raise Invalid("bad_target", f"{path}: it names no LEASEHOLD_DATABASE_URL.")
@@ -142,8 +144,8 @@ def _variables(variables: dict[str, str]) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def _opened(settings: Settings, other: Settings, move: Move) -> AsyncIterator[_Cells]:
-    """Raises Invalid and Conflict before anything is changed, if the two cannot be the two cells of the move."""
+async def _open_cells(settings: Settings, other: Settings, move: Move) -> AsyncIterator[_Cells]:
+    """Yields the two cells of the move. Raises Invalid or Conflict, before any change, if they cannot be these."""
     if not settings.cell:
         raise Invalid("no_cell", "This installation is no cell: set LEASEHOLD_CELL.")
     if move.to == settings.cell:
@@ -151,7 +153,7 @@ async def _opened(settings: Settings, other: Settings, move: Move) -> AsyncItera
     if other.cell != move.to:
         raise Invalid("bad_target", f"The settings of the other cell are those of cell {other.cell}, not {move.to}.")
     settings, other = (
-        one.direct().model_copy(update={"database_timeout": _STATEMENT_SECONDS}) for one in (settings, other)
+        cell.direct().model_copy(update={"database_timeout": _STATEMENT_SECONDS}) for cell in (settings, other)
     )
     await refuse_shared_sessions(settings)
     await refuse_shared_sessions(other)
@@ -163,7 +165,7 @@ async def _opened(settings: Settings, other: Settings, move: Move) -> AsyncItera
             (target, "The two cells have the same database, or another command moves the tenant now."),
         ):
             await connection.execute(_SESSION)
-            if not await connection.fetchval(_SAME, move.tenant):
+            if not await connection.fetchval(_LOCK_MOVE, move.tenant):
                 raise Conflict("move_in_progress", sentence)
         if await _revisions(source) != await _revisions(target):
             raise Conflict("schemas_differ", "The schemas of the two cells differ: run `leasehold migrate` of one release in both.")  # fmt: skip  # noqa: E501
@@ -171,13 +173,13 @@ async def _opened(settings: Settings, other: Settings, move: Move) -> AsyncItera
         for store in stores:
             await store.open()
             stack.push_async_callback(store.close)
-        shares = stores[0].is_absent or await _are_one(*stores)
+        shares = stores[0].is_absent or await _is_one_bucket(*stores)
         yield _Cells(source, target, *stores, await moved_tables(source), settings.cell, shares)
 
 
-async def _are_one(store: ObjectStore, other: ObjectStore) -> bool:
-    """Whether both lead to the same bucket: one bucket may have two addresses, and what is deleted in one is then gone
-    in both. Raises Conflict `target_store` if the other takes no objects.
+async def _is_one_bucket(store: ObjectStore, other: ObjectStore) -> bool:
+    """Whether both stores are the same bucket, which may have two addresses: an object deleted in one is then gone in
+    both. Raises Conflict `target_store` if the other store takes no objects.
     """
     key = f"probe/move-{new_id()}"
     await store.put(key, b"?", content_type="text/plain", metadata={})
@@ -185,18 +187,18 @@ async def _are_one(store: ObjectStore, other: ObjectStore) -> bool:
         if await other.head(key) is not None:
             return True
     except StoreError as error:
-        raise _no_store(error) from error
+        raise _store_conflict(error) from error
     finally:
         await store.delete(key)
-    try:  # now, and not when the tenant stands still
+    try:  # an error must come now, and not when the old cell refuses the tenant's requests
         await other.put(key, b"?", content_type="text/plain", metadata={})
         await other.delete(key)
     except StoreError as error:
-        raise _no_store(error) from error
+        raise _store_conflict(error) from error
     return False
 
 
-def _no_store(error: StoreError) -> Conflict:
+def _store_conflict(error: StoreError) -> Conflict:
     return Conflict("target_store", f"The store of the other cell takes no objects ({error}): mend its settings first.")
 
 
@@ -205,23 +207,23 @@ async def _revisions(connection: Connection) -> list[tuple[str, str]]:
         "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r'"
         " AND starts_with(relname, 'alembic_version') ORDER BY 1"
     )
-    found = [
+    revisions = [
         (row["relname"], await connection.fetchval(f'SELECT version_num FROM "{row["relname"]}"')) for row in tables
     ]
     if not await connection.fetchval("SELECT to_regclass('tenant_move') IS NOT NULL"):
         raise Conflict("schemas_differ", "A cell has no table tenant_move yet: run `leasehold migrate` in both.")
-    return found
+    return revisions
 
 
 async def move_tenant(settings: Settings, other: Settings, move: Move) -> dict[str, Any]:
-    """Move the tenant, or go on with a move that was cut off. Returns what was moved.
+    """Move the tenant, or go on with a move that was interrupted. Returns a report of the move.
 
-    Raises NotFound for an unknown tenant, Conflict if the new cell has rows of it, and `still_running` if its steps do
-    not end in time: then the tenant waits in the stage `drain`.
+    Raises NotFound for an unknown tenant, Conflict if the new cell has rows of the tenant, and Conflict `still_running`
+    if its steps do not end in time: then the tenant stays in the stage `drain`.
     """
-    maps = [(path, _with_tenant(path, move)) for path in move.maps]  # a wrong map must not be found after the switch
-    async with _opened(settings, other, move) as cells:
-        stage = await _begun(cells, other, settings, move)
+    maps = [(path, _with_tenant(path, move)) for path in move.maps]  # now: a wrong map must not fail after the switch
+    async with _open_cells(settings, other, move) as cells:
+        stage = await _begin_or_resume(cells, other, settings, move)
         objects = 0
         if stage == "drain":
             await hold_new_work(cells.source, move.tenant)
@@ -250,8 +252,8 @@ async def move_tenant(settings: Settings, other: Settings, move: Move) -> dict[s
         }
 
 
-async def _begun(cells: _Cells, other: Settings, settings: Settings, move: Move) -> str:
-    """The stage of the move. A new move begins with `drain`."""
+async def _begin_or_resume(cells: _Cells, other: Settings, settings: Settings, move: Move) -> str:
+    """The stage of the present move. Without one, begin a move, with the stage `drain`."""
     row = await _row(cells.source, move.tenant)
     if row is not None and row["direction"] == "out":
         if row["to_cell"] != move.to:
@@ -277,7 +279,7 @@ async def _check_seals(source: Connection, other: Settings, settings: Settings, 
         try:
             own_seals.open(sealed)
         except Unsealable:
-            continue  # it is of no use in this cell either
+            continue  # this cell cannot use the secret either
         try:
             target_seals.open(sealed)
         except Unsealable:
@@ -289,10 +291,10 @@ async def _check_seals(source: Connection, other: Settings, settings: Settings, 
 
 
 async def _drain(cells: _Cells, move: Move) -> None:
-    """Wait until nothing of the tenant runs. Raises Conflict `still_running`."""
-    until = monotonic() + move.drain_seconds
+    """Wait until no step of the tenant runs. Raises Conflict `still_running` after `drain_seconds`."""
+    deadline = monotonic() + move.drain_seconds
     while count := await running(cells.source, move.tenant):
-        if monotonic() > until:
+        if monotonic() > deadline:
             raise Conflict(
                 "still_running",
                 f"{count} steps of {move.tenant} still run. The tenant waits: run the command again, or with --abort.",
@@ -302,7 +304,7 @@ async def _drain(cells: _Cells, move: Move) -> None:
 
 async def _switch(cells: _Cells, move: Move) -> None:
     if await _is_live(cells, move):
-        return  # the command was cut off after the transaction
+        return  # an earlier command committed the switch, and was interrupted
     if (name := await first_with_rows(cells.target, move.tenant, cells.tables)) is not None:
         raise Conflict("target_has_tenant", f"Cell {move.to} has rows of {move.tenant} already, in the table {name}.")
     async with cells.target.transaction():
@@ -317,9 +319,9 @@ async def _is_live(cells: _Cells, move: Move) -> bool:
 
 
 async def abort(settings: Settings, other: Settings, move: Move) -> dict[str, Any]:
-    """Let the tenant work on in this cell. Raises NotFound without a move, and Conflict after the switch."""
-    async with _opened(settings, other, move) as cells:
-        row = await _moving(cells, move)
+    """End the move: the tenant stays in this cell. Raises NotFound without a move, and Conflict after the switch."""
+    async with _open_cells(settings, other, move) as cells:
+        row = await _present_move(cells, move)
         if row["stage"] == "moved" or await _is_live(cells, move):
             raise Conflict("already_moved", f"{move.tenant} lives in cell {move.to} now: move it back from there.")
         await drop_copies(cells.target, move.tenant)
@@ -333,11 +335,11 @@ async def abort(settings: Settings, other: Settings, move: Move) -> dict[str, An
 
 
 async def clean(settings: Settings, other: Settings, move: Move) -> dict[str, Any]:
-    """Delete what this cell has of a tenant that has moved. Raises NotFound without a move, Conflict before its end and
-    while clients may still send to this cell.
+    """Delete this cell's rows and objects of a tenant that has moved. Raises NotFound without a move, and Conflict
+    before its end or while clients may still upload to this cell.
     """
-    async with _opened(settings, other, move) as cells:
-        row = await _moving(cells, move)
+    async with _open_cells(settings, other, move) as cells:
+        row = await _present_move(cells, move)
         if row["stage"] != "moved" or not await _is_live(cells, move):
             raise Conflict("not_moved", f"{move.tenant} has not moved yet: its stage is {row['stage']}.")
         await _refuse_open_uploads(cells, move)
@@ -354,7 +356,7 @@ async def clean(settings: Settings, other: Settings, move: Move) -> dict[str, An
 
 
 async def state_of_move(settings: Settings, tenant: str) -> dict[str, Any]:
-    """The row of the move in this cell, and the number of steps that run. Raises NotFound without a move."""
+    """The row of the move in this cell, and the number of running steps. Raises NotFound without a move."""
     async with connected(settings.direct(), "cells") as connection:
         row = await _row(connection, tenant)
         if row is None:
@@ -363,7 +365,7 @@ async def state_of_move(settings: Settings, tenant: str) -> dict[str, Any]:
     return {("tenant" if name == "tenant_id" else name): value for name, value in state.items()}
 
 
-async def _moving(cells: _Cells, move: Move) -> asyncpg.Record:
+async def _present_move(cells: _Cells, move: Move) -> asyncpg.Record:
     row = await _row(cells.source, move.tenant)
     if row is None or row["direction"] != "out" or row["to_cell"] != move.to:
         raise NotFound("no_move", f"{move.tenant} does not move from cell {cells.own} to cell {move.to}.")
@@ -389,7 +391,7 @@ async def _record(connection: Connection, action: str, tenant: str, own: str, to
 
 
 async def _copy_objects(cells: _Cells, move: Move) -> int:
-    """Copy the tenant's objects that the other store lacks, and look that they are there. Returns their number."""
+    """Copy the tenant's objects that the other store lacks, and check that it has all. Returns their number."""
     if cells.shares_store:
         return 0
     limit = asyncio.Semaphore(_AT_ONCE)
@@ -402,16 +404,16 @@ async def _copy_objects(cells: _Cells, move: Move) -> int:
     for prefix in await object_prefixes(cells.source, move.tenant, cells.tables):
         async with asyncio.TaskGroup() as group:
             copies = [group.create_task(copy(stored.key)) async for stored in cells.source_store.list(prefix)]
-        copied += sum(one.result() for one in copies)
+        copied += sum(task.result() for task in copies)
     return copied
 
 
 async def _copy_object(source: ObjectStore, target: ObjectStore, key: str, *, only_new: bool = False) -> int:
-    """Returns 1, or 0 for an object that is gone by now: it had expired. Raises Conflict `copy_differs`."""
+    """Copy one object. Returns 1, or 0 for an object that has expired meanwhile. Raises Conflict `copy_differs`."""
     stored = await source.head(key)
     if stored is None:
         return 0
-    if stored.sha256 and _same(stored, await target.head(key)):
+    if stored.sha256 and _is_same(stored, await target.head(key)):
         return 1
     async with target.upload(
         key, content_type=stored.content_type, metadata=stored.metadata, only_new=only_new
@@ -421,35 +423,35 @@ async def _copy_object(source: ObjectStore, target: ObjectStore, key: str, *, on
         written = await upload.finish()
     if written.size != stored.size or (stored.sha256 and written.sha256 != stored.sha256):
         raise Conflict("copy_differs", f"The copy of the object {key} differs. Run the command again.")
-    if not _same(stored, await target.head(key)):
+    if not _is_same(stored, await target.head(key)):
         raise Conflict("copy_differs", f"The object {key} is not in the other store. Run the command again.")
-    if not stored.sha256:  # a client sent it: so the store knows no digest, and a client may send it once more
-        copy, now = await target.digest(key, max_bytes=stored.size), await source.head(key)
-        if copy.sha256 != written.sha256 or now is None or now.etag != stored.etag:
+    if not stored.sha256:  # a client uploaded it: the store has no digest, and the client may upload once more
+        copy, present = await target.digest(key, max_bytes=stored.size), await source.head(key)
+        if copy.sha256 != written.sha256 or present is None or present.etag != stored.etag:
             raise Conflict("copy_differs", f"The object {key} has changed meanwhile. Run the command again.")
     return 1
 
 
-def _same(stored: Stored, copy: Stored | None) -> bool:
+def _is_same(stored: Stored, copy: Stored | None) -> bool:
     return copy is not None and (copy.size, copy.sha256) == (stored.size, stored.sha256)
 
 
 async def _copy_late_uploads(cells: _Cells, move: Move) -> int:
-    """Copy what clients have sent to the old store since the copy, for uploads that the new cell still expects.
-    Returns the number of these objects. An object that the new store has already stays as it is.
+    """Copy objects that clients have uploaded to the old store since the copy, if the new cell still expects them.
+    Returns their number. An object that the new store has already stays as it is.
     """
     copied = 0
     if not cells.shares_store:
-        for row in await cells.target.fetch(_EXPECTED, move.tenant):
+        for row in await cells.target.fetch(_EXPECTED_UPLOADS, move.tenant):
             key = row["key"]
             if await cells.target_store.head(key) is None:
-                with suppress(PutRefused):  # the client has sent it to the new store meanwhile
+                with suppress(PutRefused):  # the client has uploaded it to the new store meanwhile
                     copied += await _copy_object(cells.source_store, cells.target_store, key, only_new=True)
     return copied
 
 
 async def _refuse_open_uploads(cells: _Cells, move: Move) -> None:
-    """Raises Conflict `uploads_open` while this cell's URLs take uploads of the tenant, or a form may still arrive."""
+    """Raises Conflict `uploads_open` while this cell's URLs accept uploads of the tenant, or a form may arrive."""
     row = await cells.source.fetchrow(_OPEN_UPLOADS, move.tenant)
     if row is not None and row["uploads"]:
         raise Conflict(
@@ -468,13 +470,13 @@ async def _delete_objects(cells: _Cells, store: ObjectStore, move: Move) -> None
 
 
 def _with_tenant(path: Path, move: Move) -> bytes:
-    """The map with the tenant in its new cell. Raises Invalid `bad_map`."""
+    """The text of the map with the tenant in its new cell. Raises Invalid `bad_map` for a wrong map."""
     try:
         text = path.read_text(encoding="utf-8")
-        known = parse(text)
+        cells = parse(text)
     except (OSError, ValueError) as error:
         raise Invalid("bad_map", f"{path}: {getattr(error, 'strerror', None) or error}.") from None
-    if move.to not in known.addresses:
+    if move.to not in cells.addresses:
         raise Invalid("bad_map", f"{path}: the map names no cell {move.to}.")
     document = orjson.loads(text)
     document["tenants"] = document.get("tenants", {}) | {move.tenant: move.to}
@@ -482,7 +484,7 @@ def _with_tenant(path: Path, move: Move) -> bytes:
 
 
 def _replace(path: Path, text: bytes) -> None:
-    """Write the file whole, or not at all."""
+    """Write the file as a whole, or leave the old one."""
     new = path.with_name(f".{path.name}.new")
     new.write_bytes(text)
     new.chmod(path.stat().st_mode & 0o777)

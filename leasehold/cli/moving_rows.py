@@ -1,10 +1,10 @@
-"""The rows of a tenant that moves to another cell: how the old cell holds them still, and how the new cell gets them.
+"""Freezes the rows of a tenant that moves to another cell, and copies them to the new cell. `moving` calls this module.
 
-Triggers hold them still. They exist only while a tenant moves, so that other tenants pay nothing. A trigger is made
-under a lock on its table: each transaction that began earlier has ended by then, and each later one obeys.
+Triggers of the old cell refuse changes. They exist only while a tenant moves, so that other tenants pay nothing. A
+trigger is made under a lock on its table: earlier transactions have ended by then, and later ones meet the trigger.
 
 The new cell first gets copies in tables of the move (`moving_...`), which no worker and no request reads. One
-transaction takes them over, so that the tenant is in the new cell whole, or not at all.
+transaction makes them the tenant's rows, so that the new cell has all of the tenant, or nothing.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from leasehold.domain.errors import Conflict
 from leasehold.transitions import moves
 from leasehold.transitions.moves import DUE, FAR, POSTPONED_BY
 
-#: Tables with rows that do not move: they belong to the cell. The audit of a cell is a chain, and stays where it is.
+#: Tables whose rows belong to the cell, and do not move. The audit is a chain of the cell, so it stays, too.
 STAYS = frozenset({"tenant_move", "audit", "audit_chain", "outbox", "worker", "quarantine", "leadership", "rate_bucket",
                    "paused_queue", "event", "known_handler"})  # fmt: skip
-#: Reads write to these tables, too. The reads of a tenant go on.
+#: Tables to which a client's read also writes. A tenant that moves may still read.
 _WRITTEN_BY_READS = frozenset({"download"})
-#: The columns of keys that a change sets. The time of the last use is no change: the first request of a minute sets it.
+#: The columns of keys whose changes are refused. The first request of a minute sets another column, the last use.
 _KEY_COLUMNS = "revoked_at, expires_at, scopes"
 _LOCK_TRIES = 60
 _IN_USE = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
@@ -43,7 +43,8 @@ WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind = 'r' AND NO
 GROUP BY c.relname
 """
 _FOREIGN_KEYS = """
-SELECT f.conrelid::regclass::text AS of, a.attname AS column, f.confrelid::regclass::text AS to, b.attname AS key
+SELECT f.conrelid::regclass::text AS child, a.attname AS child_column, f.confrelid::regclass::text AS parent,
+       b.attname AS parent_column
 FROM pg_constraint f
 JOIN pg_attribute a ON a.attrelid = f.conrelid AND a.attnum = f.conkey[1]
 JOIN pg_attribute b ON b.attrelid = f.confrelid AND b.attnum = f.confkey[1]
@@ -53,8 +54,9 @@ WHERE f.contype = 'f' AND f.connamespace = current_schema()::regnamespace
 
 @dataclass(frozen=True, slots=True)
 class MovedTable:
-    """`condition`: SQL, which rows of the table `t` are those of the tenant `$1`. `columns`: without numbers that the
-    database gives by itself. `order`: the column of such a number. `has_tenant`: the table has the column `tenant_id`.
+    """A table whose rows move. `condition`: SQL that is true for the rows of the table `t` that belong to the tenant
+    `$1`. `columns`: all columns but those that the database numbers by itself. `order`: the column with such a number.
+    `has_tenant`: whether the table has the column `tenant_id`.
     """
 
     name: str
@@ -64,64 +66,66 @@ class MovedTable:
     has_tenant: bool
 
     def values(self) -> str:
-        """SQL: the columns. Postponed times are the times before the move."""
+        """SQL: the columns. A postponed time is set back to its value before the move."""
         due = DUE.get(self.name)
-        before = f"CASE WHEN t.{due} > '{FAR}' THEN t.{due} - interval '{POSTPONED_BY}' ELSE t.{due} END AS {due}"
-        return ", ".join(before if column == due else f't."{column}"' for column in self.columns)
+        set_back = f"CASE WHEN t.{due} > '{FAR}' THEN t.{due} - interval '{POSTPONED_BY}' ELSE t.{due} END AS {due}"
+        return ", ".join(set_back if column == due else f't."{column}"' for column in self.columns)
 
     def names(self) -> str:
         return ", ".join(f'"{column}"' for column in self.columns)
 
 
 async def moved_tables(connection: Connection) -> list[MovedTable]:
-    """All tables with rows of tenants. A table comes after those that its foreign keys name."""
+    """All tables with rows of tenants. A table comes after the tables to which its foreign keys refer."""
     rows = {row["name"]: row for row in await connection.fetch(_TABLES) if row["name"] not in STAYS}
-    keys = [key for key in await connection.fetch(_FOREIGN_KEYS) if key["of"] in rows]
+    keys = [key for key in await connection.fetch(_FOREIGN_KEYS) if key["child"] in rows]
     order = TopologicalSorter[str]({name: set() for name in rows})
     for key in keys:
-        if key["of"] != key["to"]:
-            order.add(key["of"], key["to"])
-    found: dict[str, MovedTable] = {}
+        if key["child"] != key["parent"]:
+            order.add(key["child"], key["parent"])
+    tables: dict[str, MovedTable] = {}
     for name in order.static_order():
         if name not in rows:
             continue
         row = rows[name]
         has_tenant = "tenant_id" in row["columns"]
-        condition = "t.tenant_id = $1" if has_tenant else _by_parent(keys, found, name)
+        condition = "t.tenant_id = $1" if has_tenant else _by_parent(keys, tables, name)
         if name in ("gate", "gate_job"):
-            condition = _OF_LIMITS[name]
+            condition = _LIMIT_CONDITIONS[name]
         if name == "output":  # rows from before migration 0008 name no tenant
             condition = "t.task_id IN (SELECT id FROM task WHERE tenant_id = $1)"
         if condition is not None:
             order_by = row["numbered"][0] if row["numbered"] else None
-            found[name] = MovedTable(name, row["columns"], condition, order_by, has_tenant)
-    return list(found.values())
+            tables[name] = MovedTable(name, row["columns"], condition, order_by, has_tenant)
+    return list(tables.values())
 
 
 # A job may wait at limits that all tenants share (`*`).
-_OF_LIMITS = {
+_LIMIT_CONDITIONS = {
     "gate": "t.tenant_id = $1 OR (t.tenant_id = '*' AND EXISTS (SELECT 1 FROM gate_job g JOIN job j ON j.id = g.job_id"
     " WHERE g.tenant_id = '*' AND g.key = t.key AND j.tenant_id = $1))",
     "gate_job": "t.job_id IN (SELECT id FROM job WHERE tenant_id = $1)",
 }
 
 
-def _by_parent(keys: Sequence[asyncpg.Record], found: dict[str, MovedTable], name: str) -> str | None:
-    """SQL: the rows whose parent is the tenant's. None: the table has no parent with rows of tenants."""
+def _by_parent(keys: Sequence[asyncpg.Record], tables: dict[str, MovedTable], name: str) -> str | None:
+    """SQL: the condition that the parent row is the tenant's. None: the table has no parent with rows of tenants."""
     for key in keys:
-        parent = found.get(key["to"])
-        if key["of"] == name and parent is not None:
+        parent = tables.get(key["parent"])
+        if key["child"] == name and parent is not None:
             inner = parent.condition.replace("t.", "p.", 1) if parent.has_tenant else None
             if inner is None:
-                inner = f'p."{key["key"]}" IN (SELECT id FROM job WHERE tenant_id = $1)'
-            return f't."{key["column"]}" IN (SELECT p."{key["key"]}" FROM "{parent.name}" p WHERE {inner})'
+                inner = f'p."{key["parent_column"]}" IN (SELECT id FROM job WHERE tenant_id = $1)'
+            return (
+                f't."{key["child_column"]}" IN (SELECT p."{key["parent_column"]}" FROM "{parent.name}" p WHERE {inner})'
+            )
     return None
 
 
 def source_query(table: MovedTable, *, digest: bool = False) -> str:
-    """SQL: the tenant's rows as the new cell gets them, or with `digest` their number and the sum of their hashes."""
+    """SQL: the tenant's rows as the new cell gets them. `digest`: instead their number and the sum of their hashes."""
     origin, condition = f'"{table.name}" t', table.condition
-    if table.name == "kept_event":  # the new cell may lack the partition of an old day: so it keeps all as `kept_event`
+    if table.name == "kept_event":  # the new cell may lack an old day's partition, so all events go here
         origin = "history t JOIN job j ON j.id = t.job_id"
         condition = "t.tenant_id = $1"
     rows = f"SELECT {table.values()} FROM {origin} WHERE {condition}"
@@ -138,19 +142,19 @@ def _digest_of(origin: str, table: MovedTable) -> str:
     )
 
 
-# --- holding the tenant still
+# --- refusing changes of the tenant
 
 
-def _name(tenant: str) -> str:
-    """A prefix for the names of triggers and tables. A tenant's own name may be too long for them."""
+def _prefix(tenant: str) -> str:
+    """The prefix of the names of the move's triggers and tables. The tenant's own name may be too long for a name."""
     return f"moving_{hashlib.sha256(tenant.encode()).hexdigest()[:16]}_"
 
 
 async def hold_new_work(connection: Connection, tenant: str) -> None:
-    """Refuse new jobs, and postpone what is due: workers end what they run, and claim nothing more of the tenant."""
-    name, literal = _name(tenant), await _literal(connection, tenant)
+    """Refuse new jobs, and postpone all due times: workers finish running steps, and claim no more of the tenant."""
+    name, literal = _prefix(tenant), await _literal(connection, tenant)
     due = "NEW.status IN ('pending', 'retry', 'waiting')"
-    await _locked(
+    await _run_locking(
         connection,
         [
             (
@@ -172,7 +176,7 @@ async def hold_new_work(connection: Connection, tenant: str) -> None:
 
 async def refuse_writes(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> None:
     """Refuse each change of the tenant's rows that is not a worker's."""
-    name, literal = _name(tenant), await _literal(connection, tenant)
+    name, literal = _prefix(tenant), await _literal(connection, tenant)
     statements = []
     for table in tables:
         if not table.has_tenant or table.name in _WRITTEN_BY_READS:
@@ -188,23 +192,24 @@ async def refuse_writes(connection: Connection, tenant: str, tables: Sequence[Mo
                 f" WHEN (OLD.tenant_id = {literal}) EXECUTE FUNCTION refuse_while_moving()"
             ),
         ]
-    await _locked(connection, statements)
+    await _run_locking(connection, statements)
 
 
 async def release(connection: Connection, tenant: str) -> None:
     """Undo `hold_new_work` and `refuse_writes`. Call this in a transaction."""
     for row in await connection.fetch(
-        "SELECT tgname AS name, tgrelid::regclass::text AS of FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid"
+        "SELECT tgname AS name, tgrelid::regclass::text AS on_table"
+        " FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid"
         " WHERE starts_with(tgname, $1) AND NOT tgisinternal AND c.relnamespace = current_schema()::regnamespace"
         " ORDER BY 2, 1",
-        _name(tenant),
+        _prefix(tenant),
     ):
-        await connection.execute(f'DROP TRIGGER "{row["name"]}" ON {row["of"]}')
+        await connection.execute(f'DROP TRIGGER "{row["name"]}" ON {row["on_table"]}')
     await moves.resume(connection, tenant)
 
 
 async def running(connection: Connection, tenant: str) -> int:
-    """The tenant's steps that have a lease."""
+    """The number of the tenant's steps that have a lease."""
     return int(
         await connection.fetchval("SELECT count(*) FROM task WHERE tenant_id = $1 AND status = 'running'", tenant)
     )
@@ -214,10 +219,9 @@ async def _literal(connection: Connection, tenant: str) -> str:
     return str(await connection.fetchval("SELECT quote_literal($1::text)", tenant))
 
 
-async def _locked(connection: Connection, statements: Sequence[str]) -> None:
-    """Run the statements in one transaction. Each waits a second for its table at most, and then lets others through.
-
-    Raises Conflict `tables_in_use`.
+async def _run_locking(connection: Connection, statements: Sequence[str]) -> None:
+    """Run the statements in one transaction. If a statement waits for its table for a second, roll back, let others
+    through, and try again. Raises Conflict `tables_in_use` after _LOCK_TRIES.
     """
     for _ in range(_LOCK_TRIES):
         try:
@@ -238,7 +242,7 @@ async def _locked(connection: Connection, statements: Sequence[str]) -> None:
 async def copy_rows(source: Connection, target: Connection, tenant: str, tables: Sequence[MovedTable]) -> int:
     """Copy the tenant's rows of one moment into the tables of the move, and compare them. Returns their number.
 
-    Raises Conflict `copy_differs`.
+    Raises Conflict `copy_differs` if a copy has other rows.
     """
     await drop_copies(target, tenant)
     total = 0
@@ -260,7 +264,7 @@ async def copy_rows(source: Connection, target: Connection, tenant: str, tables:
 
 
 def _staged(tenant: str, table: MovedTable) -> str:
-    return f'"{_name(tenant)}{table.name}"'
+    return f'"{_prefix(tenant)}{table.name}"'
 
 
 async def _pipe(
@@ -285,7 +289,7 @@ async def _pipe(
 
 
 async def take_over(target: Connection, tenant: str, tables: Sequence[MovedTable]) -> None:
-    """Make the copies the tenant's rows. Call this in a transaction."""
+    """Insert the copies as the tenant's rows, and drop the tables of the move. Call this in a transaction."""
     for table in tables:
         staged, names = _staged(tenant, table), table.names()
         ordered = " ORDER BY moving_place" if table.order else ""
@@ -299,13 +303,13 @@ async def drop_copies(target: Connection, tenant: str) -> None:
     for row in await target.fetch(
         "SELECT quote_ident(relname) AS name FROM pg_class WHERE relnamespace = current_schema()::regnamespace"
         " AND relkind = 'r' AND starts_with(relname, $1)",
-        _name(tenant),
+        _prefix(tenant),
     ):
         await target.execute(f"DROP TABLE {row['name']}")
 
 
 async def first_with_rows(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> str | None:
-    """The first table that has rows of the tenant."""
+    """The name of the first table that has rows of the tenant; None if there is none."""
     for table in tables:
         if table.has_tenant and await connection.fetchval(
             f'SELECT EXISTS (SELECT 1 FROM "{table.name}" WHERE tenant_id = $1)', tenant
@@ -326,13 +330,13 @@ async def delete_rows(connection: Connection, tenant: str, tables: Sequence[Move
 
 
 _OBJECT_COLUMNS = frozenset({"key", "original_key", "backup"})
-#: Columns of these names with texts of clients, and with keys of another store.
+#: Columns with such a name that have no keys of the store: texts of clients, and keys of another store.
 _NO_OBJECTS = frozenset({("idempotency", "key"), ("gate", "key"), ("gate_job", "key"), ("promoted_object", "key")})
 
 
 async def object_prefixes(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> list[str]:
-    """The tenant's objects lie below these prefixes. The platform wrote each of them: a client's text names no key."""
-    found = {
+    """The prefixes of the tenant's objects. The platform made each of them: no text of a client is used as a key."""
+    prefixes = {
         f"jobs/{row['id']}/"
         for row in await connection.fetch("SELECT id FROM job WHERE tenant_id = $1 AND finished_at IS NULL", tenant)
     }
@@ -342,14 +346,14 @@ async def object_prefixes(connection: Connection, tenant: str, tables: Sequence[
                 rows = await connection.fetch(
                     f'SELECT t."{column}" AS key FROM "{table.name}" t WHERE {table.condition}', tenant
                 )
-                found |= {_owner_of(row["key"]) for row in rows if row["key"]}
+                prefixes |= {_prefix_of(row["key"]) for row in rows if row["key"]}
     inputs = await connection.fetch(
         "SELECT DISTINCT value AS key FROM job, jsonb_each_text(inputs) WHERE tenant_id = $1", tenant
     )
-    return sorted(found | {_owner_of(row["key"]) for row in inputs})
+    return sorted(prefixes | {_prefix_of(row["key"]) for row in inputs})
 
 
-def _owner_of(key: str) -> str:
-    """`jobs/ID/` of `jobs/ID/step/file`; a shorter key as it is."""
+def _prefix_of(key: str) -> str:
+    """`jobs/ID/` for `jobs/ID/step/file`; a shorter key as it is."""
     parts = key.split("/")
-    return f"{parts[0]}/{parts[1]}/" if len(parts) > 2 else key  # noqa: PLR2004 - sort, owner, rest
+    return f"{parts[0]}/{parts[1]}/" if len(parts) > 2 else key  # noqa: PLR2004 - kind, owner, rest

@@ -23,14 +23,14 @@ async def list_some(settings: Settings, tenant: str | None, text: str | None, li
 
 
 async def change_one(settings: Settings, person_id: UUID, change: Change) -> None:
-    """Change the person. Raises NotFound."""
+    """Change the person. Raises NotFound for an unknown id."""
     async with connected(settings, "people") as connection, connection.transaction():
         row = await people.find(connection, person_id, None)
         await people.change(connection, command_actor(), row, change)
 
 
 async def end_sessions_of(settings: Settings, person_id: UUID) -> None:
-    """End all sessions of the person. Raises NotFound."""
+    """End all sessions of the person. Raises NotFound for an unknown id."""
     async with connected(settings, "people") as connection, connection.transaction():
         row = await people.find(connection, person_id, None)
         await people.end_sessions(connection, command_actor(), row)

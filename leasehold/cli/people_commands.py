@@ -1,5 +1,5 @@
-"""`leasehold people` lists and changes the people who sign in to the console. It works on the database itself, so that
-an operator can disable a person, or make an admin, while nobody can sign in.
+"""`leasehold people` lists and changes the people who sign in to the console. It works directly in the database: so an
+operator can disable a person, or make an admin, even if nobody can sign in.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""`leasehold doctor --reconcile` compares PostgreSQL's rows with the store's objects, as one must after a restore.
+"""`leasehold doctor --reconcile` compares PostgreSQL's rows with the store's objects. Run it after a restore.
 
-PostgreSQL and the store are not backed up at the same moment. Objects of jobs that the restored database does not know
-are orphaned: `--apply` deletes them. Objects that rows name but the store lacks are only listed: no row is changed.
+Backups of PostgreSQL and of the store are not from the same moment. Objects of jobs that the restored database does not
+know are orphaned: `--apply` deletes them. Objects that rows name and the store lacks are only listed: no row changes.
 
-Most keys begin with the id of their owner (`jobs/ID/`, and what the kinds of work declare), and an id begins with its
-time. For other keys, a row names the whole key, and the store knows when the object was written. Young objects, and
-objects of a young owner, are left alone, because their row may not be committed yet. Keys of another form are not the
-platform's, and are never deleted.
+Most keys have the id of their owner after a prefix (`jobs/ID/`, and prefixes that the kinds of work declare). The id
+contains the time at which it was made. For other keys, a row names the whole key, and the store knows when the object
+was written. Young objects and objects of a young owner are left alone, because their row may not be committed yet. Keys
+of another form are not the platform's, and are never deleted.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from leasehold.storage import ObjectStore, Stored
 
 #: Younger objects, and objects of younger owners, are left alone.
 YOUNG = timedelta(hours=1)
-#: Rows and objects of one round.
+#: How many rows or objects are read at a time.
 _BATCH = 1000
-#: Requests to the store at once.
+#: How many requests are sent to the store at once.
 _AT_ONCE = 16
-#: Examples that are kept of each finding.
+#: How many examples a finding has at most.
 EXAMPLES = 20
 
-# $1 the last task and $2 the last name that were read.
+# $1 and $2: the task and the name of the last row that was read.
 _OUTPUTS = """
 SELECT task_id, name, key, size FROM output WHERE (task_id, name) > ($1, $2) ORDER BY task_id, name LIMIT $3
 """
-# Which of the jobs $1 have a row. The row of an upload exists before the job's.
+# Those of the jobs $1 that have a row. The row of an upload exists before the row of its job.
 _JOBS = """
 SELECT id FROM job WHERE id = ANY($1::uuid[])
 UNION SELECT w.id FROM unnest($1::uuid[]) AS w(id) WHERE EXISTS (
@@ -49,13 +49,13 @@ UNION SELECT w.id FROM unnest($1::uuid[]) AS w(id) WHERE EXISTS (
 
 
 class SuspiciousBucket(LeaseholdError):
-    """More objects have no row than have one, or the installation is a cell: the bucket may be another installation's,
+    """More objects have no row than have one, or the installation is a cell: another installation may use the bucket,
     too.
     """
 
 
 class InRecovery(LeaseholdError):
-    """The server still replays WAL, or it is a standby: rows that are missing now may come."""
+    """The server still replays WAL, or it is a standby: missing rows may still come."""
 
 
 @dataclass(slots=True)
@@ -90,23 +90,23 @@ class Reconciliation:
 
 
 async def reconcile(settings: Settings, *, apply: bool, even_so: bool = False) -> Reconciliation:
-    """Compare, and with `apply` delete the orphaned objects. Before it deletes anything, raises InRecovery, and (unless
-    `even_so`) SuspiciousBucket.
+    """Compare rows and objects. `apply`: also delete the orphaned objects. Raises InRecovery, and without `even_so`
+    SuspiciousBucket, before the first deletion.
     """
-    found = Reconciliation()
+    result = Reconciliation()
     kinds = kinds_of(Pipelines.from_source(settings.pipelines))
-    of_kinds = [kind.objects for kind in kinds if kind.objects is not None]
-    sections = [_Section("jobs/", _JOBS), *(_section_of(objects) for objects in of_kinds)]
+    kind_objects = [kind.objects for kind in kinds if kind.objects is not None]
+    sections = [_Section("jobs/", _JOBS), *(_section_of(objects) for objects in kind_objects)]
     store = ObjectStore.from_settings(settings)
     await store.open()
     try:
         async with connected(settings, "reconcile") as connection:
-            await _query_objects(connection, store, of_kinds, found)
-            async for orphaned in _orphaned(connection, store, sections, found):
+            await _check_rows(connection, store, kind_objects, result)
+            async for orphaned in _orphaned(connection, store, sections, result):
                 for key, size in orphaned:
-                    found.orphaned.add(key, size)
-            if not apply or not found.orphaned.count:
-                return found
+                    result.orphaned.add(key, size)
+            if not apply or not result.orphaned.count:
+                return result
             if await connection.fetchval("SELECT pg_is_in_recovery()"):
                 raise InRecovery(
                     "PostgreSQL is in recovery, so that rows may be missing which still come: nothing was deleted. "
@@ -114,27 +114,27 @@ async def reconcile(settings: Settings, *, apply: bool, even_so: bool = False) -
                 )
             if settings.cell and not even_so:
                 raise SuspiciousBucket(
-                    f"{found.orphaned.count} objects have no row in this database, that of cell {settings.cell}: "
+                    f"{result.orphaned.count} objects have no row in this database, that of cell {settings.cell}: "
                     f"do other cells have the bucket {settings.s3_bucket}, too? --even-so deletes them nevertheless"
                 )
-            if found.orphaned.count > found.owned and not even_so:
+            if result.orphaned.count > result.owned and not even_so:
                 raise SuspiciousBucket(
-                    f"{found.orphaned.count} objects have no row in this database, and {found.owned} have one: is the "
-                    f"bucket {settings.s3_bucket} another installation's, too? --even-so deletes them nevertheless"
+                    f"{result.orphaned.count} objects have no row in this database, and {result.owned} have one: is "
+                    f"the bucket {settings.s3_bucket} another installation's, too? --even-so deletes them nevertheless"
                 )
             async for orphaned in _orphaned(connection, store, sections, Reconciliation()):
                 await store.delete(*(key for key, _ in orphaned))
-                found.deleted += len(orphaned)
+                result.deleted += len(orphaned)
     finally:
         await store.close()
-    return found
+    return result
 
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """The objects below `prefix`. `owners`: an SQL query that returns those owners (`id`) of the array `$1` that have a
-    row. `pattern`: the form of the keys, if rows name whole keys (NamedObjects): the owner of an object is then its
-    key. None: the owner is the id after the prefix.
+    """The objects below `prefix`. `owners`: an SQL query for those owners (`id`) of the array `$1` that have a row.
+    `pattern`: the form of the keys, if rows name whole keys (NamedObjects): then the key is the owner of its object.
+    None: the owner is the id after the prefix.
     """
 
     prefix: str
@@ -153,24 +153,24 @@ def _section_of(objects: Objects | NamedObjects) -> _Section:
     return _Section(objects.prefix, objects.owners, pattern)
 
 
-async def _query_objects(
-    connection: Connection, store: ObjectStore, of_kinds: Sequence[Objects | NamedObjects], found: Reconciliation
+async def _check_rows(
+    connection: Connection, store: ObjectStore, kind_objects: Sequence[Objects | NamedObjects], result: Reconciliation
 ) -> None:
-    """Ask the store for the object of each row. Counts the rows, and the missing objects, in `found`."""
+    """Ask the store for the object of each row. Count the rows and the missing objects in `result`."""
     limit = asyncio.Semaphore(_AT_ONCE)
 
     async def query(key: str, size: int | None) -> None:
         async with limit:
             stored = await store.head(key)
-        found.rows += 1
+        result.rows += 1
         if stored is None or (size is not None and stored.size != size):
-            found.missing.add(key, size or 0)
+            result.missing.add(key, size or 0)
 
     task, name = UUID(int=0), ""
     while rows := await connection.fetch(_OUTPUTS, task, name, _BATCH):
         await asyncio.gather(*(query(row["key"], row["size"]) for row in rows))
         task, name = rows[-1]["task_id"], rows[-1]["name"]
-    for objects in of_kinds:
+    for objects in kind_objects:
         last: UUID | str = "" if isinstance(objects, NamedObjects) else UUID(int=0)
         while rows := await connection.fetch(objects.keys, last, _BATCH):
             await asyncio.gather(*(query(row["key"], None) for row in rows))
@@ -178,24 +178,24 @@ async def _query_objects(
 
 
 async def _orphaned(
-    connection: Connection, store: ObjectStore, sections: Sequence[_Section], found: Reconciliation
+    connection: Connection, store: ObjectStore, sections: Sequence[_Section], result: Reconciliation
 ) -> AsyncIterator[list[tuple[str, int]]]:
-    """The objects without rows, with their sizes, some at a time. Counts all objects in `found`."""
+    """Yield batches of the objects without rows, with their sizes. Count all objects in `result`."""
     for section in sections:
         batch: list[tuple[UUID | str, Stored]] = []
         async for stored in store.list(section.prefix):
             owner = section.owner_of(stored.key)
-            found.objects += 1
+            result.objects += 1
             if owner is not None:
                 batch.append((owner, stored))
             if len(batch) == _BATCH:
-                yield await _without_rows(connection, section.owners, batch, found)
+                yield await _without_rows(connection, section.owners, batch, result)
                 batch = []
-        yield await _without_rows(connection, section.owners, batch, found)
+        yield await _without_rows(connection, section.owners, batch, result)
 
 
 async def _without_rows(
-    connection: Connection, statement: str, batch: Sequence[tuple[UUID | str, Stored]], found: Reconciliation
+    connection: Connection, statement: str, batch: Sequence[tuple[UUID | str, Stored]], result: Reconciliation
 ) -> list[tuple[str, int]]:
     rows = await connection.fetch(statement, list({owner for owner, _ in batch}))
     known = {row["id"] for row in rows}
@@ -203,11 +203,11 @@ async def _without_rows(
     orphaned = []
     for owner, stored in batch:
         if owner in known:
-            found.owned += 1
+            result.owned += 1
             continue
         made_at = instant_of(owner) if isinstance(owner, UUID) else stored.modified_at
         if made_at is None or made_at > oldest_young:
-            found.young += 1
+            result.young += 1
         else:
             orphaned.append((stored.key, stored.size))
     return orphaned

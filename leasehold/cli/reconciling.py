@@ -1,4 +1,4 @@
-"""What `leasehold doctor --reconcile` prints: first what it will do, then what it has done."""
+"""Runs `leasehold doctor --reconcile`, and prints what it will do, and then what it has done."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def _show(result: Reconciliation) -> None:
         print_line(f"{result.young} objects without a row are less than an hour old, and stay.")
 
 
-def _list(what: str, finding: Finding, deed: str) -> None:
-    print_line(f"{finding.count} {what} ({finding.bytes} bytes){f': {deed}' if finding.count else ''}")
+def _list(what: str, finding: Finding, remedy: str) -> None:
+    print_line(f"{finding.count} {what} ({finding.bytes} bytes){f': {remedy}' if finding.count else ''}")
     for key in finding.examples:
         print_line(f"  {key}")
     if finding.count > len(finding.examples):

@@ -14,11 +14,11 @@ from leasehold.cli.installation import Installation
 from leasehold.embedded.process import EmbeddedError
 
 _EVERY_SECONDS = 0.5
-#: Folders without code of the user's; hidden ones, too.
+#: Names of folders without the user's code. Hidden folders are skipped, too.
 _SKIPPED = frozenset({"node_modules", "__pycache__", "venv", "site-packages", "build", "dist"})
-#: At most this many files are watched: reading the times of more would take too long.
+#: The most files that are watched. Reading the times of more files would take too long.
 _MOST_FILES = 5000
-#: Loads the code of the first argument. The user's code may print to stderr, too: so a NUL begins the answer.
+#: Loads the code that the first argument names. A NUL begins the answer, because the user's code may print to stderr.
 _CHECK = """
 import sys
 from leasehold.domain.errors import CodeBroken, DeclarationError
@@ -31,8 +31,8 @@ except DeclarationError as error:
 
 
 async def reload_on_change(installation: Installation, console: Console) -> None:
-    """Watch the folder for ever. If the changed code cannot be loaded, its error is printed and the running processes
-    go on. If it loads but does not start, its error is printed, and the next change starts the processes again.
+    """Watch the folder until cancelled. If changed code cannot be loaded, print its error: the running processes go on.
+    If changed code can be loaded but does not start, print its error: the next change starts the processes again.
     """
     before = await asyncio.to_thread(times_of, Path.cwd())
     while True:
@@ -47,14 +47,14 @@ async def reload_on_change(installation: Installation, console: Console) -> None
             continue
         try:
             await installation.restart()
-        except EmbeddedError as error:  # the next change starts it again
+        except EmbeddedError as error:  # the next change starts the processes again
             console.print(f"{changed[0]} changed, and does not start: {error}", style="red", markup=False)
         else:
             console.print(f"{changed[0]} changed: loaded again", highlight=False, markup=False)
 
 
 async def _problem(source: str) -> str | None:
-    """Why the code cannot be loaded; None: it can. A new process loads it, because this one has the old code."""
+    """The error of the code; None: it can be loaded. A new process loads it: this process has the old code."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _CHECK, source, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
@@ -76,13 +76,13 @@ def times_of(folder: Path) -> dict[Path, int]:
 
 
 def _times(folder: Path) -> Iterator[tuple[Path, int]]:
-    left = _MOST_FILES
-    for here, folders, files in os.walk(folder):
+    files_left = _MOST_FILES
+    for directory, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name not in _SKIPPED and not name.startswith(".")]
         for name in files:
-            if name.endswith(".py") and left:
-                left -= 1
-                path = Path(here) / name
+            if name.endswith(".py") and files_left:
+                files_left -= 1
+                path = Path(directory) / name
                 try:
                     yield path, path.stat().st_mtime_ns
                 except OSError:  # the file was deleted between the two calls

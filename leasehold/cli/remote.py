@@ -53,7 +53,7 @@ def submit(
     }
     with api_client() as client:
         created = client.post("/v1/runs", body)
-    if not (as_json and follow):  # `watch` prints the whole run: `--json` must print one document only
+    if not (as_json and follow):  # `--json` must print one document, and `watch` prints the whole run
         show(created, as_json, lambda: print_line(created["id"]))
     if follow:
         watch(created["id"], as_json)
@@ -76,12 +76,12 @@ def watch(run: RunId, as_json: AsJson = False) -> None:
                 answer = client.get(f"/v1/runs/{path_part(run)}", wait=_POLL_SECONDS)
             typer.echo(json.dumps(answer))
         else:
-            answer = _bars(client, run, answer)
+            answer = _show_bars(client, run, answer)
     if answer["status"] != "succeeded":
         raise typer.Exit(FAILED)
 
 
-def _bars(client: ApiClient, run: str, answer: dict[str, Any]) -> dict[str, Any]:
+def _show_bars(client: ApiClient, run: str, answer: dict[str, Any]) -> dict[str, Any]:
     name, note = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[note]"))
     columns = (name, BarColumn(), TaskProgressColumn(), note)
     with Progress(*columns, console=console) as progress:

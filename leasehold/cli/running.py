@@ -1,4 +1,4 @@
-"""Shared by all commands: they read the settings of the environment, and print an error as one sentence."""
+"""Shared by all commands: reads the settings, runs a coroutine, and prints an error as one sentence."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ FAILED, WRONG_USE, UNREACHABLE, BROKEN_CODE = 1, 2, 3, CodeBroken.exit_status
 
 
 def environment() -> Settings:
-    """The settings of the environment. A wrong one ends the command with a sentence."""
+    """The settings of the environment. A wrong setting ends the command with a sentence."""
     from leasehold.urls import refuse_bad_urls  # noqa: PLC0415 - each command loads only what it needs
 
     try:
         settings = Settings()
         refuse_bad_urls(settings)
     except ValidationError as error:
-        wrong = "; ".join(f"{_variable(part['loc'])}: {part['msg']}" for part in error.errors(include_input=False))
-        raise print_failure(f"{wrong} (leasehold settings lists all)", WRONG_USE) from None
+        problems = "; ".join(f"{_variable(part['loc'])}: {part['msg']}" for part in error.errors(include_input=False))
+        raise print_failure(f"{problems} (leasehold settings lists all)", WRONG_USE) from None
     except SystemExit as error:  # refuse_bad_urls ends programs that way
         raise print_failure(str(error).removeprefix("leasehold: "), WRONG_USE) from None
     return settings
@@ -45,8 +45,8 @@ def _variable(place: tuple[int | str, ...]) -> str:
 
 
 def use_source(source: str | None) -> None:
-    """Let this process and those that it starts serve the pipelines of `source`, a command's argument. A source that
-    cannot be loaded ends the command with a sentence.
+    """Let this process and its child processes serve the pipelines of `source`, an argument of the command. A source
+    that cannot be loaded ends the command with a sentence.
     """
     if source is None:
         return
@@ -76,7 +76,7 @@ def print_failure(sentence: str, status: int = FAILED) -> typer.Exit:
 
 
 def command_actor() -> Actor:
-    """Who the audit names for a command that acts on the database itself: the user of the machine."""
+    """The actor in the audit of a command that works directly in the database: the user of the machine."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name

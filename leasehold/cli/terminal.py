@@ -1,7 +1,7 @@
-"""Prints text that users and handlers wrote safely on the terminal: messages of errors, log lines, tags, names.
+"""Makes text that users and handlers wrote harmless on the terminal: messages of errors, log lines, tags and names.
 
-Such a text is printed as it is. Rich would read `[...]` in it as markup, and the terminal would obey its control
-characters: with them a job's log could write to the operator's clipboard or hide lines.
+Rich does not read `[...]` in such a text as markup. The terminal does not get its control characters: with them a job's
+log could write to the operator's clipboard or hide lines.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 console = Console()
-#: All control characters but tab and line feed; marks that change the direction of text, so that it is shown in another
-#: order; other ends of lines; and halves of surrogate pairs, which cannot be written.
+#: All control characters except tab and line feed; marks that change the direction, and so the order, of shown text;
+#: other ends of lines; and halves of surrogate pairs, which cannot be encoded.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-#: The width of a column, with its border, that the first column leaves to each other column.
+#: The width, with its border, that the first column must leave to each other column.
 _OTHER_COLUMN = 10
 
 
@@ -36,7 +36,7 @@ def _in_hexadecimal(code: int) -> str:
 
 
 def print_line(text: str, style: str = "", *, to: Console = console) -> None:
-    """Print the text. The terminal wraps it, so that copying it gives no line breaks."""
+    """Print the text. The terminal wraps it, so that a copied text has no added line breaks."""
     to.print(Text(harmless(text), style), highlight=False, soft_wrap=True)
 
 

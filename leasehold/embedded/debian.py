@@ -1,5 +1,5 @@
 """Installs Debian packages without root: apt downloads and verifies them, and this module unpacks them into a private
-directory. `rabbitmq_install` calls it.
+directory. `rabbitmq_install` calls this module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INSTALLS = re.compile(r"^Inst (\S+)", re.MULTILINE)
 
 async def unpack_packages(names: Sequence[str], target: Path, *, with_missing: bool = False) -> None:
     """Download the packages `names` and unpack them into `target`. The system itself does not change. `with_missing`:
-    also download the packages that they depend on and that the system lacks.
+    also download their dependencies that the system lacks.
 
     Raises:
         EmbeddedError: the system is neither Debian nor Ubuntu, or a download failed.
@@ -39,12 +39,12 @@ async def unpack_packages(names: Sequence[str], target: Path, *, with_missing: b
 
 
 async def _download(names: Sequence[str], work: Path, *, with_missing: bool) -> None:
-    """Download with the system's package lists. If these are missing or old, download with fresh private lists."""
+    """Download with the system's package lists. If these are missing or old, download with new private lists."""
     try:
         await _download_by(names, work, None, with_missing=with_missing)
     except EmbeddedError:
         for package in (work / "archives").glob("*.deb"):
-            package.unlink()  # it may be older than the package of the fresh lists
+            package.unlink()  # its version may be older than that of the new lists
         await _apt(["update"], work, lists=work / "state")
         await _download_by(names, work, work / "state", with_missing=with_missing)
 
@@ -69,7 +69,7 @@ async def _apt(arguments: Sequence[str], work: Path, *, lists: Path | None) -> s
 
 
 async def _run(argv: Sequence[str], cwd: Path) -> str:
-    """Run the program and return what it printed."""
+    """Run the program. Returns its output. Raises EmbeddedError if it fails or takes too long."""
     process = await asyncio.create_subprocess_exec(
         *argv,
         cwd=cwd,

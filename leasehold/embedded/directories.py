@@ -1,7 +1,7 @@
 """Makes the directories of private servers: one for the data of each run, and a cache for programs.
 
-The directory of a run is under /var/tmp, where the servers' user can reach it. The process of the run locks it. So a
-later run recognises the directory of a run that was killed, and removes it. The cache keeps programs between runs.
+The directory of a run is under /var/tmp, where the servers' user can reach it. The process of the run locks it. A later
+run removes directories without a lock, because their processes were killed. The cache keeps programs between runs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ LOCK = "owner.lock"
 
 
 class RunDirectory:
-    """The directory of one run, made in `root` and removed at the end. `keep`: use this directory and do
-    not remove it.
+    """The directory of one run, made in `root` and removed at the end. `keep`: use this directory, and do not remove
+    it.
     """
 
     def __init__(self, keep: Path | None = None, *, root: Path | None = None) -> None:
@@ -56,7 +56,7 @@ class RunDirectory:
 
 
 def _lock(directory: Path) -> int:
-    """Lock the directory's lock file and return its descriptor. Raises BlockingIOError: another process has the lock.
+    """Lock the directory's lock file. Returns its descriptor. Raises BlockingIOError if another process has the lock.
 
     A new file is locked before it gets its final name. So an unlocked lock file always means that its owner is dead.
     """
@@ -69,10 +69,10 @@ def _lock(directory: Path) -> int:
             os.close(lock)
             raise
         return lock
-    fresh = directory / f"{LOCK}.{os.getpid()}"
-    lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    new_file = directory / f"{LOCK}.{os.getpid()}"
+    lock = os.open(new_file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    fresh.rename(final)
+    new_file.rename(final)
     return lock
 
 
@@ -115,7 +115,7 @@ def cache_directory() -> Path:
     """The folder for downloaded programs: $LEASEHOLD_CACHE, else /var/cache for root, else the user's own cache.
 
     Raises:
-        EmbeddedError: another user could write there, and so choose which programs run.
+        EmbeddedError: another user can write there, and so could replace programs.
     """
     if configured := os.environ.get("LEASEHOLD_CACHE"):
         cache = Path(configured)

@@ -5,7 +5,7 @@ the standard library only. The guard kills the server and all processes that the
 - when the owner ends in any way: the pipe to the guard closes, or the owner's pidfd reports it;
 - when the guard gets SIGTERM, SIGINT or SIGHUP;
 - when the server ends.
-`PR_SET_PDEATHSIG` alone is not enough: it follows the thread that forked, and a grandchild such as epmd does not
+`PR_SET_PDEATHSIG` alone is not enough: it acts when the thread that forked ends, and a grandchild such as epmd does not
 inherit it.
 
 Each byte of the guard's standard input is the number of a signal, which the guard sends to the server.
@@ -58,7 +58,7 @@ def descendants(root: int) -> list[int]:
 def kill_everything(server: int) -> None:
     """SIGKILL all descendants until none is left. The guard is a subreaper, so it inherits every orphan."""
     while True:
-        # PermissionError: a process runs as another user. The others must end all the same.
+        # PermissionError: the process runs as another user. The other processes must still be killed.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(server, signal.SIGKILL)  # for systems without /proc
         for pid in descendants(os.getpid()):
@@ -129,7 +129,9 @@ class Guard:
         return 137 if self.status is None else os.waitstatus_to_exitcode(self.status) % 256
 
     def owner_lives(self) -> bool:
-        """Wait for the next event, and forward signals to the server. False: the owner has ended, or the guard must."""
+        """Wait for the next event, and forward signals to the server. False: the owner has ended, or a signal stops the
+        guard.
+        """
         ready = {fd for fd, _ in self.poll.poll()}
         if self.stopped or (self.owner_fd is not None and self.owner_fd in ready):
             return False

@@ -1,6 +1,4 @@
-"""A client of RabbitMQ's management API. The tests make virtual hosts with it: each test gets a broker of its own in
-milliseconds.
-"""
+"""A client of RabbitMQ's management API. With it each test makes a virtual host of its own in milliseconds."""
 
 from __future__ import annotations
 

@@ -25,14 +25,14 @@ class Ports:
     """The ports of one process. No two calls of `take` return the same port, not even in two processes that live at the
     same time.
 
-    A block is reserved by a Unix socket with an abstract name. The kernel keeps such names per network namespace, as it
-    does ports, and frees them when the process dies, however it dies.
+    A Unix socket with an abstract name reserves a block. Like ports, such names belong to a network namespace. The
+    kernel frees them whenever the process ends.
     """
 
     def __init__(self, candidates: range) -> None:
-        # Only whole blocks: a shorter rest at the end of the candidates is left out.
+        # Only whole blocks are used, so the last candidates may be left out.
         self._blocks = [range(first, first + BLOCK) for first in candidates[: -BLOCK + 1 : BLOCK]]
-        random.SystemRandom().shuffle(self._blocks)  # not `random` itself: a test may have set its seed
+        random.SystemRandom().shuffle(self._blocks)  # not the module's own numbers: a test may have seeded them
         self._reservations: list[int] = []
         self._block: list[int] = []
         self._owner = os.getpid()
@@ -43,7 +43,7 @@ class Ports:
         Raises:
             EmbeddedError: every block is reserved, or something listens on each of its ports.
         """
-        if self._owner != os.getpid():  # a fork must not go on with its parent's block
+        if self._owner != os.getpid():  # a fork must not take ports from its parent's block
             self._owner, self._block = os.getpid(), []
         while True:
             while self._block:
@@ -68,7 +68,7 @@ class Ports:
                     continue
                 self._reservations.append(reservation.detach())
             return block
-        raise EmbeddedError("no free port on 127.0.0.1: other processes hold all that are chosen from")
+        raise EmbeddedError("no free port on 127.0.0.1: other processes have reserved all blocks of ports")
 
 
 def ports_outside(first_outgoing: int, last_outgoing: int) -> range:
@@ -91,7 +91,7 @@ def free_port() -> int:
 
 
 def require_free(port: int) -> None:
-    """Raises EmbeddedError if something listens on this port of 127.0.0.1: it would answer for the new server."""
+    """Raises EmbeddedError if a process listens on this port of 127.0.0.1: it would answer for the new server."""
     if not _is_free(port):
         raise EmbeddedError(f"port {port} is in use on this machine: choose another one with --port, or 0 for any")
 
@@ -106,13 +106,13 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _outgoing() -> tuple[int, int]:
+def _outgoing_range() -> tuple[int, int]:
     """The first and the last port that the kernel gives to outgoing connections."""
     try:
         first, last = _KERNEL_RANGE.read_text().split()
-    except OSError:  # no Linux, or no /proc: the range that IANA recommends, and most kernels use at least
+    except OSError:  # not Linux, or no /proc: the range that IANA recommends, which most kernels use
         return 32_768, 65_535
     return int(first), int(last)
 
 
-_ports = Ports(ports_outside(*_outgoing()))
+_ports = Ports(ports_outside(*_outgoing_range()))

@@ -42,12 +42,9 @@ SHUTDOWN = {"fast": signal.SIGINT, "smart": signal.SIGTERM, "immediate": signal.
 class Postgres:
     """One server with its data in `directory`.
 
-    Args:
-        directory: the directory of the data; the first start fills it
-        durable: False turns fsync off, for tests: a crash of the machine loses data, a crash of the server does not
-        port: 0: a free port
-        tls: if given, the server accepts only encrypted connections
-        programs: the directory of `initdb` and `postgres`; None: `start` finds one
+    Args: directory: the directory of the data; the first start fills it durable: False turns fsync off, for tests: a
+    crash of the machine then loses data; a crash of the server does not port: 0: a free port tls: if given, the server
+    accepts only encrypted connections programs: the directory of `initdb` and `postgres`; None: `start` finds one
     """
 
     def __init__(
@@ -128,7 +125,7 @@ class Postgres:
             await self._server.stop(SHUTDOWN[mode], grace=STOP_SECONDS)
 
     async def kill(self) -> None:
-        """SIGKILL to the server and all its children, as a crash does."""
+        """Kill the server and all its children by SIGKILL, as in a crash."""
         if self._server is not None:
             await self._server.kill()
 
@@ -151,10 +148,11 @@ class Postgres:
         if (self._data / "PG_VERSION").exists():
             self._password = password_file.read_text()
             return
-        # initdb writes PG_VERSION first and may be killed later: only a complete cluster gets the name `data`.
+        # initdb may be killed after it has written PG_VERSION. So the directory gets the name `data` only when
+        # complete.
         new = self.directory / "data.new"
-        for remains in (new, self._data):
-            shutil.rmtree(remains, ignore_errors=True)
+        for leftover in (new, self._data):
+            shutil.rmtree(leftover, ignore_errors=True)
         self._password = secrets.token_urlsafe(24)
         self._run_as.write_file(password_file, self._password)
         verifier_file = self._run_as.write_file(self.directory / "verifier", _verifier(self._password))
@@ -199,16 +197,14 @@ class Postgres:
             return False
         context = ssl.create_default_context(cadata=self._tls.authority)
         context.check_hostname = False  # the certificate may have no IP address
-        if (
-            self._tls.requires_client_certificate
-        ):  # reuse the server's certificate as our client certificate: the same CA signed it
+        if self._tls.requires_client_certificate:  # the server's certificate serves: the same authority signed it
             context.load_cert_chain(self.directory / "server.crt", self.directory / "server.key")
         return context
 
 
 def _verifier(password: str) -> str:
-    """The SCRAM verifier of RFC 5803, which PostgreSQL stores as it is, with one iteration. Iterations slow down who
-    guesses a weak password; this one has 192 random bits. With PostgreSQL's 4096 each connection would take 2 ms more.
+    """The SCRAM verifier of RFC 5803 with one iteration, which PostgreSQL stores unchanged. More iterations would
+    protect a weak password; this one has 192 random bits. With PostgreSQL's 4096 each connection would take 2 ms more.
     """
     salt = secrets.token_bytes(16)
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, 1)
@@ -219,7 +215,7 @@ def _verifier(password: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    # No PG* variable of the caller may change the server. The system's programs may need LD_LIBRARY_PATH.
+    # The PG* variables of the caller must not change the server. The system's programs may need LD_LIBRARY_PATH.
     passed_on = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     return {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TZ": "UTC", **passed_on}
 

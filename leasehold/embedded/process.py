@@ -1,7 +1,6 @@
-"""Runs servers as child processes that end with this process. If this process is root, the servers run as the user
-`nobody`.
+"""Runs servers as child processes that end with this process. If this process is root, the servers run as `nobody`.
 
-Every private server is started here, behind a guard (guard.py) that kills the server if this process dies.
+Each server has a guard between it and this process: guard.py kills the server if this process dies.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class RunAs:
 
 
 def unprivileged() -> RunAs:
-    """The user `nobody` if this process is root, because PostgreSQL and RabbitMQ need no root; else its own user."""
+    """The user `nobody` if this process is root; else the user of this process. PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return RunAs()
     nobody = pwd.getpwnam("nobody")
@@ -96,7 +95,9 @@ class Server:
         run_as: RunAs,
         last_signal: signal.Signals = signal.SIGKILL,
     ) -> Server:
-        """Start `argv` with exactly the environment `env`. The guard sends it `last_signal` if this process dies."""
+        """Start `argv` with the environment `env` and no other variables. If this process dies, the guard sends
+        `last_signal` to the server.
+        """
         guard = [sys.executable, "-I", "-S", GUARD, os.getpid(), run_as.uid, run_as.gid, int(last_signal)]
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
@@ -157,7 +158,7 @@ class Server:
             pipe.close()
 
     def failure(self, event: str) -> EmbeddedError:
-        """An error that names the `event`, such as "did not start", and quotes the end of the server's log."""
+        """An error that says the `event`, such as "did not start", and shows the end of the server's log."""
         lines = self.log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
         return EmbeddedError("\n  ".join([f"{self.name} {event}; the end of its log:", *lines]))
 

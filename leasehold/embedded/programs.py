@@ -1,4 +1,4 @@
-"""Copies programs of wheels and packages to a directory where the servers' unprivileged user can run them."""
+"""Finds out whether the servers' unprivileged user can run a program, and if not, copies it to where the user can."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leasehold.embedded.process import EmbeddedError, RunAs, end
 
 
 async def can_run(program: Path, run_as: RunAs) -> bool:
-    """Whether the user can start `program`. The user cannot if the program lies in a home that is closed to others."""
+    """Whether the user can start `program`, which may be in a home directory that is closed to others."""
     try:
         process = await asyncio.create_subprocess_exec(
             program,
@@ -45,7 +45,7 @@ async def runnable_copy_of(program: Path, tree: Sequence[Path], run_as: RunAs) -
         run_as: the user that will start it
 
     Raises:
-        EmbeddedError: the user can start neither.
+        EmbeddedError: the user can start neither the program nor the copy.
     """
     if await can_run(program, run_as):
         return program

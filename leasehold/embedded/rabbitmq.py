@@ -25,7 +25,7 @@ DISK, MEMORY = "50MB", "512MB"
 # Two schedulers, and none of them spins while it waits: on a small machine spinning takes a whole core.
 ERLANG_FLAGS = "+S 2:2 +SDcpu 1:1 +SDio 4 +sbwt none +sbwtdcpu none +sbwtdio none"
 
-# The node's own name must resolve even without /etc/hosts, for example in a bare chroot.
+# With this file the node's name resolves without /etc/hosts, for example in a bare chroot.
 HOST_NAMES = '{lookup, [file, native]}.\n{host, {127,0,0,1}, ["localhost"]}.\n'
 
 PLAIN = "listeners.tcp.1 = 127.0.0.1:{amqp}\n"
@@ -114,9 +114,9 @@ class RabbitMQ:
     async def flush_definitions(self) -> None:
         """Write all definitions to disk now.
 
-        The node writes its table of queues and virtual hosts up to 2 s late. A node that is killed before that restarts
-        without the newest queues and without the confirmed messages in them. A definition that is larger than the write
-        cache (16 KiB) flushes the cache.
+        The node writes its table of queues and virtual hosts up to 2 s late. If it is killed before that, it restarts
+        without the newest queues and the confirmed messages in them. This call writes a definition that is larger than
+        the write cache (16 KiB), which flushes the cache.
         """
         await self.management.call("PUT", "/api/global-parameters/flush", {"value": "x" * 4 * FLUSH_BYTES})
 
@@ -145,7 +145,7 @@ class RabbitMQ:
             await self._server.stop(signal.SIGTERM, grace=STOP_SECONDS)
 
     async def kill(self) -> None:
-        """SIGKILL to the node and all its helpers, as a crash does."""
+        """Kill the node and all its helpers by SIGKILL, as in a crash."""
         if self._server is not None:
             await self._server.kill()
 
@@ -238,7 +238,7 @@ class RabbitMQ:
             "PATH": self._program.search_path,
             "LANG": "C.UTF-8",
             "HOME": str(home / "home"),  # for the Erlang cookie
-            "RUNNING_UNDER_SYSTEMD": "true",  # then the node runs without a shell around it, so SIGTERM reaches it
+            "RUNNING_UNDER_SYSTEMD": "true",  # the start script then runs the node in its own place, which gets SIGTERM
             "RABBITMQ_NODENAME": self.name,
             "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_DIST_PORT": str(self._distribution_port),

@@ -17,7 +17,7 @@ from leasehold.embedded.debian import unpack_packages
 from leasehold.embedded.directories import cache_directory
 from leasehold.embedded.process import EmbeddedError
 
-# The parts of Erlang that RabbitMQ needs. apt would install 150 packages with it.
+# The parts of Erlang that RabbitMQ needs. With its dependencies apt would install 150 packages.
 ERLANG = (
     "asn1 base crypto eldap ftp inets mnesia os-mon parsetools public-key "
     "runtime-tools snmp ssl syntax-tools tftp tools xmerl"
@@ -54,8 +54,8 @@ class RabbitServer:
         program = next((program for program in programs if program.exists()), None)
         if program is None:
             return None
-        own = root / "usr/lib/erlang/bin/erl"
-        erl = str(own) if own.exists() else shutil.which("erl") or "/usr/bin/erl"
+        bundled = root / "usr/lib/erlang/bin/erl"
+        erl = str(bundled) if bundled.exists() else shutil.which("erl") or "/usr/bin/erl"
         libraries = [] if root == Path("/") else [*root.glob("usr/lib/*-gnu"), *root.glob("lib/*-gnu")]
         return cls(
             program,
@@ -65,8 +65,8 @@ class RabbitServer:
 
 
 def find_rabbitmq() -> RabbitServer | None:
-    """The server at $LEASEHOLD_RABBIT. If the variable is not set: the system's server, or else the one that
-    `install_rabbitmq` unpacked. None: there is none. Raises EmbeddedError: $LEASEHOLD_RABBIT has no server.
+    """The server at $LEASEHOLD_RABBIT. If the variable is not set: the system's server, else the server that
+    `install_rabbitmq` has unpacked, else None. Raises EmbeddedError if $LEASEHOLD_RABBIT has no server.
     """
     if configured := os.environ.get("LEASEHOLD_RABBIT"):
         server = RabbitServer.at(Path(configured))
@@ -115,7 +115,7 @@ def _unpacked() -> Path:
 
 
 def _relocate_erlang(root: Path, target: Path) -> None:
-    # Debian's erl is a script that contains its own directory, and no environment variable overrides it.
+    """Change the directory in Debian's script `erl` to the one below `target`: no environment variable overrides it."""
     home = shlex.quote(str(target / "usr/lib/erlang"))
     for erl in [root / "usr/lib/erlang/bin/erl", *root.glob("usr/lib/erlang/erts-*/bin/erl")]:
         if erl.is_file() and not erl.is_symlink():

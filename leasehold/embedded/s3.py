@@ -79,7 +79,7 @@ class S3:
             "rclone serve s3",
             [program, "serve", "s3", "--addr", address, "--allow-origin", self._allow_origin, *self._files(), buckets],
             log=self.directory / "s3.log",
-            # The key goes by the environment (rclone reads it as CSV): every user can read a command line.
+            # The environment has the key (rclone reads it as CSV), because every user can read a command line.
             env={
                 "PATH": "/usr/bin:/bin",
                 "HOME": str(self.directory),
@@ -119,18 +119,17 @@ class S3:
                 await asyncio.sleep(0.02)
                 continue
             writer.close()
-            with contextlib.suppress(OSError):  # the server may reset the connection: it has accepted it
+            with contextlib.suppress(OSError):  # the server may reset the connection after accepting it
                 await writer.wait_closed()
             return
         raise server.failure("did not start")
 
 
 async def find_rclone(run_as: RunAs) -> Path:
-    """The path of rclone. The first of these that exists: $LEASEHOLD_RCLONE, the wheel's beside this Python, rclone on
-    the PATH.
+    """The path of rclone: $LEASEHOLD_RCLONE; else the wheel's program beside this Python; else rclone on the PATH.
 
     Raises:
-        EmbeddedError: none exists.
+        EmbeddedError: there is no rclone.
     """
     beside = Path(sys.executable).with_name("rclone")
     path = os.environ.get("LEASEHOLD_RCLONE") or (str(beside) if beside.exists() else shutil.which("rclone"))

@@ -34,7 +34,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         metavar="DIRECTORY",
         help="keep the data in this directory; by default it is deleted at the end",
     )
-    parser.add_argument("--not-durable", action="store_true", help="PostgreSQL does not wait for the disk")
+    parser.add_argument("--not-durable", action="store_true", help="do not let PostgreSQL wait for the disk")
     parser.add_argument("command", nargs="*", metavar="-- COMMAND", help="run this with the variables set")
     return parser.parse_args(argv)
 
@@ -47,7 +47,7 @@ async def serve(options: argparse.Namespace) -> int:
         s3=not options.no_s3,
         rabbitmq=None if options.no_rabbitmq else await install_rabbitmq(),
     )
-    stopped = stop_signals()  # from here on a signal ends the block below, which stops the servers
+    stopped = stop_signals()  # from now on a signal only sets this event, so that the block below stops the servers
     async with stack:
         if stopped.is_set():
             return 128 + signal.SIGINT
@@ -69,7 +69,7 @@ def stop_signals() -> asyncio.Event:
 
 
 async def run_command(command: list[str], environment: dict[str, str], stopped: asyncio.Event) -> int:
-    """Run a command to its end and return its exit code, as a shell does. SIGINT or SIGTERM ends the command: it gets
+    """Run a command to its end. Returns its exit code, as a shell does. After SIGINT or SIGTERM the command gets
     SIGTERM, and SIGKILL if it still runs after STOP_SECONDS.
     """
     process = await asyncio.create_subprocess_exec(*command, env=os.environ | environment)
@@ -88,7 +88,7 @@ async def run_command(command: list[str], environment: dict[str, str], stopped: 
 
 
 def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    # A program such as sudo runs as another user: this user may send it no signal.
+    # A program such as sudo runs as another user, to whose processes this user may not send signals.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         process.send_signal(number)
 

@@ -78,7 +78,7 @@ class EmbeddedStack:
 
     def _choose(self) -> None:
         postgres, s3, rabbitmq = self._chosen
-        if rabbitmq:  # first: it takes seconds
+        if rabbitmq:  # first, because it takes seconds to start
             self.rabbitmq = RabbitMQ(self.directory / "rabbitmq", rabbitmq)
         if postgres:
             self.postgres = Postgres(self.directory / "postgres", durable=self._durable)
@@ -90,15 +90,15 @@ class EmbeddedStack:
             async with asyncio.TaskGroup() as starting:
                 for server in self._servers:
                     starting.create_task(server.start())
-        except ExceptionGroup as failed:  # the first error is the cause: the other starts were cancelled
-            raise failed.exceptions[0] from failed
+        except ExceptionGroup as failures:  # the first error is the cause: the other starts were cancelled
+            raise failures.exceptions[0] from failures
 
     @property
     def _servers(self) -> list[RabbitMQ | Postgres | S3]:
         return [server for server in (self.rabbitmq, self.postgres, self.s3) if server is not None]
 
     async def _end(self) -> None:
-        # RabbitMQ takes 6 s to stop in order: kill it if its data is deleted anyway. PostgreSQL takes 30 ms, and an
+        # RabbitMQ needs 6 s for an orderly stop: kill it if its data is deleted anyway. PostgreSQL needs 30 ms, and its
         # orderly stop frees its shared memory.
         for server in self._servers:
             if server is self.rabbitmq and self._data is None:
