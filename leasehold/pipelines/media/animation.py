@@ -1,4 +1,6 @@
-"""An animation that renders one frame at a time, so that memory never holds all frames. `steps` encodes it."""
+"""An animation for the media steps and the encoder. It renders one frame at a time, so that memory never holds all
+frames.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ Render = Callable[[int], tuple[Image.Image, int]]
 
 
 class Animation(Image.Image):
-    """A picture of several frames for Pillow's encoders: they seek to a frame, then read it.
+    """A picture of one or more frames for Pillow's encoders, which seek to a frame and then read it.
 
-    `durations` gets one entry for each frame, in milliseconds, just before the encoder reads the entry.
+    Each frame that is rendered adds its milliseconds to `durations`. Pillow reads the entry of a frame after the frame.
     """
 
     def __init__(self, render: Render, frames: int, plays: int) -> None:
@@ -25,27 +27,28 @@ class Animation(Image.Image):
         self.has_alpha = False
         self._render = render
         self._index = -1
-        frame = self._show(0)
-        self.first_frame = frame.copy() if self.is_animated else frame  # a later frame may overwrite its pixels
+        first_frame = self._render_current(0)
+        # Copied, because the decoder may overwrite these pixels when it decodes the next frame.
+        self.first_frame = first_frame.copy() if self.is_animated else first_frame
 
     def seek(self, frame: int) -> None:
         if frame == 0:
-            self._become(self.first_frame, 0)
+            self._set_current(self.first_frame, 0)
         elif frame != self._index:
-            self._show(frame)
+            self._render_current(frame)
 
     def tell(self) -> int:
         return self._index
 
-    def _show(self, index: int) -> Image.Image:
+    def _render_current(self, index: int) -> Image.Image:
         image, milliseconds = self._render(index)
-        self._become(image, index)
+        self._set_current(image, index)
         if index == len(self.durations):
             self.durations.append(milliseconds)
         self.has_alpha = self.has_alpha or image.mode == "RGBA"
         return image
 
-    def _become(self, image: Image.Image, index: int) -> None:
+    def _set_current(self, image: Image.Image, index: int) -> None:
         self.im = image.im
         self._mode = image.mode
         self._size = image.size

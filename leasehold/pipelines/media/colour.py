@@ -11,18 +11,19 @@ MAX_PROFILE_BYTES = 4 * 1024 * 1024  # the press profiles of large packages have
 
 _INTENT = ImageCms.Intent.RELATIVE_COLORIMETRIC
 _FLAGS = ImageCms.Flags.BLACKPOINTCOMPENSATION
-_OUTPUT = "RGB"
+_OUTPUT_MODE = "RGB"
 
 #: A profile's colour space -> the Pillow mode of its input, and the modes that can be converted to that mode.
 _SPACES = {"RGB": ("RGB", {"L", "RGB"}), "GRAY": ("L", {"L"}), "CMYK": ("CMYK", {"CMYK"})}
+#: Profiles that describe no picture: a link between two devices, a list of named colours, an abstract effect.
 _UNUSABLE_CLASSES = {"link", "nmcl", "abst"}
 
 
 class ToSrgb:
     """Converts frames of one picture to sRGB by the picture's profile.
 
-    A profile that is absent, broken, too large or of another colour space than the picture is ignored. The picture then
-    counts as sRGB, and CMYK is converted by the plain complement.
+    A profile is ignored if it is broken, too large, or of another colour space than the picture. A picture without a
+    usable profile counts as sRGB; if it is CMYK, Pillow converts it without a profile.
     """
 
     def __init__(self, icc: bytes | None) -> None:
@@ -39,12 +40,12 @@ class ToSrgb:
         return converted
 
     def _convert(self, image: Image.Image) -> Image.Image:
-        mode, sources = _SPACES.get(self._space, ("", set[str]()))
-        if image.mode in sources:
-            transform = self._transform(mode)
+        input_mode, convertible_modes = _SPACES.get(self._space, ("", set[str]()))
+        if image.mode in convertible_modes:
+            transform = self._transform(input_mode)
             if transform is not None:
-                return ImageCms.applyTransform(_in_mode(image, mode), transform) or image
-        return _in_mode(image, _OUTPUT)
+                return ImageCms.applyTransform(_in_mode(image, input_mode), transform) or image
+        return _in_mode(image, _OUTPUT_MODE)
 
     def _transform(self, mode: str) -> ImageCms.ImageCmsTransform | None:
         if mode not in self._transforms:
@@ -57,7 +58,9 @@ def _in_mode(image: Image.Image, mode: str) -> Image.Image:
 
 
 def _parse(icc: bytes | None) -> tuple[ImageCms.ImageCmsProfile | None, str]:
-    """The profile and its colour space, or None and "". No field of a profile can be trusted, not even to be text."""
+    """The profile and its colour space. None and "": the profile cannot be used. Its fields may have any content, and
+    may even be no text.
+    """
     if not icc or len(icc) > MAX_PROFILE_BYTES:
         return None, ""
     try:
@@ -75,21 +78,23 @@ def _build(profile: ImageCms.ImageCmsProfile | None, mode: str) -> ImageCms.Imag
         return None
     srgb = ImageCms.createProfile("sRGB")
     try:
-        transform = ImageCms.buildTransform(profile, srgb, mode, _OUTPUT, _INTENT, _FLAGS)
+        transform = ImageCms.buildTransform(profile, srgb, mode, _OUTPUT_MODE, _INTENT, _FLAGS)
     except (ValueError, ImageCms.PyCMSError):
         return None
     return None if _changes_nothing(transform, mode) else transform
 
 
 def _changes_nothing(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
-    """Whether the transform changes none of 4096 sample colours: most profiles are sRGB under some name."""
-    bands = Image.getmodebands(mode)
+    """Whether the transform changes no sample colour by more than 1: most profiles are sRGB under another name. The
+    samples have 16 values of each channel in every combination.
+    """
     if mode == "CMYK":
         return False
+    bands = Image.getmodebands(mode)
     colours = bytes(itertools.chain.from_iterable(itertools.product(range(0, 256, 17), repeat=bands)))
-    probe = Image.frombytes(mode, (len(colours) // bands, 1), colours)
-    converted = ImageCms.applyTransform(probe, transform)
+    samples = Image.frombytes(mode, (len(colours) // bands, 1), colours)
+    converted = ImageCms.applyTransform(samples, transform)
     if converted is None:
         return True
-    change = ImageChops.difference(converted, probe.convert(_OUTPUT))
+    change = ImageChops.difference(converted, samples.convert(_OUTPUT_MODE))
     return max(change.tobytes()) <= 1

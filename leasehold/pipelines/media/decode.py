@@ -1,5 +1,5 @@
-"""Opens a picture and decodes its frames, for the media steps. It separates damage of the picture (`corrupt_image`)
-from a lack of memory and errors of the system.
+"""Opens a picture and decodes its frames, for the media steps. Damage of the picture is raised as `corrupt_image`; a
+lack of memory and errors of the system are not.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _DECODERS = {
     "image/bmp": "BMP",
     "image/heic": "HEIF",
 }
-#: Imported before a child process is forked. Otherwise each child would import these and dozens of others by itself.
+#: Pillow's plugins for the accepted types. This module imports them before the zygote forks a child. Otherwise each
+#: child would import dozens of plugins by itself.
 PLUGINS = (
     AvifImagePlugin, BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin,
 )  # fmt: skip
@@ -58,11 +59,11 @@ _DEFAULT_MS = 100
 
 @contextmanager
 def pillow_limits(max_pixels: int) -> Iterator[None]:
-    """Set Pillow's own pixel limit, and make its warning an error: a second guard behind the header checks.
+    """Set Pillow's own pixel limit, and raise its warning as an error: a second guard after the header checks.
 
     Pillow's other warnings are hidden: they concern metadata that the steps drop.
     """
-    before = Image.MAX_IMAGE_PIXELS
+    earlier_limit = Image.MAX_IMAGE_PIXELS
     Image.MAX_IMAGE_PIXELS = max_pixels
     try:
         with warnings.catch_warnings():
@@ -70,7 +71,7 @@ def pillow_limits(max_pixels: int) -> Iterator[None]:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             yield
     finally:
-        Image.MAX_IMAGE_PIXELS = before
+        Image.MAX_IMAGE_PIXELS = earlier_limit
 
 
 @contextmanager
@@ -94,7 +95,7 @@ def damage_is_permanent() -> Iterator[None]:
 
 
 class Picture:
-    """A file that is open for decoding. `size`: the canvas before orientation."""
+    """A file that is open for decoding. `size`: the canvas before it is turned upright."""
 
     def __init__(self, data: bytes, content_type: str, header: Header | None = None) -> None:
         """Open the file without decoding it.
@@ -108,10 +109,10 @@ class Picture:
                 _check_memory(header.pixels * _PEAK_BYTES_PER_PIXEL.get(content_type, 0))
             self._image = Image.open(BytesIO(data), formats=(_DECODERS[content_type],))
             self.size: Size = self._image.size
-            # An APNG may have an extra picture for viewers without animation, which is no part of the animation.
+            # An APNG may begin with a picture for viewers without animation. This picture is no frame of the animation.
             self._skipped_frames = int(bool(getattr(self._image, "default_image", False)))
             self.frames = self._count_frames(content_type, header)
-        self._animated_gif = content_type == "image/gif"
+        self._is_gif = content_type == "image/gif"
         self._header = header
         self._check_size()
         if header is not None and not 0 < self.frames <= header.frames:
@@ -119,7 +120,7 @@ class Picture:
 
     def _count_frames(self, content_type: str, header: Header | None) -> int:
         if content_type in ("image/jpeg", "image/tiff", "image/heic"):
-            return 1  # only the first picture of a file counts, and a list of pages may be a circle
+            return 1  # only the first picture counts; counting might never end, as pages may refer to each other
         if content_type == "image/gif" and header is not None:
             return header.frames
         return int(getattr(self._image, "n_frames", 1)) - self._skipped_frames
@@ -153,9 +154,11 @@ class Picture:
     def plays(self) -> int:
         """How often the animation is played. 0: for ever."""
         loop = self._image.info.get("loop")
-        if self._animated_gif:  # GIF counts repetitions; without a count the animation is played once
-            return 1 if loop is None else (loop + 1 if loop else _FOREVER)
-        return loop if isinstance(loop, int) else _FOREVER
+        if not self._is_gif:
+            return loop if isinstance(loop, int) else _FOREVER
+        if loop is None:
+            return 1
+        return loop + 1 if loop else _FOREVER  # GIF counts the repetitions after the first time
 
     def shrink_on_load(self, size: Size) -> Box | None:
         """Make the decoder scale a JPEG to 1/2, 1/4 or 1/8, but not below `size`. Call it before the first frame.
@@ -169,7 +172,7 @@ class Picture:
     def frame(self, index: int) -> tuple[Image.Image, int]:
         """Frame `index` in a plain mode, and the milliseconds for which it is shown.
 
-        Only frames in order are cheap. Raises Permanent: corrupt_image.
+        Read frames in order: for an earlier frame, some decoders start again. Raises Permanent `corrupt_image`.
         """
         with damage_is_permanent():
             if self.frames > 1 or self._skipped_frames:

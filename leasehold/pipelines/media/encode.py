@@ -1,5 +1,5 @@
-"""Writes pictures for the media steps. It has every encoder setting: a changed setting changes bytes, so raise the
-step's version.
+"""Writes pictures for the media steps, and has all encoder settings. If you change a setting, raise the version of the
+steps that use it, because their bytes change.
 
 The settings were chosen on a 2048 x 1536 photo and one core (time, size):
   WebP q80     method 2: 134 ms, 797 KB   method 4: 254 ms, 770 KB, +0.2 dB   method 6: 744 ms, 723 KB
@@ -8,7 +8,7 @@ The settings were chosen on a 2048 x 1536 photo and one core (time, size):
   AVIF q60     speed 9: 218 ms, 630 KB   speed 8: 871 ms, 589 KB   speed 6: 2.1 s, 557 KB
   PNG RGBA     level 1: 263 ms, 7.7 MB   level 6: 975 ms, 7.0 MB
   WebP RGBA, lossless   method 0: 97 ms, 6.3 MB   method 1: 478 ms, 5.1 MB
-Encoder threads are off where they could change bytes.
+Threads of an encoder are off where they could change its bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Loads the HEIC decoder, if the extra `heic` is installed. Only the child process of a worker imports it.
+"""Loads the HEIC decoder (libheif), if the extra `heic` is installed. Only the child process of a worker imports this
+module.
 
 libheif had dozens of known faults in 2026. So headers/heic.py checks each file before the decoder gets it, and the
-decoder runs in the sandbox of worker/sandbox. A wheel contains its own copy of libheif: an old wheel is an old libheif.
+decoder runs in the sandbox of worker/sandbox. The wheel `pi_heif` contains libheif: an old wheel has an old libheif.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-#: The first release without the faults by which a picture could take over the process that decoded it.
-OLDEST = (1, 23, 4)
+#: The first release of libheif in which no known fault lets a picture take over the process that decodes it.
+OLDEST_SAFE_RELEASE = (1, 23, 4)
 
 
 @cache
@@ -21,7 +22,7 @@ def load_decoder() -> bool:
         pi_heif: Any = import_module("pi_heif")  # an extra, whose type hints are incomplete
     except ImportError:
         return False
-    if tuple(int(part) for part in pi_heif.libheif_version().split(".")) < OLDEST:
+    if tuple(int(part) for part in pi_heif.libheif_version().split(".")) < OLDEST_SAFE_RELEASE:
         return False
     # Decode only the picture itself, and in this thread, because a child process has one core.
     pi_heif.register_heif_opener(thumbnails=False, depth_images=False, aux_images=False, decode_threads=1)

@@ -55,7 +55,9 @@ async def abandoned_uploads(connection: Connection, limit: int = 100) -> list[tu
 
 
 async def forget_uploads(connection: Connection, media_ids: Sequence[UUID]) -> None:
-    """Delete the rows of abandoned uploads. Housekeeping also deletes objects that may still arrive at their keys."""
+    """Delete the rows of abandoned uploads. An object may still arrive at their keys: `most = -1` makes housekeeping
+    delete any object there.
+    """
     await connection.execute(
         """
         -- forget_uploads
@@ -76,7 +78,9 @@ async def forget_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> N
 
 
 async def refuse_too_large(connection: Connection, due: Due, size: int, *, days: int) -> None:
-    """Record the picture of a too large object as FAILED, before the object is deleted. In the caller's transaction."""
+    """Record the picture as FAILED, in the caller's transaction, because its object is too large. Housekeeping deletes
+    the object afterwards.
+    """
     media_id = await connection.fetchval(
         "SELECT id FROM media WHERE original_key = $1 AND tenant_id = $2", due.key, due.tenant_id
     )

@@ -1,5 +1,5 @@
-"""Declares the media pipeline: it turns one picture into three and the requested variants. The API imports it, so it
-imports no heavy library.
+"""Declares the media pipeline: it turns one picture into three files and the requested variants. The API imports this
+module, so it imports no heavy library.
 
 If JPEG cannot hold the picture, `resize` also writes a lossless master: `resize.png` for a still with transparency,
 `resize.webp` for an animation. `webp` starts from the master, and writes the variants and `final.webp`.

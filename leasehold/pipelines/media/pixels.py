@@ -1,4 +1,6 @@
-"""Functions on decoded pictures, without files: colour modes, transparency, orientation, size."""
+"""Functions on decoded pictures for the media steps: colour modes, transparency, orientation, size. They read and write
+no files.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,11 @@ Size = tuple[int, int]
 Box = tuple[float, float, float, float]
 
 _WHITE = (255, 255, 255)
-_WITH_ALPHA = {"LA": "L", "RGBA": "RGB"}
-_PLAIN = {"L", "LA", "RGB", "RGBA", "CMYK"}
-_BYTE = 255
+#: A mode with an alpha channel -> the same mode without it.
+_WITHOUT_ALPHA = {"LA": "L", "RGBA": "RGB"}
+_PLAIN_MODES = {"L", "LA", "RGB", "RGBA", "CMYK"}
+_OPAQUE = 255
+_MAX_BYTE = 255
 
 #: EXIF orientation -> the transposition that turns the picture upright.
 _TURNS = {
@@ -26,10 +30,11 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _SIDES_SWAPPED = {5, 6, 7, 8}
+#: Pillow's cheap first reduction leaves at least this many times the requested size.
 _REDUCING_GAP = 2.0
 
 pyvips.voperation.concurrency_set(1)  # each process has one core
-pyvips.cache_set_max(0)  # a result is never asked for twice
+pyvips.cache_set_max(0)  # no result is needed twice
 pyvips.operation_block_set("VipsForeignLoad", True)  # libvips gets pixels from this process, never a file
 
 
@@ -37,30 +42,32 @@ def plain(image: Image.Image) -> Image.Image:
     """The same picture as L, LA, RGB, RGBA or CMYK with 8 bits a channel. A fully opaque alpha channel is dropped."""
     if image.mode.startswith("I"):
         image = _from_16_bit(image)
-    elif image.has_transparency_data and image.mode not in _WITH_ALPHA:
+    elif image.has_transparency_data and image.mode not in _WITHOUT_ALPHA:
         image = _with_alpha(image)
-    elif image.mode not in _PLAIN:
+    elif image.mode not in _PLAIN_MODES:
         image = image.convert("L" if image.mode == "1" else "RGB")
-    if image.mode in _WITH_ALPHA and image.getchannel("A").getextrema()[0] == _BYTE:
-        return image.convert(_WITH_ALPHA[image.mode])
+    if image.mode in _WITHOUT_ALPHA and image.getchannel("A").getextrema()[0] == _OPAQUE:
+        return image.convert(_WITHOUT_ALPHA[image.mode])
     return image
 
 
 def _from_16_bit(image: Image.Image) -> Image.Image:
     """Convert 16-bit grey by its high bytes: a plain conversion would clip every value above 255 to white."""
-    wide = image.convert("I")
-    grey = wide.point([value >> 8 for value in range(65536)], "L")
-    key = image.info.get("transparency")
-    if isinstance(key, int):
-        grey.putalpha(wide.point([0 if value == key else _BYTE for value in range(65536)], "L"))
-    return grey
+    grey16 = image.convert("I")
+    grey8 = grey16.point([value >> 8 for value in range(65536)], "L")
+    transparent_value = image.info.get("transparency")
+    if isinstance(transparent_value, int):
+        alpha = grey16.point([0 if value == transparent_value else _OPAQUE for value in range(65536)], "L")
+        grey8.putalpha(alpha)
+    return grey8
 
 
 def _with_alpha(image: Image.Image) -> Image.Image:
     """Convert a palette with transparency, or a picture with a transparent colour, to RGBA."""
-    key = image.info.get("transparency")
-    if isinstance(key, tuple) and max(key) > _BYTE:  # the colour has 16 bits, but the picture was decoded to 8
-        image.info["transparency"] = tuple(value >> 8 for value in key)
+    transparent_colour = image.info.get("transparency")
+    if isinstance(transparent_colour, tuple) and max(transparent_colour) > _MAX_BYTE:
+        # The colour has 16 bits a channel, but Pillow decodes such a picture to 8 bits.
+        image.info["transparency"] = tuple(value >> 8 for value in transparent_colour)
     return image.convert("RGBA")
 
 
@@ -73,14 +80,14 @@ def fit(size: Size, max_side: int) -> Size:
 def shrink(image: Image.Image, size: Size, box: Box | None = None) -> Image.Image:
     """Resample to `size` with Lanczos' filter. `box`: the part of the image to use. Raises MemoryError.
 
-    libvips does it where it is faster: 12 megapixels take half the time, and the result equals Pillow's to 54 dB.
-    Pillow does three other cases. It begins a large reduction with a cheap exact one, it weighs colours by their alpha,
-    and it can cut a box within a pixel.
+    Pillow resamples in three cases. For a large reduction, Pillow first reduces by a cheap exact method. For an image
+    with alpha, Pillow weighs the colours by their alpha. For a box, Pillow can cut within a pixel. In all other cases
+    libvips resamples: 12 megapixels take half the time, and the result equals Pillow's to 54 dB.
     """
     if image.size == size:
         return image
     is_large = min(image.width / size[0], image.height / size[1]) >= 2 * _REDUCING_GAP
-    if is_large or image.mode in _WITH_ALPHA or (box is not None and box != (0, 0, *image.size)):
+    if is_large or image.mode in _WITHOUT_ALPHA or (box is not None and box != (0, 0, *image.size)):
         return image.resize(size, Image.Resampling.LANCZOS, box=box, reducing_gap=_REDUCING_GAP)
     return _shrink_with_vips(image, size)
 

@@ -1,4 +1,6 @@
-"""Reads everything that GET shows of a picture by one statement, so in one round trip and one snapshot."""
+"""Reads a picture with its job, steps and outputs, for GET. One statement reads all of them: in one round trip and one
+snapshot.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Gives another library access to a picture's pixels in Pillow's own memory, without a copy.
+"""Lets another library read a picture's pixels in Pillow's own memory, without a copy.
 
-`pixels` needs it for libvips. Pillow's `tobytes` makes two copies: 72 MB for twelve megapixels, and the kernel must
-first give a new process all these pages.
+`pixels` calls it for libvips. Pillow's `tobytes` would make two copies: 72 MB for twelve megapixels. In a new process
+the kernel would first have to provide all these pages.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class _ArrowArray(ctypes.Structure):
 
 
 def pixels_of(image: Image.Image) -> ctypes.Array[ctypes.c_ubyte] | None:
-    """The pixels by rows, with BYTES_PER_PIXEL each. They are valid for as long as `image` lives. None: the pixels do
-    not lie in memory like this.
+    """The pixels row by row, BYTES_PER_PIXEL for each. They are valid as long as `image` exists. None: Pillow does not
+    hold these pixels in one block of this layout.
     """
     if image.mode not in _MODES:
         return None

@@ -1,4 +1,5 @@
-"""The handlers of the media pipeline. Only the child process of a worker imports it, because its libraries are heavy.
+"""The handlers of the media pipeline. Only the child process of a worker imports this module, because it imports heavy
+libraries.
 
 Every step is deterministic in its input bytes, parameters and version.
 """
@@ -40,7 +41,7 @@ def resize(work: Work) -> Done:
     _frame_of.cache_clear()  # the cached frame is of another picture
     original = inspect(work.files["original"], params.limits, params.content_type)
     with pillow_limits(params.limits.max_pixels):
-        prepared = _Prepared(original, params.max_side)
+        prepared = _PreparedPicture(original, params.max_side)
         files = _write_masters(prepared, work.directory)
         files[RESIZED] = encode.write(flatten(prepared.first_frame), work.directory / RESIZED, encode.RESIZED_JPEG)
     width, height = prepared.first_frame.size
@@ -71,14 +72,14 @@ def webp(work: Work) -> Done:
 
 @lru_cache(maxsize=1)
 def _frame_of(data: bytes, content_type: str) -> tuple[Image.Image, int]:
-    """The first frame of a file of `resize`, and its milliseconds. It is cached, because the same child process mostly
-    runs the next steps.
+    """The first frame of a file that `resize` wrote, and its milliseconds. The cache serves the next step, which
+    usually runs in the same child process.
     """
     return Picture(data, content_type).frame(0)
 
 
-class _Prepared:
-    """The frames of an original as the outputs show them: sRGB, upright, scaled into the box, RGB or RGBA."""
+class _PreparedPicture:
+    """The frames of an original, as the outputs show them: in sRGB (RGB or RGBA), upright, scaled into the box."""
 
     def __init__(self, original: Original, max_side: int) -> None:
         self._original = original
@@ -111,7 +112,8 @@ class _Prepared:
         }
 
 
-def _write_masters(prepared: _Prepared, directory: Path) -> dict[str, File]:
+def _write_masters(prepared: _PreparedPicture, directory: Path) -> dict[str, File]:
+    """Write the lossless master, if JPEG cannot hold the picture."""
     if prepared.animation.is_animated:
         name = "resize.webp"
         return {name: encode.write_animation(prepared.animation, directory / name, encode.LOSSLESS_ANIMATION)}

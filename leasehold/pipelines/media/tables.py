@@ -33,9 +33,9 @@ media = Table(
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("updated_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("expires_at", _INSTANT),  # housekeeping deletes an upload that was not completed by then
-    Column("deleted_at", _INSTANT),  # its client deleted it: no request can read it, and housekeeping removes it
+    Column("deleted_at", _INSTANT),  # a client deleted it: no request can read it any more, and housekeeping removes it
     CheckConstraint("status IN ('INIT', 'UPLOADED', 'FAILED')", name="status_known"),
     CheckConstraint("(status = 'FAILED') = (error IS NOT NULL)", name="failed_says_why"),
     Index("media_expires", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
-    Index("media_tenant", "tenant_id", postgresql_include=["size"]),  # the bytes stored for a tenant
+    Index("media_tenant", "tenant_id", postgresql_include=["size"]),  # for the sum of the bytes stored for a tenant
 )

@@ -89,7 +89,8 @@ async def extend_upload(connection: Connection, tenant_id: str, key: str, second
 async def complete_upload(
     connection: Connection, media_id: UUID, tenant_id: str, size: int, job: NewJob
 ) -> Submitted | None:
-    """INIT -> UPLOADED with its job, in the caller's transaction. Of several callers at once exactly one submits.
+    """INIT -> UPLOADED, and submit the job, in the caller's transaction. Of several callers at once, exactly one does
+    so.
 
     None: the row is no longer INIT (read it to see why), is expired, or is not the tenant's.
     """

@@ -12,10 +12,11 @@ VariantName = Literal["thumb", "small", "large", "avif", "png"]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One declared output of the `webp` step.
+    """One output of the `webp` step that a client may request.
 
-    `output`: its name under the picture's prefix. `max_side`: the box in pixels; None: the size of `final.webp`.
-    `animated`: an animation stays an animation. Otherwise the variant is the animation's first frame.
+    `output`: its name under the picture's prefix. `max_side`: the variant fits into a square of this many pixels; None:
+    it has the size of `final.webp`. `animated`: an animation stays an animation. Otherwise the variant is its first
+    frame.
     """
 
     name: VariantName

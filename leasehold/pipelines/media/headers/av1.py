@@ -1,9 +1,9 @@
-"""Reads the sizes of the frames of an AV1 stream, for the AVIF reader. A decoder allocates these sizes, whatever the
-container says.
+"""Reads the sizes of the frames of an AV1 stream, for the AVIF reader. A decoder allocates memory by these sizes, not
+by the sizes in the container.
 
 The sequence header has the size of most frames. A frame header may have a size of its own: the standard forbids a
-larger one, but decoders accept it. So both are read, each frame header up to its size. The names of the fields are
-those of the AV1 Bitstream Specification, 5.5 and 5.9.
+larger size than that of the sequence, but decoders accept it. So this module reads both headers, and each frame header
+up to the size. The fields have the names of the AV1 Bitstream Specification, 5.5 and 5.9.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from leasehold.pipelines.media.refusals import corrupt_image
 Size = tuple[int, int]
 
 MAX_UNITS = 100_000  # units (headers, tiles, metadata) of a file
-#: A frame may be shown again later, and a picture may have four layers. Each such frame has few bytes, but costs the
-#: decoding of its area.
+#: A picture may have four layers, and a frame may be shown again. Each such frame has few bytes, but a decoder needs
+#: time for its whole area.
 MAX_FRAMES_PER_SAMPLE = 4
 
 _SEQUENCE_HEADER, _FRAME_HEADERS = 1, {3, 6, 7}  # 3: alone, 6: with its tiles, 7: a copy
@@ -34,7 +34,9 @@ _MAX_LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class _OperatingPoint:
-    """A choice of layers that a decoder may decode, as bits. `has_model`: frame headers have a removal time for it."""
+    """A set of layers that a decoder may choose to decode. `layers`: one bit for each layer. `has_model`: frame headers
+    have a removal time for this point.
+    """
 
     layers: int
     has_model: bool
@@ -45,7 +47,7 @@ class _OperatingPoint:
 
 @dataclass(frozen=True, slots=True)
 class _Timing:
-    """How many bits the times in frame headers have. None of them concerns the picture."""
+    """How many bits the times in frame headers have. This module skips the times."""
 
     presentation_bits: int = 0
     removal_bits: int = 0
@@ -88,8 +90,8 @@ class _Frame:
 class Stream:
     """The samples of one item or one track, in the order in which a decoder reads them.
 
-    `frames`: the number of frames that are decoded or shown again. `width`, `height`: the largest of each. `units`: the
-    number of units.
+    `units`: the number of units so far. `frames`: the number of frames that a decoder decodes or shows again. `width`,
+    `height`: the largest width and the largest height of these frames.
     """
 
     def __init__(self, max_units: int = MAX_UNITS) -> None:
@@ -125,10 +127,10 @@ class Stream:
 
 
 def _units(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """The units: kind, the byte with the layers, and the first bytes of the content."""
+    """Each unit: its kind, the byte that names its layers, and the first bytes of its content."""
     position = 0
     while position < len(data):
-        head, layers = data[position], 0
+        head, layers = data[position], 0  # in `head`: bit 2 says that a byte with layers follows, bit 1 a length
         position += 1
         if head & 4:
             layers = data[position]
@@ -144,7 +146,7 @@ def _units(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _leb128(data: bytes, position: int) -> tuple[int, int]:
-    """A number with seven bits a byte, and the position behind it."""
+    """A number that has seven bits in each byte, and the position after the number."""
     value = 0
     for index in range(_MAX_LENGTH_BYTES):
         byte = data[position + index]
@@ -217,10 +219,10 @@ def _read_point(bits: Bits, timing: _Timing, has_display_delay: bool) -> _Operat
 
 
 def _frame_size(bits: Bits, sequence: _Sequence, layers: int, *, is_first: bool) -> Size | None:
-    """uncompressed_header(), up to the size. None: the frame has the size of an earlier one.
+    """uncompressed_header(), up to the size. None: the frame has the size of an earlier frame.
 
-    The first frame must be a key frame that is shown, as the standards of AVIF demand. Decoders read the tiles of a
-    grid as one stream: so no frame of a tile can refer to a frame of another tile.
+    The first frame must be a key frame that is shown, as the AVIF standard demands. Decoders read the tiles of a grid
+    as one stream. Because each tile begins with a key frame, no tile can use a frame of another tile.
     """
     is_repeated = not sequence.is_reduced and bits.flag()
     frame = _Frame(_SWITCH, is_shown=False, is_resilient=True) if is_repeated else _read_kind(bits, sequence)
@@ -253,7 +255,7 @@ def _read_kind(bits: Bits, sequence: _Sequence) -> _Frame:
 
 
 def _read_tools(bits: Bits, sequence: _Sequence, frame: _Frame) -> bool:
-    """The fields up to frame_size_override_flag, which is returned."""
+    """Skip the fields before frame_size_override_flag. Returns this flag."""
     bits.flag()  # disable_cdf_update
     allows_screen_content = bits.unsigned(1) if sequence.screen_content == _CHOOSE else sequence.screen_content
     if allows_screen_content and sequence.integer_vectors == _CHOOSE:
@@ -273,7 +275,7 @@ def _skip_order(bits: Bits, sequence: _Sequence, frame: _Frame, layers: int) -> 
 
 
 def _skip_slots(bits: Bits, sequence: _Sequence, frame: _Frame) -> None:
-    """refresh_frame_flags, and the orders of the frames in the slots."""
+    """Skip refresh_frame_flags, and the order numbers of the frames in the slots."""
     refreshed = _ALL_SLOTS if frame.kind == _SWITCH or frame.is_shown_key else bits.unsigned(_SLOTS)
     if (refreshed != _ALL_SLOTS or not frame.is_intra) and frame.is_resilient:
         bits.unsigned(_SLOTS * sequence.order_bits)

@@ -1,8 +1,8 @@
 """Reads the header of an AVIF file: the size of its largest item or track, and the number of samples of a sequence.
 
-The file declares sizes, and the AV1 streams in it have sizes of their own, which the decoder allocates. A stream that
-has larger frames than its item or track declares is refused. Only an item with several layers may declare the size of a
-small one: there the largest frame counts.
+The items and tracks of a file declare sizes. Their AV1 streams have sizes of their own, and a decoder allocates memory
+by those. So a file is refused if a stream has a larger frame than its item or track declares. Exception: an item with
+several layers may declare the size of a small layer; then its largest frame counts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from leasehold.pipelines.media.headers import av1, heif_checks
 from leasehold.pipelines.media.headers.avif_tracks import read_tracks
 from leasehold.pipelines.media.headers.header import Header
-from leasehold.pipelines.media.headers.heif_items import Item, read_items, top_boxes
+from leasehold.pipelines.media.headers.heif_items import Item, Items, read_items, top_boxes
 from leasehold.pipelines.media.refusals import corrupt_image
 
 _LAYERS = (b"a1lx", b"a1op", b"lsel")  # properties of an item with layers
@@ -32,24 +32,28 @@ def read(data: bytes) -> Header:
     streams = _Streams(data)
     sizes = [_checked(streams.read_track(track.samples), (track.width, track.height)) for track in tracks]
     if by_kind[b"meta"] or not movies:
-        items = read_items(data, top, may_share=True)
-        heif_checks.check_copies(items)
-        stills = {
-            number: _still_size(item, data, streams)
-            for number, item in items.all.items()
-            if item.kind == b"av01" and item.parts
-        }
-        grids = {
-            number: heif_checks.check_grid(item, data, stills)
-            for number, item in items.all.items()
-            if item.kind == b"grid" and item.parts
-        }
-        heif_checks.check_auxiliaries(items, stills | grids)
-        sizes += [*stills.values(), *grids.values()]
+        sizes += _item_sizes(data, read_items(data, top, may_share=True), streams)
     if not sizes:
         raise corrupt_image("the file has no picture")
     width, height = (max(sides) for sides in zip(*sizes, strict=True))
     return Header(width, height, max((len(track.samples) for track in tracks), default=1))
+
+
+def _item_sizes(data: bytes, items: Items, streams: _Streams) -> list[av1.Size]:
+    """Check the file's items. Returns the sizes of the stills and grids."""
+    heif_checks.check_copies(items)
+    stills = {
+        number: _still_size(item, data, streams)
+        for number, item in items.all.items()
+        if item.kind == b"av01" and item.pieces
+    }
+    grids = {
+        number: heif_checks.check_grid(item, data, stills)
+        for number, item in items.all.items()
+        if item.kind == b"grid" and item.pieces
+    }
+    heif_checks.check_auxiliaries(items, stills | grids)
+    return [*stills.values(), *grids.values()]
 
 
 def _still_size(item: Item, data: bytes, streams: _Streams) -> av1.Size:
@@ -60,13 +64,14 @@ def _still_size(item: Item, data: bytes, streams: _Streams) -> av1.Size:
 
 
 def _checked(coded: av1.Size, declared: av1.Size) -> av1.Size:
+    """The declared size. Raises Permanent if a coded frame is larger."""
     if coded[0] > declared[0] or coded[1] > declared[1]:
         raise corrupt_image("its header and its content disagree")
     return declared
 
 
 class _Streams:
-    """Reads the AV1 streams of a file. All together may have `av1.MAX_UNITS` units."""
+    """Reads the AV1 streams of a file, which together may have at most `av1.MAX_UNITS` units."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -74,8 +79,8 @@ class _Streams:
         self._by_pieces: dict[_Pieces, av1.Size] = {}
 
     def read_item(self, item: Item) -> av1.Size:
-        """The largest frame of an item. Encoders store equal tiles once, so each is read once."""
-        pieces = tuple(item.parts)
+        """The largest width and height in an item. Encoders store equal tiles once, so this class reads them once."""
+        pieces = tuple(item.pieces)
         if pieces not in self._by_pieces:
             self._by_pieces[pieces] = self._read(iter([item.bytes_of(self._data)]))
         return self._by_pieces[pieces]

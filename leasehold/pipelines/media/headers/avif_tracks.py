@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, repeat
 
@@ -16,12 +16,12 @@ MAX_BOXES = 1000  # in one other box
 _FULL = 4  # bytes of version and flags at the start of a full box
 _FIXED_POINT_BITS = 16
 _SIZE_AT = {0: 76, 1: 88}  # where a `tkhd` box has its width and height, by its version
-_ENTRY_SIZE_AT = 24  # where an `av01` box has them
+_ENTRY_SIZE_AT = 24  # where an `av01` box has its width and height
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """`samples`: start and end of each in the file."""
+    """An AV1 track with its declared size. `samples`: start and end of each sample in the file."""
 
     width: int
     height: int
@@ -45,17 +45,13 @@ def read_tracks(data: bytes, movie: Box) -> list[Track]:
 
 
 def _read_track(data: bytes, box: Box, samples_left: int, bytes_left: int) -> Track | None:
-    """The track. None: the decoder skips it, because it is no picture or has an unknown codec. `samples_left` and
-    `bytes_left`: how many samples and bytes this track may still have, after the tracks before it.
+    """The track. None: a decoder skips it, because it is no picture or has an unknown codec.
+
+    `samples_left`, `bytes_left`: how many samples and bytes this track may have, after the tracks before it.
     """
-    table = box
-    for kind in (b"mdia", b"minf", b"stbl"):
-        inner = _children(data, table, kind)
-        if len(inner) > 1:
-            raise corrupt_image("a track has a box twice")
-        if not inner:
-            return None
-        table = inner[0]
+    table = _sample_table(data, box)
+    if table is None:
+        return None
     entries = [
         entry
         for kind, start, end in _children(data, table, b"stsd")
@@ -63,7 +59,7 @@ def _read_track(data: bytes, box: Box, samples_left: int, bytes_left: int) -> Tr
     ]
     if not entries:
         return None
-    _, head, _ = _only(data, box, b"tkhd")
+    _, head, _ = _only_child(data, box, b"tkhd")
     if data[head] not in _SIZE_AT:
         raise corrupt_image("a track has a header of an unknown version")
     track_size = struct.unpack_from(">II", data, head + _SIZE_AT[data[head]])
@@ -73,26 +69,34 @@ def _read_track(data: bytes, box: Box, samples_left: int, bytes_left: int) -> Tr
     return Track(width, height, list(_samples(data, table, samples_left, bytes_left)))
 
 
+def _sample_table(data: bytes, track: Box) -> Box | None:
+    """The `stbl` box, which is three levels down in the track."""
+    box = track
+    for kind in (b"mdia", b"minf", b"stbl"):
+        inner = _children(data, box, kind)
+        if len(inner) > 1:
+            raise corrupt_image("a track has a box twice")
+        if not inner:
+            return None
+        box = inner[0]
+    return box
+
+
 def _samples(data: bytes, table: Box, samples_left: int, bytes_left: int) -> Iterator[tuple[int, int]]:
-    """Start and end of each sample: `stco` says where a chunk begins, `stsc` how many samples it has, and `stsz` how
-    many bytes each sample has.
+    """Start and end of each sample. `stco` has the position of each chunk, `stsc` the number of samples in each chunk,
+    and `stsz` the size of each sample.
     """
     is_long = not _children(data, table, b"stco")
-    offsets = _numbers(data, _only(data, table, b"co64" if is_long else b"stco"), "Q" if is_long else "I")
-    chunks = _numbers(data, _only(data, table, b"stsc"), "III")
-    _, start, _ = sizes_box = _only(data, table, b"stsz")
+    offsets = _numbers(data, _only_child(data, table, b"co64" if is_long else b"stco"), "Q" if is_long else "I")
+    chunk_rows = _numbers(data, _only_child(data, table, b"stsc"), "III")
+    _, start, _ = sizes_box = _only_child(data, table, b"stsz")
     (same_size,) = struct.unpack_from(">I", data, start + _FULL)
     sizes = repeat(same_size) if same_size else iter(_numbers(data, sizes_box, "I", skipped=4))
-    rules = [*zip(chunks[::3], chunks[1::3], strict=True)]
-    if not rules or rules[0][0] != 1 or any(later[0] <= rule[0] for rule, later in pairwise(rules)):
-        raise corrupt_image("the samples of a track contradict themselves")
-    count, found = 0, 0
-    rules.reverse()
-    for chunk, offset in enumerate(offsets, 1):
-        if rules and rules[-1][0] == chunk:
-            _, count = rules.pop()
-        found += count
-        if not 0 < count <= found <= samples_left:
+    sample_counts = _samples_by_chunk(chunk_rows[::3], chunk_rows[1::3], len(offsets))
+    total = 0
+    for offset, count in zip(offsets, sample_counts, strict=True):
+        total += count
+        if not 0 < count <= total <= samples_left:
             raise corrupt_image("a track has too many samples, or a chunk without one")
         position = offset
         for _ in range(count):
@@ -106,24 +110,33 @@ def _samples(data: bytes, table: Box, samples_left: int, bytes_left: int) -> Ite
             position += size
 
 
-def _numbers(data: bytes, box: Box, row: str, *, skipped: int = 0) -> tuple[int, ...]:
-    """The numbers in a table: each row has the format `row`. `skipped`: bytes before the number of rows."""
+def _samples_by_chunk(first_chunks: Sequence[int], counts: Sequence[int], chunks: int) -> list[int]:
+    """How many samples each of the `chunks` chunks has. A count holds from its first chunk to the next first chunk."""
+    if not first_chunks or first_chunks[0] != 1 or any(later <= first for first, later in pairwise(first_chunks)):
+        raise corrupt_image("the samples of a track contradict themselves")
+    ends = [min(end, chunks + 1) for end in (*first_chunks[1:], chunks + 1)]
+    ranges = zip(first_chunks, ends, counts, strict=True)
+    return [count for first, end, count in ranges for _ in range(first, end)]
+
+
+def _numbers(data: bytes, box: Box, row_format: str, *, skipped: int = 0) -> tuple[int, ...]:
+    """The numbers in a table with rows of `row_format`. `skipped`: the bytes before the number of rows."""
     _, start, _ = box
     (count,) = struct.unpack_from(">I", data, start + _FULL + skipped)
     if count > MAX_SAMPLES:
         raise corrupt_image("a track has too many samples")
-    return struct.unpack_from(f">{row * count}", data, start + _FULL + skipped + 4)
+    return struct.unpack_from(f">{row_format * count}", data, start + _FULL + skipped + 4)
 
 
-def _only(data: bytes, parent: Box, kind: bytes) -> Box:
+def _only_child(data: bytes, parent: Box, kind: bytes) -> Box:
     children = _children(data, parent, kind)
     if len(children) != 1:
-        raise corrupt_image("a track has a box twice, or has it not")
+        raise corrupt_image("a track lacks a box, or has it twice")
     return children[0]
 
 
 def _children(data: bytes, parent: Box, kind: bytes) -> list[Box]:
-    """The boxes of that kind in another box."""
+    """The boxes of this kind in the box `parent`."""
     _, start, end = parent
     children: list[Box] = []
     for number, box in enumerate(boxes(data, start, end)):

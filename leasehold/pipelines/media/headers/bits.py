@@ -8,7 +8,7 @@ _MAX_NUMBER_BITS = 32
 
 
 class Bits:
-    """Reads numbers one after the other. Every read raises Permanent `corrupt_image` behind the last bit."""
+    """Reads numbers one after the other. A read beyond the last bit raises Permanent `corrupt_image`."""
 
     def __init__(self, data: bytes) -> None:
         self._bits = f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}"

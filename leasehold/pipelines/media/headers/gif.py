@@ -1,4 +1,4 @@
-"""Reads the header of a GIF file: the area that all frames together cover, and the number of frames."""
+"""Reads the header of a GIF file: the smallest canvas that holds every frame, and the number of frames."""
 
 from __future__ import annotations
 
@@ -44,17 +44,18 @@ def read(data: bytes) -> Header:
 
 
 def _table_bytes(flags: int) -> int:
+    """The size of the colour table that follows these flags."""
     return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
 
 
 def _skip_extension(data: bytes, position: int, max_blocks: int, *, is_first_frame: bool) -> tuple[int, int]:
-    """Skip an extension as the decoder (Pillow) skips it: else frames could be hidden from this reader.
+    """Skip an extension exactly as the decoder (Pillow) does. Otherwise a file could hide frames from this reader.
 
-    The standard ends an extension at its first empty block. The decoder always reads one block and then a chain of
-    blocks: so it reads a chain also if the first block is empty. Two exceptions: a comment ends at its first empty
-    block, and the loop count of the first frame is read as one more block before the chain.
+    By the standard, an extension ends at its first empty block. Pillow reads one block, and then a chain of blocks that
+    ends at an empty block: even if the first block is empty. There are two exceptions. A comment is only a chain.
+    Before the first frame, an extension with the loop count has one more block before its chain.
 
-    Returns the position behind the extension, and the number of its blocks.
+    Returns the position after the extension, and the number of its blocks.
     """
     label, start = data[position], position + 1
     position, skipped = start, 0
@@ -64,13 +65,13 @@ def _skip_extension(data: bytes, position: int, max_blocks: int, *, is_first_fra
         if is_loop:
             position += data[position] + 1
         skipped = 1 + is_loop
-    end, others = _skip_blocks(data, position, max_blocks)
-    return end, skipped + others
+    end, chain_blocks = _skip_blocks(data, position, max_blocks)
+    return end, skipped + chain_blocks
 
 
 def _skip_blocks(data: bytes, position: int, max_blocks: int) -> tuple[int, int]:
-    """Skip a chain of blocks. Returns the position behind the empty block that ends the chain, and the number of the
-    other blocks. Raises IndexError if the file ends first.
+    """Skip a chain of blocks, which ends at an empty block. Returns the position after the empty block, and the number
+    of the other blocks. Raises IndexError if the file ends first.
     """
     skipped = 0
     while size := data[position]:

@@ -1,7 +1,7 @@
-"""Reads and checks the header of a HEIC file that is one HEVC still or a grid of stills, as cameras write them.
+"""Reads and checks the header of a HEIC file. The file must be one HEVC still or a grid of stills, as cameras write it.
 
-HEIC also allows overlays, copies, other codecs and sequences. These are refused: the decoder's library has had a long
-list of faults in them, and no camera writes them.
+HEIC also allows overlays, copies, other codecs and sequences. This module refuses them: the decoder's library has had a
+long list of faults in them, and no camera writes them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def read(data: bytes) -> Header:
 
 
 def _check_chains(items: Items) -> None:
-    """Refuse chains: an item that another item refers to must refer to none, so that references form no circle."""
+    """Refuse chains of references: if A refers to B, then B may not refer to another item. So references form no
+    circle.
+    """
     for kind in (b"auxl", b"thmb"):
         for item in items.all.values():
             for target in item.references.get(kind, []):

@@ -9,16 +9,18 @@ from leasehold.pipelines.media.refusals import corrupt_image
 
 Size = tuple[int, int]
 
-_MAX_COPIED_BYTES = 64 * 1024 * 1024  # of properties and metadata, counted once for each item that names them
+_MAX_COPIED_BYTES = 64 * 1024 * 1024  # of properties and metadata; bytes that two items name count twice
 _LONG_SIZES = 0x01
 _MAX_AUXILIARIES = 16  # transparency, depth, portrait and gain maps of one picture
 
 
 def check_copies(items: Items) -> None:
-    """Bound the bytes that a decoder copies: it reads properties and metadata again for each item that names them."""
+    """Bound the bytes that a decoder copies: for each item, a decoder reads all properties and metadata of the item,
+    even those that it has read for another item.
+    """
     copied = sum(end - start for item in items.all.values() for _, start, end in item.properties)
     for item in items.all.values():
-        copied += sum(end - start for start, end in item.parts) * len(item.references.get(b"cdsc", []))
+        copied += sum(end - start for start, end in item.pieces) * len(item.references.get(b"cdsc", []))
     if copied > _MAX_COPIED_BYTES:
         raise corrupt_image("the items name more bytes than the file has")
 
@@ -32,9 +34,10 @@ def declared_size(item: Item, data: bytes) -> Size:
 
 
 def check_grid(item: Item, data: bytes, sizes: dict[int, Size]) -> Size:
-    """The size of a grid. Its tiles are stills, each is used once, and together they are not much larger than the grid.
+    """Check a grid, and return its size. Each tile must be a still that the grid uses once. No row or column of tiles
+    may lie outside the grid.
 
-    `sizes`: number of an item -> its size, for the file's stills.
+    `sizes`: the number of an item -> its size, for the file's stills.
     """
     content = item.bytes_of(data)
     _, flags, rows, columns = struct.unpack_from(">4B", content, 0)
@@ -57,19 +60,21 @@ def check_grid(item: Item, data: bytes, sizes: dict[int, Size]) -> Size:
 
 
 def check_auxiliaries(items: Items, sizes: dict[int, Size]) -> None:
-    """An auxiliary picture, such as the transparency, is no larger than its picture, and a picture has few of them.
+    """Check that an auxiliary picture (such as the transparency) is no larger than its picture, and that a picture has
+    few auxiliary pictures.
 
-    A decoder also decodes those of each tile: else a small grid could cost the area of a large picture for each tile.
+    A decoder decodes the auxiliary pictures of each tile, too. Without this check, each tile of a small grid could cost
+    the time of a large picture.
     """
     counts: dict[int, int] = {}
     for number, item in items.all.items():
         for target in item.references.get(b"auxl", []):
             counts[target] = counts.get(target, 0) + 1
-            if number in sizes and target in sizes and not _fits(sizes[number], sizes[target]):
+            if number in sizes and target in sizes and not _fits_into(sizes[number], sizes[target]):
                 raise corrupt_image("an auxiliary picture is larger than its picture")
             if counts[target] > _MAX_AUXILIARIES:
                 raise corrupt_image("a picture has too many auxiliary pictures")
 
 
-def _fits(size: Size, other: Size) -> bool:
-    return size[0] <= other[0] and size[1] <= other[1]
+def _fits_into(inner: Size, outer: Size) -> bool:
+    return inner[0] <= outer[0] and inner[1] <= outer[1]

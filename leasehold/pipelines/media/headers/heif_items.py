@@ -11,25 +11,25 @@ from leasehold.pipelines.media.refusals import corrupt_image, unsupported_format
 
 MAX_ITEMS = 1000
 MAX_BOXES = 5000
-MAX_PIECES = 20_000  # of all items; a piece may take no byte of the header, so the file's size does not bound them
+MAX_PIECES = 20_000  # of all items; a piece may need no byte of the header, so the file's size does not bound them
 _FULL = 4  # bytes of version and flags at the start of a full box
-_IN_FILE, _IN_DATA = 0, 1
+_IN_FILE, _IN_DATA = 0, 1  # what the positions of an item's pieces count from: the file, or its `idat` box
 
 
 @dataclass(slots=True)
 class Item:
-    """One item of the file. `parts`: start and end of its pieces in the file.
+    """One item of the file. `pieces`: where its bytes lie, as start and end of each piece in the file.
 
-    `references`: by the kind of a reference, the items that this item refers to.
+    `references`: the kind of a reference -> the numbers of the items that this item refers to.
     """
 
     kind: bytes
-    parts: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    pieces: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     properties: list[Box] = field(default_factory=list[Box])
     references: dict[bytes, list[int]] = field(default_factory=dict[bytes, list[int]])
 
     def bytes_of(self, data: bytes) -> bytes:
-        return b"".join(data[start:end] for start, end in self.parts)
+        return b"".join(data[start:end] for start, end in self.pieces)
 
     def property(self, kind: bytes) -> Box | None:
         return next((box for box in self.properties if box[0] == kind), None)
@@ -47,15 +47,15 @@ def top_boxes(data: bytes) -> list[Box]:
 
 
 def read_items(data: bytes, top: list[Box], *, may_share: bool = False) -> Items:
-    """Read the items. `top`: the boxes of the file. `may_share`: several items may have the very same bytes.
+    """Read the items. `top`: from `top_boxes`. `may_share`: several items may have the same pieces.
 
     Raises Permanent `corrupt_image` or `unsupported_format`; struct.error or IndexError if the file ends too early.
     """
     meta = _meta(data, top)
     items = _list_items(data, meta[b"iinf"])
     data_box = meta.get(b"idat", (b"", 0, 0))
-    for number, parts in _locations(data, meta[b"iloc"], data_box) if b"iloc" in meta else ():
-        _item(items, number).parts += parts
+    for number, pieces in _locations(data, meta[b"iloc"], data_box) if b"iloc" in meta else ():
+        _item(items, number).pieces += pieces
     _check_bytes(data, items, may_share=may_share)
     for number, properties in _properties(data, meta[b"iprp"]):
         _item(items, number).properties += properties
@@ -113,14 +113,14 @@ def _list_items(data: bytes, box: Box) -> dict[int, Item]:
 
 
 def _locations(data: bytes, box: Box, data_box: Box) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """Start and end of the pieces of each item."""
+    """The number of each item, with start and end of each of its pieces."""
     _, start, _ = box
     version = data[start]
     sizes = data[start + 4], data[start + 5]
     offset_size, length_size, base_size = sizes[0] >> 4, sizes[0] & 15, sizes[1] >> 4
     index_size = sizes[1] & 15 if version else 0
     reader = _Reader(data, start + 6)
-    pieces = 0
+    total = 0
     for _ in range(reader.unsigned(4 if version > 1 else 2)):
         number = reader.unsigned(4 if version > 1 else 2)
         construction = reader.unsigned(2) & 15 if version else _IN_FILE
@@ -129,10 +129,10 @@ def _locations(data: bytes, box: Box, data_box: Box) -> Iterator[tuple[int, list
         if construction not in (_IN_FILE, _IN_DATA):
             raise unsupported_format("items that are made of other items are not accepted")
         origin, limit = (0, len(data)) if construction == _IN_FILE else data_box[1:]
-        parts = []
+        pieces = []
         count = reader.unsigned(2)
-        pieces += count
-        if pieces > MAX_PIECES:
+        total += count
+        if total > MAX_PIECES:
             raise corrupt_image("the items have too many pieces")
         for _ in range(count):
             reader.unsigned(index_size)
@@ -141,15 +141,17 @@ def _locations(data: bytes, box: Box, data_box: Box) -> Iterator[tuple[int, list
             piece_end = piece_start + length if length else limit
             if not origin <= piece_start <= piece_end <= limit:
                 raise corrupt_image("the items name more bytes than the file has")
-            parts.append((piece_start, piece_end))
-        yield number, parts
+            pieces.append((piece_start, piece_end))
+        yield number, pieces
 
 
 def _check_bytes(data: bytes, items: dict[int, Item], *, may_share: bool) -> None:
-    """All pieces together may not have more bytes than the file: so no bytes are read again and again."""
-    pieces = [tuple(item.parts) for item in items.values()]
-    counted = set(pieces) if may_share else pieces
-    if sum(end - start for parts in counted for start, end in parts) > len(data):
+    """Refuse a file whose pieces together have more bytes than the file: a decoder would read the same bytes again and
+    again.
+    """
+    pieces_by_item = [tuple(item.pieces) for item in items.values()]
+    counted = set(pieces_by_item) if may_share else pieces_by_item
+    if sum(end - start for pieces in counted for start, end in pieces) > len(data):
         raise corrupt_image("the items name more bytes than the file has")
 
 
@@ -169,6 +171,7 @@ class _Reader:
 
 
 def _properties(data: bytes, box: Box) -> Iterator[tuple[int, list[Box]]]:
+    """The number of each item, with its properties. `ipco` has all properties, and `ipma` the indices of each item."""
     _, start, end = box
     inner = _bounded(boxes(data, start, end))
     properties = [
@@ -194,6 +197,7 @@ def _properties(data: bytes, box: Box) -> Iterator[tuple[int, list[Box]]]:
 
 
 def _references(data: bytes, box: Box) -> Iterator[tuple[bytes, int, list[int]]]:
+    """The references: the kind, the number of the item that refers, and the numbers of the items that it refers to."""
     _, start, end = box
     size = 4 if data[start] else 2
     for kind, position, _ in _bounded(boxes(data, start + _FULL, end)):

@@ -1,5 +1,5 @@
-"""Reads the size of a coded HEVC picture from its parameter sets, for the HEIC reader. A decoder allocates this size,
-whatever the container says.
+"""Reads the size of a coded HEVC picture from its parameter sets, for the HEIC reader. A decoder allocates memory by
+this size, not by the size in the container.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def parameter_sizes(data: bytes, start: int, end: int) -> tuple[int, list[Size]]
 def coded_sizes(data: bytes, length_size: int) -> list[Size]:
     """The sizes in the parameter sets inside a coded picture: a decoder uses these, too.
 
-    Raises Permanent `corrupt_image`, also for several pictures: each has few bytes, but costs the decoding of its area.
+    Raises Permanent `corrupt_image`. It also refuses several pictures: each may have few bytes, but a decoder needs
+    time for its whole area.
     """
     pictures, sizes = 0, []
     for unit in _units(data, length_size):

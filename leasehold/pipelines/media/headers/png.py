@@ -35,5 +35,5 @@ def read(data: bytes) -> Header:
         elif kind == b"fcTL":
             frame_chunks += 1
         position = end
-    # The decoder also counts a default picture outside of the animation, so the larger number counts.
+    # The larger number counts, because the decoder also counts a default picture outside of the animation.
     return Header(width, height, max(declared_frames, frame_chunks))

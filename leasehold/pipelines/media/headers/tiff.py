@@ -1,8 +1,8 @@
 """Reads the header of a TIFF file: the size of its first page, which is the picture. Further pages are not read.
 
-Three things are refused before a decoder reads the file: codecs with a long list of faults (JPEG from before 1995,
-those of vendors), 64-bit files, and a directory whose entries name more bytes than the file has, because a decoder
-would copy them entry by entry.
+Before a decoder reads the file, this module refuses: codecs with a long list of faults (JPEG from before 1995, and
+codecs of vendors), 64-bit files, and a directory whose entries name more bytes than the file has. A decoder would copy
+the bytes of each entry.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def read(data: bytes) -> Header:
     codec = entries.get(_COMPRESSION, 1)
     if codec not in _CODECS:
         raise unsupported_format(f"TIFF of compression {codec} is not accepted")
-    # A decoder decodes whole tiles, however small the picture is.
+    # A decoder decodes whole tiles, even if the picture is smaller.
     max_width, max_height = max(width, entries.get(_TILE_WIDTH, 0)), max(height, entries.get(_TILE_HEIGHT, 0))
     if width == 0 or height == 0:
         return Header(0, 0)

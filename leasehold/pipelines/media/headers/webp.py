@@ -1,4 +1,6 @@
-"""Reads the header of a WebP file: the largest of its canvas and its bitstreams, and the number of frames."""
+"""Reads the header of a WebP file: the largest size in it (of the canvas, a bitstream or a frame), and the number of
+frames.
+"""
 
 from __future__ import annotations
 
