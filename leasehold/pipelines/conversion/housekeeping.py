@@ -1,5 +1,5 @@
-"""The duties of the leading worker for conversions. It undoes the copies of dead promotions, and it remembers for a
-while that a deleted conversion existed.
+"""The duties of the leading worker for conversions. It undoes the copies of promotions whose API process died, and it
+remembers for a while that a deleted conversion existed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
 
 
 async def remember_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> None:
-    """Remember conversions that are about to be deleted: the API answers `expired` for them, and not
+    """Remember conversions that are about to be deleted, so that the API answers `expired` for them instead of
     `job_not_found`.
     """
     await connection.execute(

@@ -9,9 +9,9 @@ signed.
     n bytes   the manifest: JSON in UTF-8
     parts     one after another, in the order of the manifest
 
-This is not the chip vendor's own NEF format; the magic bytes tell them apart. The manifest has the sha256 of each part:
-reading a damaged part raises BadContainer. The signature shows which installation packaged the model. It covers the
-manifest, and through the digests in the manifest every part.
+The chip vendor's NEF is another format, with other magic bytes. The manifest has the sha256 of each part: reading a
+damaged part raises BadContainer. The signature shows which installation packaged the model. The signature covers the
+manifest, and so every part, because the manifest has its digest.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CHUNK_BYTES = 1024 * 1024
 
 
 class BadContainer(LeaseholdError):
-    """The file is no container of the open toolchain, or is damaged, or no trusted key has signed it."""
+    """The file is no container of the open toolchain, is damaged, or is not signed by a trusted key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Container:
 
 
 def write(path: Path, facts: Mapping[str, Any], parts: Mapping[str, Path]) -> None:
-    """Write a container of `parts`. The same facts and parts give the same bytes.
+    """Write an unsigned container of `parts`. The same facts and parts give the same bytes.
 
     Raises BadContainer if the manifest would be too large for `read`.
     """

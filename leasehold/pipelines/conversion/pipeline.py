@@ -1,7 +1,8 @@
 """Declares the conversion pipeline: it turns an ONNX model into an optimised, an int8 and a packaged model.
 
-The API and the workers import this module, so it imports no heavy library. Inputs: `model`, an .onnx file, and
-`references`, a tar archive of the reference images, empty without images. Every step writes a report beside its model.
+The API and the workers import this module, so it imports no heavy library. The inputs are `model` (an .onnx file) and
+`references` (a tar archive of the reference images; an empty file without images). Every step writes a report beside
+its model.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _LIMITS = Limits(memory_bytes=4096 * MIB, cpu_seconds=1800, file_bytes=1024 * MI
 _TIMEOUT = timedelta(minutes=30)
 
 
-# Float32 holds every picture that such numbers make: none of its values is infinite or NaN.
+# Within these bounds, no pixel becomes infinite or NaN in float32.
 _Mean = Annotated[float, Field(ge=0, le=1)]
 _Scale = Annotated[float, Field(ge=1e-6, le=1e6)]
 

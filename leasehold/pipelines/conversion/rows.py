@@ -1,5 +1,5 @@
-"""Writes and reads the rows of conversions, for the conversion endpoints: written with their job, read by id or newest
-first.
+"""Writes the row of a conversion together with its job, and reads conversions by id or as a list. The conversion
+endpoints call this module.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REMEMBER_EXPIRED = timedelta(days=90)
 
 
 class Busy(Exception):
-    """The user already has an unfinished conversion: `job_id`. None if it has ended meanwhile."""
+    """The user has another unfinished conversion: `job_id`. None: that conversion has ended meanwhile."""
 
     def __init__(self, job_id: UUID | None) -> None:
         super().__init__(f"unfinished: {job_id}")
@@ -34,7 +34,9 @@ class Busy(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NewConversion:
-    """A conversion to write. The job's exclusive_key is the user: PostgreSQL admits one unfinished job for a key."""
+    """A conversion to write. The job's exclusive_key is the user, because PostgreSQL admits one unfinished job for each
+    key.
+    """
 
     job: NewJob
     user_id: str
@@ -97,7 +99,7 @@ async def find(connection: Connection, tenant_id: str, job_id: UUID) -> Row | No
 
 
 async def is_expired(connection: Connection, tenant_id: str, job_id: UUID) -> bool:
-    """Whether the tenant had this conversion and it is deleted, but still remembered."""
+    """Whether this conversion of the tenant is deleted, and still remembered."""
     is_remembered: bool = await connection.fetchval(
         "SELECT EXISTS (SELECT FROM expired_conversion WHERE job_id = $1 AND tenant_id = $2)", job_id, tenant_id
     )
@@ -129,7 +131,7 @@ async def newest(
     before: UUID | None,
     limit: int,
 ) -> tuple[Sequence[Row], int]:
-    """A page of conversions, newest first, and the number of all that match (counted up to MAX_COUNTED)."""
+    """A page of conversions, newest first, and the number of conversions on all pages (counted up to MAX_COUNTED)."""
     page = await connection.fetch(
         f"{_CONVERSION} WHERE {_SELECTED} AND ($4::uuid IS NULL OR c.job_id < $4) ORDER BY c.job_id DESC LIMIT $5",
         tenant_id, user_id, states, before, limit,

@@ -1,5 +1,5 @@
-"""Signs finished packages. The worker itself calls `sign_package`: the child process that packages untrusted models
-never sees the key.
+"""Signs finished packages. The worker itself calls `sign_package`, so that the child process that packages an untrusted
+model never sees the key.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _NEF = "output/out.nef"
 
 
 def sign_package(settings: Settings, files: Mapping[str, Path]) -> None:
-    """Sign the package, if a key is set. The vendor's own binary stays as it is. Raises DeclarationError."""
+    """Sign the package, if the installation has a key. A binary of the vendor stays unchanged. Raises DeclarationError
+    for an invalid key.
+    """
     text = settings.conversion_signing_key.get_secret_value()
     if text and nef.is_container(files[_NEF]):
         nef.sign(files[_NEF], key_of(text))

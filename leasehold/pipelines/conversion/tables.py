@@ -1,5 +1,5 @@
-"""The tables of conversions: `conversion` (one row for each job), `expired_conversion` (what is remembered of deleted
-ones) and `promoted_object` (who owns which key at the promotion target).
+"""The tables of conversions: `conversion` (one row for each job), `expired_conversion` (the deleted conversions that
+are remembered) and `promoted_object` (which tenant owns which key at the promotion target).
 """
 
 from __future__ import annotations

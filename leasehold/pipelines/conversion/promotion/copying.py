@@ -1,8 +1,8 @@
 """Copies a job's artifacts to the promotion target, all or none, and undoes the copies of a call that failed or died.
 
 A call is one request to the promote endpoint. The endpoint claims the job (`ownership.begin` returns the call) and
-hands the call to `Promoter`. The leading worker undoes the copies of dead calls (`undo_dead`). Neither holds a database
-connection during a request to the target or the store.
+passes the call to `Promoter`. The leading worker undoes the copies of dead calls (`undo_dead`). Both hold no database
+connection while they wait for the target or the store.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from leasehold.storage.store import ObjectStore
 
 log = structlog.get_logger(__name__)
 
-#: Seconds for which a call tries to learn whether its COMMIT took effect.
+#: If the answer to its COMMIT is lost, a call asks PostgreSQL for this many seconds whether the COMMIT took effect.
 _FINISH_SECONDS = 10.0
 
 
@@ -43,7 +43,7 @@ class Copy:
 
 @asynccontextmanager
 async def _limited(seconds: float) -> AsyncIterator[None]:
-    """Raises BadGateway where the target takes longer. A TimeoutError of PostgreSQL goes on as it is."""
+    """Raises BadGateway if the block takes longer than `seconds`. A TimeoutError of PostgreSQL passes unchanged."""
     try:
         async with asyncio.timeout(seconds) as limit:
             yield
@@ -60,7 +60,7 @@ class Promoter:
         self._connections = connections
         self._store = store
         self._target = target
-        self._refused: set[str] = set()  # keys at which somebody else's object lies: an undo must leave it
+        self._foreign: set[str] = set()  # keys that hold an object of somebody else: an undo must not touch them
 
     async def promote(
         self,
@@ -72,9 +72,9 @@ class Promoter:
         """Undo the changes of `earlier` calls, claim the keys, copy, and record that the job is promoted. The record
         commits in one transaction with the writes of `on_finish`.
 
-        Raises Conflict or BadGateway, and the errors of PostgreSQL. After an error the call has copied nothing, or its
-        copies are undone: now, or later by the leading worker. One exception: if the answer to the COMMIT was lost and
-        PostgreSQL cannot be asked afterwards, the job may be promoted. The client then learns it by calling again.
+        Raises Conflict or BadGateway, and the errors of PostgreSQL. After an error, the copies of this call are undone:
+        before this function raises, or later by the leading worker. One exception: if the answer to the COMMIT was lost
+        and PostgreSQL does not answer afterwards, the job may be promoted. Then the client learns it by calling again.
         """
         await self._undo_earlier(earlier)
         keys = [copy.key for copy in copies]
@@ -82,8 +82,8 @@ class Promoter:
             owned = await promotions.claim(connection, call, keys, [copy.key for copy in copies if copy.replace])
         try:
             async with _limited(promotions.COPY_SECONDS):
-                for nth, copy in enumerate(copies):
-                    await self._copy(call, copy, f"jobs/{call.job_id}/promotion/{call.id}/{nth}", owned)
+                for number, copy in enumerate(copies):
+                    await self._copy(call, copy, f"jobs/{call.job_id}/promotion/{call.id}/{number}", owned)
             backups = await self._finish(call, keys, on_finish)
         except BaseException:
             await asyncio.shield(self._undo_call(call))
@@ -99,6 +99,7 @@ class Promoter:
             raise BadGateway("promotion_failed", "The copies of an earlier call could not be removed.")
 
     async def _copy(self, call: PromoteCall, copy: Copy, backup: str, owned: Mapping[str, bool]) -> None:
+        """Copy one artifact. `backup`: where to put a replaced object. `owned`: from `ownership.claim`."""
         match await self._target.existing(copy.key), owned[copy.key]:
             case Existing.NOTHING, _:
                 await self._create(call, copy, known_absent=True)
@@ -120,8 +121,8 @@ class Promoter:
             await promotions.record_intent(connection, call, copy.key, "created" if known_absent else "unsure")
         try:
             created = await self._target.create(copy.key, copy.source, copy.size, str(call.id))
-        except Conflict:  # since `existing`, somebody else has laid an object there
-            self._refused.add(copy.key)
+        except Conflict:  # somebody else has created an object at the key since `existing` was asked
+            self._foreign.add(copy.key)
             raise
         if created and not known_absent:
             async with self._connections() as connection:
@@ -130,7 +131,7 @@ class Promoter:
     async def _finish(
         self, call: PromoteCall, keys: Sequence[str], on_finish: Callable[[Connection], Awaitable[None]]
     ) -> list[str]:
-        """Record that the job is promoted. Returns the backups that nobody needs any more."""
+        """Record that the job is promoted. Returns the call's backups, which nobody needs any more."""
         async with self._connections() as connection:
             backups = [change.backup for change in await promotions.changes_of(connection, call) if change.backup]
         try:
@@ -149,25 +150,26 @@ class Promoter:
     async def _undo_call(self, call: PromoteCall) -> None:
         try:
             async with asyncio.timeout(promotions.UNDO_SECONDS):
-                if self._refused:  # repeated: else a worker that undoes this call later removes these objects
-                    await until_answered(partial(self._release_refused, call), within=promotions.UNDO_SECONDS)
+                # Repeated until PostgreSQL answers: a worker that undoes this call later would remove these objects.
+                if self._foreign:
+                    await until_answered(partial(self._release_foreign, call), within=promotions.UNDO_SECONDS)
                 async with self._connections() as connection:
                     changes = await promotions.changes_of(connection, call)
                 await self.undo(changes)
         except TRY_AGAIN as error:
             log.warning("a failed promotion will be undone later", error=type(error).__name__)
 
-    async def _release_refused(self, call: PromoteCall) -> None:
-        """Forget that this call changed these keys."""
+    async def _release_foreign(self, call: PromoteCall) -> None:
+        """Delete the record that this call may have changed the foreign keys."""
         async with self._connections() as connection:
-            for key in self._refused:
+            for key in self._foreign:
                 await promotions.record_undone(connection, KeyChange(call.id, key, None, None))
 
     async def undo(self, changes: Sequence[KeyChange]) -> bool:
-        """Remove created objects and restore replaced objects. False: the leading worker must try some of
-        them again.
+        """Remove created objects and restore replaced objects. False: some changes could not be undone now; the leading
+        worker tries them again.
         """
-        complete = True
+        is_complete = True
         for change in changes:
             try:
                 await self._undo_change(change)
@@ -175,12 +177,12 @@ class Promoter:
                 log.warning(
                     "a copy of a failed promotion could not be undone", key=change.key, error=type(error).__name__
                 )
-                complete = False
+                is_complete = False
                 continue
             async with self._connections() as connection:
                 await promotions.record_undone(connection, change)
             await self._delete_backups([change.backup] if change.backup else [])
-        return complete
+        return is_complete
 
     async def _undo_change(self, change: KeyChange) -> None:
         match change.change:
@@ -194,13 +196,14 @@ class Promoter:
     async def _delete_backups(self, backups: Sequence[str]) -> None:
         try:
             await self._store.delete(*backups)
-        except StoreError as error:  # the backups lie under the job's prefix: they are deleted with the job
+        except StoreError as error:  # the backups lie under the job's prefix, so they are deleted with the job
             log.warning("backups of a promotion could not be deleted", error=type(error).__name__)
 
 
 async def undo_dead(settings: Settings, connections: Acquire, store: ObjectStore) -> int:
-    """Undo the copies of dead calls at the target. Returns the number of keys that it tried to undo. Keys that the
-    target does not undo now are tried again once their hold (`_UNDO_LEASE_SECONDS` of ownership.py) has ended.
+    """Undo the copies of dead calls at the target. Returns the number of keys that it tried to undo.
+
+    A key that could not be undone is tried again when its hold (`_UNDO_LEASE_SECONDS` of ownership.py) has ended.
     """
     if not is_configured(settings):
         return 0

@@ -1,8 +1,8 @@
 """Records which tenant owns which key at the promotion target, and which call is writing the key at the moment.
 
 A call claims all its keys in one transaction. Before the call writes an object, it records its intent in the key's row.
-So the leading worker can undo a call whose process died: the rows name the objects to remove and to restore. The column
-`turn` of a key is the id of the call that has claimed the key.
+These rows name the objects to remove and to restore, so the leading worker can undo a call whose process died. In the
+row of a key, the column `turn` is the id of the call that has claimed the key.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from leasehold.domain.ids import new_id
 LEASE_SECONDS = 900
 COPY_SECONDS = 600.0
 UNDO_SECONDS = 120.0
-#: Seconds for which a call or a worker that undoes dead calls holds their keys. More than UNDO_SECONDS.
+#: Seconds for which a new call, or the leading worker, holds the keys of dead calls while it undoes them. More than
+#: UNDO_SECONDS.
 _UNDO_LEASE_SECONDS = 300
 _MAX_DEAD_KEYS = 20
 
 _PLAIN_TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
-#: What a call may have done to an object. created: the call created it. unsure: the call created it if no object lay
-#: there, but the target does not report whether. replaced: the call overwrote an object of the tenant after a backup.
+#: What a call may have done at a key. created: the call created the object. unsure: the target does not report whether
+#: the call created the object, or whether one lay there before. replaced: the call overwrote an object of the tenant,
+#: and made a backup before.
 Change: TypeAlias = Literal["created", "unsure", "replaced"]
 
 
@@ -47,8 +49,8 @@ class PromoteCall:
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """What a call may have done at a key that it has claimed. `change` None: nothing yet. `backup`: the key of the
-    replaced object's copy in the installation's store.
+    """What a call may have done at a key that it has claimed. `change` None: nothing yet. `backup`: the key in the
+    installation's store that holds a copy of the replaced object.
     """
 
     call_id: UUID
@@ -58,8 +60,8 @@ class KeyChange:
 
 
 def folder_of(tenant_id: str) -> str:
-    """The tenant's folder at the target. No two tenants share a folder, even if the target ignores upper and lower
-    case.
+    """The tenant's folder at the target. Two tenants never share a folder, even if the target does not distinguish
+    upper and lower case.
     """
     if _PLAIN_TENANT.fullmatch(tenant_id):
         return tenant_id
@@ -78,8 +80,8 @@ RETURNING job_id
 _CLAIM = """
 -- promotion_claim
 INSERT INTO promoted_object AS p (key, tenant_id, turn, for_job, until)
-SELECT asked.key, $2, $3, $4, clock_timestamp() + make_interval(secs => $6)
-FROM unnest($1::text[]) AS asked(key) ORDER BY asked.key
+SELECT requested.key, $2, $3, $4, clock_timestamp() + make_interval(secs => $6)
+FROM unnest($1::text[]) AS requested(key) ORDER BY requested.key
 ON CONFLICT (key) DO UPDATE SET turn = excluded.turn, for_job = excluded.for_job, until = excluded.until
 WHERE p.tenant_id = excluded.tenant_id AND p.turn IS NULL AND p.key = ANY($5::text[])
 RETURNING p.key, p.job_id
@@ -99,8 +101,8 @@ _IS_FINISHED = """
 -- promotion_is_finished
 SELECT promoted IS NOT DISTINCT FROM $3::jsonb FROM conversion WHERE job_id = $1 AND tenant_id = $2 FOR UPDATE
 """
-# The row locks wait for a COMMIT of `finish` that is under way: else the job could become promoted while its objects
-# are removed.
+# The row locks wait for a COMMIT of `finish` that is under way. Otherwise the job could become promoted while its
+# objects are being removed.
 _CHANGES = """
 -- promotion_changes
 SELECT turn, key, reached, backup FROM promoted_object WHERE turn = $1 FOR UPDATE
@@ -119,9 +121,9 @@ _RELEASE_KEY = f"""
 -- promotion_leave
 UPDATE promoted_object SET {_NO_TURN} WHERE turn = $1 AND key = $2
 """
-# The worker that undoes dead calls holds their keys meanwhile, and claims their jobs as a new call does. Otherwise a
-# new call could promote the job while the worker undoes, and the worker would remove the new object. A job that is
-# deleted or promoted can have no new call. $1 seconds of the hold, $2 the most keys.
+# The worker that undoes dead calls holds their keys, and claims their jobs as a new call does. Otherwise a new call
+# could promote a job at the same time, and the worker would remove the new object. A job that is deleted or promoted
+# needs no claim: no new call can begin for it. $1: the seconds of the hold; $2: the largest number of keys.
 _DEAD = """
 -- promotion_dead
 WITH due AS MATERIALIZED (
@@ -148,7 +150,7 @@ UPDATE promoted_object SET until = clock_timestamp() + make_interval(secs => $1)
 WHERE key IN (SELECT key FROM held)
 RETURNING turn, key, reached, backup, tenant_id, for_job
 """
-# This call has claimed the job: any other call that wrote keys for it is dead, or has failed to undo its copies.
+# This call has claimed the job. So every other call that holds keys for this job is dead, or could not undo its copies.
 _OTHER_CHANGES = """
 -- promotion_left
 UPDATE promoted_object SET until = clock_timestamp() + make_interval(secs => $3)
@@ -172,7 +174,7 @@ async def begin(connection: Connection, tenant_id: str, job_id: UUID) -> tuple[P
 async def claim(
     connection: Connection, call: PromoteCall, keys: Sequence[str], replaceable: Sequence[str]
 ) -> Mapping[str, bool]:
-    """Claim all the keys, or none. Returns for each key whether it holds an object that the tenant has promoted.
+    """Claim all the keys, or none. Returns, for each key, whether it holds an object that the tenant has promoted.
 
     Raises Conflict `promotion_in_progress` if another call is writing a key. Raises Conflict `target_exists` if a key
     belongs to another tenant, or holds an object and is not in `replaceable`.
@@ -217,9 +219,9 @@ async def finish(connection: Connection, call: PromoteCall, keys: Sequence[str])
     its claims.
     """
     async with connection.transaction():
-        settled = await connection.fetch(_FINISH_KEYS, call.id, call.job_id, call.tenant_id)
-        done = await connection.fetchval(_FINISH_JOB, call.job_id, call.tenant_id, list(keys))
-        if done is None or {row["key"] for row in settled} != set(keys):
+        key_rows = await connection.fetch(_FINISH_KEYS, call.id, call.job_id, call.tenant_id)
+        finished_job = await connection.fetchval(_FINISH_JOB, call.job_id, call.tenant_id, list(keys))
+        if finished_job is None or {row["key"] for row in key_rows} != set(keys):
             raise in_progress()
 
 
@@ -231,8 +233,8 @@ async def is_finished(connection: Connection, call: PromoteCall, keys: Sequence[
 
 
 async def record_undone(connection: Connection, change: KeyChange) -> None:
-    """Record that nothing of the call is left at the key: the key is free, or belongs to the earlier
-    promotion again.
+    """Record that the call has left no change at the key. The key is free, or belongs again to the job that was
+    promoted to it before.
     """
     async with connection.transaction():
         await connection.execute(_FORGET_KEY, change.call_id, change.key)
@@ -252,8 +254,8 @@ async def changes_of(connection: Connection, call: PromoteCall) -> list[KeyChang
 
 
 async def dead(connection: Connection) -> tuple[list[KeyChange], set[PromoteCall]]:
-    """Some of the changes of dead calls, and these calls. The caller holds their keys and jobs for a while, and ends
-    the claim of each job with `give_up`.
+    """Some of the changes of dead calls, and these calls. The statement holds their keys and claims their jobs for the
+    caller. The caller ends the claim of each job with `give_up`.
     """
     rows = await connection.fetch(_DEAD, _UNDO_LEASE_SECONDS, _MAX_DEAD_KEYS)
     return _changes(rows), {PromoteCall(row["turn"], row["tenant_id"], row["for_job"]) for row in rows}

@@ -1,7 +1,7 @@
 """The two kinds of promotion target: another bucket, or an HTTP file service.
 
-`copying` calls them. A target creates an object only where none lies, unless the call replaces it. `call_id` is the
-id of the call (ownership.PromoteCall).
+`copying` calls them. `create` writes an object only if the key holds none, and `replace` overwrites the object there.
+`call_id` is the id of the call (ownership.PromoteCall).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 #: Seconds that the transfer of one artifact may take.
 _MAX_SECONDS = 300.0
-#: The largest object that can be replaced: the store keeps a backup of it meanwhile.
+#: The largest object that can be replaced, because the installation's store holds a backup of it meanwhile.
 _MAX_BACKUP_BYTES = 2 * 1024**3
 _BINARY = "application/octet-stream"
 #: The metadata field of an object that names the call that wrote it.
@@ -46,7 +46,7 @@ class Existing(Enum):
 
 
 class Target(Protocol):
-    """Where to promote to. Every method raises BadGateway if the target fails or refuses."""
+    """A place to promote to. Every method raises BadGateway if the target fails or refuses."""
 
     async def existing(self, key: str) -> Existing:
         """Whether an object lies at the key."""
@@ -54,8 +54,8 @@ class Target(Protocol):
     async def create(self, key: str, source: str, size: int, call_id: str) -> bool:
         """Copy the object `source` of the installation's store to the key, if no object lies there.
 
-        True: the target confirms that it created the object. False: the target does not report whether an object lay
-        there before. Raises Conflict `target_exists` if an object lies there; then nothing was changed.
+        True: the target confirms that it created the object. False: the target does not report whether it created or
+        replaced the object. Raises Conflict `target_exists`, and changes nothing, if an object lies at the key.
         """
 
     async def replace(self, key: str, source: str, size: int, call_id: str) -> None:
@@ -65,10 +65,10 @@ class Target(Protocol):
         """Copy the object at the key to the key `backup` of the installation's store."""
 
     async def restore(self, key: str, backup: str) -> None:
-        """Put the backup back to the key."""
+        """Copy the backup back to the key."""
 
     async def remove(self, key: str, call_id: str) -> None:
-        """Remove the object if the call created it. A target that does not record calls always removes it."""
+        """Remove the object, if the call created it. A target that does not record calls removes any object there."""
 
 
 @asynccontextmanager
@@ -104,7 +104,7 @@ def _failed(key: str) -> BadGateway:
 
 
 class _Bucket:
-    """Another bucket. `conditional`: it can refuse a put to a key that holds an object."""
+    """Another bucket. `conditional`: the store can refuse a put to a key that holds an object."""
 
     def __init__(self, store: ObjectStore, target_store: ObjectStore, *, conditional: bool) -> None:
         self._store = store
@@ -165,8 +165,8 @@ class _Bucket:
 
 @contextmanager
 def _as_bad_gateway(key: str) -> Iterator[None]:
-    """Raise errors of a store as BadGateway. Exception: PutRefused stays, because the caller handles an object that
-    lies at the key already.
+    """Raise errors of a store as BadGateway. PutRefused passes unchanged, because the caller handles it: the key
+    already holds an object.
     """
     try:
         yield
@@ -178,9 +178,9 @@ def _as_bad_gateway(key: str) -> Iterator[None]:
 
 
 class _FileService:
-    """An HTTP file service. Each request has a bearer token. `PUT {base}/{key}` creates an object (with
-    `If-None-Match: *`) or replaces it, and `DELETE` removes it. `HEAD` and `GET` are used if the service has them. A
-    service at a private address is refused, unless a setting allows its network.
+    """An HTTP file service. Each request has a bearer token. `PUT {base}/{key}` with `If-None-Match: *` creates an
+    object, `PUT` without this header replaces it, and `DELETE` removes it. A service may lack `HEAD`; without `GET`,
+    nothing can be replaced. A service at a private address is refused, unless a setting allows its network.
     """
 
     def __init__(self, egress: Egress, store: ObjectStore, base: str, token: str, tokens: Tokens | None) -> None:
@@ -278,7 +278,7 @@ class _FileService:
     ) -> Answer:
         answer = await self._ask_once(method, key, request_headers, content)
         if answer.status == HTTPStatus.UNAUTHORIZED and self._tokens is not None:
-            self._tokens.forget()  # the token was revoked early: send the request once more with a fresh token
+            self._tokens.forget()  # the token may be revoked: send the request once more with a new token
             answer = await self._ask_once(method, key, request_headers, content)
         return answer
 

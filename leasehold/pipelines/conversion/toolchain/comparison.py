@@ -12,17 +12,17 @@ import numpy as np
 
 from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors
 
-_MAX_DB = 200.0  # the SNR that is reported for equal outputs (theirs is infinite); negated for an infinite difference
-#: Reported in place of an infinite difference. JSON has no infinity: null would look as if nothing had been measured.
+_MAX_DB = 200.0  # reported as the SNR of equal outputs, which is infinite; -_MAX_DB for an infinite difference
+#: Reported for an infinite difference. JSON has no infinity, and null would look as if nothing had been measured.
 LARGEST = sys.float_info.max
 _TIMED_RUNS = 5
 
 
 def compare(reference: list[Tensors], answers: list[Tensors]) -> dict[str, dict[str, float]]:
-    """For each output, over all samples: SNR in dB, cosine similarity, largest error, top-1 agreement of 0 to 1.
+    """For each output, over all samples: SNR in dB, cosine similarity, largest error, and top-1 agreement (0 to 1).
 
-    Values that are NaN or infinite in the reference are left out of the first three. Outputs of different shapes, and
-    an answer that is NaN or infinite where the reference is not, count as infinitely different (`LARGEST`).
+    The first three leave out values that are NaN or infinite in the reference. An output counts as infinitely different
+    (`LARGEST`) if its shape differs, or if it has a NaN or infinite value where the reference has a finite one.
     """
     return {
         name: _compare_output([answer[name] for answer in reference], [answer[name] for answer in answers])
@@ -30,14 +30,21 @@ def compare(reference: list[Tensors], answers: list[Tensors]) -> dict[str, dict[
     }
 
 
-def _compare_output(first: list[np.ndarray[Any, Any]], second: list[np.ndarray[Any, Any]]) -> dict[str, float]:
-    """Compare one output. `first`, `second`: its values for each sample, in the same order."""
-    top1_equal = [_same_top1(x, y) for x, y in zip(first, second, strict=True)]
+def _compare_output(reference: list[np.ndarray[Any, Any]], answers: list[np.ndarray[Any, Any]]) -> dict[str, float]:
+    """Compare one output of both models. Both lists have its value for each sample, in the same order."""
+    pairs = list(zip(reference, answers, strict=True))
+    top1_equal = [_same_top1(expected, answer) for expected, answer in pairs]
     agreement = sum(top1_equal) / len(top1_equal)
-    a, b = (np.concatenate([np.asarray(x, np.float64).ravel() for x in side]) for side in (first, second))
-    if any(x.shape != y.shape for x, y in zip(first, second, strict=True)) or not np.isfinite(b[np.isfinite(a)]).all():
-        return {"snr_db": -_MAX_DB, "cosine": 0.0, "max_error": LARGEST, "top1_agreement": agreement}
-    a, b = a[np.isfinite(a)], b[np.isfinite(a)]
+    differ_infinitely = {"snr_db": -_MAX_DB, "cosine": 0.0, "max_error": LARGEST, "top1_agreement": agreement}
+    if any(expected.shape != answer.shape for expected, answer in pairs):
+        return differ_infinitely
+    all_expected, all_answers = (
+        np.concatenate([np.asarray(values, np.float64).ravel() for values in side]) for side in (reference, answers)
+    )
+    finite = np.isfinite(all_expected)
+    a, b = all_expected[finite], all_answers[finite]
+    if not np.isfinite(b).all():
+        return differ_infinitely
     noise, signal = float(np.sum((a - b) ** 2)), float(np.sum(a**2))
     lengths = math.sqrt(signal) * float(np.linalg.norm(b))
     return {
@@ -49,7 +56,7 @@ def _compare_output(first: list[np.ndarray[Any, Any]], second: list[np.ndarray[A
 
 
 def _same_top1(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> bool:
-    """Whether the largest score of each item of the batch stands at the same place."""
+    """Whether the largest score is at the same place, for each item of the batch."""
     if first.shape != second.shape:
         return False
     return not first.size or np.array_equal(np.argmax(_rows(first), axis=1), np.argmax(_rows(second), axis=1))
@@ -71,8 +78,8 @@ def _rows(answer: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def describe(answers: list[Tensors]) -> dict[str, dict[str, float | None]]:
-    """Mean, minimum and maximum of each output, for clients that compare them with a simulation of their own. None: the
-    output has no values, or the figure is NaN or infinite.
+    """Mean, minimum and maximum of each output. Clients compare them with their own simulation. None: the output has no
+    values, or the figure is NaN or infinite.
     """
     return {name: _describe_output([answer[name] for answer in answers if answer[name].size]) for name in answers[0]}
 

@@ -1,8 +1,8 @@
-"""The steps of the vendor's toolchain. They call its package `ktc` as the public manual documents it.
+"""The steps of the vendor's toolchain. They call the vendor's package `ktc` as the public manual documents it.
 
-**The package exists only in the vendor's container image.** So the tests run against a recorded double of the
-documented calls, and nothing else. The vendor's tools start programs of their own: an image with these tools must also
-configure the worker's sandbox to allow them.
+**The package exists only in the vendor's container image.** So the tests run only against a recorded double of the
+documented calls. The vendor's tools start programs of their own: in such an image, configure the worker's sandbox to
+allow them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from leasehold.pipelines.conversion.toolchain.running import Tensors
 from leasehold.pipelines.conversion.toolchain.shapes import facts_of, fix_inputs
 from leasehold.pipelines.conversion.toolchain.tflite import is_tflite
 
-_OLD_OPSET = 11  # the vendor's converter from ONNX 1.4 lifts models of older opsets
+_OLD_OPSET = 11  # models of an older opset go through the vendor's converter from ONNX 1.4 to 1.6
 _MAX_TEXT = 10_000
 #: One thread: the analyser's memory grows with each thread, and it aborts if memory is short.
 _THREADS = 1
@@ -74,8 +74,8 @@ def optimise(work: Work) -> Done:
 
 
 def _optimise_graph(tools: Any, model: onnx.ModelProto) -> onnx.ModelProto:
-    """Optimise with fused batch normalisations. For some models the fusing fails, because of their names: then optimise
-    without it, as the manual advises.
+    """Optimise and fuse batch normalisations. If that fails, optimise without fusing, as the manual advises: for some
+    models the names of their nodes make the fusing fail.
     """
     optimised: onnx.ModelProto
     try:
@@ -102,8 +102,8 @@ def quantise(work: Work) -> Done:
         report["evaluate"] = str(_call(config.evaluate))[:_MAX_TEXT]
     report_progress(work, 15, "analysing")
     samples_by_input = {name: [sample[name] for sample in inputs_to_run] for name in inputs_to_run[0]}
-    written = _call(config.analysis, samples_by_input, output_dir=str(work.directory.absolute()), threads=_THREADS)
-    target = _move(written, work.directory / "out.bie")
+    bie_path = _call(config.analysis, samples_by_input, output_dir=str(work.directory.absolute()), threads=_THREADS)
+    target = _move(bie_path, work.directory / "out.bie")
     simulations = {}
     if params.enable_sim_fp:
         report_progress(work, 70, "simulating in float")
@@ -126,8 +126,8 @@ def package(work: Work) -> Done:
     ktc, bie = _ktc(), work.files[BIE].absolute()
     report_progress(work, 0, "compiling")
     config = _config(ktc, params, bie_path=str(bie))
-    written = _call(ktc.compile, [config], output_dir=str(work.directory.absolute()))
-    target = _move(written, work.directory / "out.nef")
+    nef_path = _call(ktc.compile, [config], output_dir=str(work.directory.absolute()))
+    target = _move(nef_path, work.directory / "out.nef")
     report = earlier_reports(work.files[BIE_REPORT])
     if params.enable_sim_hw:
         report_progress(work, 60, "simulating the hardware")
@@ -167,7 +167,7 @@ def _inference(ktc: Any, params: ConversionParams, sample: Tensors, **source: An
 
 
 def _call(tool: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Call a tool of the vendor. Its errors count as errors of the model, except a lack of memory."""
+    """Call a tool of the vendor. An error of the tool counts as an error of the model, except a lack of memory."""
     try:
         return tool(*arguments, **options)
     except (MemoryError, StepError):
@@ -176,8 +176,8 @@ def _call(tool: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         raise refusals.toolchain_failed(getattr(tool, "__name__", "tool"), str(error).partition("\n")[0]) from error
 
 
-def _move(written: str, target: Path) -> Path:
-    """Move the tool's file to `target`: the tools choose file names themselves."""
-    if Path(written) != target.absolute():
-        shutil.move(written, target)
+def _move(source: str, target: Path) -> Path:
+    """Move the file that a tool wrote to `target`, because the tools choose file names themselves."""
+    if Path(source) != target.absolute():
+        shutil.move(source, target)
     return target

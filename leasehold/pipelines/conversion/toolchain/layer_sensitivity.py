@@ -1,6 +1,6 @@
-"""Finds the layers that lose most accuracy in int8, for the report of the quantise step.
+"""Finds the layers that lose most accuracy in int8, for the report of the open toolchain's quantise step.
 
-The float and the int8 model run on the same inputs, and the outputs of each layer are compared.
+It runs the float and the int8 model on the same inputs, and compares the outputs of each layer.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors
 from leasehold.pipelines.conversion.toolchain.shapes import shape_of
 
 _REPORTED_LAYERS = 5
-_SAMPLES = 2
+_MAX_SAMPLES = 2
 #: The outputs of all measured layers have at most this many bytes. The last layers of the graph are left out first.
 _MAX_BYTES = 256 * 1024 * 1024
-#: Operators that only move numbers: their outputs are not measured.
-_PASSIVE = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Concat", "Slice", "Split"}
-#: Operators that cannot add quantisation noise, because they have no weights. By making the signal smaller they can
-#: raise the noise's share of the signal: so they are measured, but not reported.
+#: Operators that move numbers and change none. Their outputs are not measured.
+_MOVING = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Concat", "Slice", "Split"}
+#: Operators without weights: they cannot add quantisation noise. But they can make the signal smaller, and then the
+#: noise is a larger share of the signal. So their outputs are measured, but the report does not name them.
 _WITHOUT_WEIGHTS = {"Relu", "LeakyRelu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool"}
 
 
 def worst_layers(float_path: Path, int8_path: Path, inputs: list[Tensors], directory: Path) -> list[dict[str, Any]]:
-    """The layers that add most noise, the worst first. Each layer is measured on the sample where its noise is largest.
+    """The layers that add most noise, the worst first. For each layer, the sample with its largest noise counts.
 
-    `noise`: the power of the noise in the layer's output, as a share of the signal's power. `added`: the noise beyond
-    that of the layer's noisiest input.
+    `noise`: the power of the noise in the layer's output, as a share of the signal's power. `added`: this noise less
+    the noise of the layer's noisiest input.
     """
     model = onnx.load_model(float_path, load_external_data=False)
     int8_model = onnx.load_model(int8_path, load_external_data=False)
@@ -42,7 +42,7 @@ def worst_layers(float_path: Path, int8_path: Path, inputs: list[Tensors], direc
     graph = onnx.GraphProto()
     graph.node.extend(model.graph.node)
     del model, int8_model
-    samples = inputs[:_SAMPLES]
+    samples = inputs[:_MAX_SAMPLES]
     float_outputs, int8_outputs = _outputs_by_sample(float_exposed, samples), _outputs_by_sample(int8_exposed, samples)
     for reference, quantised in zip(float_outputs, int8_outputs, strict=True):
         for name in names:
@@ -54,14 +54,14 @@ def worst_layers(float_path: Path, int8_path: Path, inputs: list[Tensors], direc
 
 
 def _comparable(model: onnx.ModelProto, int8_model: onnx.ModelProto) -> list[str]:
-    """The names of the float outputs that also exist in the int8 graph, within _MAX_BYTES."""
+    """The names of the outputs of layers that both graphs have, in float. All together have at most _MAX_BYTES."""
     int8_names = {name for node in int8_model.graph.node if node.op_type != "QuantizeLinear" for name in node.output}
     values = {v.name: v for v in (*model.graph.value_info, *model.graph.output)}
     names, bytes_left = [], _MAX_BYTES
     for node in model.graph.node:
         for name in node.output:
             value = values.get(name)
-            if node.op_type in _PASSIVE or name not in int8_names or value is None:
+            if node.op_type in _MOVING or name not in int8_names or value is None:
                 continue
             if value.type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
                 continue
@@ -86,34 +86,34 @@ def _outputs_by_sample(path: Path, inputs: list[Tensors]) -> list[Tensors]:
 
 def _noise(reference: np.ndarray[Any, Any], quantised: np.ndarray[Any, Any]) -> float:
     """The power of the difference, as a share of the reference's power. Values that are NaN or infinite in the
-    reference are left out. LARGEST if the shapes are different, or an answer is NaN or infinite where the reference is
-    not.
+    reference are left out. LARGEST: the shapes differ, or the int8 model has a NaN or infinite value where the
+    reference has a finite one.
     """
     if reference.shape != quantised.shape:
         return LARGEST
     finite = np.isfinite(reference)
-    first, second = (side[finite].astype(np.float64) for side in (reference, quantised))
-    if not np.isfinite(second).all():
+    expected, answer = (side[finite].astype(np.float64) for side in (reference, quantised))
+    if not np.isfinite(answer).all():
         return LARGEST
-    signal, error = float(np.sum(np.square(first))), float(np.sum(np.square(first - second)))
+    signal, error = float(np.sum(np.square(expected))), float(np.sum(np.square(expected - answer)))
     return error / signal if signal else float(error > 0)
 
 
 def _added_noise(graph: onnx.GraphProto, noise: dict[str, float]) -> list[dict[str, Any]]:
-    """The noise that each measured layer adds. An output that is not measured carries the noise of its
-    noisiest input.
+    """The noise that each measured layer adds. `noise`: by the name of a measured output. An output that is not
+    measured counts with the noise of the noisiest input of its node.
     """
-    noise_at: dict[str, float] = {}
+    noise_of: dict[str, float] = {}
     layers = []
     for node in graph.node:
-        before = max((noise_at.get(name, 0.0) for name in node.input), default=0.0)
+        input_noise = max((noise_of.get(name, 0.0) for name in node.input), default=0.0)
         for name in node.output:
-            noise_at[name] = noise.get(name, before)
+            noise_of[name] = noise.get(name, input_noise)
             if name in noise and node.op_type not in _WITHOUT_WEIGHTS:
                 layers.append({
                     "layer": (node.name or name)[:200],
                     "operator": node.op_type,
                     "noise": noise[name],
-                    "added": noise[name] - before,
+                    "added": noise[name] - input_noise,
                 })  # fmt: skip
     return layers

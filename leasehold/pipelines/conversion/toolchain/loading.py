@@ -1,6 +1,6 @@
 """Reads an untrusted ONNX file for both toolchains, and refuses a model that breaks a limit.
 
-Cheap limits are checked first. A model may refer to no other file, and may use operators of the ONNX standard only.
+It checks cheap limits first. A model may not refer to another file, and may use only operators of the ONNX standard.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def _check_opset(model: onnx.ModelProto) -> None:
 
 
 def _check_graphs(model: onnx.ModelProto, limits: ModelLimits) -> None:
-    """Refuse too many nodes, tensors that are too large, and whatever is not of the standard: functions of the model's
-    own, operators, sparse tensors. The refusal names all of these at once.
+    """Refuse too many nodes, tensors that are too large, and everything outside of the ONNX standard: the model's own
+    functions, other operators, sparse tensors. One refusal names everything outside of the standard.
     """
     nodes = 0
     unsupported = {f"{function.domain}.{function.name}" for function in model.functions}
@@ -78,7 +78,9 @@ def _check_graphs(model: onnx.ModelProto, limits: ModelLimits) -> None:
 
 
 def _graphs(graph: onnx.GraphProto, limits: ModelLimits, depth: int = 0) -> Iterator[onnx.GraphProto]:
-    """This graph and the graphs in its nodes' attributes. Also checks the tensors in these attributes."""
+    """This graph and the graphs in the attributes of its nodes. Also checks the names in the graphs, and the tensors in
+    the attributes.
+    """
     if depth > _MAX_DEPTH:
         raise refusals.invalid_model(f"its graphs are nested deeper than {_MAX_DEPTH}")
     _check_names(graph)
@@ -105,8 +107,8 @@ def _check_names(graph: onnx.GraphProto) -> None:
 
 
 def _check_tensor(tensor: onnx.TensorProto, limits: ModelLimits) -> None:
-    """Refuse a tensor that is too large, or whose data is outside the file: in another file, or at an address in
-    memory. onnxruntime would read both.
+    """Refuse a tensor that is too large, or whose data is outside of the model's file. Such data may be in another file
+    or at an address in memory: onnxruntime would read both.
     """
     if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
         raise refusals.external_data(tensor.name)

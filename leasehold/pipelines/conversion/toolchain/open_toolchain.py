@@ -1,6 +1,6 @@
 """The steps of the open toolchain, with onnx, onnxslim and onnxruntime. They run on any machine.
 
-BIE is the int8 model and NEF is the package: the vendor's names.
+Two names are the vendor's: BIE for the int8 model, NEF for the package.
 
 Every step is deterministic in its input bytes, parameters and version. Measured times go into `Done.value`, never into
 a file. A model may have 500 MB, so the steps hold few copies in memory: onnxruntime loads a model from its path, and a
@@ -58,7 +58,7 @@ TOOLCHAIN = {
 
 
 def optimise(work: Work) -> Done:
-    """Load, check and optimise the model, and verify that it still gives the same answers.
+    """Load, check and optimise the model, and verify that the optimised model gives the same answers.
 
     Raises Permanent with one of the codes of refusals.py.
     """
@@ -99,8 +99,8 @@ def optimise(work: Work) -> Done:
 
 
 def quantise(work: Work) -> Done:
-    """Quantise to int8. The report compares it with the float model. The `enable_*` parameters add timings, worst
-    layers and output statistics.
+    """Quantise to int8. The report compares the int8 model with the float model. The `enable_*` parameters add timings,
+    the worst layers and statistics of the outputs.
     """
     params: ConversionParams = work.params
     source, target = work.files[ONNX], work.directory / "out.bie"
@@ -140,8 +140,8 @@ def quantise(work: Work) -> Done:
 
 
 def package(work: Work) -> Done:
-    """Compile the int8 graph for onnxruntime and package it with its report and a manifest. Then read and
-    run it once.
+    """Compile the int8 graph for onnxruntime, and package it with its report and a manifest. Then read the package and
+    run its model once.
     """
     params: ConversionParams = work.params
     report_progress(work, 0, "compiling")

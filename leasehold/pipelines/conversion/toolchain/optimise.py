@@ -22,8 +22,8 @@ _OLDEST_OPSET = 7  # the oldest opset that onnxruntime promises to run
 
 
 def check(model: onnx.ModelProto, limits: ModelLimits) -> tuple[onnx.ModelProto, list[str]]:
-    """Check the model. Returns the model with a fixed batch, inferred shapes and an opset that onnxruntime promises to
-    run. Also returns a sentence for each change.
+    """Check the model. Returns the model with a fixed batch, with inferred shapes, and in an opset that onnxruntime
+    promises to run. Also returns one sentence for each change.
     """
     changes = fix_inputs(model)
     model.ir_version = min(model.ir_version, _IR_VERSION)
@@ -96,17 +96,19 @@ def largest_difference(trials: list[tuple[Tensors, Tensors]], optimised: Path) -
     return worst
 
 
-def _largest_difference(first: Tensors, second: Tensors) -> float:
-    """As `largest_difference`, for one input. Infinite if names, shapes or non-finite values differ."""
-    if first.keys() != second.keys():
+def _largest_difference(original: Tensors, optimised: Tensors) -> float:
+    """The largest relative difference between the answers to one input. Infinite if names, shapes, NaN or infinite
+    values differ.
+    """
+    if original.keys() != optimised.keys():
         return float("inf")
     worst = 0.0
-    for name, values in first.items():
-        a, b = np.asarray(values, np.float64), np.asarray(second[name], np.float64)
+    for name, values in original.items():
+        a, b = np.asarray(values, np.float64), np.asarray(optimised[name], np.float64)
         finite = np.isfinite(a)
         if a.shape != b.shape or not np.array_equal(finite, np.isfinite(b)):
             return float("inf")
-        if not np.array_equal(a[~finite], b[~finite], equal_nan=True):  # +inf is not -inf, and neither is NaN
+        if not np.array_equal(a[~finite], b[~finite], equal_nan=True):  # +inf, -inf and NaN differ from each other
             return float("inf")
         if finite.any():
             scale = max(float(np.abs(a[finite]).max()), 1e-6)

@@ -15,8 +15,8 @@ from leasehold.pipelines.conversion.toolchain import refusals
 from leasehold.pipelines.conversion.toolchain.running import Tensors
 
 
-class _Reader:
-    """The CalibrationDataReader that onnxruntime expects: `get_next` returns None at the end of the data."""
+class _SampleReader:
+    """The CalibrationDataReader that onnxruntime expects: `get_next` returns None after the last sample."""
 
     def __init__(self, samples: list[Tensors], on_sample: Callable[[int], None]) -> None:
         self._samples = iter(enumerate(samples))
@@ -34,7 +34,7 @@ def quantise_static(source: Path, target: Path, samples: list[Tensors], on_sampl
 
     Raises Permanent("not_quantisable").
     """
-    logging.getLogger().setLevel(logging.ERROR)  # onnxruntime advises on the root logger what `optimise` has done
+    logging.getLogger().setLevel(logging.ERROR)  # onnxruntime would log advice to do what `optimise` has done
     options: dict[str, Any] = {"WeightSymmetric": True, "ActivationSymmetric": False}
     private_copy = target.with_name("float.onnx")
     shutil.copyfile(source, private_copy)  # onnxruntime writes beside its input, and the input's directory is read-only
@@ -42,7 +42,7 @@ def quantise_static(source: Path, target: Path, samples: list[Tensors], on_sampl
         quantize_static(
             private_copy,
             target,
-            _Reader(samples, on_sample),
+            _SampleReader(samples, on_sample),
             quant_format=QuantFormat.QDQ,
             per_channel=True,
             activation_type=QuantType.QUInt8,

@@ -1,4 +1,6 @@
-"""Makes the inputs that a model is calibrated and compared on: from the reference images, or from random numbers."""
+"""Makes the inputs on which the toolchains calibrate and compare a model: from the reference images, or from random
+numbers if there are no images.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from leasehold.pipelines.conversion.pipeline import Preprocessing
 from leasehold.pipelines.conversion.toolchain import refusals
 from leasehold.pipelines.conversion.toolchain.running import Tensors, random_tensors
 
-_GENERATED = 16
+_GENERATED_SAMPLES = 16
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 _COLOUR_CHANNELS = 3
 
@@ -27,13 +29,14 @@ def samples(
 ) -> tuple[list[Tensors], str]:
     """Inputs to run, and their origin: "reference images" or "generated".
 
-    Raises Permanent("bad_reference_images") if a file is no picture or is too large, or the model has no picture input.
+    Raises Permanent("bad_reference_images") if a file is no picture or is too large, or if the model's input cannot be
+    a picture.
     """
     pictures = list(_pictures(archive, limits))
     if not pictures:
         rng = np.random.default_rng(seed)
         specifications = [(value["name"], value["type"], value["shape"]) for value in inputs]
-        return [random_tensors(specifications, rng) for _ in range(_GENERATED)], "generated"
+        return [random_tensors(specifications, rng) for _ in range(_GENERATED_SAMPLES)], "generated"
     if len(inputs) != 1 or inputs[0]["type"] != "float" or len(inputs[0]["shape"]) != 4:  # noqa: PLR2004 - N, C, H, W
         raise refusals.bad_references("the model has no single float input of four dimensions for a picture")
     shape = inputs[0]["shape"]

@@ -1,7 +1,7 @@
 """Every reason for which a model or its reference images are refused: a stable code and a sentence for the owner.
 
-Nearly all are `Permanent`, because another attempt would fail in the same way. The message of a parser is cut short,
-because it may quote the file.
+Nearly all are `Permanent`, because another attempt would fail in the same way. A reason that comes from a tool is cut
+short, because it may quote the file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _MAX_CHARACTERS = 300
 
 
 def _one_line(reason: str) -> str:
-    """The reason as one printable line without a full stop at its end; never empty."""
+    """The reason as one printable line, without a full stop at its end. The line is never empty."""
     line = " ".join("".join(c if c.isprintable() else " " for c in reason).split())
     return line[:_MAX_CHARACTERS].rstrip(". ") or "the tool gave no reason"
 
@@ -48,7 +48,7 @@ def unsupported_operators(names: list[str]) -> Permanent:
 
 
 def unsupported_opset(version: int, newest: int) -> Permanent:
-    return Permanent("unsupported_opset", f"The model is of opset {version}; those from 1 to {newest} are accepted.")
+    return Permanent("unsupported_opset", f"The model is of opset {version}; the opsets 1 to {newest} are accepted.")
 
 
 def opset_not_convertible(target: int, reason: str) -> Permanent:
@@ -66,7 +66,7 @@ def not_serialisable() -> Permanent:
 
 
 def missing_shapes(name: str, what_is_missing: str) -> Permanent:
-    """`what_is_missing`: a predicate of the input, as "has no shape"."""
+    """`what_is_missing`: the end of a sentence about the input, such as "has no shape"."""
     return Permanent("missing_shapes", f"The input {name[:100]!r} {what_is_missing}.")
 
 

@@ -1,4 +1,6 @@
-"""Runs models with onnxruntime: on one thread, without extensions, with the same answer for the same input."""
+"""Runs models with onnxruntime for both toolchains: on one thread and without extensions, so that the same input gives
+the same answer.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import onnxruntime as ort
 from leasehold.pipelines.conversion.toolchain import refusals
 
 Tensors: TypeAlias = dict[str, np.ndarray[Any, Any]]
-ort.disable_telemetry_events()  # the sandbox blocks the network, and the owner of a model expects no attempt
+ort.disable_telemetry_events()  # nobody who sends a model expects telemetry, and the sandbox blocks the network
 
 _QUIET = 4  # log fatal errors only: the log of onnxruntime may quote the model
 
@@ -45,7 +47,7 @@ class Runnable:
         try:
             answers = self._session.run(self.outputs, dict(inputs))
         except Exception as error:
-            raise _refused(error) from error
+            raise _error_to_raise(error) from error
         return dict(zip(self.outputs, answers, strict=True))
 
     def random_input(self, rng: np.random.Generator) -> Tensors:
@@ -55,7 +57,8 @@ class Runnable:
 
 
 def random_tensors(inputs: Iterable[tuple[str, str, Sequence[int]]], rng: np.random.Generator) -> Tensors:
-    """Random values: standard normal for floats, 0 or 1 for other types, which are valid as an index everywhere.
+    """Random values: standard normal for floats, and 0 or 1 for other types, because 0 and 1 are nearly always valid
+    indices.
 
     `inputs`: the name, type and shape of each.
     """
@@ -71,7 +74,7 @@ def random_tensors(inputs: Iterable[tuple[str, str, Sequence[int]]], rng: np.ran
 
 
 def compile_graph(source: Path, target: Path) -> None:
-    """Write the graph with onnxruntime's optimisations for any processor, so that loading it costs little."""
+    """Write the graph as onnxruntime optimises it for any processor: loading the written graph costs little."""
     options = _options(ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED)
     options.optimized_model_filepath = str(target)
     _session(source, options)
@@ -90,11 +93,13 @@ def _session(model: bytes | Path, options: Any) -> Any:
     try:
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise _refused(error) from error
+        raise _error_to_raise(error) from error
 
 
-def _refused(error: Exception) -> Exception:
-    """A lack of memory as MemoryError, which the worker judges. Every other error counts as the model's own."""
+def _error_to_raise(error: Exception) -> Exception:
+    """MemoryError for a lack of memory: the worker decides what to do. Every other error of onnxruntime counts as an
+    error of the model.
+    """
     if isinstance(error, MemoryError) or "bad_alloc" in str(error) or "allocate memory" in str(error):
         return MemoryError()
     return refusals.not_runnable(str(error).partition("\n")[0])

@@ -1,4 +1,4 @@
-"""Reads from a model's graph what the toolchains report and check: shapes, sizes, operators, multiplications."""
+"""Reads the shapes, sizes, operators and multiplications of a model's graph. Both toolchains check and report them."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _WIDEST_ELEMENT = 16
 
 def fix_inputs(model: onnx.ModelProto) -> list[str]:
     """Set a free batch size to 1. Returns a sentence for each change. Raises Permanent if another dimension is free."""
-    changed = []
+    changes = []
     weights = {tensor.name for tensor in model.graph.initializer}
     for value in model.graph.input:
         if value.name in weights:
             continue
         if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
             raise refusals.missing_shapes(value.name, "has no shape; export the model with fixed shapes")
-        for place, dimension in enumerate(value.type.tensor_type.shape.dim):
+        for number, dimension in enumerate(value.type.tensor_type.shape.dim):
             if dimension.HasField("dim_value") and dimension.dim_value > 0:
                 continue
-            if place > 0:
-                raise refusals.missing_shapes(value.name, f"has no size in dimension {place}; export it fixed")
+            if number > 0:
+                raise refusals.missing_shapes(value.name, f"has no size in dimension {number}; export it fixed")
             dimension.dim_value = 1
-            changed.append(f"the batch of {value.name[:100]} is 1")
-    return changed
+            changes.append(f"the batch of {value.name[:100]} is 1")
+    return changes
 
 
 def infer_shapes(model: onnx.ModelProto, limits: ModelLimits) -> onnx.ModelProto:
@@ -54,8 +54,8 @@ def infer_shapes(model: onnx.ModelProto, limits: ModelLimits) -> onnx.ModelProto
 
 
 def shape_of(value: onnx.ValueInfoProto) -> Shape:
-    """The sizes of the dimensions. An unknown size is 0, and so is a negative one: exporters write -1 for a free
-    dimension, and a sum over sizes must not shrink.
+    """The sizes of the dimensions. An unknown size counts as 0. A negative size counts as 0, too: exporters write -1
+    for a free dimension, and a negative size would make a sum of sizes smaller.
     """
     return tuple(max(dimension.dim_value, 0) for dimension in value.type.tensor_type.shape.dim)
 
@@ -104,14 +104,14 @@ def facts_of(model: onnx.ModelProto) -> dict[str, Any]:
 
 
 def _macs(node: onnx.NodeProto, shapes: dict[str, Shape]) -> int:
-    """The multiply-accumulates of a node. 0 for other operators than convolutions and matrix products."""
-    out = math.prod(shapes.get(node.output[0], (0,))) if node.output else 0
-    first, second = (shapes.get(node.input[i], ()) if len(node.input) > i else () for i in (0, 1))
-    if node.op_type == "Conv" and len(second) > 1:
-        return out * math.prod(second[1:])
-    if node.op_type == "MatMul" and first:
-        return out * first[-1]
-    if node.op_type == "Gemm" and first:
-        transposed = any(a.name == "transA" and a.i for a in node.attribute)
-        return out * first[0 if transposed else -1]
+    """The multiply-accumulates of a node. 0 for every operator except convolutions and matrix products."""
+    output_size = math.prod(shapes.get(node.output[0], (0,))) if node.output else 0
+    left, right = (shapes.get(node.input[i], ()) if len(node.input) > i else () for i in (0, 1))
+    if node.op_type == "Conv" and len(right) > 1:
+        return output_size * math.prod(right[1:])
+    if node.op_type == "MatMul" and left:
+        return output_size * left[-1]
+    if node.op_type == "Gemm" and left:
+        is_transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
+        return output_size * left[0 if is_transposed else -1]
     return 0

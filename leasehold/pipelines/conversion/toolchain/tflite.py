@@ -7,7 +7,7 @@ from pathlib import Path
 
 from leasehold.pipelines.conversion.toolchain import refusals
 
-if find_spec("tflite2onnx") is not None:  # imported early: a child process in its sandbox can read no module any more
+if find_spec("tflite2onnx") is not None:  # imported now, because a sandboxed child process cannot import it later
     from tflite2onnx import convert
 else:
     convert = None
