@@ -1,4 +1,6 @@
-"""The kinds of work that ship with the platform, each in a folder. API and workers get the list from here."""
+"""The kinds of work that ship with the platform, each in a folder. The API and the workers get their list of pipelines
+from this module.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from leasehold.pipelines.media.pipeline import MEDIA
 from leasehold.pipelines.operations.pipeline import OPERATION
 from leasehold.pipelines.webhooks.pipeline import WEBHOOK
 
-#: The shipped kinds. Their tables are in every database, so every process serves and tidies them, whichever pipelines
-#: it has.
+#: The shipped kinds with tables. Every database has these tables, so every process serves and tidies them, even if the
+#: process does not have the pipelines.
 SHIPPED = (MEDIA, CONVERSION, GENERATION)
 
 
@@ -30,7 +32,7 @@ RESERVED_NAMES = frozenset(
 
 
 def completed(pipelines: Pipelines) -> Pipelines:
-    """The same registry with the platform's own work, which every installation has, whatever pipelines it names."""
+    """The same registry with the platform's own kind of work, which every installation has."""
     if OPERATION not in pipelines.kinds:
         pipelines.add(OPERATION)
     return pipelines
@@ -46,8 +48,8 @@ def shipped() -> Pipelines:
 
 
 def with_demonstrations() -> Pipelines:
-    """`shipped`, and the pipelines that demonstrate or measure the platform: for `leasehold dev`, the demo and
-    benchmarks only, because a client could hold slots with them for hours.
+    """`shipped`, and the pipelines that demonstrate or measure the platform. Only `leasehold dev`, the demo and
+    benchmarks have these pipelines, because a client could hold slots with them for hours.
     """
     pipelines = shipped()
     pipelines.add(noop)
@@ -56,7 +58,9 @@ def with_demonstrations() -> Pipelines:
 
 
 def with_deliveries(*declared: Pipeline | Kind) -> Pipelines:
-    """The `declared` work and the pipeline that delivers webhooks: for an installation without the shipped kinds."""
+    """The `declared` pipelines and kinds, and the pipeline that delivers webhooks. For an installation without the
+    shipped kinds.
+    """
     return Pipelines(*declared, WEBHOOK)
 
 

@@ -1,7 +1,7 @@
 """Makes and checks the addresses that providers call when a generation has news.
 
-A call only makes a worker poll the provider at once: nothing else in it is believed. The address contains a signature
-over the job's id, so that nobody else can cause a poll. The signature grants nothing else.
+A call only makes a worker poll the provider at once: the platform uses no content of the call. The address contains a
+signature over the job's id, so that nobody else can cause a poll. The signature grants nothing more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PURPOSE = "generation callback"
 
 
 def callback_url(settings: Settings, sealing: Sealing, job_id: UUID) -> str | None:
-    """The address for a job. None if the installation has no public URL, or no key to sign with."""
+    """The callback address of a job. None: the installation has no public URL, or no key to sign with."""
     if not settings.public_url or not sealing.possible:
         return None
     return f"{settings.public_url.rstrip('/')}{PATH}/{job_id}/{sealing.sign(_PURPOSE, job_id.bytes)}"

@@ -1,5 +1,5 @@
-"""Downloads a provider's files for the `store` step. The download is guarded and bounded, and the type of a file comes
-from its first bytes, not from the provider.
+"""Downloads a provider's files for the `store` step. Addresses are guarded and sizes are bounded. The first bytes of a
+file show its type: the provider's word does not count.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _TIMEOUT_SECONDS = 600.0
 _REDIRECTS = 3
 _OK = 200
 _TEMPORARY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-#: DNS may work again later.
-_TEMPORARY_REFUSALS = frozenset({"host_unknown"})
+_TEMPORARY_REFUSALS = frozenset({"host_unknown"})  # DNS may work again later
 
+# The bytes that show a type, their position, and the extension and the content type. The first match counts.
 _IMAGES = (
     (b"\xff\xd8\xff", 0, "jpg", "image/jpeg"),
     (b"\x89PNG\r\n\x1a\n", 0, "png", "image/png"),
@@ -29,6 +29,11 @@ _VIDEOS = (
     (b"ftyp", 4, "mp4", "video/mp4"),
     (b"\x1aE\xdf\xa3", 0, "webm", "video/webm"),
 )
+#: The code and the message for a file of no accepted type.
+_WRONG_TYPE = {
+    "image": ("not_an_image", "The provider's file is no JPEG, PNG, GIF, WebP or AVIF."),
+    "video": ("not_a_video", "The provider's file is no MP4, MOV or WebM."),
+}
 
 
 class UnusableFile(Exception):
@@ -73,10 +78,4 @@ def kind_of(kind: Kind, head: bytes) -> tuple[str, str]:
     for magic, position, extension, content_type in _IMAGES if kind == "image" else _VIDEOS:
         if head[position : position + len(magic)] == magic and (magic != b"WEBP" or head.startswith(b"RIFF")):
             return extension, content_type
-    raise UnusableFile(*_WRONG[kind])
-
-
-_WRONG = {
-    "image": ("not_an_image", "The provider's file is no JPEG, PNG, GIF, WebP or AVIF."),
-    "video": ("not_a_video", "The provider's file is no MP4, MOV or WebM."),
-}
+    raise UnusableFile(*_WRONG_TYPE[kind])

@@ -30,11 +30,11 @@ _bounded_names = Bounded()
 def measured(provider: Provider) -> Provider:
     """A provider whose requests are counted and timed."""
     label = _bounded_names(provider.name)
-    return Wrapped(provider, lambda operation, _credential: _measuring(label, operation))
+    return Wrapped(provider, lambda operation, _credential: _measured_request(label, operation))
 
 
 @contextmanager
-def _measuring(label: str, operation: str) -> Iterator[None]:
+def _measured_request(label: str, operation: str) -> Iterator[None]:
     began, outcome = perf_counter(), "ok"
     try:
         yield

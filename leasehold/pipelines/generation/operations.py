@@ -1,5 +1,5 @@
-"""Cancels and retries of generations. Beside the common rules for jobs: a cancel also withdraws the order at the
-provider, and a retry has as much time as the first order had.
+"""Cancels and retries of generations. They follow the common rules for jobs, and two more: a cancel also withdraws the
+order at the provider, and a retry gets as much time as the first order had.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def sent_order(params: Mapping[str, Any], note: Mapping[str, Any], job_id: UUID)
 
 
 def adopted_order(ref: str, note: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The value of a submit step whose order is known by its id, in the form in which the step itself writes it."""
+    """The value of the submit step for an order with the id `ref`. The step itself writes a value of the same form."""
     return {"ref": ref, "at": note.get("asked_at") or datetime.now(UTC).isoformat()}
 
 
 def is_adoptable(catalogue: Catalogue, params: Mapping[str, Any]) -> bool:
-    """Whether the provider can be asked for an order by its id. Exception: a declared provider that answers an order
-    with the files at once has no such request.
+    """Whether the provider has a request for the state of an order by its id. Only a declared provider may lack this
+    request: it answers an order with the files at once.
     """
     declaration = catalogue.declared.get(params["provider"])
     return declaration is None or declaration.poll is not None
@@ -52,7 +52,7 @@ def is_adoptable(catalogue: Catalogue, params: Mapping[str, Any]) -> bool:
 
 async def withdraw(connection: Connection, settings: Settings, job_id: UUID, tenant_id: str) -> Sequence[Announcement]:
     """Write a withdrawal: a job that cancels the order at the provider. Call this in the transaction that cancels the
-    generation. For a withdrawal itself, nothing is written.
+    generation. If the cancelled job is itself a withdrawal, this function writes nothing.
     """
     if not await connection.fetchval(
         "SELECT EXISTS (SELECT 1 FROM generation WHERE job_id = $1 AND tenant_id = $2)", job_id, tenant_id
@@ -72,9 +72,9 @@ def retry_terms(settings: Settings, catalogue: Catalogue, job: FailedJob) -> Ret
         return RetryTerms()
     params = GenerationParams.model_validate(job.params)
     terms = catalogue.find(params.provider)
-    until = datetime.now(UTC) + timedelta(seconds=seconds_of(settings, params.kind))
-    again: dict[str, Any] = params.model_copy(update={"deadline_at": until}).model_dump(mode="json")
-    return RetryTerms(again, own_limits(settings, job.tenant_id, job.pin, terms))
+    deadline = datetime.now(UTC) + timedelta(seconds=seconds_of(settings, params.kind))
+    retry_params: dict[str, Any] = params.model_copy(update={"deadline_at": deadline}).model_dump(mode="json")
+    return RetryTerms(retry_params, own_limits(settings, job.tenant_id, job.pin, terms))
 
 
 def seconds_of(settings: Settings, kind: Kind) -> int:
@@ -85,15 +85,16 @@ def seconds_of(settings: Settings, kind: Kind) -> int:
 def own_limits(
     settings: Settings, tenant_id: str, server: str | None, terms: ProviderTerms | None
 ) -> list[ConcurrencyLimit]:
-    """The concurrency limits of an order. All tenants share the limit of a provider, and of a server that a caller
-    names, because such a server is one machine. Without a server, each tenant has a limit of its own. `terms` None: the
-    installation no longer has the provider.
+    """The concurrency limits of an order. `terms` None: the installation no longer has the provider.
+
+    All tenants share the limit of a provider. They also share the limit of a server that a client names, because such a
+    server is one machine. If the client names no server, the limit is the tenant's own.
     """
     limits = []
     if settings.generation_per_server:
-        whose = tenant_id if server is None else EVERYBODY
+        limited_tenant = tenant_id if server is None else EVERYBODY
         name = server or settings.generation_default_server
-        limits.append(ConcurrencyLimit(whose, f"server:{name}", at_most=settings.generation_per_server))
+        limits.append(ConcurrencyLimit(limited_tenant, f"server:{name}", at_most=settings.generation_per_server))
     if terms is not None and terms.at_most is not None:
         limits.append(ConcurrencyLimit(EVERYBODY, f"provider:{terms.name}", at_most=terms.at_most))
     return limits

@@ -19,8 +19,8 @@ from leasehold.domain.pipeline import Pipeline, RunTerms, Step
 
 #: The queue of all steps. Pinned tasks go to the queue `generation@{server_id}`.
 QUEUE = "generation"
-#: A step that finds the deadline passed cancels the order at the provider, and fails the job. If no step runs then, the
-#: platform expires the job after this further time.
+#: A poll after the deadline cancels the order at the provider, and fails the job. If no step runs, the platform expires
+#: the job this long after the deadline.
 BACKSTOP = timedelta(minutes=2)
 _RETRY_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60))
 
@@ -36,8 +36,10 @@ class Source(BaseModel):
 
 
 class GenerationParams(BaseModel):
-    """The parameters of a generation. `credential`: the client's own, sealed; None: the installation's own is used.
-    `resubmit`: if the outcome of a submit is unknown, order again instead of failing with `submit_outcome_unknown`.
+    """The parameters of a generation. `credential`: the client's own, sealed; None: the installation's own.
+
+    `resubmit`: if it is unknown whether the provider accepted an order, order again instead of failing with
+    `submit_outcome_unknown`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -67,7 +69,7 @@ generation = Pipeline(
     module="leasehold.pipelines.generation.steps",
     terms=RunTerms(title="Generation", offered=False),
     steps=[
-        # Not cancelable: a submit that has bought something must record it.
+        # Not cancelable: if the submit has bought something, it must record the purchase.
         Step(
             "submit",
             queue=QUEUE,
@@ -126,7 +128,7 @@ GENERATION = Kind(
     ),
     public=frozenset(
         {"/v1/generations/callbacks/{job_id}/{signature}"}
-    ),  # for providers: the address is a secret itself
+    ),  # providers have no API key: the signature in the address proves that they may call it
     opens="leasehold.pipelines.generation.providers:open_catalogue",
     objects=NamedObjects(
         prefix="sources/",

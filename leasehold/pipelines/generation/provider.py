@@ -1,7 +1,7 @@
 """The interface of every provider of generations: its methods, their answers and their errors.
 
-A provider is a client of an external HTTP service. It keeps no state: the steps record what must survive in the task's
-note. A method fails with one of the errors below. Their messages hold no credential and no query of a URL.
+A provider is a client of an external HTTP service. It keeps no state: the steps record in the task's note what must
+survive. A method fails with one of the errors below. Their messages contain no credential and no query of a URL.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class SourceImage:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the provider is to make. `token`: one for each generation, the same for all its attempts.
+    """What the provider shall make. `token`: each generation has its own, and all attempts of a generation send the
+    same.
 
     `extra`: further fields for this provider, by the provider's own names. `callback`: the address that the provider
     may call when it has news.
@@ -42,7 +43,7 @@ class Order:
     is_pro: bool = False
     duration_ms: int | None = None
     ratio: str | None = None
-    deadline_seconds: int | None = None  # how long the job waits: a provider that supports it stops then
+    deadline_seconds: int | None = None  # how long the job waits; a provider that has a deadline stops after this time
     extra: Mapping[str, object] | None = None
     callback: str | None = None
 
@@ -54,7 +55,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The provider works on the order. `ref`: the provider's id of the order, which is all that a poll needs."""
+    """The provider works on the order. `ref`: the provider's id of the order, by which `poll` and `cancel` name it."""
 
     ref: str
 
@@ -89,8 +90,8 @@ class ProviderError(Exception):
 
 
 class Rejected(ProviderError):
-    """The provider will never fulfil the order: the order or the credential is bad, the content is refused, or the
-    generation failed. Nothing was bought, or the bought order has failed.
+    """The provider will never fulfil the order: the order or the credential is bad, the provider refuses the content,
+    or the generation failed. So the request has bought nothing, or what it bought has failed.
     """
 
 
@@ -106,7 +107,9 @@ class TryLater(ProviderError):
 
 
 class OutcomeUnknown(ProviderError):
-    """The request may have arrived, but no readable answer came back. After a submit, the order may be bought."""
+    """The request may have arrived, but no readable answer came back. If the request was a submit, it may have bought
+    something.
+    """
 
 
 class Provider(Protocol):

@@ -1,4 +1,6 @@
-"""Shared by all generation attempts of a worker: the open providers, a guarded HTTP client, and the sealing keys."""
+"""The provider context, which all generation attempts of a worker share: the open providers, a guarded HTTP client, and
+the sealing keys.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ class ProviderContext:
             raise Permanent(error.code, error.message) from None
 
     def credential(self, params: GenerationParams) -> str:
-        """The client's credential, or else the installation's own.
+        """The client's credential; without one, the installation's own.
 
         Raises Permanent `credential_unreadable` or `credential_missing`.
         """
@@ -46,10 +48,10 @@ class ProviderContext:
                 raise Permanent(
                     "credential_unreadable", "The credential was sealed with a key that is no longer configured."
                 ) from None
-        own = self.providers.catalogue.credential(params.provider)
-        if own is None:
+        own_credential = self.providers.catalogue.credential(params.provider)
+        if own_credential is None:
             raise Permanent("credential_missing", f"There is no credential for {params.provider}.")
-        return own.get_secret_value()
+        return own_credential.get_secret_value()
 
     def callback(self, job_id: UUID) -> str | None:
         return callback_url(self.settings, self.sealing, job_id)
@@ -62,7 +64,7 @@ async def open_provider_context(settings: Settings) -> AsyncIterator[ProviderCon
 
 
 def order_of(params: GenerationParams, job_id: UUID, seconds_left: float) -> Order:
-    """The order of a job. Its token is the job's id: so every attempt sends the same token."""
+    """The order of a job. The token is the job's id, so that every attempt sends the same token."""
     return Order(
         kind=params.kind,
         token=str(job_id),

@@ -46,7 +46,7 @@ class Purchase:
 
 
 async def create(connection: Connection, new: NewGeneration) -> Submitted | None:
-    """Write the job and its row. None: the same order exists already, and nothing is written.
+    """Write the job and the row of its generation. None: the same order exists already, and nothing is written.
 
     Raises Conflict `task_id_reused` if the task_id belongs to a different order.
     """
@@ -99,12 +99,14 @@ WHERE g.tenant_id = $1 AND g.task_id = $2 AND g.kind = $3 AND g.consumed_at IS N
 
 
 async def find(connection: Connection, tenant_id: str, task_id: str, kind: str) -> Row | None:
-    """The tenant's generation with this task_id. None if there is none, or its result has expired or was consumed."""
+    """The tenant's generation with this task_id. None: there is none, or its result has expired or was consumed."""
     return await connection.fetchrow(_FIND, tenant_id, task_id, kind)
 
 
 async def consume(connection: Connection, tenant_id: str, job_id: UUID) -> bool:
-    """Mark the result of a finished generation as read once and for all. False: another request has done so."""
+    """Mark the result of a finished generation as consumed, so that no later request finds it. False: another request
+    has consumed it.
+    """
     return bool(
         await connection.fetchval(
             "UPDATE generation SET consumed_at = clock_timestamp()"
@@ -116,8 +118,8 @@ async def consume(connection: Connection, tenant_id: str, job_id: UUID) -> bool:
 
 
 async def owner(connection: Connection, job_id: UUID) -> Row | None:
-    """The tenant and the job status of a generation of any tenant: call this only after the callback's signature is
-    verified.
+    """The tenant and the job status of a generation. The generation may belong to any tenant, so call this only after
+    the callback's signature is verified.
     """
     return await connection.fetchrow(
         "SELECT g.tenant_id, j.status FROM generation g JOIN job j ON j.id = g.job_id WHERE g.job_id = $1", job_id
@@ -139,8 +141,8 @@ async def purchase(connection: Connection, job_id: UUID, tenant_id: str) -> Purc
 #: The public statuses in which a server is busy.
 UNDER_WAY = frozenset({"processing", "polling"})
 
-# The public status, as `status_text` in leasehold/api/generation/view.py. A generation that waits for its server is
-# pending, too.
+# The public status. `status_text` in leasehold/api/generation/view.py follows the same rules. A generation that waits
+# for its server is pending, too.
 STATUS = """
 CASE j.status
     WHEN 'succeeded' THEN 'completed' WHEN 'failed' THEN 'failed'
@@ -163,29 +165,30 @@ GROUP BY kind, server_id, status
 
 
 async def counts(connection: Connection, tenant_id: str, server_id: str | None) -> Sequence[Row]:
-    """How many of the tenant's generations are in which status, by kind and server."""
+    """The number of the tenant's generations, by kind, server and status."""
     return await connection.fetch(_COUNTS, tenant_id, server_id, MAX_COUNTED)
 
 
 async def keep_source(connection: Connection, tenant_id: str, key: str, duration: timedelta) -> datetime | None:
-    """Record an uploaded source image and when it expires. If the same image is stored already, it expires later.
+    """Record an uploaded source image, which expires after `duration`. If the same image is stored already, this can
+    only make it expire later.
 
-    Returns the time of expiry for a new image, None for an image that was stored already.
+    Returns the time of expiry of a new image. None: the image was stored already.
     """
     row = await connection.fetchrow(
         "INSERT INTO source_image (key, tenant_id, expires_at) VALUES ($1, $2, clock_timestamp() + $3)"
         " ON CONFLICT (key) DO UPDATE SET expires_at = greatest(source_image.expires_at, excluded.expires_at)"
-        " RETURNING expires_at, xmax = 0 AS fresh",
+        " RETURNING expires_at, xmax = 0 AS is_new",
         key,
         tenant_id,
         duration,
     )
     assert row is not None
-    return row["expires_at"] if row["fresh"] else None
+    return row["expires_at"] if row["is_new"] else None
 
 
 async def drop_sources(connection: Connection, tenant_id: str, expiry_by_key: Mapping[str, datetime]) -> None:
-    """Expire the images of a refused form at once, except images whose expiry another form has extended since."""
+    """Expire the new images of a refused form at once. An image whose expiry another form has extended stays."""
     await connection.execute(
         "UPDATE source_image SET expires_at = clock_timestamp()"
         " FROM unnest($2::text[], $3::timestamptz[]) AS form(key, expires_at)"

@@ -31,8 +31,8 @@ from leasehold.runtime import failpoints
 _MAX_BACKOFF_SECONDS = 120.0
 #: The longest pause that a provider's Retry-After can cause.
 _MAX_RETRY_AFTER_SECONDS = 600.0
-#: Each pause is longer by a random share, at most this share: so polls that came due together spread out.
-_JITTER = 0.1
+#: Each pause is longer by a random share, at most this share. So polls that are due at the same time spread out.
+_MAX_JITTER = 0.1
 _OUTCOME_UNKNOWN = (
     "It is unknown whether the provider accepted the order: its answer was lost, and to order again might buy it twice."
 )
@@ -42,8 +42,8 @@ generation.opens(open_provider_context)
 
 @generation.handles("submit")
 async def submit(attempt: Attempt) -> Done | Snooze:
-    """Send the order once. The step records its intent before it orders: so an attempt that finds an intent knows that
-    an earlier attempt may have ordered.
+    """Send the order once. The step records its intent (`asked_at`) before it orders. An attempt that finds this record
+    knows that an earlier attempt may have ordered.
     """
     params, provider_context = _params_and_context(attempt)
     provider, credential = provider_context.provider(params), provider_context.credential(params)
@@ -61,7 +61,7 @@ async def submit(attempt: Attempt) -> Done | Snooze:
         tries = note.get("tries", 0) + 1
         return Snooze(_retry_delay(params, error, tries), {"tries": tries, "last_error": error.message})
     except Rejected as error:
-        raise await _permanent(attempt, error) from None
+        raise await _recorded(attempt, error) from None
     except OutcomeUnknown as error:
         if may_repeat:
             raise Retryable(error.message, code=error.code) from None
@@ -88,7 +88,7 @@ async def poll(attempt: Attempt) -> Done | Snooze:
     try:
         answer = await provider.poll(note["ref"], _order(attempt, note), credential)
     except Rejected as error:
-        raise await _permanent(attempt, error, note) from None
+        raise await _recorded(attempt, error, note) from None
     except (TryLater, OutcomeUnknown) as error:
         misses = note["misses"] + 1
         return Snooze(_retry_delay(params, error, misses), note | {"misses": misses, "last_error": error.message})
@@ -100,8 +100,8 @@ async def poll(attempt: Attempt) -> Done | Snooze:
 
 @generation.handles("store")
 async def store(attempt: Attempt) -> Done:
-    """Download and store every file. A file that can never be stored is listed in the value; the step fails only if no
-    file could be stored.
+    """Download and store every file. The value lists the files that cannot be stored. The step fails only if no file
+    could be stored.
     """
     params, provider_context = _params_and_context(attempt)
     finished, began = await attempt.value("poll"), monotonic()
@@ -155,7 +155,7 @@ def _order(attempt: Attempt, note: dict[str, Any]) -> Order:
 
 
 async def _cancel_late_order(attempt: Attempt, provider: Provider, note: dict[str, Any], credential: str) -> None:
-    """The deadline has passed: ask the provider to stop, and raise Permanent."""
+    """Ask the provider to stop, because the deadline has passed. Always raises Permanent."""
     try:
         await provider.cancel(note["ref"], order_of(attempt.params, attempt.job_id, 1.0), credential)
     except ProviderError as error:
@@ -168,16 +168,16 @@ def _too_late_message(note: dict[str, Any]) -> str:
     return "The generation did not finish in time." + (f" Last error: {last_error}" if last_error else "")
 
 
-async def _permanent(attempt: Attempt, error: Rejected, note: dict[str, Any] | None = None) -> Permanent:
-    """The error as Permanent. Records the provider's own code in the task's note, for the API's answer."""
+async def _recorded(attempt: Attempt, error: Rejected, note: dict[str, Any] | None = None) -> Permanent:
+    """Record the provider's own code in the task's note, for the API's answer. Returns the error to raise."""
     if error.fail_code is not None:
         await attempt.remember((note or {}) | {"fail_code": error.fail_code})
     return Permanent(error.code, error.message)
 
 
 def _retry_delay(params: GenerationParams, error: TryLater | OutcomeUnknown, misses: int) -> timedelta:
-    """The pause before the next request: the provider's Retry-After, but at least the poll interval. Without a
-    Retry-After the pause doubles each time.
+    """The pause before the next request: the provider's Retry-After, but at least the poll interval. Without
+    Retry-After the pause starts at the poll interval, and doubles with each request that fails.
     """
     retry_after = getattr(error, "after", None)
     if retry_after is None:
@@ -188,11 +188,11 @@ def _retry_delay(params: GenerationParams, error: TryLater | OutcomeUnknown, mis
 
 
 def _with_jitter(seconds: float) -> timedelta:
-    return timedelta(seconds=seconds * random.uniform(1.0, 1.0 + _JITTER))  # noqa: S311 - spreads load, guards nothing
+    return timedelta(seconds=seconds * random.uniform(1.0, 1.0 + _MAX_JITTER))  # noqa: S311 - spreads load, guards nothing
 
 
 def _before_deadline(params: GenerationParams, delay: timedelta) -> timedelta:
-    """The delay, but no longer than until the deadline: the poll at the deadline ends the job."""
+    """The delay, but at most until the deadline, because the poll at the deadline ends the job."""
     until_deadline = params.deadline_at - _now()
     return max(min(delay, until_deadline), timedelta(0))
 

@@ -18,7 +18,7 @@ generation = Table(
         "request_hash", LargeBinary, nullable=False
     ),  # of the order: the same task_id with another hash is a conflict
     Column("created_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
-    Column("consumed_at", TIMESTAMP(timezone=True)),  # when a client read the result once and for all
+    Column("consumed_at", TIMESTAMP(timezone=True)),  # when a client consumed the result: no later request finds it
     CheckConstraint("kind IN ('image', 'video')", name="kind"),
     Index("generation_task_id", "tenant_id", "task_id", unique=True),
 )

@@ -1,7 +1,7 @@
 """The handler of the pipeline `generation_withdrawal`: it cancels a cancelled generation at its provider.
 
-The cancel endpoint submits this job in the transaction that cancels the generation: so the request to the provider is
-not lost.
+The API submits this job in the transaction that cancels the generation, so that the request to the provider cannot be
+lost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from leasehold.pipelines.generation.pipeline import GenerationParams, Withdrawal
 from leasehold.pipelines.generation.provider import OutcomeUnknown, Rejected, TryLater
 from leasehold.pipelines.generation.provider_context import ProviderContext, open_provider_context, order_of
 
-#: The pause while a submit that was running at the cancel may still finish.
+#: The pause between two checks, while a submit that was running at the cancel may still finish.
 _CHECK_AGAIN = timedelta(seconds=2)
 
 withdrawal.opens(open_provider_context)
@@ -26,7 +26,9 @@ withdrawal.opens(open_provider_context)
 
 @withdrawal.handles("withdraw")
 async def withdraw(attempt: Attempt) -> dict[str, Any] | Snooze:
-    """Cancel the order at the provider, as soon as it is certain whether there is an order."""
+    """Wait until the generation's job has ended: then it is certain whether there is an order. Then cancel the order at
+    the provider.
+    """
     params: Withdrawal = attempt.params
     provider_context: ProviderContext = attempt.opened
     async with attempt.connection() as connection:

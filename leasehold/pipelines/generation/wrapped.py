@@ -1,4 +1,6 @@
-"""A provider with a block around each of its requests: metrics.py times it, redaction.py hides secrets."""
+"""Wraps a provider, so that each request runs inside a `with` block. metrics.py measures requests in this way, and
+redaction.py hides secrets in their errors.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,16 @@ from typing import TypeAlias
 
 from leasehold.pipelines.generation.provider import Accepted, Finished, Order, Provider, Working
 
-#: (operation, credential): the block around one request. The operations are submit, poll and cancel.
-Around: TypeAlias = Callable[[str, str], AbstractContextManager[None]]
+#: (operation, credential) -> the context manager for one request. The operations are submit, poll and cancel.
+RequestContext: TypeAlias = Callable[[str, str], AbstractContextManager[None]]
 
 
 class Wrapped:
-    """Passes everything on to `provider`."""
+    """Passes each request on to `provider`, inside its context."""
 
-    def __init__(self, provider: Provider, around: Around) -> None:
+    def __init__(self, provider: Provider, context_of: RequestContext) -> None:
         self._provider = provider
-        self._around = around
+        self._context_of = context_of
 
     @property
     def name(self) -> str:
@@ -28,13 +30,13 @@ class Wrapped:
         return self._provider.honours_token
 
     async def submit(self, order: Order, credential: str) -> Accepted | Finished:
-        with self._around("submit", credential):
+        with self._context_of("submit", credential):
             return await self._provider.submit(order, credential)
 
     async def poll(self, ref: str, order: Order, credential: str) -> Working | Finished:
-        with self._around("poll", credential):
+        with self._context_of("poll", credential):
             return await self._provider.poll(ref, order, credential)
 
     async def cancel(self, ref: str, order: Order, credential: str) -> bool:
-        with self._around("cancel", credential):
+        with self._context_of("cancel", credential):
             return await self._provider.cancel(ref, order, credential)

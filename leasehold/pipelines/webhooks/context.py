@@ -1,4 +1,4 @@
-"""Shared by all deliveries of a worker: a guarded HTTP client, the sealing keys, and limits for
+"""The delivery context, which all deliveries of a worker share: a guarded HTTP client, the sealing keys, and limits for
 tenants and hosts.
 """
 

@@ -1,4 +1,4 @@
-"""Limits how many deliveries of one tenant, and to one host, a worker makes at once."""
+"""Limits how many deliveries a worker makes at once for one tenant, and to one host. The `deliver` step calls it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ class DeliveryLimits:
 
     def __init__(self, *, per_tenant: int, per_host: int) -> None:
         self._at_most = {"tenant": per_tenant, "host": per_host}
-        self._busy: Counter[tuple[str, str]] = Counter()
+        self._in_progress: Counter[tuple[str, str]] = Counter()  # by ("tenant" or "host", name)
 
     @contextmanager
     def try_acquire(self, *, tenant: str, host: str) -> Iterator[bool]:
         """Count one delivery while the block runs. Yields False, and counts nothing, if the tenant or the host has
         reached its limit.
         """
-        needed = (("tenant", tenant), ("host", host))
-        if any(self._busy[holder] >= self._at_most[holder[0]] for holder in needed):
+        keys = (("tenant", tenant), ("host", host))
+        if any(self._in_progress[key] >= self._at_most[key[0]] for key in keys):
             yield False
             return
-        self._busy.update(needed)
+        self._in_progress.update(keys)
         try:
             yield True
         finally:
-            for holder in needed:
-                self._busy[holder] -= 1
-                if not self._busy[holder]:
-                    del self._busy[holder]
+            for key in keys:
+                self._in_progress[key] -= 1
+                if not self._in_progress[key]:
+                    del self._in_progress[key]

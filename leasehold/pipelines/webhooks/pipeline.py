@@ -1,5 +1,5 @@
-"""Declares the pipeline that delivers webhooks: one job for each message, retried along the schedule of the Standard
-Webhooks specification.
+"""Declares the pipeline that delivers webhooks. Each message is one job. A failed delivery is tried again after the
+delays of the Standard Webhooks specification.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _RETRY_LADDER = tuple(timedelta(seconds=s) for s in (5, 300, 1800, 7200, 18_000,
 
 class Delivery(BaseModel):
     """The parameters of a delivery: to the webhook `webhook_id`, or to `url`, the callback URL of one job. `event`: the
-    JSON to send. `message`: for a redelivery, the id of the first delivery of the same message, so that the receiver
-    gets the same message id; None: this delivery is the first.
+    JSON to send. `message`: for a redelivery, the id of the first delivery of the message, because the receiver must
+    get the same message id again. None: this is the first delivery.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -34,8 +34,8 @@ webhooks.opens(open_delivery_context)
 
 @webhooks.handles("deliver")
 async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
-    """Send the message. The answer 2xx means that the receiver has the message. 410 disables the webhook, and ends the
-    delivery of a callback. After any other answer, also a redirect, the step is retried.
+    """Send the message. After an answer 2xx the message is delivered. After 410 the delivery has failed for good, and a
+    webhook is disabled. After any other answer, also a redirect, the step is retried.
     """
     delivery: Delivery = attempt.params
     delivery_context: DeliveryContext = attempt.opened
@@ -58,14 +58,14 @@ async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
 
 @dataclass(frozen=True, slots=True)
 class _Destination:
-    """Where a message goes. The message is signed with each of the secrets."""
+    """The address of a message, and the secrets: the message gets one signature for each secret."""
 
     url: str
     sealed_secrets: Sequence[bytes]
 
 
 async def _destination(delivery_context: DeliveryContext, attempt: Attempt, delivery: Delivery) -> _Destination | None:
-    """None: the webhook is deleted or disabled."""
+    """Read the destination. None: the webhook is deleted or disabled."""
     async with attempt.connection() as connection:
         if delivery.webhook_id is None:
             assert delivery.url is not None
@@ -77,8 +77,8 @@ async def _destination(delivery_context: DeliveryContext, attempt: Attempt, deli
 
 
 async def _error_after_gone(attempt: Attempt, delivery: Delivery, destination: _Destination) -> StepError:
-    """The error after a 410: the address wants no further message. Disables the webhook, unless its URL was changed
-    during the request: then the next attempt goes to the new URL.
+    """The error after a 410, which means that the address wants no further message. This function also disables the
+    webhook. Exception: if the webhook's URL was changed during the request, the next attempt goes to the new URL.
     """
     if delivery.webhook_id is None:
         return Permanent("callback_gone", "The callback URL answered 410 Gone.")
@@ -126,7 +126,7 @@ async def _send(delivery_context: DeliveryContext, attempt: Attempt, destination
 
 
 def _retry_delay(attempt: Attempt, answer: Answer) -> timedelta | None:
-    """The receiver's Retry-After, but at least the ladder's delay: a receiver that answers 0 must not use up all
+    """The receiver's Retry-After, but at least the delay of the retry ladder: a Retry-After of 0 must not use up all
     attempts at once. None: the answer has no Retry-After.
     """
     retry_after = _retry_after(answer)

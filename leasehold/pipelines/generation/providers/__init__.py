@@ -27,7 +27,9 @@ BUILT_IN = ("jimeng", "ark", "replicate", "fal")
 
 @dataclass(frozen=True, slots=True)
 class ProviderTerms:
-    """What the settings define for a provider. `at_most`: how many generations of all tenants run at once."""
+    """What the settings define for a provider. `at_most`: how many generations of all tenants may be under way at
+    once.
+    """
 
     name: str
     has_credential: bool
@@ -42,8 +44,8 @@ class Catalogue:
         self._credentials = settings.generation_credentials
         self._limits = settings.generation_limits
         self.default = settings.generation_provider or None
-        named = {*self._credentials, *self._limits, *([self.default] if self.default else [])}
-        if unknown := named - {*BUILT_IN, *self.declared}:
+        named_providers = {*self._credentials, *self._limits, *([self.default] if self.default else [])}
+        if unknown := named_providers - {*BUILT_IN, *self.declared}:
             raise DeclarationError(f"settings of generation name unknown providers: {', '.join(sorted(unknown))}")
 
     def find(self, name: str) -> ProviderTerms | None:
@@ -58,14 +60,14 @@ class Catalogue:
 
 @asynccontextmanager
 async def open_catalogue(settings: Settings) -> AsyncIterator[Catalogue]:
-    """The hook of the kind `generation` that gives the endpoints their catalogue."""
+    """The hook of the kind `generation`. The API opens the catalogue at its start, for the endpoints."""
     yield Catalogue(settings)
 
 
 def _by_name(provider_declarations: list[Declaration]) -> dict[str, Declaration]:
     names = [declaration.name for declaration in provider_declarations]
-    if repeated := {name for name in names if names.count(name) > 1 or name in BUILT_IN}:
-        raise DeclarationError(f"generation_http_providers: names used twice: {', '.join(sorted(repeated))}")
+    if used_twice := {name for name in names if names.count(name) > 1 or name in BUILT_IN}:
+        raise DeclarationError(f"generation_http_providers: names used twice: {', '.join(sorted(used_twice))}")
     return dict(zip(names, provider_declarations, strict=True))
 
 

@@ -33,6 +33,8 @@ _IMAGE_SECONDS = 150.0
 
 
 class Ark:
+    """The client of Ark. A credential is an API key."""
+
     name = "ark"
     honours_token = False
 
@@ -118,8 +120,8 @@ def _video(order: Order) -> dict[str, Any]:
 
 
 def _roles(images: tuple[SourceImage, ...]) -> tuple[str, ...]:
-    """The role of each picture. A first picture begins the video and a second one ends it; three or more
-    are references.
+    """The role of each picture. Of one or two pictures, the first begins the video and the second ends it. Three or
+    more pictures are references.
     """
     if len(images) > 2:  # noqa: PLR2004 - the first and the last frame
         return ("reference_image",) * len(images)
@@ -136,7 +138,7 @@ def _image(order: Order) -> dict[str, Any]:
 
 
 def _body_of(answer: ProviderAnswer) -> Mapping[str, Any]:
-    """The body of a successful answer. Raises ProviderError for any other."""
+    """The body of a successful answer. Raises ProviderError for any other answer."""
     if answer.is_success:
         return as_mapping(answer.body)
     error = _error(answer.body)

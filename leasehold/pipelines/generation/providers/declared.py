@@ -1,8 +1,9 @@
 """A provider that the settings declare: its requests are templates, and JSON pointers read its answers.
 
-In a template, `{prompt}` and the other names of PLACEHOLDERS stand for the values of the order. A text that is only a
-placeholder becomes the value itself (a number stays a number). A member or a header whose placeholder has no value is
-left out. `{ref}` is the provider's id of the order. `{credential}` is allowed in headers only.
+In a template, `{prompt}` and the other names in PLACEHOLDERS stand for the values of the order. `{ref}` stands for the
+provider's id of the order, and `{credential}` for the credential, which only headers may contain. A text that is only a
+placeholder becomes the value itself: a number stays a number. If that value is missing, the member or header is left
+out.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ class RequestTemplate(BaseModel):
 
 
 class Declaration(BaseModel):
-    """One declared provider. A provider that answers with the files at once has only `urls`; any other has also `ref`,
-    `poll`, `status` and `statuses`.
+    """One declared provider. Every provider needs `urls`. A provider that does not answer with the files at once also
+    needs `ref`, `poll`, `status` and `statuses`.
 
-    `statuses`: what each status word of the provider means. `token_header`: the header for the idempotency token; name
-    it only if the provider promises that a repeated token buys nothing.
+    `statuses`: what each status word of the provider means. `token_header`: the header for the idempotency token. Name
+    the header only if the provider promises that a repeated token buys nothing.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -66,7 +67,7 @@ class Declaration(BaseModel):
     status: Pointer | None = None
     statuses: dict[str, Literal["working", "made", "failed"]] = {}
     urls: Pointer
-    separator: str | None = Field(None, min_length=1, description="Between links, where they come as one text.")
+    separator: str | None = Field(None, min_length=1, description="Between the links, if they come as one text.")
     error: Pointer | None = None
     fail_code: Pointer | None = None
     cancel: RequestTemplate | None = None
@@ -76,19 +77,23 @@ class Declaration(BaseModel):
     @model_validator(mode="after")
     def _check_polling(self) -> Self:
         needed_to_poll = (self.ref, self.poll, self.status)
-        is_polled = any(needed_to_poll)
-        if is_polled and not (all(needed_to_poll) and self.statuses):
+        if any(needed_to_poll) and not (all(needed_to_poll) and self.statuses):
             raise ValueError("ref, poll, status and statuses belong together")
-        for request, further in ((self.submit, set[str]()), (self.poll, {"ref"}), (self.cancel, {"ref"})):
+        for request, names in (
+            (self.submit, PLACEHOLDERS),
+            (self.poll, PLACEHOLDERS | {"ref"}),
+            (self.cancel, PLACEHOLDERS | {"ref"}),
+        ):
             if request is not None:
-                _check_placeholders(request, further)
+                _check_placeholders(request, names)
         return self
 
 
-def _check_placeholders(request: RequestTemplate, further: set[str]) -> None:
+def _check_placeholders(request: RequestTemplate, names: frozenset[str]) -> None:
+    """Raises ValueError for a placeholder that is not in `names`. Headers may also contain `{credential}`."""
     for texts, allowed in (
-        ([request.url, request.body], PLACEHOLDERS | further),
-        (list(request.headers.values()), PLACEHOLDERS | further | {"credential"}),
+        ([request.url, request.body], names),
+        (list(request.headers.values()), names | {"credential"}),
     ):
         if unknown := {name for text in _texts(texts) for name in _PLACEHOLDER.findall(text)} - allowed:
             raise ValueError(f"unknown placeholders: {', '.join(sorted(unknown))}")
@@ -122,7 +127,7 @@ def declarations(source: str) -> list[Declaration]:
 
 
 class Declared:
-    """A provider that works as its declaration defines."""
+    """The client of a declared provider."""
 
     def __init__(self, sender: RequestSender, declaration: Declaration) -> None:
         self._sender = sender
@@ -148,7 +153,7 @@ class Declared:
         return Accepted(str(ref))
 
     async def poll(self, ref: str, order: Order, credential: str) -> Working | Finished:
-        assert self._declaration.poll is not None  # else `submit` returned the files
+        assert self._declaration.poll is not None  # a provider without `poll` has returned the files to `submit`
         assert self._declaration.status is not None
         answer = await self._send(self._declaration.poll, order, credential, ref)
         self._check(answer)
@@ -246,13 +251,13 @@ def _fill(template: Any, values: Mapping[str, Any]) -> Any:
         return [value for item in template if (value := _fill(item, values)) is not None]
     if not isinstance(template, str):
         return template
-    if alone := _PLACEHOLDER.fullmatch(template):
-        return values.get(alone[1])
+    if only_placeholder := _PLACEHOLDER.fullmatch(template):
+        return values.get(only_placeholder[1])
     return _PLACEHOLDER.sub(lambda match: _text_of(values.get(match[1])), template)
 
 
 def _text_of(value: Any) -> str:
-    """A value of an order inside a text: empty without a value, true and false as in JSON."""
+    """How a value of an order is written inside a text. None becomes an empty text, and a boolean `true` or `false`."""
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else str(value)

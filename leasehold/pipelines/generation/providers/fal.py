@@ -1,5 +1,5 @@
-"""The provider fal, by its queue. The queue honours no idempotency token. It keeps a small result for an hour, and one
-of 10 KB or more for six minutes.
+"""The provider fal, through its queue. The queue honours no idempotency token. It keeps a result for an hour, but a
+result of 10 KB or more only for six minutes.
 
 https://fal.ai/docs/api-reference/inference-api; for the states
 https://fal.ai/docs/documentation/model-apis/inference/queue; for the errors of a model
@@ -25,17 +25,17 @@ from leasehold.pipelines.generation.providers.requests import (
     urls_in,
 )
 
-#: The fields of a result in which fal's models return files. Links in other fields, such as a prompt, are no files.
+#: The fields of a result in which fal's models return files. A link in another field, such as the prompt, is no file.
 _FILES = ("images", "image", "videos", "video")
-#: If a model's id begins with one of these, its second part is the owner.
+#: A model's id may begin with one of these. Then the owner is the second part of the id.
 _NAMESPACES = frozenset({"workflows", "comfy"})
 _CODES = {"content_policy_violation": "content_refused"}
-#: Statuses of the answer to a request for a result that are no failure of the model.
-_NOT_OF_THE_MODEL = frozenset({401, 403, 404, 408, 429})
+#: If fal answers a request for a result with one of these statuses, the request has failed, not the model.
+_REQUEST_FAILED = frozenset({401, 403, 404, 408, 429})
 
 
 class Fal:
-    """The client of fal. A model is `owner/app`, often with the path of an endpoint behind it."""
+    """The client of fal. A model is `owner/app`, often followed by the path of an endpoint."""
 
     name = "fal"
     honours_token = False
@@ -66,8 +66,8 @@ class Fal:
         if body.get("error"):
             raise _failed(str(body["error"]), str(body.get("error_type") or "") or None)
         result = await self._send("GET", request, credential)
-        if not result.is_success and result.status < 500 and result.status not in _NOT_OF_THE_MODEL:  # noqa: PLR2004 - HTTP
-            raise _failed(*_complaint(result.body))
+        if not result.is_success and result.status < 500 and result.status not in _REQUEST_FAILED:  # noqa: PLR2004 - HTTP
+            raise _failed(*_error_in(result.body))
         output = _body_of(result)
         urls = urls_in([output[field] for field in _FILES if field in output])
         if not urls:
@@ -102,21 +102,23 @@ def _app_of(order: Order) -> str:
     if not order.model:
         raise Rejected("model_required", "fal has no default model: name a model.")
     parts = order.model.split("/")
-    names = 3 if parts[0] in _NAMESPACES else 2
-    if len(parts) < names or not all(part.strip(".") for part in parts):
-        raise Rejected("model_required", "A model of fal is `owner/app`, or that with the path of an endpoint.")
-    return "/".join(parts[:names])
+    app_parts = 3 if parts[0] in _NAMESPACES else 2
+    if len(parts) < app_parts or not all(part.strip(".") for part in parts):
+        raise Rejected("model_required", "A model of fal is `owner/app`, or `owner/app` and the path of an endpoint.")
+    return "/".join(parts[:app_parts])
 
 
 def _request_path(ref: str, order: Order) -> str:
-    """The path of the request in fal's queue. The answer to the submission has whole URLs. They are not used, so that
-    an answer cannot choose where the credential is sent.
+    """The path of the request in fal's queue. The answer to a submit has the whole URLs, but this module does not use
+    them: an answer must not choose where the credential is sent.
     """
     return f"/{quote(_app_of(order))}/requests/{quote(ref, safe='')}"
 
 
 def _inputs(order: Order) -> dict[str, Any]:
-    """The model's inputs, by the names that most models share. `extra` of the order replaces them."""
+    """The model's inputs, by the names that most models use. A field in the order's `extra` replaces an input of the
+    same name.
+    """
     images = [image.url for image in order.images]
     size = {"width": order.width, "height": order.height} if order.width and order.height else None
     inputs: dict[str, Any] = {
@@ -138,8 +140,8 @@ def _failed(message: str, kind: str | None) -> Rejected:
     )
 
 
-def _complaint(body: Any) -> tuple[str, str | None]:
-    """The sentence and the kind of a model's error, which is a text or a list of objects."""
+def _error_in(body: Any) -> tuple[str, str | None]:
+    """The sentence and the kind of the error in an answer. fal writes the error as a text or as a list of objects."""
     detail = body.get("detail") if isinstance(body, dict) else None
     first = detail[0] if isinstance(detail, list) and detail else detail
     if isinstance(first, dict):
@@ -149,7 +151,7 @@ def _complaint(body: Any) -> tuple[str, str | None]:
 
 
 def _body_of(answer: ProviderAnswer) -> Mapping[str, Any]:
-    """The body of a successful answer. Raises ProviderError for any other."""
+    """The body of a successful answer. Raises ProviderError for any other answer."""
     if answer.is_success:
         return as_mapping(answer.body)
-    raise answer.refusal(*_complaint(answer.body))
+    raise answer.refusal(*_error_in(answer.body))

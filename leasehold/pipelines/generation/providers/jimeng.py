@@ -1,4 +1,5 @@
-"""The provider Jimeng, by Volcengine's visual API: asynchronous tasks, with requests signed by an access key pair.
+"""The provider Jimeng, through Volcengine's visual API. Its tasks are asynchronous. An access key and a secret key sign
+each request.
 
 https://www.volcengine.com/docs/85621/1820192 and the pages beside it: CVSync2AsyncSubmitTask, CVSync2AsyncGetResult.
 Jimeng honours no idempotency token and cannot stop a task. It keeps tasks for 12 hours. Links expire after 24 hours
@@ -108,7 +109,7 @@ def _model(order: Order) -> str:
 
 
 def _body(order: Order) -> dict[str, Any]:
-    """The order by Jimeng's own names. Values that Jimeng has no name for are left out (docs/guides/generation.md)."""
+    """The order in Jimeng's own fields. Values without such a field are left out (docs/guides/generation.md)."""
     request: dict[str, Any] = {"req_key": _model(order), "prompt": order.prompt}
     if order.images:
         request["image_urls"] = [image.url for image in order.images]
@@ -126,8 +127,8 @@ def _body(order: Order) -> dict[str, Any]:
 
 
 def _data(answer: ProviderAnswer) -> Mapping[str, Any]:
-    """The data of a successful answer. Otherwise raises ProviderError: by the answer's own code first, then by the HTTP
-    status.
+    """The data of a successful answer. Raises ProviderError for any other answer. A known code in
+    the body decides; otherwise the HTTP status decides.
     """
     if not isinstance(answer.body, dict):
         if answer.is_success:

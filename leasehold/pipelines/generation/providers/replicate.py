@@ -1,5 +1,5 @@
-"""The provider Replicate, by its predictions. Replicate honours no idempotency token. Links to files expire after an
-hour.
+"""The provider Replicate, through its predictions. Replicate honours no idempotency token. Links to files expire after
+an hour.
 
 https://replicate.com/docs/reference/http; for Cancel-After
 https://replicate.com/changelog/2025-10-16-prediction-deadlines; for webhooks (https only)
@@ -114,7 +114,7 @@ def _prediction(order: Order) -> tuple[str, dict[str, Any]]:
 
 
 def _body_of(answer: ProviderAnswer) -> Mapping[str, Any]:
-    """The body of a successful answer. Raises ProviderError for any other."""
+    """The body of a successful answer. Raises ProviderError for any other answer."""
     if answer.is_success:
         return as_mapping(answer.body)
     error = answer.body if isinstance(answer.body, dict) else {}

@@ -1,5 +1,5 @@
-"""Sends one request to a provider, and maps the HTTP status of its answer to an error, by one table for
-all providers.
+"""Sends requests to providers, and turns the HTTP status of an answer into an error, by the same rules for all
+providers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_MESSAGE_CHARACTERS = 500
 _MAX_RETRY_AFTER = 86_400.0
 _REJECTED = {401: "provider_unauthorized", 402: "provider_payment_required", 403: "provider_unauthorized"}
 _TOO_MANY, _UNAVAILABLE = 429, 503
-#: Answers to a cancel of an order that has ended, that is unknown by now, or that cannot be cancelled.
+#: The statuses of answers to a cancel if the order has ended, is no longer known, or cannot be cancelled.
 _CANNOT_STOP = frozenset({400, 404, 405, 409, 410, 422})
 
 
@@ -43,15 +43,15 @@ class ProviderAnswer:
         return 200 <= self.status < 300  # noqa: PLR2004 - HTTP statuses
 
     def stopped(self) -> bool:
-        """Whether this answer to a cancel means that the order is stopped. False: the provider says that it cannot stop
-        it any more. Raises `refusal` for any other answer: the order may go on, and cost money.
+        """Whether this answer to a cancel means that the order is stopped. False: the provider answers that it cannot
+        stop the order. Raises `refusal` for any other answer, because the order may go on and cost money.
         """
         if self.is_success or self.status in _CANNOT_STOP:
             return self.is_success
         raise self.refusal()
 
     def refusal(self, message: str = "", fail_code: str | None = None) -> ProviderError:
-        """The error for an answer with this status. After a status of success, the answer's body was not as documented.
+        """The error for this answer. If the status is one of success, the body was not as documented.
 
         `message`, `fail_code`: the provider's own, if the answer has them.
         """
@@ -64,20 +64,20 @@ class ProviderAnswer:
 
 
 class RequestSender:
-    """Sends requests over reused connections. Exception: a request that buys something goes over a new connection. A
-    reused connection may be dead, and then it is unknown whether the request arrived.
+    """Sends requests over reused connections. Exception: a request that buys something gets a new connection, because a
+    reused connection may be dead. Then it would be unknown whether the request arrived.
     """
 
-    def __init__(self, reusing: Egress, fresh: Egress) -> None:
+    def __init__(self, reusing: Egress, not_reusing: Egress) -> None:
         self._reusing = reusing
-        self._fresh = fresh
+        self._not_reusing = not_reusing
 
     @classmethod
     @asynccontextmanager
     async def opened(cls, settings: Settings) -> AsyncIterator[Self]:
         with_keepalive = Egress.from_settings(settings, keepalive=_REUSED_CONNECTIONS)
-        async with with_keepalive as reusing, Egress.from_settings(settings) as fresh:
-            yield cls(reusing, fresh)
+        async with with_keepalive as reusing, Egress.from_settings(settings) as not_reusing:
+            yield cls(reusing, not_reusing)
 
     async def send(
         self,
@@ -91,13 +91,13 @@ class RequestSender:
     ) -> ProviderAnswer:
         """Send the request. `buys`: the request may cost money.
 
-        Raises TryLater if the request certainly did not arrive, OutcomeUnknown if that is unknown, and Rejected if the
-        rules for outgoing requests forbid the address (EgressRefused).
+        Raises TryLater if the request certainly did not arrive, and OutcomeUnknown if it may have arrived. Raises
+        Rejected if the rules for outgoing requests forbid the address (EgressRefused).
         """
         request_headers = {"accept": "application/json", "user-agent": "leasehold", **headers}
         if body:
             request_headers.setdefault("content-type", "application/json")
-        egress = self._fresh if buys else self._reusing
+        egress = self._not_reusing if buys else self._reusing
         try:
             answer = await egress.request(
                 method, url, headers=request_headers, content=body, max_bytes=_MAX_ANSWER_BYTES, timeout=seconds
@@ -140,10 +140,10 @@ def text_at(body: Mapping[str, Any], name: str) -> str:
 
 
 def urls_in(output: Any) -> tuple[str, ...]:
-    """The links in a provider's output, which is a text, an object with `url`, or a list or an object of these.
+    """The links in a provider's output. The output is a text, an object with `url`, or a list or an object of these.
 
-    The function skips a text that is not a link: Ark puts a message in place of a refused picture. It does not recurse,
-    because the provider decides how deep its answer is nested.
+    A text that is not a link is skipped: Ark writes a message in place of a refused picture. This function does not
+    call itself, because the provider decides how deep its answer is nested.
     """
     urls: list[str] = []
     pending = [output]

@@ -1,7 +1,7 @@
 """Signs requests to Volcengine's open API, for the provider Jimeng: HMAC-SHA256 over a canonical request.
 
-https://www.volcengine.com/docs/6369/67269 defines it. It is AWS Signature Version 4 with three differences: the signing
-key starts from the secret without a prefix, the scope ends in `request`, and the date header is X-Date.
+https://www.volcengine.com/docs/6369/67269 defines the signature. It is AWS Signature Version 4 with three differences:
+the signing key starts from the secret key without a prefix, the scope ends in `request`, and the date header is X-Date.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from urllib.parse import quote
 
 _ALGORITHM = "HMAC-SHA256"
-_SIGNED = "content-type;host;x-content-sha256;x-date"
+_SIGNED_HEADERS = "content-type;host;x-content-sha256;x-date"
 
 
 def signed_headers(
@@ -42,9 +42,9 @@ def signed_headers(
             "POST",
             "/",
             canonical_query(query),
-            *(f"{name}:{headers[name]}" for name in _SIGNED.split(";")),
+            *(f"{name}:{headers[name]}" for name in _SIGNED_HEADERS.split(";")),
             "",
-            _SIGNED,
+            _SIGNED_HEADERS,
             digest,
         )
     )
@@ -53,8 +53,10 @@ def signed_headers(
     key = secret_key.encode()
     for part in (day, region, service, "request"):
         key = _mac(key, part)
-    signature = _mac(key, to_sign).hex()
-    authorization = f"{_ALGORITHM} Credential={access_key}/{scope}, SignedHeaders={_SIGNED}, Signature={signature}"
+    credential = f"{access_key}/{scope}"
+    authorization = (
+        f"{_ALGORITHM} Credential={credential}, SignedHeaders={_SIGNED_HEADERS}, Signature={_mac(key, to_sign).hex()}"
+    )
     return {name: value for name, value in headers.items() if name != "host"} | {"authorization": authorization}
 
 
