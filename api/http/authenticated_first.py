@@ -1,5 +1,5 @@
-"""The route class of nearly all endpoints: it checks the key before it reads the body, so that a client without a valid
-key takes none of the API's memory.
+"""The route class of nearly all endpoints. It checks the key before it reads the body, so that a client without a valid
+key uses none of the API's memory.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from leasehold.api.process.services import services_of
 
 
 class AuthenticatedFirst(APIRoute):
-    """Authenticates before it reads: calls the endpoint's `Require` dependencies first, then reads the body within the
-    process's budget (`Bodies`).
+    """Calls the endpoint's `Require` dependencies first, then reads the body within the process's budget (`Bodies`).
 
-    FastAPI's own routes read the body before they call any dependency. An endpoint that declares no body, but needs it,
-    reads the body from the request itself.
+    FastAPI's own routes read the body before they call any dependency. If an endpoint declares no body, this class
+    reads none: the endpoint itself may read a form from the request.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -50,7 +49,7 @@ class AuthenticatedFirst(APIRoute):
                         return problem.response(identity_of(request).request_id)
                     return await handler(complete)
             except ClientDisconnect:
-                return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client has gone: nobody reads the status
+                return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client has disconnected: nobody reads this
 
         return handle
 

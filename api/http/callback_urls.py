@@ -15,8 +15,8 @@ MAX_CHARACTERS = 2000
 CallbackUrl: TypeAlias = Annotated[
     Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS)] | None,
     Field(
-        description="Each end of the job is sent there, as `job.*` of a webhook, signed with the tenant's callback "
-        "secret."
+        description="Each time the job ends, the platform sends a `job.*` event to this URL, as to a webhook. The "
+        "tenant's callback secret signs the event."
     ),
 ]
 #: Codes of a refused URL, for the documentation of an endpoint.
@@ -24,9 +24,10 @@ REFUSED_URL = "`url_malformed`, `address_private`, `port_refused`"
 
 
 def check_callback_url(settings: Settings, url: str | None) -> None:
-    """Raises Invalid if no delivery could ever go to the URL; Unavailable if the installation cannot sign.
+    """Raises Invalid if no delivery could ever reach the URL; Unavailable if the installation cannot sign.
 
-    A submission does not wait for a name server: each delivery resolves the host and checks its addresses.
+    This check does not resolve the host, because a submission must not wait for a name server. Each delivery resolves
+    the host and checks its addresses.
     """
     if url is None:
         return

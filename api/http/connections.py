@@ -1,8 +1,8 @@
-"""Bounds what a client can use before the API knows it: the number of open connections, the time for which a connection
-is silent, and the size of a request's head.
+"""Bounds what an unknown client can use: the number of open connections, the time for which a connection is silent, and
+the size of a request's head.
 
-`guarded` makes the protocol class that uvicorn uses. uvicorn itself only bounds the requests under way, and waits
-forever for the head of the next request.
+`guarded` makes the protocol class that uvicorn uses. uvicorn itself bounds only the number of requests under way, and
+waits forever for the head of the next request.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from leasehold.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-#: Most bytes of a request's head: its address and its headers.
+#: The largest head of a request (its address and its headers).
 MAX_HEAD_BYTES = 64 * 1024
-#: Bytes that each header counts beyond its text: many small headers take more memory than a few large ones.
+#: Each header counts this many bytes more than its text, because many small headers take more memory than a few large
+#: headers.
 HEADER_COSTS = 128
-#: Requests that a client may send on one connection before it has the answers to earlier ones (pipelining).
+#: Requests that a client may send on one connection before it has the answers to its earlier requests (pipelining).
 MAX_PIPELINED = 4
 #: After an early answer the API reads and discards the rest of the body for this long, so that the client reads the
 #: answer.
 LINGER_SECONDS = 10.0
 #: Seconds for which a client may leave an answer unread.
 UNREAD_SECONDS = 60.0
-#: At most this many refused connections get a 503 at the same time. Further ones are closed without an answer.
+#: At most this many refused connections get a 503 at the same time. Further connections are closed without an answer.
 _MAX_REFUSING = 100
 #: Seconds after which a refused connection is closed.
 _REFUSING_SECONDS = 1.0
-#: Open files of the process beside the connections of its clients.
+#: Open files that the process needs beside the connections of its clients.
 _OTHER_FILES = 256
 
 _BUSY = Problem(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "Too many connections. Try again soon.", {"Retry-After": "2"})
@@ -49,7 +50,7 @@ _LARGE = Problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", "
 
 
 class Guarded(HttpToolsProtocol):
-    """One connection. A connection is quiet while the API has no whole request of its client. When `at_most`
+    """One connection. It is quiet while the API waits for the head of the client's next request. When `at_most`
     connections are open, a new connection takes the place of the connection that has been quiet longest.
     """
 
@@ -62,12 +63,12 @@ class Guarded(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._timer: asyncio.TimerHandle | None = None  # for a head, or for the rest of an answered body
-        self._unread: asyncio.TimerHandle | None = None
-        self._head_bytes = 0
+        self._unread_timer: asyncio.TimerHandle | None = None  # for a client that does not read its answer
+        self._head_bytes = 0  # received since the last complete head
         self._in_message = False  # the head of a request is complete, but its body is not
-        self._unanswered = 0  # requests whose head is complete
-        self._parsed_bytes = 0  # bytes of the head that the parser has reported
-        self._refused: Problem | None = None  # the last answer; nothing is read any more
+        self._unanswered = 0  # requests with a complete head and without a complete answer
+        self._parsed_bytes = 0  # the part of the present head that the parser has reported
+        self._refusal: Problem | None = None  # the last answer: after it is set, this connection reads nothing more
 
     # --- connections
 
@@ -82,6 +83,7 @@ class Guarded(HttpToolsProtocol):
         self._start_timer(self.head_seconds, "head")
 
     def _make_room(self) -> bool:
+        """Close the connection that has been quiet longest. False: no connection is quiet."""
         if not self.quiet:
             return False
         oldest, _ = self.quiet.popitem(last=False)
@@ -92,7 +94,7 @@ class Guarded(HttpToolsProtocol):
 
     def _refuse_connection(self, transport: asyncio.Transport) -> None:
         CLOSED.labels("too many").inc()
-        self._refused = _BUSY
+        self._refusal = _BUSY
         if len(self.refusing) >= _MAX_REFUSING:
             transport.abort()
             return
@@ -102,8 +104,8 @@ class Guarded(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        if self._unread is not None:
-            self._unread.cancel()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
         self.refusing.discard(self.transport)
         self.quiet.pop(self, None)
         self.open.discard(self)
@@ -113,10 +115,10 @@ class Guarded(HttpToolsProtocol):
     # --- requests
 
     def data_received(self, data: bytes) -> None:
-        """While the parser reads `data`, it calls `on_message_begin`, `on_url`, `on_header`, `on_headers_complete` and
-        `on_message_complete`. `_head_bytes` counts the bytes that it has read and not reported yet.
+        """uvicorn's parser reads `data`. While it reads, it calls `on_message_begin`, `on_url`, `on_header`,
+        `on_headers_complete` and `on_message_complete`.
         """
-        if self._refused is not None:
+        if self._refusal is not None:
             return
         if not self._in_message:
             self._head_bytes += len(data)
@@ -124,7 +126,7 @@ class Guarded(HttpToolsProtocol):
         self._check_head()
 
     def _check_head(self) -> None:
-        if self._refused is not None or self._in_message:
+        if self._refusal is not None or self._in_message:
             return
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(_LARGE)
@@ -168,13 +170,15 @@ class Guarded(HttpToolsProtocol):
             self.quiet[self] = None
 
     def on_response_complete(self) -> None:
-        """uvicorn calls this after each answer, and begins with the next request that waits in `pipeline`."""
+        """uvicorn calls this after each answer. The method of uvicorn starts the next request that waits in
+        `pipeline`.
+        """
         super().on_response_complete()
         self._unanswered -= 1
         if self.transport.is_closing():
             return
-        if self._refused is not None:
-            self._answer_last(self._refused)
+        if self._refusal is not None:
+            self._answer_last(self._refusal)
         elif self._unanswered:
             return
         elif self._in_message:
@@ -183,61 +187,67 @@ class Guarded(HttpToolsProtocol):
             self.quiet[self] = None
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's own sentence
-        """uvicorn calls this when the parser stops: the client's bytes are not HTTP, or a request was refused above."""
-        if self._refused is None:
+        """uvicorn calls this when the parser stops. Either the client's bytes are not HTTP, or a method above has
+        refused the request.
+        """
+        if self._refusal is None:
             self._refuse(_MALFORMED)
 
     # --- clients that do not read their answers
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._unread is None:
-            self._unread = self.loop.call_later(UNREAD_SECONDS, self._give_up, "unread answer")
+        if self._unread_timer is None:
+            self._unread_timer = self.loop.call_later(UNREAD_SECONDS, self._give_up, "unread answer")
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
     # --- time
 
-    def _start_timer(self, seconds: float, why: str) -> None:
+    def _start_timer(self, seconds: float, reason: str) -> None:
         self._stop_timer()
-        self._timer = self.loop.call_later(seconds, self._give_up, why)
+        self._timer = self.loop.call_later(seconds, self._give_up, reason)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _give_up(self, why: str) -> None:
-        CLOSED.labels(why).inc()
-        if why == "head" and self._head_bytes:
+    def _give_up(self, reason: str) -> None:
+        CLOSED.labels(reason).inc()
+        if reason == "head" and self._head_bytes:
             self._refuse(_SLOW)
         else:
             self.transport.abort()
 
     def _refuse(self, problem: Problem) -> None:
-        """Read nothing more from this connection. `problem` is its last answer, sent when all earlier requests have
-        theirs.
+        """Read nothing more from this connection. `problem` is its last answer, which follows the answers to all
+        earlier requests.
         """
-        self._refused = problem
+        self._refusal = problem
         self._stop_timer()
         self.quiet.pop(self, None)
         self._answer_last(problem)
 
     def _answer_last(self, problem: Problem) -> None:
-        """Write `problem` and close the connection, once all earlier requests are answered. The problem answers the
-        request whose body is arriving, or else the next request.
+        """Write `problem` and close the connection. If earlier requests have no answer yet, do nothing:
+        `on_response_complete` calls this again.
+
+        If the body of a request is arriving, the problem answers this request. Otherwise it answers the next request.
         """
-        arriving = 1 if self._in_message and self._unanswered else 0  # the unanswered request whose body is arriving
-        if self._unanswered > arriving or self.transport.is_closing():
+        is_arriving_unanswered = self._in_message and self._unanswered > 0
+        earlier_requests = self._unanswered - (1 if is_arriving_unanswered else 0)
+        if earlier_requests > 0 or self.transport.is_closing():
             return
-        if arriving and self.cycle.response_started:
+        if is_arriving_unanswered and self.cycle.response_started:
             self.transport.abort()  # the client would read a second answer as a part of the first
             return
-        if arriving or not self._in_message:  # otherwise the request whose body is arriving has its answer already
+        has_its_answer = self._in_message and not is_arriving_unanswered
+        if not has_its_answer:
             self._write(problem)
         self.transport.close()
 
@@ -254,7 +264,7 @@ class Guarded(HttpToolsProtocol):
 
 
 def guarded(settings: Settings) -> type[Guarded]:
-    """Make the protocol class of one server: all its connections share the limits and the sets below."""
+    """Make the protocol class of one server. All connections of the server share these limits and sets."""
     shared = {
         "at_most": settings.api_connections,
         "head_seconds": settings.api_header_seconds,
@@ -266,7 +276,7 @@ def guarded(settings: Settings) -> type[Guarded]:
 
 
 def allow_files(settings: Settings) -> None:
-    """Raise the process's limit of open files to what its connections need, as far as the system allows."""
+    """Raise the process's limit of open files to the number that its connections need, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = settings.api_connections + _MAX_REFUSING + _OTHER_FILES
     if soft < needed:

@@ -1,8 +1,8 @@
-"""Opaque cursors of lists. A cursor is the place of a page's last row in base64url: the row's id, its instant and id,
-its name and version, or two texts. A cursor holds nothing secret.
+"""Opaque cursors of lists. A cursor names a page's last row in base64url: by its id, its instant and id, its name and
+version, or two texts. A cursor contains no secret.
 
-Every text of the right length and alphabet decodes to some place, so that the OpenAPI document can give the exact
-pattern. Any other text is refused with `invalid_cursor`.
+Every text of the right length and alphabet is a valid cursor, so that the OpenAPI document can have the exact pattern.
+Any other text is refused with `invalid_cursor`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-#: The cursors of lists in the order of ids, of instants, and of names with versions. The patterns are documented and
-#: not enforced: cursors of earlier releases are accepted, too, and a wrong cursor has an error code of its own.
+#: The cursors of lists that are sorted by ids, by instants, and by names with versions. The API documents the patterns
+#: and does not enforce them: it also accepts cursors of earlier releases, and has an error code of its own for a wrong
+#: cursor.
 IdCursor: TypeAlias = Annotated[
     Annotated[str, Field(max_length=_MAX_CHARACTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{21}[AQgw]$"})]
     | None,
@@ -44,7 +45,7 @@ VersionCursor: TypeAlias = Annotated[
 ]
 
 
-#: The cursor of a list in the order of two texts.
+#: The cursor of a list that is sorted by two texts.
 TextsCursor: TypeAlias = Annotated[
     Annotated[
         str, Field(max_length=_MAX_TEXTS_CHARACTERS, json_schema_extra={"pattern": "^([A-Za-z0-9_-]{4}){1,400}$"})
@@ -55,8 +56,9 @@ TextsCursor: TypeAlias = Annotated[
 
 
 def cursor_of_texts(first: str, second: str) -> str:
-    packed = f"{first}\x00{second}".encode()  # PostgreSQL's texts have no NUL
-    return base64.urlsafe_b64encode(packed + b"\x00" * (-len(packed) % 3)).decode()  # 3 bytes each: no "=" is needed
+    packed = f"{first}\x00{second}".encode()  # a text in PostgreSQL contains no NUL
+    padding = b"\x00" * (-len(packed) % 3)  # with a multiple of 3 bytes, base64 needs no "="
+    return base64.urlsafe_b64encode(packed + padding).decode()
 
 
 def texts_at(cursor: str | None) -> tuple[str, str] | None:
@@ -68,7 +70,7 @@ def texts_at(cursor: str | None) -> tuple[str, str] | None:
 
 
 def cursor_of_version(name: str, version: int) -> str:
-    """The cursor of a list in the order of names with versions. It has the same length for every name."""
+    """The cursor of a list that is sorted by names with versions. It has the same length for every name."""
     packed = version.to_bytes(_VERSION_BYTES, "big") + name.encode().ljust(_NAME_BYTES, b"\x00")
     return base64.urlsafe_b64encode(packed).decode()
 

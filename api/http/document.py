@@ -1,4 +1,6 @@
-"""Completes the OpenAPI document for all operations at once: statuses that no route declares, headers, and links."""
+"""Completes the OpenAPI document for all operations: it adds statuses that no route declares, headers, and links.
+`openapi` calls it once.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 from leasehold.api.http.problems import MEDIA_TYPE
 
 _PROBLEM = {"content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemAnswer"}}}}
-# The statuses that every operation of a kind may answer, whatever its route declares.
+# Statuses that every operation of a kind may answer. The routes do not declare them.
 _STATUSES_OF_PATHS_WITH_ID = {404: "`not_found`: there is no such object, or the id is malformed"}
 _STATUSES_OF_BODIES = {
     400: "`malformed_json`, `bad_request`",
@@ -54,9 +56,9 @@ _LINKS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
 
 def complete(document: dict[str, Any], scopes: Mapping[tuple[str, str], Sequence[str]]) -> None:
     """Complete the document in place. `scopes`: (path, method) -> the scopes that a key needs for this operation."""
-    by_name = {}
+    operations_by_id = {}
     for path, method, operation in _operations(document):
-        by_name[operation["operationId"]] = operation
+        operations_by_id[operation["operationId"]] = operation
         for requirement in operation.get("security", []):
             for scheme in requirement:
                 requirement[scheme] = list(scopes[path, method])
@@ -72,7 +74,7 @@ def complete(document: dict[str, Any], scopes: Mapping[tuple[str, str], Sequence
         operation["responses"] = dict(sorted(responses.items()))
         for parameter in operation.get("parameters", []):
             _remove_null(parameter["schema"])
-    _add_links(by_name)
+    _add_links(operations_by_id)
 
 
 def _common_statuses(path: str, operation: dict[str, Any]) -> dict[int, str]:
@@ -93,7 +95,7 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
 
 
 def _remove_null(schema: dict[str, Any]) -> None:
-    """Take null out of the schema of a parameter. No address and no header can spell null: a client leaves the
+    """Remove null from the schema of a parameter. An address or a header cannot contain null: a client leaves the
     parameter out instead.
     """
     choices = [choice for choice in schema.get("anyOf", []) if choice != {"type": "null"}]
@@ -102,17 +104,17 @@ def _remove_null(schema: dict[str, Any]) -> None:
         schema.update(choices[0])
 
 
-def _add_links(by_name: dict[str, dict[str, Any]]) -> None:
+def _add_links(operations_by_id: dict[str, dict[str, Any]]) -> None:
     for name, (status, parameter, pointer, targets) in _LINKS.items():
-        answer = by_name[name]["responses"][status]
+        answer = operations_by_id[name]["responses"][status]
         answer["links"] = {
             target: {"operationId": target, "parameters": {parameter: f"$response.body#/{pointer}"}}
             for target in targets
         }
-        assert answer["links"].keys() <= by_name.keys(), name
-    created = by_name["createTemplate"]["responses"]["201"]
+        assert answer["links"].keys() <= operations_by_id.keys(), name
+    created_template = operations_by_id["createTemplate"]["responses"]["201"]
     version = {"kind": "$response.body#/type", "version": "$response.body#/version"}
-    created["links"] = {
+    created_template["links"] = {
         "getTemplate": {"operationId": "getTemplate", "parameters": version},
         "enableTemplate": {"operationId": "enableTemplate", "parameters": version},
         "deleteTemplate": {"operationId": "deleteTemplate", "parameters": version},
@@ -123,7 +125,7 @@ def _add_links(by_name: dict[str, dict[str, Any]]) -> None:
         "createSchedule": {"operationId": "createSchedule", "requestBody": {"template": "$response.body#/type"}},
     }  # fmt: skip
     lease = {"worker_id": "$request.body#/worker_id", "epoch": "$response.body#/tasks/0/epoch"}
-    by_name["claimExternal"]["responses"]["200"]["links"] = {
+    operations_by_id["claimExternal"]["responses"]["200"]["links"] = {
         name: {
             "operationId": name, "parameters": {"task_id": "$response.body#/tasks/0/task_id"}, "requestBody": lease,
         }

@@ -1,5 +1,5 @@
-"""Refuses a submission over the caller's limits before the API does expensive work for it: before it reads a large
-body, checks a payload or uses the store.
+"""Refuses a submission that is over the caller's limits, before the API does expensive work for it: reads a large body,
+checks a payload or uses the store.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ async def refuse_early(
     idempotency_key: str | None = None,
     charged_as: Charge = "submissions",
 ) -> None:
-    """Raise the error that charging one submission would raise now. Nothing is charged.
+    """Raise the error that charging one submission would raise now. This charges nothing.
 
-    A request that repeats an answered request passes: it creates nothing.
+    A request that repeats an answered request passes, because it creates nothing.
     """
     async with services.pool.acquire() as connection:
         if idempotency_key is None or not await is_answered(connection, caller.tenant_id, idempotency_key):

@@ -1,5 +1,5 @@
-"""The outermost middleware: it names each request (request id, trace), adds the security headers, writes the log line
-and the metrics, and answers errors that no handler caught.
+"""The outermost middleware. It gives each request its ids (request id, trace), adds the security headers, writes the
+log line and the metrics, and answers errors that no handler caught.
 
 A log line has only fields from a fixed list: no query string, no header, no body.
 """
@@ -38,13 +38,15 @@ _HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 )
-#: Monitoring requests these paths every few seconds: a success is not logged.
-_QUIET = frozenset({"/livez", "/readyz", "/metrics"})
+#: A success at these paths is not logged, because monitoring requests them every few seconds.
+_UNLOGGED_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The ids of a request. Its log lines and problems have them, and so have the `trace`s of jobs that it submits."""
+    """The ids of a request. They are in its log lines, in its problems, and in the `trace` of each job that it
+    submits.
+    """
 
     request_id: str
     traceparent: str
@@ -60,7 +62,7 @@ def identity_of(request: Request) -> Identity:
 
 
 def _identify(headers: Headers) -> Identity:
-    """The ids that the client sent if they are well-formed, else new ones."""
+    """The ids that the client sent. An id that is missing or malformed is replaced by a new id."""
     request_id = headers.get("x-request-id", "")
     traceparent = headers.get("traceparent", "")
     if not _REQUEST_ID.fullmatch(request_id):
@@ -77,8 +79,11 @@ def _client_span(headers: Headers) -> dict[str, str] | None:
 
 
 class Edge:
+    """The middleware. `database_seconds`: how long a request may wait for PostgreSQL until its answer begins,
+    in all.
+    """
+
     def __init__(self, app: ASGIApp, database_seconds: float) -> None:
-        """`database_seconds`: how long a request may wait for PostgreSQL in all, until its answer begins."""
         self._app = app
         self._database_seconds = database_seconds
 
@@ -137,7 +142,7 @@ class _Answer:
 
 async def _answer_error(error: Exception, identity: Identity, scope: Scope, receive: Receive, answer: _Answer) -> None:
     if is_database_away(error):
-        DATABASE.record_error(error, "requests")  # the request's own line has the status; the outage is logged once
+        DATABASE.record_error(error, "requests")  # logs the outage once; the line of the request has the status
     elif isinstance(error, (RequestError, StoreError)):
         log.warning("request failed", error=type(error).__name__)
     else:
@@ -156,7 +161,7 @@ def _record(scope: Scope, status: int | None, seconds: float, span: traces.Span,
     )
     span.rename(f"{method} {route}")
     span.set_attributes(http_route=route, http_response_status_code=status or 0)
-    if route in _QUIET and status == 200:  # noqa: PLR2004 - an HTTP status
+    if route in _UNLOGGED_PATHS and status == 200:  # noqa: PLR2004 - an HTTP status
         return
     fields: dict[str, Any] = {"route": route, "method": method, "status": status}
     log.info("request", **fields, duration_ms=round(seconds * 1000, 2))

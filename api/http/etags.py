@@ -1,4 +1,4 @@
-"""ETags: whether the client already has the current answer."""
+"""ETags, for GET endpoints: whether the client already has the current answer."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ WaitSeconds: TypeAlias = Annotated[
         le=30,
         allow_inf_nan=False,
         description="Seconds to wait for a change while the job is unfinished. A client whose `If-None-Match` names an "
-        "older state gets the current one at once.",
+        "older state gets the current state at once.",
     ),
 ]
 
 
 def weak_etag(version: str | bytes) -> str:
-    """A weak ETag of a state's `version`, or of a whole answer. The ETag is weak because two answers with the same
-    state may differ in their bytes: in the signature of a URL, for example.
+    """A weak ETag. `version`: identifies a state, or is the whole answer. The ETag is weak because two answers with the
+    same state may differ in their bytes: in the signature of a URL, for example.
     """
     return f'W/"{hashlib.sha256(version.encode() if isinstance(version, str) else version).hexdigest()[:32]}"'
 
 
 def may_be_current(if_none_match: str | None, etag: str) -> bool:
-    """Whether the client may have the current answer already, so that a long poll waits for the next. A client with an
-    older state gets the current one at once.
+    """Whether the client may have the current answer already. Then a long poll waits for the next answer; otherwise it
+    answers at once.
     """
     return if_none_match is None or matches(if_none_match, etag)
 

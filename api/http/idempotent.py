@@ -1,5 +1,5 @@
-"""`Idempotency-Key`: an endpoint's work and the stored answer commit in one transaction. A request that repeats the key
-gets the stored answer. Endpoints that create something call `once`.
+"""The header `Idempotency-Key`. An endpoint's work and its stored answer commit in one transaction. A request that
+repeats the key gets the stored answer. Endpoints that create something call `once`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ IdempotencyKey: TypeAlias = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer to a request with a key. `age`: the time since the first answer; zero for a fresh answer. `is_stored`:
-    a repeated request gets this answer again. An answer that is not stored leaves the key free for another request; the
-    writes of `work` are committed in either case.
+    """An answer to a request with a key. `age`: the time since the first answer; zero if this is the first answer.
+
+    `is_stored`: a repeated request gets this answer again. If the answer is not stored, the key may be used again. The
+    writes of `work` are committed in both cases.
     """
 
     status_code: int
@@ -47,10 +48,10 @@ async def once(
     request_hash: bytes,
     work: Callable[[Connection], Awaitable[Answer]],
 ) -> Answer:
-    """Run `work` inside a transaction and return its answer; or return the first answer if `key` was used before.
+    """Run `work` inside a transaction and return its answer. If `key` was used before, return the first answer instead.
 
-    Raises Invalid and Conflict as `leasehold.db.idempotency.reserve`, and whatever `work` raises: then nothing is
-    stored, and the key may be used again.
+    Raises Invalid and Conflict as `leasehold.db.idempotency.reserve` does, and any error of `work`. After an error of
+    `work` nothing is stored, and the key may be used again.
     """
     async with pool.acquire() as connection:
         if key is None:
@@ -74,7 +75,9 @@ async def once(
 
 
 async def is_repeated(pool: ConnectionSource, tenant_id: str, key: str | None) -> bool:
-    """Whether an answer is stored for the key. Then the request needs no checks, even if rows have changed since."""
+    """Whether an answer is stored for the key. If so, the endpoint checks nothing: it repeats the answer, even if rows
+    have changed since.
+    """
     if key is None:
         return False
     async with pool.acquire() as connection:

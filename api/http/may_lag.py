@@ -1,7 +1,7 @@
-"""Answers the requests of marked endpoints from a standby of PostgreSQL: these answers may be stale.
+"""Answers requests to marked endpoints from a standby of PostgreSQL. These answers may be some seconds old.
 
-Lists, pages and counts are marked, because they are stale anyway once a person reads them. A request for one job by its
-id, and a request that writes, always read from the primary: a client must see its own writes there.
+Lists, pages and counts are marked: they are old anyway when a person reads them. A request for one job by its id, and a
+request that writes, always read from the primary, because a client must see its own writes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from leasehold.api.process.replica_reads import ReplicaReads
 from leasehold.api.process.services import services_of
 from leasehold.db.replica import READS, REQUESTS, STANDBY_FAILED, ReplicaBusy
 
-#: The header with the greatest age that an answer can have, in seconds. An answer without it is from the primary.
-LAG_HEADER = "Leasehold-Read-Lag"
-#: The cookie of a browser that has sent a form in the console: while it has the cookie, its pages are read from the
+#: The header with the greatest possible age of the answer, in seconds. An answer without the header is from the
 #: primary.
+LAG_HEADER = "Leasehold-Read-Lag"
+#: The cookie of a browser that has sent a form in the console. While the browser has the cookie, the console reads its
+#: pages from the primary.
 FRESH_COOKIE = "leasehold_fresh"
 
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
@@ -29,7 +30,9 @@ _marked: set[Callable[..., Any]] = set()
 
 
 def may_lag(endpoint: _Endpoint) -> _Endpoint:
-    """Mark an endpoint that writes nothing, and whose answer may be some seconds old. Write this below its route."""
+    """Mark an endpoint that writes nothing, and whose answer may be some seconds old. This decorator must stand below
+    the route's.
+    """
     _marked.add(endpoint)
     return endpoint
 
@@ -39,8 +42,8 @@ def lags(endpoint: Callable[..., Any] | None) -> bool:
 
 
 def answering(endpoint: Callable[..., Any], handler: _Handler) -> _Handler:
-    """The handler of a route. A marked endpoint reads from the standby, if the standby serves. If the standby then
-    fails, or cannot carry a statement out, the request is repeated on the primary.
+    """The handler for a route. For a marked endpoint it runs `handler` on the standby, if the standby serves. If the
+    standby fails, or cannot run a statement, it runs `handler` again on the primary.
     """
     if not lags(endpoint):
         return handler
@@ -49,7 +52,7 @@ def answering(endpoint: Callable[..., Any], handler: _Handler) -> _Handler:
         reads = services_of(request).replica_reads
         if reads is None:
             return await handler(request)
-        server = "fresh" if _wants_fresh(request) else "primary"
+        server = "fresh" if _demands_primary(request) else "primary"
         if server == "primary" and reads.replica.serves:
             response = await _from_standby(request, handler, reads)
             if response is not None:
@@ -61,12 +64,12 @@ def answering(endpoint: Callable[..., Any], handler: _Handler) -> _Handler:
     return handle
 
 
-def _wants_fresh(request: Request) -> bool:
+def _demands_primary(request: Request) -> bool:
     return "no-cache" in request.headers.get("cache-control", "") or FRESH_COOKIE in request.cookies
 
 
 async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads) -> Response | None:
-    """The answer from the standby. None: it failed."""
+    """The answer from the standby. None: the standby failed, and the primary must answer."""
     with reads.reading() as reading:
         try:
             response = await handler(request)
@@ -76,7 +79,7 @@ async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads
             if not reading.is_over:
                 reads.replica.leave(error)
             return None
-        except asyncpg.PostgresError:  # the standby may lack a migration; any other error repeats on the primary
+        except asyncpg.PostgresError:  # the standby may lack a migration; any other error occurs again on the primary
             return None
         if reading.lag is not None:
             response.headers[LAG_HEADER] = f"{ceil(reading.lag * 10) / 10:.1f}"
@@ -85,8 +88,8 @@ async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads
 
 
 def stay_fresh(request: Request, response: Response) -> Response:
-    """The response to a form. The browser's next pages are read from the primary, until the standby has what the form
-    wrote.
+    """Set a cookie on the response to a form. Because of the cookie, the console reads the browser's next pages from
+    the primary, until the standby has the form's writes.
     """
     services = services_of(request)
     if services.replica_reads is not None:

@@ -1,5 +1,5 @@
-"""Knows which methods an address has, over all its routes. The framework's own 405 names only the methods of the first
-route.
+"""Corrects the `Allow` header of a 405. Several routes may have one address, and the framework names only the methods
+of the first route.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Methods:
         self._by_pattern = list(by_pattern.items())
 
     def of(self, path: str) -> set[str]:
-        """The methods of the address; empty if no route has this address. A literal path hides the patterns that it
-        fits: `/v1/runs/batch` is not the run with the id `batch`.
+        """The methods of the address. Empty: no route has this address. A literal path counts before a pattern that
+        matches it: `/v1/runs/batch` is not the run with the id `batch`.
         """
         if path in self._literal:
             return self._literal[path]
@@ -40,7 +40,7 @@ class Methods:
         return allowed
 
     def corrected(self, problem: Problem, path: str) -> Problem:
-        """The problem with the right `Allow` header. If the address has other methods, a 404 becomes a 405."""
+        """The problem with the right `Allow` header. A 404 becomes a 405 if a route has this literal path."""
         if problem.status is HTTPStatus.NOT_FOUND and problem.code == "not_found" and path in self._literal:
             problem = problem_of_status(HTTPStatus.METHOD_NOT_ALLOWED)
         if problem.status is not HTTPStatus.METHOD_NOT_ALLOWED:

@@ -1,4 +1,6 @@
-"""Reads multipart/form-data from the socket, piece by piece: only the current piece is in memory."""
+"""Reads multipart/form-data from the socket, piece by piece, so that only one piece is in memory. The endpoints that
+take a form call `events`.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +46,11 @@ Event: TypeAlias = Begin | Data | End
 
 
 class _Events:
-    """The parser's callbacks. They gather the events of the piece that the parser reads now."""
+    """The parser's callbacks. They collect the events of the piece that the parser is reading."""
 
     def __init__(self) -> None:
-        self.gathered: list[Event] = []
-        self.complete = False
+        self.collected: list[Event] = []
+        self.is_complete = False
         self._field = self._value = b""
         self._disposition = b""
         self._header_bytes = 0
@@ -73,16 +75,16 @@ class _Events:
         name, file_name = options.get(b"name"), options.get(b"filename")
         if name is None or max(len(name), len(file_name or b"")) > _MAX_NAME:
             raise _malformed_form()
-        self.gathered.append(Begin(_text(name), None if file_name is None else _unescaped(_text(file_name))))
+        self.collected.append(Begin(_text(name), None if file_name is None else _unescaped(_text(file_name))))
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        self.gathered.append(Data(data[start:end]))
+        self.collected.append(Data(data[start:end]))
 
     def on_part_end(self) -> None:
-        self.gathered.append(End())
+        self.collected.append(End())
 
     def on_end(self) -> None:
-        self.complete = True
+        self.is_complete = True
 
     def _count_header_bytes(self, piece: bytes) -> bytes:
         self._header_bytes += len(piece)
@@ -96,7 +98,7 @@ def _text(raw: bytes) -> str:
 
 
 def _unescaped(name: str) -> str:
-    """The name with the three characters restored that browsers escape (HTML, multipart/form-data encoding)."""
+    """The name as the user wrote it. Browsers escape three characters (HTML, multipart/form-data encoding)."""
     for escaped, plain in (("%22", '"'), ("%0D", "\r"), ("%0A", "\n")):
         name = name.replace(escaped, plain)
     return name
@@ -128,7 +130,8 @@ async def events(request: Request, max_bytes: int) -> AsyncIterator[Event]:
     """Parse the request's form, event by event.
 
     Raises Unsupported for another media type; HTTPException(400) for a malformed or truncated form; BodyTooSlow for a
-    silent client; Invalid("too_large") beyond `max_bytes`. The bytes that arrive are counted, not the Content-Length.
+    silent client; Invalid("too_large") beyond `max_bytes`. The size is the number of bytes that arrive: the
+    Content-Length does not count.
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary")
@@ -137,8 +140,8 @@ async def events(request: Request, max_bytes: int) -> AsyncIterator[Event]:
     if not boundary:
         raise _malformed_form()
     callbacks = _Events()
-    calls = ("part_begin", "header_field", "header_value", "header_end", "headers_finished", "part_data", "part_end")
-    parser = MultipartParser(boundary, {f"on_{name}": getattr(callbacks, f"on_{name}") for name in (*calls, "end")})  # type: ignore[arg-type]  # its callbacks are a TypedDict
+    names = ("part_begin", "header_field", "header_value", "header_end", "headers_finished", "part_data", "part_end")
+    parser = MultipartParser(boundary, {f"on_{name}": getattr(callbacks, f"on_{name}") for name in (*names, "end")})  # type: ignore[arg-type]  # its callbacks are a TypedDict
     received = 0
     try:
         async for piece in _pieces(request):
@@ -146,10 +149,10 @@ async def events(request: Request, max_bytes: int) -> AsyncIterator[Event]:
             if received > max_bytes:
                 raise Invalid("too_large", f"A form has at most {max_bytes} bytes.")
             parser.write(piece)
-            for event in callbacks.gathered:
+            for event in callbacks.collected:
                 yield event
-            callbacks.gathered.clear()
+            callbacks.collected.clear()
     except (MultipartParseError, ClientDisconnect) as error:
         raise _malformed_form() from error
-    if not callbacks.complete:
+    if not callbacks.is_complete:
         raise _malformed_form()

@@ -1,4 +1,6 @@
-"""The OpenAPI 3.1 document, and the helpers by which routes declare their problems and forms."""
+"""Builds and serves the OpenAPI 3.1 document. Also has the helpers with which routes declare their problems
+and forms.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ CHECKED_LATER = "`evaluations_waiting`"
 
 
 def problems(codes: dict[HTTPStatus, str]) -> dict[int | str, dict[str, Any]]:
-    """The value of a route's `responses`: the route's own `codes` by status, together with those of every operation."""
+    """The value of a route's `responses`: the route's own `codes` by status, and the codes that every operation has."""
     return {
         int(status): {"description": text, "content": {MEDIA_TYPE: {"schema": {"$ref": _REFERENCE}}}}
         for status, text in sorted((_ALWAYS | codes).items())
@@ -61,30 +63,31 @@ def document(app: FastAPI) -> dict[str, Any]:
             routes=app.routes,
             servers=app.servers,
         )
-        schema = ProblemAnswer.model_json_schema(ref_template="#/components/schemas/{model}")
-        parts = built.setdefault("components", {}).setdefault("schemas", {})
-        parts.update(schema.pop("$defs", {}))
-        parts["ProblemAnswer"] = schema
+        problem_schema = ProblemAnswer.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas = built.setdefault("components", {}).setdefault("schemas", {})
+        schemas.update(problem_schema.pop("$defs", {}))
+        schemas["ProblemAnswer"] = problem_schema
         complete(built, app.state.scopes)
-        _name_lags(built, app)
+        _describe_lags(built, app)
         app.openapi_schema = built
     return app.openapi_schema
 
 
-def _name_lags(built: dict[str, Any], app: FastAPI) -> None:
+def _describe_lags(built: dict[str, Any], app: FastAPI) -> None:
     """Describe the header of answers that may come from a standby."""
     for route in app.routes:
         if isinstance(route, APIRoute) and lags(route.endpoint) and route.path in built["paths"]:
             built["paths"][route.path]["get"]["responses"]["200"].setdefault("headers", {})[LAG_HEADER] = {
-                "description": "Seconds: the answer is at most so old, because a standby of the database gave it. "
-                "Absent: it is from the primary. `Cache-Control: no-cache` in the request wants that.",
+                "description": "The answer is at most this many seconds old, because it is from a standby of the "
+                "database. An answer without this header is from the primary. A request with `Cache-Control: no-cache` "
+                "gets such an answer.",
                 "schema": {"type": "number", "minimum": 0},
             }
 
 
 class Contract:
-    """The bytes of an app's document. The first request builds them in a thread, because that takes a second. Requests
-    that arrive meanwhile wait for the same bytes.
+    """The document of an app in bytes. The first request builds it in a thread, because building takes a second.
+    Requests that arrive meanwhile wait for the same bytes.
     """
 
     def __init__(self, app: FastAPI) -> None:

@@ -11,9 +11,9 @@ class FieldError(BaseModel):
     pointer: str | None = Field(None, description="A JSON pointer into the body, if the error is in the body.")
     parameter: str | None = Field(None, description="The name of a parameter, if the error is in a parameter.")
     place: Literal["query", "header", "cookie"] | None = Field(
-        None, alias="in", description="Where the parameter stands, if the error is in a parameter."
+        None, alias="in", description="Where the parameter is, if the error is in a parameter."
     )
-    position: int | None = Field(None, description="The character of the filter at which the error stands, from 1.")
+    position: int | None = Field(None, description="The position of the error in the filter, in characters from 1.")
     detail: str
 
 

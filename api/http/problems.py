@@ -1,7 +1,7 @@
-"""Turns errors into HTTP answers: RFC 9457 `application/problem+json`. One table maps each kind of error to its status.
+"""Turns errors into HTTP answers: RFC 9457 `application/problem+json`. One table has the status of each kind of error.
 
-`type` is a URN with the code: a URN is stable, and is no address that could break. `detail` is written for the client,
-and names no internal part of the platform.
+`type` is a URN with the code, because a URN stays valid for ever, and an address may not. `detail` is written for the
+client, and names no internal part of the platform.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ STATUS_OF: dict[type[RequestError], HTTPStatus] = {
 #: Seconds after which a client may try again during an outage of the database or the store.
 RETRY_AFTER = 2
 
-#: The error of the triggers that refuse changes of a tenant that moves to another cell (migration 0040).
+#: PostgreSQL's error code while a tenant moves to another cell: triggers refuse its changes (migration 0040).
 MOVING = "LHMOV"
 
 #: The errors by which PostgreSQL refuses a NUL character in text, and in JSON.
 NOT_STORABLE = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
 
-#: The most wrong values that an answer names: a small body can have very many.
+#: An answer names at most this many wrong values, because a small body can have very many.
 _MAX_ERRORS = 100
 #: The ASCII characters that need no percent-encoding in the fragment of a URI (RFC 3986, 3.5).
 _SAFE_IN_FRAGMENTS = "/?:@!$&'()*+,;="
@@ -145,7 +145,7 @@ def _problem_of_library_error(error: Exception) -> Problem:
 
 
 def is_database_away(error: BaseException) -> bool:
-    """Whether the error is one that a lost or overloaded PostgreSQL causes."""
+    """Whether a lost or overloaded PostgreSQL can be the cause of the error."""
     return may_try_again(error)
 
 
@@ -200,7 +200,9 @@ def _problem_of_validation(error: RequestValidationError) -> Problem:
 
 
 def _field_error(item: Mapping[str, Any]) -> dict[str, str]:
-    """Where the error is (a JSON pointer into the body, or a parameter's name) and why. Never the value itself."""
+    """Where the error is (a JSON pointer into the body, or a parameter's name), and its reason. Never the wrong
+    value.
+    """
     place, *path = (str(part) for part in item["loc"]) if item["loc"] else ("body",)
     if place == "body":
         # The fragment of a URI (RFC 6901, 6).

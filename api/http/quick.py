@@ -1,8 +1,8 @@
 """The route class of the endpoints that are called thousands of times a second.
 
-Such an endpoint needs a JSON body, its caller and a header. FastAPI's general search for arguments costs more than the
-endpoint itself, so this class fills the arguments directly. The declarations, the OpenAPI document and the errors stay
-FastAPI's.
+FastAPI's general way to find the arguments of an endpoint takes more time than the endpoint itself. So this class fills
+the arguments directly: the request, the caller, a JSON body and headers. The declarations, the OpenAPI document and the
+errors are the same as with FastAPI's route class.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class QuickRoute(AuthenticatedFirst):
     """The route of an endpoint that declares a request, one model as its body, one Require, and optional headers of
     text.
 
-    Raises DeclarationError for any other endpoint. The API checks the key before the body: without a valid key, a
-    client learns nothing about the body that it sent.
+    Raises DeclarationError for any other endpoint. The key is checked before the body: a client without a valid key
+    learns nothing about the body that it sent.
     """
 
     def endpoint_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -41,13 +41,16 @@ class QuickRoute(AuthenticatedFirst):
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
-    """The names of `call`'s parameters, and the source of each argument."""
+    """The endpoint `call`, the names of its parameters, and what their arguments are made from.
+
+    `headers`: the name of each parameter for a header, and the name of that header.
+    """
 
     call: Callable[..., Awaitable[Response]]
-    request: str
-    caller: str
+    request_name: str
+    caller_name: str
     require: Require
-    body: str
+    body_name: str
     model: type[BaseModel]
     headers: tuple[tuple[str, str], ...]
 
@@ -56,23 +59,24 @@ class _Endpoint:
         match dependant:
             case Dependant(
                 call=call,
-                request_param_name=str(request),
-                dependencies=[Dependant(call=Require() as require, name=str(caller))],
+                request_param_name=str(request_name),
+                dependencies=[Dependant(call=Require() as require, name=str(caller_name))],
                 body_params=[body],
             ) if callable(call) and isinstance(body.field_info.annotation, type):
                 headers = tuple((field.name, field.alias) for field in dependant.header_params)
-                endpoint = cls(call, request, caller, require, body.name, body.field_info.annotation, headers)
-                names = {request, caller, body.name, *(name for name, _ in headers)}
+                model = body.field_info.annotation
+                endpoint = cls(call, request_name, caller_name, require, body.name, model, headers)
+                names = {request_name, caller_name, body.name, *(name for name, _ in headers)}
                 if names == signature(call).parameters.keys():
                     return endpoint
         raise DeclarationError(f"{dependant.path}: a quick route takes a request, a caller, a body and headers only")
 
     async def arguments(self, request: Request) -> dict[str, Any]:
-        """Raises what Require raises, and RequestValidationError."""
+        """The arguments for `call`, by name. Raises the errors of Require, and RequestValidationError."""
         caller = await self.require(request, await bearer(request))
         headers = {name: request.headers.get(alias) for name, alias in self.headers}
         body = _validated_body(self.model, await request.body())
-        return {self.request: request, self.caller: caller, self.body: body, **headers}
+        return {self.request_name: request, self.caller_name: caller, self.body_name: body, **headers}
 
 
 def _validated_body(model: type[BaseModel], body: bytes) -> BaseModel:

@@ -1,4 +1,4 @@
-"""What endpoints do after their commit: publish its hints, admit jobs that waited, and encode the answer."""
+"""What endpoints do after their commit: publish hints, admit waiting jobs, and encode the answer."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ async def publish_and_admit(
 ) -> None:
     """Call this after a commit: publish the commit's hints, and admit the jobs that wait at `limits`.
 
-    `departed`: the jobs that the commit took out of these limits. An outage raises nothing here, because the request is
-    committed already: the workers admit the jobs later.
+    `departed`: the jobs that no longer count in these limits after the commit. During an outage this raises nothing,
+    because the request is committed: the workers admit the jobs later.
     """
     services.announcer.announce(hints)
     if limits:
@@ -48,8 +48,8 @@ async def publish_and_admit(
 
 
 async def publish_and_admit_run(services: Services, effects: CreatedRun) -> None:
-    """Call this after the commit that created or revived a run: count the runs that the new run has ended, then
-    `publish_and_admit`.
+    """Call this after the commit that created a run or retried one. It counts the runs that this run has ended, then
+    calls `publish_and_admit`.
     """
     count_ended_jobs(effects.ended)
     await publish_and_admit(services, effects.hints, effects.limits, effects.departed)

@@ -1,4 +1,6 @@
-"""Server-sent events of a job, which a client can resume. The endpoints of runs and of every kind of work use it."""
+"""Streams the events of a job as server-sent events. A client can resume a stream. The event endpoints of runs and of
+every kind of work use this module.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from leasehold.db.event_reads import EventView
 from leasehold.domain.errors import Invalid
 from leasehold.domain.states import JOB_TERMINAL
 
-#: Seconds between comments on an idle stream, so that no proxy between closes it.
+#: Seconds between comments on an idle stream. They keep proxies from closing it.
 KEEP_ALIVE = 15.0
 HEADERS = {"X-Accel-Buffering": "no"}
 #: The value of a route's `responses`, for a route that answers with events.
@@ -48,23 +50,24 @@ def event_number(last_event_id: str | None) -> int:
 async def stream(
     services: Services, tenant_id: str, job_id: UUID, after: int, fields: Callable[[EventView], dict[str, Any]]
 ) -> AsyncIterator[bytes]:
-    """The job's events numbered above `after`, as they happen. Ends after the job's last event.
+    """The job's events with numbers above `after`, as they happen. The stream ends after the job's last event.
 
-    The stream ends early when the process stops, or after MAX_SECONDS: a revoked key must not listen forever. The
-    client then resumes. `fields` adds the endpoint's own fields to each event.
+    It ends earlier when the process stops, and after MAX_SECONDS, because a revoked key must not listen forever. The
+    client can then resume. `fields` gives the endpoint's own fields of an event.
     """
-    until = monotonic() + MAX_SECONDS
-    ended = has_changed = False
-    while not services.draining and monotonic() < until:
+    end = monotonic() + MAX_SECONDS
+    has_ended = has_changed = False
+    while not services.draining and monotonic() < end:
         async with services.pool.acquire() as connection:
             batch = await event_reads.events_after(connection, tenant_id, job_id, after, _BATCH)
         for event in batch:
             yield _encode(event, fields(event))
             after = event.seq
-            ended = event.job_status in JOB_TERMINAL
+            has_ended = event.job_status in JOB_TERMINAL
         if len(batch) == _BATCH:
             continue
-        if ended or (has_changed and not batch):  # a change without an event: the job was deleted meanwhile
+        was_deleted = has_changed and not batch  # deleting a job is a change without an event
+        if has_ended or was_deleted:
             return
         has_changed = await services.watch.changed(job_id, after, KEEP_ALIVE)
         if not has_changed:

@@ -1,4 +1,4 @@
-"""The member `tags` of requests that submit jobs."""
+"""The member `tags` of requests that submit jobs. Also the text of a request for its idempotency key."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pydantic import AfterValidator, BaseModel, Field
 from leasehold.domain.errors import Invalid
 from leasehold.domain.tags import MAX_TAG_CHARACTERS, MAX_TAGS, NAME_PATTERN, check_tags
 
-#: Members that later releases added to requests.
-_ADDED = ("tags", "callback_url", "dry_run")
+#: Members that requests did not have in the first release.
+_LATER_MEMBERS = ("tags", "callback_url", "dry_run")
 
 
 def _checked(tags: dict[str, str]) -> dict[str, str]:
@@ -33,8 +33,9 @@ Tags: TypeAlias = Annotated[
 
 
 def json_of_request(body: BaseModel) -> bytes:
-    """The request as JSON, for the fingerprint of its idempotency key. Unused members of _ADDED are left out: so a
-    request has the same fingerprint as in releases without these members, and its repetition after an upgrade is
-    recognised.
+    """The request as JSON, for the fingerprint of its idempotency key. _LATER_MEMBERS that the request does not use are
+    left out. So the request has the same fingerprint as in earlier releases: the API recognises a repetition even after
+    an upgrade.
     """
-    return body.model_dump_json(exclude={name for name in _ADDED if not getattr(body, name, None)}).encode()
+    unused = {name for name in _LATER_MEMBERS if not getattr(body, name, None)}
+    return body.model_dump_json(exclude=unused).encode()
