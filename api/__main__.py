@@ -1,4 +1,4 @@
-"""The program `python -m leasehold.api`: it serves the API.
+"""The program `python -m leasehold.api`, which serves the API.
 
 After SIGTERM it ends long polls and streams, finishes the running requests, and exits.
 """
@@ -33,7 +33,7 @@ from leasehold.urls import refuse_bad_urls
 
 log = structlog.get_logger(__name__)
 
-#: Seconds for the running requests to finish, once long polls and streams are ended.
+#: Seconds for which the running requests may go on after the long polls and streams have ended.
 _GRACE_SECONDS = 15
 
 
@@ -49,8 +49,8 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
-        """Record the signal. uvicorn's own method raises the signal again at the end; here a requested stop is a
-        success.
+        """Record the signal, so that the process stops and exits with success. uvicorn's own method would raise the
+        signal again at the end.
         """
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
@@ -76,13 +76,13 @@ def make_server(settings: Settings, *, host: str, port: int) -> Server:
 
 
 def _sockets(host: str, port: int) -> list[socket.socket] | None:
-    """The socket for `ALL` addresses, IPv4 and IPv6: for `::`, uvicorn would open one for IPv6 alone. None for any
-    other `host`: uvicorn opens that socket.
+    """If `host` is `ALL`: one socket for all addresses of IPv4 and IPv6, because uvicorn's own socket for `::` would be
+    for IPv6 alone. None for any other `host`: uvicorn opens the socket.
     """
     if host != ALL:
         return None
     opened = listening_at(host, port)
-    log.info("listening", url=f"http://[::]:{opened.getsockname()[1]}")  # as uvicorn does for its own sockets
+    log.info("listening", url=f"http://[::]:{opened.getsockname()[1]}")  # uvicorn logs this only for its own sockets
     return [opened]
 
 
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         begin_traces("api")
     allow_files(settings)
     try:
-        with suppress(*TRY_AGAIN):  # the API starts without its database
+        with suppress(*TRY_AGAIN):  # the API also starts while its database is away
             uvloop.run(check_pooler(settings))
         server = make_server(settings, host=options.host, port=options.port)
     except CodeBroken as error:

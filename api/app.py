@@ -52,12 +52,12 @@ from leasehold.kinds.settings import check_settings
 from leasehold.pipelines import SHIPPED, completed, kinds_of
 from leasehold.settings import Settings
 
-#: The paths that need no key: monitoring requests them, and programs that generate a client. Kinds of work name further
-#: paths.
+#: The paths that need no key: for monitoring, and for programs that generate a client. Kinds of work may name further
+#: public paths.
 PUBLIC = frozenset({"/livez", "/readyz", "/metrics", openapi.PATH})
 
-#: FastAPI tries routes in order: first the busiest, then those of the shipped kinds of work, then the rest. The routes
-#: of other kinds come last, so that none can hide a route of the platform.
+#: FastAPI tries routes in order: first the busiest routes, then the routes of the shipped kinds of work, then the rest.
+#: The routes of other kinds come last, so that they cannot hide a route of the platform.
 _BUSIEST = (creating.router, run_batches.router, runs.router, replays.router)
 _REST = (
     templates.router,
@@ -139,8 +139,8 @@ def make_app(settings: Settings) -> FastAPI:
 
 
 def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
-    """All routers in order. A process that serves the console alone has those of its pages and of monitoring. Raises
-    DeclarationError if a kind of work uses a path of the platform or of another kind.
+    """All routers in order. A process that serves only the console has only the routers of the console and of
+    monitoring. Raises DeclarationError if a kind of work uses a path of the platform or of another kind.
     """
     consoles = [] if settings.console_path is None else [console_router(settings.console_path)]
     monitoring = [metrics.router] if settings.metrics_public else []
@@ -149,7 +149,7 @@ def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
     shipped_routers = [load(path) for kind in kinds if kind in SHIPPED for path in kind.routers]
     platform_routers = [*_BUSIEST, *shipped_routers, *_REST, *monitoring]
     used_paths = {route.path for router in platform_routers for route in router.routes if isinstance(route, APIRoute)}
-    other_routers: list[APIRouter] = []
+    routers_of_other_kinds: list[APIRouter] = []
     for kind in kinds:
         if kind in SHIPPED:
             continue
@@ -160,15 +160,15 @@ def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
                 f"the kind {kind.name} uses paths that are already used: {sorted(paths & used_paths)}"
             )
         used_paths |= paths
-        other_routers += routers
-    return platform_routers + other_routers + consoles
+        routers_of_other_kinds += routers
+    return platform_routers + routers_of_other_kinds + consoles
 
 
 def refuse_open_bodies(app: FastAPI, router: APIRouter) -> None:
     """Raises DeclarationError for a route that would read its body before it knows its caller."""
     for route in router.routes:
         if isinstance(route, APIRoute) and route.body_field is not None and not isinstance(route, AuthenticatedFirst):
-            raise DeclarationError(f"{app.title}: {route.path} reads its body before it knows its caller")
+            raise DeclarationError(f"{app.title}: {route.path} would read its body before it knows its caller")
 
 
 async def _answer_problem(request: Request, error: Exception) -> Response:

@@ -1,6 +1,7 @@
-"""The audit of the API: `record` adds the row of an act; `audit` writes a log line for each access to conversions.
+"""The audit of the API. Endpoints call `record` to add a row to the audit. The conversion endpoints call `audit` to
+write a log line for each access.
 
-A row and a line name a key by its public prefix. They never have a secret, a body or a file name.
+Rows and lines name a key by its public prefix. They never contain a secret, a body or a file name.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ async def record(
     tenant_id: str | None = None,
     **details: Any,
 ) -> None:
-    """Add the row of an act to the audit, in the transaction of the act. The first word of `action` names the kind of
-    its target. `tenant_id`: the tenant whose chain gets the row; None: the caller's.
+    """Add a row for the caller's act to the audit. Call this in the transaction of the act.
+
+    `action`: such as `key.create`; its first word is the kind of the target. `tenant_id`: the tenant whose chain gets
+    the row; None: the caller's tenant.
     """
     kind = action.partition(".")[0]
     await rows.record(
@@ -43,7 +46,7 @@ async def record(
 
 
 def audit(event: str, request: Request, caller: Caller | None = None, **facts: Any) -> None:
-    """Write one line. `event`: a stable name such as `result.streamed`. `facts`: further fields of the line."""
+    """Write one log line. `event`: a stable name such as `result.streamed`. `facts`: further fields of the line."""
     client = {} if caller is None else {"client_id": caller.client_id, "key_prefix": caller.key_prefix}
     _log.info(event, audit=True, source_ip=source_address(request), route=request.url.path, **client, **facts)
 
@@ -57,16 +60,16 @@ class AuditedRequire(Require):
         try:
             caller = await super().admit(request, credentials)
         except Unauthenticated as error:
-            audit(_refused(error, credentials), request)
+            audit(_event_of(error, credentials), request)
             raise
-        except Forbidden:  # the log context of the request names the client
+        except Forbidden:  # `admit` has added the client to the log context, so the line names it
             audit("auth.forbidden", request, scope=self.scope)
             raise
         audit("auth.success", request, caller)
         return caller
 
 
-def _refused(error: Unauthenticated, credentials: HTTPAuthorizationCredentials | None) -> str:
+def _event_of(error: Unauthenticated, credentials: HTTPAuthorizationCredentials | None) -> str:
     if error.code == "missing_api_key" or credentials is None:
         return "auth.missing"
     return "auth.rejected" if parse_key(credentials.credentials) is not None else "auth.malformed"

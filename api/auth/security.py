@@ -1,6 +1,5 @@
-"""Checks the caller's scope. Every route names a scope or is listed as public.
-
-A route names its scope by a dependency `Require`. `refuse_open_routes` refuses any other route when the API starts.
+"""Checks the caller's key and its scope. Every route has a dependency `Require` that names a scope, or is listed as
+public. `refuse_open_routes` refuses any other route when the API starts.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ JOBS_OPERATE = "jobs:operate"
 JOBS_DELETE = "jobs:delete"
 #: To list, make, rotate, expire and revoke the keys of the tenant.
 KEYS_WRITE = "keys:write"
-#: To list the people of the tenant, who sign in by OpenID Connect; to set their roles, and to disable them.
+#: To list the people of the tenant (who sign in by OpenID Connect), to set their roles, and to disable them.
 PEOPLE_WRITE = "people:write"
 #: To read the audit of the tenant: who did what.
 AUDIT_READ = "audit:read"
@@ -56,13 +55,13 @@ bearer = HTTPBearer(
 
 
 class Require:
-    """A dependency that returns the caller, whose key is valid and has the scope.
+    """A dependency that returns the caller, if the key is valid and has the scope.
 
-    `or_scope`: another scope that admits the caller, to a part of what the endpoint does. Raises Unauthenticated
-    without a valid key, Forbidden without either scope.
+    `or_scope`: another scope that admits the caller; the endpoint itself then limits what the caller may do. Raises
+    Unauthenticated without a valid key, and Forbidden if the key has neither scope.
     """
 
-    #: Whether the audit counts requests without a valid key.
+    #: Whether the audit also counts requests without a valid key.
     counts_strangers = True
 
     def __init__(self, scope: str, *, or_scope: str | None = None) -> None:
@@ -80,7 +79,9 @@ class Require:
         return admitted[self]
 
     async def admit(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
-        """Identify the caller. `__call__` does it once a request, however many dependencies need it."""
+        """Identify the caller and check its scope. `__call__` calls this once for each request, even if several
+        dependencies need the caller.
+        """
         try:
             caller = await self.identify(request, credentials)
         except Unauthenticated as error:
@@ -98,7 +99,7 @@ class Require:
         return caller
 
     async def identify(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
-        """Find the caller whose key the request has. Raises Unauthenticated, or one of TRY_AGAIN."""
+        """The caller whose key the request has. Raises Unauthenticated, or one of TRY_AGAIN."""
         if credentials is None or len(request.headers.getlist("authorization")) != 1:
             raise Unauthenticated("missing_api_key", "Send `Authorization: Bearer <API key>`.")
         return located(request, await services_of(request).keyring.identify(credentials.credentials))
@@ -111,13 +112,13 @@ class Require:
 
 
 def tenant_of(caller: Caller) -> str | None:
-    """The tenant whose things the caller may name; None: all tenants'."""
+    """The tenant whose objects the caller may use. None: an operator may use the objects of all tenants."""
     return None if OPERATE in caller.scopes else caller.tenant_id
 
 
-def tenant_wanted(caller: Caller, tenant: str | None) -> str | None:
-    """The tenant whose things are listed. `tenant`: the choice of an operator; None: all tenants. Other callers get
-    their own tenant.
+def tenant_to_list(caller: Caller, tenant: str | None) -> str | None:
+    """The tenant whose objects to list; None: all tenants. An operator gets the tenant that the request names
+    (`tenant`), and any other caller its own tenant.
     """
     return tenant if OPERATE in caller.scopes else caller.tenant_id
 
@@ -128,7 +129,9 @@ def located(request: Request, caller: Caller) -> Caller:
 
 
 def stranger(request: Request, key: str) -> Actor:
-    """The actor that the audit names for a refused key. `key`: its text; the audit gets the public prefix, if any."""
+    """The actor that the audit names for a refused key. `key`: the text that the client sent. The audit gets only its
+    public prefix, if it has one.
+    """
     presented = parse_key(key)
     prefix = None if presented is None else presented.prefix
     return Actor("key", "", None, prefix, source_address(request), request_id_of(request))
@@ -140,7 +143,7 @@ def request_id_of(request: Request) -> str:
 
 
 def requirements(dependant: Dependant) -> list[Require]:
-    """Every Require among the dependant and its dependencies."""
+    """Every Require of a route: the dependant itself and all its dependencies."""
     own = [dependant.call] if isinstance(dependant.call, Require) else []
     return own + [require for child in dependant.dependencies for require in requirements(child)]
 

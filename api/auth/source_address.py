@@ -1,4 +1,6 @@
-"""Where a request comes from: the address of the peer or, behind a trusted proxy, the address that the proxy names."""
+"""Where a request comes from: the address of the peer. If the peer is a trusted proxy, the address that the proxy
+names. The audit records this address.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ def _networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network,
 
 
 def source_address(request: Request) -> str | None:
-    """The nearest address that is not one of LEASEHOLD_TRUSTED_PROXIES.
+    """The nearest address that is not in LEASEHOLD_TRUSTED_PROXIES.
 
-    Each proxy appends the address of its own peer. X-Forwarded-For is therefore read from its end, and only as far as
-    trusted proxies wrote it.
+    Each proxy appends the address of its own peer to X-Forwarded-For. So this function reads the header from its end,
+    and only the entries that trusted proxies wrote.
     """
     if request.client is None:
         return None

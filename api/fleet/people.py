@@ -15,7 +15,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict
 
-from leasehold.api.auth.security import PEOPLE_WRITE, Require, tenant_of, tenant_wanted
+from leasehold.api.auth.security import PEOPLE_WRITE, Require, tenant_of, tenant_to_list
 from leasehold.api.fleet.keys import refuse_more
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
@@ -96,7 +96,7 @@ async def list_people(
     cursor: InstantCursor = None,
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 50,
 ) -> Response:
-    tenant_id, before = tenant_wanted(caller, tenant), instant_and_id_at(cursor)
+    tenant_id, before = tenant_to_list(caller, tenant), instant_and_id_at(cursor)
     async with services_of(request).pool.acquire() as connection:
         rows = await people.search(connection, tenant_id, text, limit + 1, before)
     next_cursor = cursor_of(rows[limit - 1]["seen_at"], rows[limit - 1]["id"]) if len(rows) > limit else None

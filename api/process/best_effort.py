@@ -1,4 +1,6 @@
-"""`best_effort`, for work that a request does after its commit: an outage then must not change the answer."""
+"""`best_effort`, for work that a request does after its commit. An outage during this work must not change the answer,
+because the request has already taken effect.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,10 @@ log = structlog.get_logger(__name__)
 
 @contextmanager
 def best_effort(work: str) -> Iterator[None]:
-    """Suppress an outage of the database, and a pool without a free connection, in the block.
+    """Suppress the errors of the block that come from an outage of the database, or from a pool without a free
+    connection.
 
-    Use it only for work that a worker repeats later. `work`: the name of that work in the log.
+    Use it only for work that a worker also does later. `work`: the name of this work in the log.
     """
     try:
         yield

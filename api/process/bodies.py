@@ -1,8 +1,8 @@
 """Reads request bodies into memory. Each body is bounded in bytes and time, and all bodies of the process share one
 budget.
 
-The bounds count the bytes that arrive, not the Content-Length. The API knows the caller before it reads the first byte:
-`AuthenticatedFirst` calls `Bodies.received` after the key is checked.
+The bounds apply to the bytes that arrive, whatever the Content-Length names. `AuthenticatedFirst` calls
+`Bodies.received` after it has checked the key, so the API reads no byte of an unknown caller.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from leasehold.api.process.metrics import BODY_BYTES
 from leasehold.domain.errors import BodyTooLarge, BodyTooSlow, Unavailable
 
 MAX_BYTES = 64 * 1024
-#: Under /v1/, where bodies carry payloads and schemas (leasehold.domain.template bounds these).
+#: The bound under /v1/, where bodies contain payloads and schemas (leasehold.domain.template bounds these).
 MAX_BYTES_OF_RUNS = 512 * 1024
 _RUNS = "/v1/"
-#: The API reads and discards this many bytes of a body that is too large, before it answers. If the API closed the
-#: connection while the client still sends, TCP would reset it, and the client would never see the answer.
+#: If a body is too large, the API reads and discards up to this many bytes of it before it answers. If the API closed
+#: the connection while the client still sends, TCP would reset the connection, and the client would never see the
+#: answer.
 _DISCARDED_BYTES = 1024 * 1024
 #: Seconds within which a whole body must arrive.
 MAX_SECONDS = 20.0
-#: Seconds for which a request waits for its share of the budget.
+#: Seconds for which a request waits until the budget has room for its body.
 _PATIENCE_SECONDS = 10.0
 _RETRY_SECONDS = 2.0
 
 
 class Bodies:
-    """`budget`: bytes that all bodies in memory may take at once. A tenant gets at most half of it: other tenants
-    always find room.
+    """Reads bodies within `budget`: the bytes that all bodies in memory may have at once. A tenant gets at most half of
+    the budget, so that other tenants find room.
     """
 
     def __init__(self, budget: int) -> None:
@@ -47,9 +48,9 @@ class Bodies:
 
     @asynccontextmanager
     async def room(self, tenant_id: str, size: int) -> AsyncIterator[None]:
-        """Reserve `size` bytes, or a tenant's whole share if that is less.
+        """Reserve `size` bytes of the budget for the block, but at most a tenant's whole share.
 
-        Raises Unavailable `busy` if the budget has no room in time.
+        Raises Unavailable `busy` if the budget has no room within _PATIENCE_SECONDS.
         """
         size = min(size, self._tenant_budget)
         await self._reserve(tenant_id, size)
@@ -60,14 +61,14 @@ class Bodies:
 
     @asynccontextmanager
     async def received(self, request: Request, tenant_id: str) -> AsyncIterator[Request]:
-        """Read the whole body. Yields a request whose body is in memory, and keeps its share of the budget for the
+        """Read the whole body. Yields a request whose body is in memory. The room in the budget stays reserved for the
         block. Raises BodyTooLarge, BodyTooSlow, Unavailable, ClientDisconnect.
         """
         max_bytes = MAX_BYTES_OF_RUNS if request.scope["path"].startswith(_RUNS) else MAX_BYTES
-        announced = request.headers.get("content-length", "")
-        if announced.isdecimal() and int(announced) > _DISCARDED_BYTES:
+        content_length = request.headers.get("content-length", "")
+        if content_length.isdecimal() and int(content_length) > _DISCARDED_BYTES:
             raise _too_large(max_bytes)
-        size = min(int(announced), max_bytes) if announced.isdecimal() else max_bytes
+        size = min(int(content_length), max_bytes) if content_length.isdecimal() else max_bytes
         async with self.room(tenant_id, size):
             try:
                 async with asyncio.timeout(MAX_SECONDS):
@@ -90,7 +91,7 @@ class Bodies:
         except BaseException as error:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
-            elif granted.done() and not granted.cancelled():
+            elif granted.done() and not granted.cancelled():  # `_serve` has granted the room just before
                 self._release(tenant_id, size)
             if isinstance(error, TimeoutError):
                 message = "The server is reading too many request bodies. Try again soon."
@@ -114,7 +115,7 @@ class Bodies:
         self._serve()
 
     def _serve(self) -> None:
-        """Grant room in the order of arrival. A body that does not fit now does not delay smaller bodies behind it."""
+        """Grant room in the order of arrival. A body that does not fit now does not delay later, smaller bodies."""
         for waiter in list(self._waiting):
             tenant_id, size, granted = waiter
             if self._fits(tenant_id, size):

@@ -1,7 +1,7 @@
-"""The deadline of a request: how long it may wait for PostgreSQL in all, until its answer begins.
+"""The deadline of a request: how long all its waits for PostgreSQL together may take, until its answer begins.
 
-Each wait (for a turn, a connection, a statement) has a limit of its own, and a request has several waits. While the
-database is away, a request without a deadline would take the sum of these limits.
+A request has several waits (for a turn, a connection, a statement), and each has a limit of its own. While the database
+is away, a request without a deadline would take the sum of these limits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class Deadline:
         return self._seconds_left == 0
 
     def lift(self) -> None:
-        """From now on only each wait's own limit holds: the answer has begun, or the request is a bulk write."""
+        """End the deadline, because the answer has begun or the request is a bulk write. Each wait keeps its own
+        limit.
+        """
         self._seconds_left = None
 
     @asynccontextmanager
@@ -48,8 +50,8 @@ class Deadline:
 
     @asynccontextmanager
     async def using(self, connection: Connection) -> AsyncIterator[None]:
-        """As `waiting`, while the block uses `connection`. When no time is left, break the connection: then a statement
-        ends at once, and so does the rollback after it. The block then raises one of TRY_AGAIN.
+        """Count the time of the block, which uses `connection`. When no time is left, break the connection. Then the
+        statement in the block ends at once, and so does the rollback after it: the block raises one of TRY_AGAIN.
         """
         if self._seconds_left is None:
             yield
@@ -60,7 +62,8 @@ class Deadline:
         try:
             yield
         except AttributeError as error:
-            # asyncpg sends a statement in several steps. A connection that breaks between two of them has no protocol.
+            # asyncpg sends a statement in several steps. If the connection breaks between two steps, asyncpg raises
+            # this.
             if self._has_broken:
                 raise TimeoutError("the request's time for PostgreSQL is over") from error
             raise
@@ -80,8 +83,8 @@ class Deadline:
 
 @asynccontextmanager
 async def acquired_in_time(acquiring: AbstractAsyncContextManager[Connection]) -> AsyncIterator[Connection]:
-    """Acquire a connection and lend it to the block, both within the deadline of the current request. Raises one of
-    TRY_AGAIN.
+    """Acquire a connection for the block. Acquiring and the block count for the deadline of the current request. Raises
+    one of TRY_AGAIN.
     """
     limit = current()
     async with AsyncExitStack() as stack:
@@ -97,12 +100,12 @@ _UNBOUNDED.lift()
 
 
 def begin(seconds: float) -> Deadline:
-    """From now on the current request has `seconds` for PostgreSQL."""
+    """Give the current request `seconds` for PostgreSQL from now on."""
     deadline = Deadline(seconds)
     _deadline.set(deadline)
     return deadline
 
 
 def current() -> Deadline:
-    """The deadline of the current request. Outside of requests: one without a limit."""
+    """The deadline of the current request. Outside of a request, a deadline without a limit."""
     return _deadline.get() or _UNBOUNDED

@@ -1,6 +1,5 @@
-"""Who calls: the API checks the key against the database, and remembers the row for a few seconds.
-
-`Require` calls `Keyring.identify` for every request, so that most requests cost no query.
+"""Identifies the caller of a request by its key. The API reads the key's row from the database and keeps it for a few
+seconds, so that most requests cost no query. `Require` calls `Keyring.identify` for every request.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ _CACHED_KEYS = 10_000
 class Caller:
     """The tenant and client that call, and the scopes of their key.
 
-    `quota_key`: the counter of rates and quotas; a rotated key shares the counter of the key before it. `own_tenant`:
-    the tenant of the key, while an operator acts within another tenant. `person_id`: the person who signed in by OpenID
-    Connect, without a key; `client_id` is then the person's login.
+    `quota_key`: names the counter of rates and quotas; a rotated key shares the counter of the key before it.
+    `own_tenant`: set while an operator acts within another tenant; then it is the tenant of the operator's key.
+    `person_id`: a person who signed in by OpenID Connect, without a key; then `client_id` is the person's login.
     """
 
     tenant_id: str
@@ -64,8 +63,8 @@ def _invalid_key() -> Unauthenticated:
 
 
 class Keyring:
-    """Finds callers, and remembers their keys for `cache_seconds`. A key that was revoked or has expired may therefore
-    work in this process for that long.
+    """Finds callers, and keeps the rows of their keys for `cache_seconds`. So a key that was revoked or has expired may
+    work in this process for this long.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class Keyring:
         if presented is None:
             raise _invalid_key()
         if self._cells is not None:
-            self._cells.refuse_key_of(presented.cell)  # without the database
+            self._cells.refuse_key_of(presented.cell)  # decided without the database
         stored = self._cached_key(presented.prefix)
         if stored is None:
             stored = await self._read_key(presented.prefix, presented)
@@ -102,9 +101,9 @@ class Keyring:
         return self._caller_of(stored)
 
     async def caller_of_session(self, prefix: str) -> Caller:
-        """Find the caller of a session: its owner showed the key with this prefix when the session began.
+        """Find the caller of a session that began with a key. `prefix`: the key's public prefix.
 
-        Raises Unauthenticated when the key was revoked or has expired, WrongCell, or one of TRY_AGAIN.
+        Raises Unauthenticated if the key was revoked or has expired, WrongCell, or one of TRY_AGAIN.
         """
         stored = self._cached_key(prefix)
         if stored is None:
@@ -116,7 +115,7 @@ class Keyring:
     async def caller_of_person_session(self, person_id: UUID, generation: int) -> Caller:
         """Find the caller of a session that a person began at the OpenID provider.
 
-        Nothing is remembered: a person who was disabled has lost the session by the next request, in every process.
+        The person's row is not kept: when a person is disabled, the next request in any process loses the session.
         Raises Unauthenticated `session_ended`, or one of TRY_AGAIN.
         """
         async with deadline.acquired_in_time(self._pool.acquire()) as connection:
@@ -126,7 +125,7 @@ class Keyring:
         return self.caller_of_person(row)
 
     def caller_of_person(self, row: Row) -> Caller:
-        """The caller that a person's row stands for. Raises Unauthenticated `session_ended`."""
+        """The caller for the row of a person. Raises Unauthenticated `session_ended`."""
         if row["disabled_at"] is not None or not row["scopes"]:
             raise Unauthenticated("session_ended", "You may not sign in here. An admin of the tenant can change that.")
         self._refuse_elsewhere(row["tenant_id"])
@@ -134,12 +133,12 @@ class Keyring:
         return Caller(row["tenant_id"], row["login"], None, quota_key, scopes, person_id=row["id"])
 
     def _refuse_elsewhere(self, tenant_id: str | None, presented: PresentedKey | None = None) -> None:
-        """Raises WrongCell if the tenant lives in another cell. `tenant_id`: None if no row here has the key."""
+        """Raises WrongCell if the tenant belongs to another cell. `tenant_id` None: this cell has no row of the key."""
         if self._cells is not None:
             self._cells.refuse_elsewhere(tenant_id, None if presented is None else presented.cell)
 
     def expanded(self, scopes: Iterable[str]) -> frozenset[str]:
-        """The scopes, with each role replaced by the scopes that it stands for."""
+        """The scopes, with the scopes of each role in place of the role."""
         return expanded(scopes, self._roles)
 
     def _caller_of(self, stored: StoredKey) -> Caller:
@@ -147,28 +146,30 @@ class Keyring:
         return Caller(stored.tenant_id, stored.client_id, stored.prefix, stored.quota_key, scopes)
 
     def _cached_key(self, prefix: str) -> StoredKey | None:
-        stored, until = self._cache.get(prefix, (None, 0.0))
-        return stored if monotonic() < until else None
+        stored, valid_until = self._cache.get(prefix, (None, 0.0))
+        return stored if monotonic() < valid_until else None
 
     async def _read_key(self, prefix: str, presented: PresentedKey | None) -> StoredKey:
-        """Read the key's row, and check the secret of the `presented` key. None: a session, which shows no secret."""
+        """Read the key's row, and check the secret of the `presented` key. None: there is no secret to check, because
+        the key belongs to a session.
+        """
         started = monotonic()
         async with deadline.acquired_in_time(self._pool.acquire()) as connection:
             stored = await find_key(connection, prefix)
-            is_right = presented is None or matches(presented, stored)
-            if not is_right or stored is None or not stored.usable:
+            is_secret_right = presented is None or matches(presented, stored)
+            if not is_secret_right or stored is None or not stored.usable:
                 self._cache.pop(prefix, None)
-                if not is_right:
+                if not is_secret_right:
                     self._refuse_elsewhere(None, presented)
                 raise _invalid_key()
-            self._refuse_elsewhere(stored.tenant_id, presented)  # before the row is written
+            self._refuse_elsewhere(stored.tenant_id, presented)  # before `_mark_used` writes to the row
             if not stored.used_lately:
                 await _mark_used(connection, stored)
         self._remember(stored, started + self._cache_seconds)
         return stored
 
-    def _remember(self, stored: StoredKey, until: float) -> None:
-        self._cache[stored.prefix] = (stored, until)
+    def _remember(self, stored: StoredKey, valid_until: float) -> None:
+        self._cache[stored.prefix] = (stored, valid_until)
         self._cache.move_to_end(stored.prefix)
         while len(self._cache) > _CACHED_KEYS:
             self._cache.popitem(last=False)
@@ -178,5 +179,5 @@ async def _mark_used(connection: Connection, stored: StoredKey) -> None:
     try:
         await mark_used(connection, stored.id)
     except TRY_AGAIN as error:
-        # The time of the last use is only a statistic. A read-only database cannot store it, and the request goes on.
+        # The request goes on: the time of the last use is only a statistic, and a read-only database cannot store it.
         DATABASE.record_error(error, "the use of API keys")

@@ -1,4 +1,6 @@
-"""The API's own metrics, and GET /metrics. Every label has few values: route templates, known methods, status codes."""
+"""The API's own metrics, and the endpoint GET /metrics. Every label has few values: route templates, known methods,
+status codes.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Records refused requests (no valid key, or no scope) in the audit. They are counted in memory and written every few
-seconds. Refusals with the same code, source and key share a row.
+"""Records refused requests (no valid key, or a missing scope) in the audit. The API counts them in memory and writes
+them every few seconds. Refusals with the same code, source and key share a row.
 
-A stranger can send requests without end. So a refusal costs no statement and no lock, and the number of rows in one
-write is bounded.
+Anybody can send requests without end. So a refusal costs no statement and no lock, and one write has a bounded number
+of rows.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from leasehold.domain.audit import SHARED_CHAIN, Actor
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.periodic import Periodic
 
-_EVERY_SECONDS = 10.0
+_FLUSH_SECONDS = 10.0
 _MAX_PATH_CHARACTERS = 200
-#: The code of a refusal, and the actor without the id of the request. Refusals with equal values share a count.
-_Refused: TypeAlias = tuple[str, Actor]
-#: The actor of all refusals beyond the bound.
+#: The code of a refusal, and the actor without the id of the request. Refusals with the same group share a row.
+_Group: TypeAlias = tuple[str, Actor]
+#: The actor of refusals whose group is beyond the bound.
 _OTHERS = Actor("key", "others")
 
 
 @dataclass(frozen=True, slots=True)
 class _FirstRefusal:
-    """The first of equal refusals."""
+    """The first refusal of a group."""
 
     at: datetime
     path: str
@@ -38,16 +38,16 @@ class _FirstRefusal:
 
 
 class Refusals:
-    """Counts refusals, and writes them. `at_most`: the number of different refusals in one write; further ones are
-    counted together, by code. A process that is killed loses the refusals of the last ten seconds.
+    """Counts refusals, and writes them. `at_most`: the number of groups in one write; refusals of further groups are
+    counted together, by code. A process that is killed loses the refusals of its last ten seconds.
     """
 
     def __init__(self, pool: Pool, at_most: int) -> None:
         self._pool = pool
         self._at_most = at_most
-        self._counts: Counter[_Refused] = Counter()
-        self._firsts: dict[_Refused, _FirstRefusal] = {}
-        self._periodic_flush = Periodic("refusals", self._flush, every=_EVERY_SECONDS)
+        self._counts: Counter[_Group] = Counter()
+        self._firsts: dict[_Group, _FirstRefusal] = {}
+        self._periodic_flush = Periodic("refusals", self._flush, every=_FLUSH_SECONDS)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -67,24 +67,24 @@ class Refusals:
         first = _FirstRefusal(datetime.now(UTC), path[:_MAX_PATH_CHARACTERS], actor.request_id)
         self._count((code, replace(actor, request_id=None)), 1, first)
 
-    def _count(self, refused: _Refused, number: int, first: _FirstRefusal) -> None:
-        if refused not in self._counts and len(self._counts) >= self._at_most:
-            refused = (refused[0], _OTHERS)
-        self._counts[refused] += number
-        known = self._firsts.get(refused)
-        if known is None or first.at < known.at:
-            self._firsts[refused] = first
+    def _count(self, group: _Group, number: int, first: _FirstRefusal) -> None:
+        if group not in self._counts and len(self._counts) >= self._at_most:
+            group = (group[0], _OTHERS)
+        self._counts[group] += number
+        known_first = self._firsts.get(group)
+        if known_first is None or first.at < known_first.at:
+            self._firsts[group] = first
 
     async def _flush(self) -> None:
         """Write the rows of each audit chain in a transaction of its own."""
         counts, firsts = self._counts, self._firsts
         self._counts, self._firsts = Counter(), {}
-        while counts:  # each turn writes one chain
+        while counts:  # each turn writes the rows of one chain
             chain = _chain_of(next(iter(counts)))
-            in_chain = [refused for refused in counts if _chain_of(refused) == chain]
+            groups = [group for group in counts if _chain_of(group) == chain]
             try:
                 async with self._pool.acquire() as connection, connection.transaction():
-                    for code, actor in in_chain:
+                    for code, actor in groups:
                         first = firsts[code, actor]
                         await audit.record(
                             connection, replace(actor, request_id=first.request_id), "sign_in.refused",
@@ -92,13 +92,13 @@ class Refusals:
                             count=counts[code, actor], first_at=first.at, first_path=first.path,
                         )  # fmt: skip
             except BaseException:
-                for refused, number in counts.items():  # count them again: `_count` keeps the bound
-                    self._count(refused, number, firsts[refused])
+                for group, number in counts.items():  # count what is not written again; `_count` enforces the bound
+                    self._count(group, number, firsts[group])
                 raise
-            for refused in in_chain:
-                del counts[refused]
+            for group in groups:
+                del counts[group]
 
 
-def _chain_of(refused: _Refused) -> str:
-    """The audit chain of the row: the chain of the caller's tenant, or for a stranger the chain of all tenants."""
-    return refused[1].tenant_id or SHARED_CHAIN
+def _chain_of(group: _Group) -> str:
+    """The audit chain that gets the row: the chain of the caller's tenant, or SHARED_CHAIN for an unknown caller."""
+    return group[1].tenant_id or SHARED_CHAIN

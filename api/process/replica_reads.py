@@ -1,7 +1,7 @@
-"""Lends connections to the standby of PostgreSQL. Requests whose answers may be stale get them (http/may_lag.py).
+"""Lends connections to the standby of PostgreSQL, to requests whose answers may be some seconds old (http/may_lag.py).
 
-While a request reads from the standby, every connection that it acquires leads there. The request's `Reading` knows the
-greatest age that its answer can have.
+While a request reads from the standby, every connection that it acquires is one to the standby. The request's `Reading`
+knows the greatest possible age of the answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from leasehold.settings import Settings
 
 
 class Reading:
-    """What one request reads from the standby. `seconds`: how long all of it may take."""
+    """All that one request reads from the standby. `seconds`: how long all these reads together may take."""
 
     def __init__(self, replica: Replica, turns: Turnstile, seconds: float) -> None:
         self._replica, self._turns = replica, turns
@@ -29,33 +29,37 @@ class Reading:
 
     @property
     def lag(self) -> float | None:
-        """Seconds: the greatest age that a row of the answer can have. None: the request has read nothing."""
+        """The greatest possible age of a row in the answer, in seconds. None: the request has read nothing."""
         return None if self._as_of is None else monotonic() - self._as_of
 
     @property
     def is_over(self) -> bool:
-        """Whether the request has used up its time for the standby. The standby may be slow, without a fault."""
+        """Whether the request has used up its time for the standby. This does not mean that the standby has failed: it
+        may be slow.
+        """
         return self._limit.is_over
 
     @asynccontextmanager
     async def lend(self, tenant_id: str) -> AsyncIterator[Connection]:
-        """As TenantPool.acquire. Raises ReplicaUnusable, or one of TRY_AGAIN."""
-        limits = (deadline.current(), self._limit)
+        """Lend a connection to the standby, as TenantPool.acquire does to the primary. Raises ReplicaUnusable, or one
+        of TRY_AGAIN.
+        """
+        of_request, of_reading = deadline.current(), self._limit
         async with AsyncExitStack() as stack:
             try:
-                async with limits[0].waiting(), limits[1].waiting():
+                async with of_request.waiting(), of_reading.waiting():
                     await stack.enter_async_context(self._turns.turn(tenant_id))
             except TimeoutError:
                 raise _busy() from None
-            async with limits[0].waiting(), limits[1].waiting():
+            async with of_request.waiting(), of_reading.waiting():
                 connection = await stack.enter_async_context(self._replica.pool.acquire())
-            for limit in limits:
-                await stack.enter_async_context(limit.using(connection))
+            await stack.enter_async_context(of_request.using(connection))
+            await stack.enter_async_context(of_reading.using(connection))
             self._include(await self._replica.check(connection))
             yield connection
 
     def include(self, other: Reading) -> None:
-        """The answer also has rows that another request has read."""
+        """Call this if the answer also has rows that another request has read."""
         if other._as_of is not None:
             self._include(other._as_of)
 
@@ -68,7 +72,7 @@ _reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
 
 @contextmanager
 def on_primary() -> Iterator[None]:
-    """For the block, and for tasks that it starts, the current request reads from the primary."""
+    """Inside the block, and in tasks that the block starts, the current request reads from the primary."""
     token = _reading.set(None)
     try:
         yield
@@ -77,30 +81,30 @@ def on_primary() -> Iterator[None]:
 
 
 def current() -> Reading | None:
-    """The reading of the current request. None: it reads from the primary."""
+    """The reading of the current request. None: the request reads from the primary."""
     return _reading.get()
 
 
 def current_lag() -> float | None:
-    """Seconds: the greatest age that the answer of the current request can have. None: it is from the primary."""
+    """The greatest possible age of the current request's answer, in seconds. None: the answer is from the primary."""
     reading = current()
     return None if reading is None else reading.lag
 
 
 class ReplicaReads:
-    """The standby, as requests read from it."""
+    """The standby, for requests. It has one `Reading` for each request."""
 
     def __init__(self, settings: Settings, replica: Replica, size: int, patience: float) -> None:
         self.replica = replica
         self.fresh_after = settings.database_replica_max_lag
-        # Keep one connection of the pool free for `Replica.note`: else a busy standby would look like one that is away.
+        # One connection of the pool stays free for `Replica.note`. Without it, a busy standby would seem to be away.
         self._turns = Turnstile(at_most=size - 1, per_tenant=max(1, size - 2), patience=patience, refusal=_busy)
-        # The other half of the time is for the primary, which answers if the standby does not.
+        # The other half of the request's time is for the primary, which answers if the standby fails.
         self._seconds = settings.database_timeout / 2
 
     @contextmanager
     def reading(self) -> Iterator[Reading]:
-        """For the block, the current request reads from the standby."""
+        """Inside the block, the current request reads from the standby."""
         reading = Reading(self.replica, self._turns, self._seconds)
         token = _reading.set(reading)
         try:

@@ -1,7 +1,7 @@
-"""The parts that all endpoints share: opened once in a process, in order, and closed in the opposite order.
+"""The parts that all endpoints share. A process opens them once, in order, and closes them in the opposite order.
 
-Opening never fails because PostgreSQL, the broker or the store is down: the API then still answers /livez, and a
-submission needs no broker.
+They open even if PostgreSQL, the broker or the store is down: the API must answer /livez then, and a submission needs
+no broker.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ _PATIENCE_SECONDS = 10.0
 
 @dataclass(slots=True)
 class Services:
-    """The shared parts. `pool` lends connections to requests, tenant by tenant. Background work of the process uses the
-    asyncpg pool behind it.
+    """The shared parts. `pool` lends connections to requests, and tenants take turns at it. Background work of the
+    process uses the asyncpg pool inside `pool` directly.
     """
 
     settings: Settings
@@ -81,9 +81,9 @@ class Services:
     opened: Mapping[str, Any]  # name of a kind of work -> what its hook `opens` has opened for its endpoints
     files: Files
     actions: Actions
-    openid: OpenId | None  # None: people sign in with API keys alone
-    replica_reads: ReplicaReads | None  # None: all is read from the primary
-    other_cells: OtherCells | None  # None: the installation is no cell
+    openid: OpenId | None  # None: people sign in only with API keys
+    replica_reads: ReplicaReads | None  # None: all requests read from the primary
+    other_cells: OtherCells | None  # None: the installation is not one of several cells
     draining: bool = False
 
     def drain(self) -> None:
@@ -109,11 +109,11 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
         kinds = kinds_of(pipelines)
         replica = await stack.enter_async_context(open_replica(settings, "api", pool_of_replica(settings), pool))
         if replica is not None:
-            noting = asyncio.create_task(Periodic("replica", replica.note, every=NOTE_SECONDS).run())
-            stack.push_async_callback(cancel_and_wait, noting)
+            replica_task = asyncio.create_task(Periodic("replica", replica.note, every=NOTE_SECONDS).run())
+            stack.push_async_callback(cancel_and_wait, replica_task)
         exporter = stack.enter_context(exporting(settings, new_id(), pool, broker, questions_of(kinds), replica))
-        exporting_task = asyncio.create_task(exporter.run())
-        stack.push_async_callback(cancel_and_wait, exporting_task)
+        exporter_task = asyncio.create_task(exporter.run())
+        stack.push_async_callback(cancel_and_wait, exporter_task)
         watch = JobWatch(pool)
         stack.push_async_callback(watch.close)
         queues = QueueWatch(pool)

@@ -1,6 +1,7 @@
-"""Writes runs in batches: while one round trip is under way, the runs of other requests gather for the next.
+"""Writes runs in batches. While one batch is on its way to PostgreSQL, the runs of other requests collect for the next.
 
-POST /v1/runs calls `Submissions.create` for runs without an idempotency key that exclude no other run of their scope.
+POST /v1/runs calls `Submissions.create` for a run without an idempotency key, if the run excludes no other run of its
+scope.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from leasehold.transitions.runs import NewRun
 
 
 class Submissions:
-    """Writes the runs of all requests. If a write is refused or fails, its request gets the error, and the client may
-    repeat the request: `Submissions` itself tries only once.
+    """Writes the runs of all requests. If a write is refused or fails, its request gets the error. `Submissions` tries
+    only once: the client may repeat the request.
     """
 
     def __init__(self, settings: Settings, announcer: Announcer) -> None:
@@ -30,7 +31,7 @@ class Submissions:
         )
 
     async def create(self, new: NewRun) -> bool:
-        """Write the run as pending, commit, and publish its hint. False: a declared limit concerns the run, and
+        """Write the run as pending, commit, and publish its hint. False: a concurrency limit applies to the run, and
         nothing is written.
 
         Raises Invalid, or one of TRY_AGAIN.

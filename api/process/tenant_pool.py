@@ -1,4 +1,6 @@
-"""The connections that requests share. A tenant can take all but one of them, and tenants that wait take turns."""
+"""Lends connections to requests. One tenant can hold all connections but one. Tenants that wait get connections in
+turn. Also bounds bulk writes.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ _tenant: ContextVar[str] = ContextVar("tenant", default="")
 
 
 def set_tenant(tenant_id: str) -> None:
-    """From now on, count the connections of the current request for this tenant."""
+    """Count the connections that the current request holds from now on for this tenant."""
     _tenant.set(tenant_id)
 
 
 class TenantPool:
-    """Lends the connections of `pool`, which has `size` of them, to requests."""
+    """Lends the connections of `pool` to requests. `size`: how many connections the pool has."""
 
     def __init__(self, pool: Pool, size: int, patience: float) -> None:
         self._pool = pool
@@ -37,9 +39,9 @@ class TenantPool:
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[Connection]:
-        """Lend a connection for the block, until the request's deadline. It leads to the standby if the request reads
-        from there (replica_reads.py). Raises Unavailable `busy` if none becomes free within `patience` seconds, or one
-        of TRY_AGAIN.
+        """Lend a connection for the block, until the request's deadline. If the request reads from the standby
+        (replica_reads.py), it is a connection to the standby. Raises Unavailable `busy` if no connection becomes free
+        within `patience` seconds, or one of TRY_AGAIN.
         """
         reading = replica_reads.current()
         lending = deadline.acquired_in_time(self._lend()) if reading is None else reading.lend(_tenant.get())
@@ -53,7 +55,7 @@ class TenantPool:
 
 
 class BulkWrites:
-    """Bounds how many batches, backfills and bulk replays run at once: always fewer than there are connections."""
+    """Bounds how many batches, backfills and bulk replays run at once, so that other requests find a connection."""
 
     def __init__(self, settings: Settings) -> None:
         self._per_tenant = settings.bulk_writes_per_tenant
@@ -66,9 +68,10 @@ class BulkWrites:
         )
 
     def turn(self, tenant_id: str) -> AbstractAsyncContextManager[None]:
-        """Enter this around one bulk write. It lifts the request's deadline: only each statement's own limit holds.
-        Raises TooMany `bulk_writes_waiting`: at once if too many bulk writes of the tenant wait already, else after
-        `bulk_writes_wait_seconds`.
+        """Hold a turn for one bulk write. The request has no deadline from now on: each statement keeps its own limit.
+
+        Raises TooMany `bulk_writes_waiting` at once if too many bulk writes of the tenant wait already, and after
+        `bulk_writes_wait_seconds` if no turn became free.
         """
         deadline.current().lift()
         return self._turns.turn(tenant_id)

@@ -1,7 +1,7 @@
 """Lets tenants take turns at the scarce resources of an API process: connections to PostgreSQL, and bulk writes.
 
-A bulk write (a batch, a backfill, a bulk replay) keeps a connection and a core busy as long as hundreds of other
-requests. `tenant_pool` builds both turnstiles.
+A bulk write (a batch, a backfill, a bulk replay) uses a connection and a core for as long as hundreds of other
+requests. `tenant_pool` has one turnstile for connections and one for bulk writes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from math import inf
 
 
 class Turnstile:
-    """Admits at most `at_most` holders at once, and at most `per_tenant` of one tenant. Up to `waiting` further
-    requests of a tenant wait, for at most `patience` seconds. `refusal` makes the error of a request that may not wait,
-    or that has waited too long.
+    """Admits at most `at_most` requests at once, and at most `per_tenant` of one tenant. Up to `waiting` further
+    requests of a tenant wait, for at most `patience` seconds. If a request may not wait, or has waited too long,
+    `refusal` makes its error.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Turnstile:
         self._max_waiting, self._patience = waiting, patience
         self._refusal = refusal
         self._inside: Counter[str] = Counter()
-        # By tenant, in the order of their turns; no queue is empty.
+        # The waiting requests of each tenant, with the tenants in the order of their turns. No queue here is empty.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     @property
@@ -43,7 +43,7 @@ class Turnstile:
             self._leave(tenant_id)
 
     async def _enter(self, tenant_id: str) -> None:
-        if self._has_room(tenant_id):  # nobody waits for this room: `_serve` admits waiting requests first
+        if self._has_room(tenant_id):  # no request waits for this room, because `_serve` has admitted all that fit
             self._inside[tenant_id] += 1
             return
         if len(self._waiting.get(tenant_id, ())) >= self._max_waiting:
@@ -54,7 +54,7 @@ class Turnstile:
             async with asyncio.timeout(self._patience):
                 await turn
         except BaseException as error:
-            if turn.done() and not turn.cancelled():  # `_serve` admitted it just before
+            if turn.done() and not turn.cancelled():  # `_serve` has admitted this request just before
                 self._leave(tenant_id)
             else:
                 self._forget(tenant_id, turn)
@@ -66,8 +66,8 @@ class Turnstile:
         return self.inside < self._at_most and self._inside[tenant_id] < self._per_tenant
 
     def _serve(self) -> None:
-        """Admit waiting requests while there is room. Take the first tenant in line that has fewer than `per_tenant`
-        holders, and admit its oldest request. Then put the tenant at the end of the line.
+        """Admit waiting requests while there is room: the oldest request of the first tenant in line for which there is
+        room. Then that tenant goes to the end of the line.
         """
         while (tenant_id := next(filter(self._has_room, self._waiting), None)) is not None:
             queue = self._waiting.pop(tenant_id)

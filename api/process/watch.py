@@ -1,6 +1,6 @@
-"""Long polls: requests that wait until a job changes or a queue has work.
+"""Long polls: requests wait here until a job changes, a job has new lines or chunks, or a queue has work.
 
-One query every INTERVAL serves all waiting requests of the process, however many there are.
+One query every INTERVAL serves all waiting requests of the process.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from leasehold.telemetry.outages import DATABASE
 
 #: Seconds between two queries while any request waits.
 INTERVAL = 0.15
-#: The loop spends at most this share of its time in queries: a slow database is queried less often.
+#: The loop spends at most this share of its time in queries, so that a slow database gets fewer queries.
 _QUERY_SHARE = 0.2
 _Key = TypeVar("_Key", UUID, str)
 
 
 class _Watch(ABC, Generic[_Key]):
-    """Waiting requests by key (a job or a queue), in the order of arrival. Each key has a number, which a query reads.
-    A request names a `mark`, and goes on when `_due` says so for the key's number. The loop queries only while requests
-    wait.
+    """Waiting requests by key (a job or a queue), in the order of arrival. The loop queries a number for each key, and
+    only while requests wait. Each request has a `mark`: `_due` compares it with the key's number, and decides which
+    requests go on.
     """
 
     def __init__(self, interval: float) -> None:
@@ -44,16 +44,19 @@ class _Watch(ABC, Generic[_Key]):
 
     @abstractmethod
     def _due(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
-        """The waiters of a key that can go on. `number`: the key's number; None: the key does not exist any more."""
+        """The waiters of a key that can go on. `waiters`: with their marks. `number`: the key's number; None: the key
+        does not exist any more.
+        """
 
     @property
     def waiting(self) -> int:
         return len({waiter for waiters in self._waiters.values() for waiter in waiters})
 
     async def _wait(self, keys: Sequence[_Key], mark: int, seconds: float) -> bool:
-        """Wait for any of the keys. True as soon as a key is due; False after `seconds`, or on `release_all`.
+        """Wait for any of the keys. True: `_due` has chosen this request. False: `seconds` are over, or the process is
+        about to stop.
 
-        An outage of the database only prolongs the wait: the request's own next query reports it.
+        During an outage of the database the wait goes on. The next query of the request itself reports the outage.
         """
         if self._released or seconds <= 0:
             return False
@@ -71,7 +74,7 @@ class _Watch(ABC, Generic[_Key]):
             self._forget(keys, waiter)
 
     def release_all(self) -> None:
-        """End every wait, now and from now on: the process is about to stop."""
+        """End every wait at once, also those that begin later: the process is about to stop."""
         self._released = True
         for waiters in self._waiters.values():
             for waiter in waiters:
@@ -101,8 +104,8 @@ class _Watch(ABC, Generic[_Key]):
                 for key, waiters in self._waiters.items():
                     for waiter in self._due(waiters, numbers.get(key)):
                         _resolve(waiter, changed=True)
-            spent = monotonic() - started
-            await asyncio.sleep(max(self._interval, spent / _QUERY_SHARE))
+            query_seconds = monotonic() - started
+            await asyncio.sleep(max(self._interval, query_seconds / _QUERY_SHARE))
 
 
 class JobWatch(_Watch[UUID]):
@@ -113,7 +116,7 @@ class JobWatch(_Watch[UUID]):
         self._pool = pool
 
     async def changed(self, job_id: UUID, after: int, seconds: float) -> bool:
-        """True as soon as the job has an event numbered above `after`, or is deleted. False as `_wait`."""
+        """Wait until the job has an event with a number above `after`, or is deleted. False: as in `_wait`."""
         return await self._wait([job_id], after, seconds)
 
     async def _read_numbers(self) -> Mapping[UUID, int]:
@@ -121,12 +124,12 @@ class JobWatch(_Watch[UUID]):
             return await event_reads.last_event_numbers(connection, list(self._waiters))
 
     def _due(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
-        # A deleted job counts as changed: the request reads it and learns that it does not exist.
+        # A deleted job counts as changed. The request then reads the job, and learns that it does not exist.
         return (waiter for waiter, after in waiters.items() if number is None or number > after)
 
 
 class LogWatch(JobWatch):
-    """A job's number is the number of its last line; a job that has ended has a greater number than any line."""
+    """A job's number is the number of its last log line. A job that has ended has a number above all its lines."""
 
     async def _read_numbers(self) -> Mapping[UUID, int]:
         async with self._pool.acquire() as connection:
@@ -134,7 +137,7 @@ class LogWatch(JobWatch):
 
 
 class StreamWatch(JobWatch):
-    """A job's number is the number of its last chunk; a job that has ended has a greater number than any chunk."""
+    """A job's number is the number of its last chunk. A job that has ended has a number above all its chunks."""
 
     async def _read_numbers(self) -> Mapping[UUID, int]:
         async with self._pool.acquire() as connection:
@@ -142,17 +145,17 @@ class StreamWatch(JobWatch):
 
 
 class QueueWatch(_Watch[str]):
-    """A queue's number is how many of its tasks could be claimed."""
+    """A queue's number is the number of its tasks that can be claimed now."""
 
     def __init__(self, pool: Pool, *, interval: float = INTERVAL) -> None:
         super().__init__(interval)
         self._pool = pool
 
     async def runnable(self, queues: Sequence[str], seconds: float) -> bool:
-        """True when one of the queues has a claimable task for this request: other requests, which waited longer, get
-        the first ones. False as `_wait`.
+        """Wait until one of the queues has a claimable task for this request. Requests that have waited longer get the
+        first tasks. False: as in `_wait`.
 
-        Another worker may claim the task first: the caller then claims nothing and waits again.
+        Another worker may claim the task first. Then the caller claims nothing, and waits again.
         """
         return await self._wait(queues, 0, seconds)
 
@@ -162,7 +165,7 @@ class QueueWatch(_Watch[str]):
             return await run_reads.runnable(connection, waiting)
 
     def _due(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
-        # Release only as many waiting requests as the queue has tasks: further requests would claim nothing.
+        # Only as many requests go on as the queue has tasks, because further requests would claim nothing.
         unresolved = (waiter for waiter in waiters if not waiter.done())
         return (waiter for waiter, _ in zip(unresolved, range(number or 0), strict=False))
 
