@@ -1,4 +1,4 @@
-"""POST /v1/runs/batch: start up to 1,000 runs of one template in one transaction, all of them or none."""
+"""POST /v1/runs/batch: starts up to 1,000 runs of one template in one transaction, all of them or none."""
 
 from __future__ import annotations
 
@@ -95,10 +95,10 @@ async def create_runs(
 
 
 async def _without_existing(connection: Connection, new_runs: Sequence[NewRun]) -> tuple[dict[str, UUID], list[NewRun]]:
-    """Look the dedupe keys up. Returns the ids of the unfinished runs that have one of the keys, by key; and the runs
-    that are still to be written.
+    """Look up the dedupe keys. Returns the ids of unfinished runs that have one of the keys (key -> id), and the runs
+    that must be written.
 
-    If several runs of the batch have the same key, only the first is written.
+    If several runs of the batch have the same key, only the first of them must be written.
     """
     keys = {run.dedupe_key for run in new_runs if run.dedupe_key is not None}
     if not keys:
@@ -109,15 +109,15 @@ async def _without_existing(connection: Connection, new_runs: Sequence[NewRun]) 
     existing = {key: UUID(str(row["id"])) for key, row in rows.items()}
     first_of_key = {run.dedupe_key: run for run in reversed(new_runs) if run.dedupe_key not in existing}
     runs_to_write = [run for run in new_runs if run.dedupe_key is None or first_of_key.get(run.dedupe_key) is run]
-    # Sort by key: two batches with the same keys then lock them in the same order, and cannot deadlock.
+    # Sorted by key, so that two batches with the same keys lock them in the same order. Otherwise they could deadlock.
     return existing, sorted(runs_to_write, key=lambda run: run.dedupe_key or "")
 
 
 async def _checked_runs(
     services: Services, caller: Caller, body: BatchRequest, trace: dict[str, str]
 ) -> list[NewRun] | RequestError:
-    """Check the payloads, and build the runs. An error that refuses the batch is returned, and not raised, for the same
-    reason as in `creating._checked_run`.
+    """Check the payloads, and build the runs. Returns (and does not raise) the error that refuses the batch, for the
+    reason that `creating._checked_run` gives.
     """
     try:
         async with services.pool.acquire() as connection:

@@ -1,7 +1,7 @@
-"""POST /v1/runs: start a run of a template.
+"""POST /v1/runs: starts a run of a template.
 
-A run that no declared limit concerns is written by `Submissions`, together with other clients' runs. Every other run is
-written in a transaction of its own. `batches` and `replays` share the helpers below.
+If no limit applies to the run, `Submissions` writes it together with the runs of other clients. Every other run gets a
+transaction of its own. `batches` and `replays` use the helpers below, too.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ async def create_run(
     if not is_unlimited:
         await refuse_early(services, caller, {}, idempotency_key)
     new_run = await _checked_run(services, caller, body, identity_of(request).trace)
-    if is_unlimited and idempotency_key is None:
+    if is_unlimited and idempotency_key is None:  # the run may be written together with others
         if isinstance(new_run, RequestError):
             raise new_run
         if (
@@ -120,10 +120,10 @@ async def _create_alone(
 
 
 async def retry_duplicates(create: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Call `create`, and call it again if it raises Duplicate: another request has just started a run with the same
-    dedupe key. The next try finds that run, or the run has ended by then.
+    """Call `create`, and call it again if it raises Duplicate: then another request has just started a run with the
+    same dedupe key. The next try finds this run, or finds that it has ended.
 
-    Raises Duplicate after the last try, and whatever else `create` raises.
+    Raises Duplicate after the last try, and every other error of `create` at once.
     """
     for _ in range(_DUPLICATE_TRIES - 1):
         with suppress(Duplicate):
@@ -132,7 +132,9 @@ async def retry_duplicates(create: Callable[[], Awaitable[Answer]]) -> Answer:
 
 
 async def _existing_run(connection: Connection, tenant_id: str, body: RunRequest) -> Answer | None:
-    """The answer that names the unfinished run with the request's dedupe key. None: no key, or no such run."""
+    """The answer that names the unfinished run with the request's dedupe key. None: the request has no key, or there is
+    no such run.
+    """
     if body.dedupe is None:
         return None
     key = body.dedupe.key
@@ -146,11 +148,11 @@ async def _existing_run(connection: Connection, tenant_id: str, body: RunRequest
 async def _checked_run(
     services: Services, caller: Caller, body: RunRequest, trace: dict[str, str]
 ) -> NewRun | RequestError:
-    """Check the payload, and build the run. An error that refuses the run is returned, and not raised: the caller
-    raises it only if the request is no repetition. A repetition gets its first answer, even if the template has changed
-    since.
+    """Check the payload, and build the run. Returns (and does not raise) the error that refuses the run, because a
+    repeated request gets its first answer even if the template has changed since. The caller raises the error if the
+    request is not a repetition.
 
-    No connection is held while the payload is checked: the check waits for the tenant's other payloads.
+    No connection is held while the payload is checked, because the check may wait for other payloads of the tenant.
     """
     try:
         template_version = await _template_version(services, caller, body)
@@ -178,7 +180,7 @@ def seconds_or_none(number: int | None) -> timedelta | None:
 
 
 async def _template_version(services: Services, caller: Caller, body: RunRequest) -> TemplateVersion:
-    """The template that the request names. A template declared in code needs no query."""
+    """The version of the template that the request names. A template that is declared in code needs no query."""
     template_version = services.templates.declared_in_code(body.template, body.version)
     if template_version is not None:
         return template_version

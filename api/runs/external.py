@@ -1,7 +1,7 @@
 """/v1/external: workers in any language claim and settle tasks over HTTP.
 
-A lease is the worker's id and the task's epoch. A call with another epoch changes nothing: the answer is 409
-`lease_lost`.
+A worker names its lease by its own id and the task's epoch. A call with another epoch changes nothing: the answer is
+409 `lease_lost`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from leasehold.transitions.settlements import Completion, Failure, Settled, Verd
 router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=AuthenticatedFirst)
 Worker = Annotated[Caller, Depends(Require(EXTERNAL_WORK))]
 
-#: The UUID namespace for the owners of leases, made of a tenant and its worker's id: equal ids of two tenants stay
-#: apart.
-_NAMESPACE = UUID("6f0c8a52-52de-4d2c-9a0e-0f4f4e0b7c11")
+#: The UUID namespace for the owners of leases. An owner is made from the tenant and the worker's id, so that workers of
+#: two tenants with the same id have different owners.
+_OWNER_NAMESPACE = UUID("6f0c8a52-52de-4d2c-9a0e-0f4f4e0b7c11")
 _LOSSES_LIMIT = 5
 WorkerId: TypeAlias = Annotated[
     str, Field(min_length=1, max_length=100, description="The id of one worker process, new at each of its starts.")
@@ -100,7 +100,7 @@ class Failed(Held):
 
 
 def _owner(caller: Caller, worker_id: str) -> UUID:
-    return uuid5(_NAMESPACE, f"{caller.tenant_id}\n{worker_id}")
+    return uuid5(_OWNER_NAMESPACE, f"{caller.tenant_id}\n{worker_id}")
 
 
 def lease_of(caller: Caller, task_id: UUID, held: Held) -> Lease:
@@ -133,7 +133,7 @@ async def claim(request: Request, body: ClaimRequest, caller: Worker) -> Respons
 
 
 def _inputs(services: Services, steps: Sequence[Any]) -> dict[str, Any]:
-    """The results of the steps that the task needs, by name, and a signed URL for each file that they made."""
+    """The results of the steps that the task needs (by name), and a signed URL for each file of these steps."""
     seconds = services.settings.download_url_seconds
     files = [
         {name: file[name] for name in ("name", "size", "sha256", "content_type")}
@@ -181,17 +181,18 @@ async def heartbeat(request: Request, task_id: UUID, body: Beat, caller: Worker)
 
 @asynccontextmanager
 async def in_time(services: Services, connection: Connection, caller: Caller, lease: Lease) -> AsyncIterator[bool]:
-    """Open the transaction for a worker's report about its step. Yields False if the step has passed its time limit:
-    then the attempt is ended here, whatever its lease, and the caller must write nothing else.
+    """Open the transaction for a worker's report about its step. Yields whether the step is within its time limit.
+
+    If not, this function ends the attempt, even if the lease still holds. Then the caller must write nothing.
     """
-    ended: Settled | None = None
+    timed_out: Settled | None = None
     async with connection.transaction():
         if await external.is_late(connection, lease):
-            ended = await external.time_out(connection, services.templates, caller.tenant_id, lease)
-        yield ended is None
-    if ended is not None:
-        count_ended_jobs(ended.ended)
-        services.announcer.announce(ended.announcements)
+            timed_out = await external.time_out(connection, services.templates, caller.tenant_id, lease)
+        yield timed_out is None
+    if timed_out is not None:
+        count_ended_jobs(timed_out.ended)
+        services.announcer.announce(timed_out.announcements)
 
 
 def lost() -> Conflict:
@@ -263,7 +264,7 @@ async def fail(request: Request, task_id: UUID, body: Failed, caller: Worker) ->
                 outcome = await _settled_or_cancelled(connection, await settlements.fail(connection, [failure]), lease)
         if not is_in_time:
             raise lost()
-        if task_id not in outcome.states:  # the run was asked to stop, or the worker repeats its report
+        if task_id not in outcome.states:  # the report acknowledged a cancel, or repeats an earlier report
             status = await connection.fetchval(
                 "SELECT status FROM task WHERE id = $1 AND tenant_id = $2", task_id, caller.tenant_id
             )
@@ -272,8 +273,8 @@ async def fail(request: Request, task_id: UUID, body: Failed, caller: Worker) ->
 
 
 async def _settled_or_cancelled(connection: Connection, outcome: Settled, lease: Lease) -> Settled:
-    """The outcome of a report. If the run was asked to stop, the report acknowledges the cancel. Raises Conflict
-    `lease_lost`.
+    """The outcome of a report. If the report changed nothing because the run is to be cancelled, the report
+    acknowledges the cancel. Raises Conflict `lease_lost`.
     """
     if outcome.verdicts[lease.task_id] is Verdict.LOST:
         outcome = await settlements.acknowledge_cancel(connection, [lease])
@@ -282,10 +283,13 @@ async def _settled_or_cancelled(connection: Connection, outcome: Settled, lease:
     return outcome
 
 
-async def _settled_response(services: Services, outcome: Settled, task_id: UUID, otherwise: str) -> Response:
+async def _settled_response(services: Services, outcome: Settled, task_id: UUID, default_status: str) -> Response:
+    """Count and announce what the report changed. `default_status`: the answer if the outcome has no state of
+    the task.
+    """
     count_ended_jobs(outcome.ended)
     services.announcer.announce(outcome.announcements)
-    return json_response({"status": outcome.states.get(task_id, otherwise)})
+    return json_response({"status": outcome.states.get(task_id, default_status)})
 
 
 @router.post(

@@ -1,6 +1,5 @@
-"""POST /v1/external/tasks/{task_id}/files: signed URLs to which an external worker uploads a step's files.
-
-The worker then names the files in `complete`.
+"""POST /v1/external/tasks/{task_id}/files: signs URLs to which an external worker uploads the files of a step. The
+worker then names the files in `complete`.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ class FileTickets(BaseModel):
     operation_id="announceExternalFiles",
     summary="Get signed URLs for the files of a step",
     description="Each URL accepts exactly the announced number of bytes and, if the store can refuse to overwrite, "
-    "only once. Name the uploaded files in `complete`: the others are deleted. A name that is announced again gets a "
-    "fresh URL.",
+    "only once. Name the uploaded files in `complete`: files that it does not name are deleted. A name that is "
+    "announced again gets a new URL.",
     response_model=FileTickets,
     responses=problems({
         HTTPStatus.CONFLICT: "`lease_lost`: another worker holds the task, or the task has ended",

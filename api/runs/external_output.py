@@ -1,5 +1,5 @@
-"""POST /v1/external/tasks/{task_id}/logs and /stream: stores the lines and chunks of an external worker with the run.
-The same bounds hold as for an attempt of our own workers.
+"""POST /v1/external/tasks/{task_id}/logs and /stream: stores the log lines and chunks of an external worker with the
+run. Their bounds are the same as for attempts of the platform's own workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from leasehold.telemetry.attempt_logs import MAX_FIELDS, MAX_NAME
 
 router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=AuthenticatedFirst)
 
-#: The most items of one request, and the most characters of a text in it. The API stores less of a long text.
+#: Bounds of one request: its items, and the characters of a text in it. The API stores only the beginning of a long
+#: text.
 MAX_ITEMS, MAX_TEXT = 1000, 65_536
 _FIRST = "The number of the first item among those of this attempt, from 1. The API keeps a repeated request once."
 _RESPONSES = problems({
@@ -105,7 +106,7 @@ async def add_chunks(request: Request, task_id: UUID, body: NewChunks, caller: W
 
 
 def _answer(stored: StoredItems | None) -> KeptItems:
-    """Raises Conflict `lease_lost` if nothing could be stored."""
+    """The answer. Raises Conflict `lease_lost` if `stored` is None."""
     if stored is None:
         raise lost()
     return KeptItems(kept=stored.items, cut=stored.cut)

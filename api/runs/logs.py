@@ -1,4 +1,4 @@
-"""GET /v1/runs/{run_id}/logs and /stream: what a run logs and emits."""
+"""GET /v1/runs/{run_id}/logs and /stream: reads or follows the log lines and the chunks of a run."""
 
 from __future__ import annotations
 

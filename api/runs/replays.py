@@ -1,4 +1,6 @@
-"""Repeats runs: `retry` continues a failed run from one of its steps, `rerun` starts a new run of the same payload."""
+"""Repeats runs: `retry` continues a failed run from one of its steps, and `rerun` starts a new run with the same
+payload.
+"""
 
 from __future__ import annotations
 

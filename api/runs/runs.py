@@ -1,4 +1,4 @@
-"""/v1/runs: list, read, cancel and explain runs. Other modules of this folder start, replay and stream them."""
+"""/v1/runs: lists, reads, cancels and explains runs. Other modules of this folder start, repeat and stream runs."""
 
 from __future__ import annotations
 
@@ -105,24 +105,25 @@ async def find_run(services: Services, caller: Caller, run_id: UUID) -> Row:
     """Read the run with its steps and outputs. Raises NotFound `run_not_found`, also for another tenant's run."""
     async with services.pool.acquire() as connection:
         row = await run_reads.find_run(connection, caller.tenant_id, run_id)
-    return _known(row, run_id)
+    return _existing(row, run_id)
 
 
 async def find_listed_run(services: Services, caller: Caller, run_id: UUID) -> Row:
-    """Read the run as lists have it, without its payload, steps and outputs. Raises as `find_run`."""
+    """Read the run without its payload, steps and outputs, as lists do. Raises NotFound as `find_run` does."""
     async with services.pool.acquire() as connection:
         row = await run_reads.find_listed_run(connection, caller.tenant_id, run_id)
-    return _known(row, run_id)
+    return _existing(row, run_id)
 
 
 async def run_access(services: Services, caller: Caller, run_id: UUID) -> JobAccess:
-    """The run as a job. A job of another kind (media, conversion) is no run. Raises NotFound `run_not_found`."""
+    """The run as a job. Raises NotFound `run_not_found`, also for a job of another kind (media, conversion)."""
     async with services.pool.acquire() as connection:
         row = await job_reads.find_job(connection, caller.tenant_id, run_id)
-    return access_of(services, caller, _known(row if row is not None and row["is_run"] else None, run_id))
+    return access_of(services, caller, _existing(row if row is not None and row["is_run"] else None, run_id))
 
 
-def _known(row: Row | None, run_id: UUID) -> Row:
+def _existing(row: Row | None, run_id: UUID) -> Row:
+    """The row. Raises NotFound if there is none. Otherwise adds the run's id to the log context."""
     if row is None:
         raise NotFound("run_not_found", "There is no such run.")
     structlog.contextvars.bind_contextvars(job_id=str(run_id))

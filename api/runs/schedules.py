@@ -1,7 +1,7 @@
-"""/v1/schedules: a schedule starts runs by a cron expression. A client may also start a run at once, or the runs of
-past ticks (backfill).
+"""/v1/schedules: a schedule starts runs by a cron expression. A tick is one time at which it fires. A client may also
+start a run at once, or the runs of past ticks (backfill).
 
-The workers fire schedules (leasehold/schedules). A tick is an instant at which the cron expression fires.
+These endpoints only write the schedules: the workers fire them (leasehold/schedules).
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
 _NEXT_RUNS = 5
 _MISSING = {HTTPStatus.NOT_FOUND: "`schedule_not_found`"}
-#: Members whose values the audit does not get: they may be long, or hold a secret.
+#: The audit does not record the values of these members, because they may be long or contain a secret.
 _UNRECORDED = ("payload_template", "callback_url")
-#: Members that a change sets to null: the schedule has none then.
+#: A change may set these members to null. Then the schedule no longer has them.
 _NULLABLE = ("pause_after_failures", "callback_url")
 
 
 def _without_null(schema: dict[str, Any]) -> None:
-    """Take null out of the schema: to keep a field's value, a client leaves the field out. Only `version` and the
-    fields of _NULLABLE may be null.
+    """Remove null from the schema of each field, because a client that keeps a value leaves the field out. Exception:
+    `version` and the fields of _NULLABLE may be null.
     """
     for name, field in schema["properties"].items():
         choices = [choice for choice in field.get("anyOf", []) if choice != {"type": "null"}]
@@ -114,7 +114,7 @@ class Backfill(BaseModel):
 
 
 def _answer(row: Row) -> dict[str, Any]:
-    """The schedule, with only the host of its callback's URL: the rest may hold a secret."""
+    """The schedule as JSON. Of the callback's URL it has only the host, because the rest may contain a secret."""
     hidden = ("tenant_id", "buffered_at", "now", "callback_url")
     shown = {name: value for name, value in row.items() if name not in hidden}
     url = row["callback_url"]
@@ -126,7 +126,9 @@ def _answer(row: Row) -> dict[str, Any]:
 
 
 def _next_runs(row: Row) -> list[datetime]:
-    """The next ticks. Empty if the cron expression has become invalid: a worker writes `last_error` at a tick."""
+    """The next ticks. Empty if the schedule is disabled, or if its cron expression is no longer valid. In the second
+    case a worker writes the reason to `last_error`.
+    """
     if row["next_run_at"] is None:
         return []
     try:
@@ -151,7 +153,7 @@ async def _find(connection: Connection, tenant_id: str, schedule_id: UUID, locki
 async def _check_payload(services: Services, tenant_id: str, schedule: dict[str, Any]) -> None:
     """Check the template and the payload of a schedule. Raises NotFound, Conflict, Invalid and TooMany.
 
-    No connection is held while the payload is checked: the check waits for the tenant's other payloads.
+    No connection is held while the payload is checked, because the check may wait for other payloads of the tenant.
     """
     async with services.pool.acquire() as connection:
         template_version = await services.templates.find(
@@ -189,7 +191,8 @@ async def create_schedule(
         if not is_checked:  # the stored answer expired after `is_repeated`
             raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
         await make_room(connection, "schedule", caller.tenant_id, services.settings.schedules_per_tenant)
-        # The version may have been deleted since the check. From here on a deletion waits for this schedule.
+        # Read the version again: it may have been deleted since the check. From here on, a deletion waits for this
+        # transaction.
         await services.templates.find(connection, caller.tenant_id, body.template, body.version)
         row = await connection.fetchrow(
             "INSERT INTO schedule (id, tenant_id, template, version, cron, timezone, payload_template, scope, scope_id,"
@@ -218,7 +221,8 @@ async def create_schedule(
 async def _prepared(services: Services, row: Row) -> schedules.Prepared:
     """As `schedules.prepare`, but no connection is held while the payload is checked.
 
-    Raises TooMany or Unavailable if the payload cannot be checked now: that is not the fault of the schedule.
+    Raises TooMany or Unavailable if the payload cannot be checked now. Any other error is the schedule's fault, and is
+    returned.
     """
     try:
         async with services.pool.acquire() as connection:
@@ -257,7 +261,7 @@ async def list_schedules(
     schedules = []
     for row in rows[:limit]:
         schedules.append(_answer(row))
-        await asyncio.sleep(0)  # the next ticks of a rare schedule take milliseconds: other requests run in between
+        await asyncio.sleep(0)  # let other requests run: the next ticks of a rare schedule take milliseconds
     return json_response({"schedules": schedules, "next_cursor": next_cursor})
 
 
@@ -309,8 +313,8 @@ async def change_schedule(request: Request, schedule_id: UUID, body: Changes, ca
             row["callback_url"],
         )  # fmt: skip
         await quarantine.release(connection, schedules.DUTY, schedule_id)
-        shown = {name: value for name, value in changes.items() if name not in _UNRECORDED}
-        await record(connection, caller, "schedule.changed", schedule_id, changed=sorted(changes), **shown)
+        recorded = {name: value for name, value in changes.items() if name not in _UNRECORDED}
+        await record(connection, caller, "schedule.changed", schedule_id, changed=sorted(changes), **recorded)
     assert changed is not None
     return json_response(_answer(changed))
 
@@ -359,7 +363,7 @@ async def run_now(
             effects = await schedules.submit_now(connection, prepared, row, None, keep)
             if effects is None:
                 await services.admission.refund(connection, caller.payer)
-                # The transaction is committed, because it has written the refusal to the schedule.
+                # Nothing is raised, so that the transaction commits: it has written the refusal to the schedule.
                 return Answer(HTTPStatus.CONFLICT, b"", is_stored=False)
             await services.admission.add_queues_of(connection, charge, effects.id)
             await record(connection, caller, "schedule.run_now", schedule_id, job_id=effects.id)
@@ -394,7 +398,7 @@ async def backfill(
 ) -> Response:
     services = services_of(request)
     keep = services.settings.retention_days * 86_400
-    created: list[CreatedRun | None] = []
+    created: list[CreatedRun | None] = []  # None: the run of this tick was refused
     async with services.pool.acquire() as connection:
         row = await _find(connection, caller.tenant_id, schedule_id)
         if body.end > row["now"]:
@@ -408,23 +412,25 @@ async def backfill(
                 "range_too_long", f"The range has more than {schedules.MAX_TICKS} ticks: send several shorter ranges."
             )
         if body.dry_run:
-            missing = await schedules.without_run(connection, schedule_id, ticks)
-            return json_response({"ticks": len(ticks), "without_run": missing})
+            ticks_without_run = await schedules.without_run(connection, schedule_id, ticks)
+            return json_response({"ticks": len(ticks), "without_run": ticks_without_run})
     prepared = await _prepared(services, row)
     limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
         # Lock order: the schedule, then the rates that are charged.
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
-        missing = await schedules.without_run(connection, schedule_id, ticks)
-        async with services.admission.submitting(connection, caller.payer, {}, len(missing)) as charge:
-            refused = isinstance(prepared, RequestError)  # the same refusal for every tick: record it once
-            for tick in missing[-1:] if refused else missing:
+        ticks_without_run = await schedules.without_run(connection, schedule_id, ticks)
+        number = len(ticks_without_run)
+        async with services.admission.submitting(connection, caller.payer, {}, number) as charge:
+            is_refused = isinstance(prepared, RequestError)
+            # A refusal is the same for every tick: `submit_now` needs to record it only once.
+            for tick in ticks_without_run[-1:] if is_refused else ticks_without_run:
                 effects = await schedules.submit_now(connection, prepared, row, tick, keep)
                 created.append(effects)
                 if effects is not None:
                     await services.admission.add_queues_of(connection, charge, effects.id)
-            await services.admission.refund(connection, caller.payer, len(missing) if refused else created.count(None))
+            await services.admission.refund(connection, caller.payer, number if is_refused else created.count(None))
         limit_headers.update(charge.fields)
         span: dict[str, Any] = {"start": body.start, "end": body.end, "ticks": len(ticks)}
         await record(

@@ -26,8 +26,8 @@ def _utc(instant: datetime) -> datetime:
     return instant.astimezone(UTC)
 
 
-#: An instant that a client names. Bounded, so that it stays in the calendar of every time zone and in the column's
-#: range. Converted to UTC: RFC 3339 allows offsets up to 23:59, PostgreSQL reads them up to 15:59.
+#: An instant that a client names. Its bounds keep it within the calendar of every time zone and the column's range. It
+#: is converted to UTC, because RFC 3339 allows offsets up to 23:59, and PostgreSQL reads offsets up to 15:59.
 Instant = Annotated[AwareDatetime, Field(ge=FIRST, le=LAST), AfterValidator(_utc), JsonInstant]
 
 
@@ -79,7 +79,7 @@ class BatchItem(_Request):
     tags: Tags = {}
 
 
-#: Runs in one batch.
+#: The largest number of runs in one batch.
 MAX_BATCH_RUNS = 1000
 
 
@@ -104,8 +104,8 @@ class BatchRequest(_Request):
 
 
 class BatchAccepted(BaseModel):
-    """`ids`: the runs, in the order of the request. `existing`: those among them that an earlier request started with
-    the same `dedupe` key.
+    """`ids`: the runs, in the order of the request. `existing`: the ids among them of runs that an earlier request
+    started with the same `dedupe` key.
     """
 
     ids: list[UUID]
@@ -155,7 +155,7 @@ def run_summary(row: Row) -> dict[str, Any]:
 
 
 def run_answer(row: Row) -> dict[str, Any]:
-    """The run as GET answers it, with the progress of its steps."""
+    """The run as the answer of GET, with the progress of its steps."""
     steps = row["steps"] or []
     results = {step["id"]: step["result"] for step in steps if step["result"] is not None}
     return run_summary(row) | {
@@ -187,5 +187,5 @@ def _phase(steps: list[Mapping[str, Any]]) -> str | None:
 def _percentage(steps: list[Mapping[str, Any]]) -> int:
     if not steps:
         return 0
-    done = sum(100.0 if s["status"] in ("succeeded", "skipped") else float(s["percent"] or 0) for s in steps)
-    return int(done / len(steps))
+    total = sum(100.0 if step["status"] in ("succeeded", "skipped") else float(step["percent"] or 0) for step in steps)
+    return int(total / len(steps))

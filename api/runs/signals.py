@@ -1,4 +1,6 @@
-"""Signals: a client sends a payload to a run whose workflow waits for it, or will wait."""
+"""POST /v1/runs/{run_id}/signals/{name}: a client sends a payload to a run, for a workflow that waits for it or will
+wait for it.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ async def signal_run(
     await find_listed_run(services, caller, run_id)
     payload = None if body is None else body.payload
     encoded = encoded_payload({"payload": payload})
-    hints: list[Announcement] = []  # stays empty if the request repeats an earlier one
+    hints: list[Announcement] = []  # stays empty if the request repeats an earlier request
 
     async def work(connection: Connection) -> Answer:
         at_most = services.settings.run_signals

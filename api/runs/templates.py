@@ -1,6 +1,6 @@
-"""/v1/templates: clients read templates, write a version of a template, and enable and disable versions.
+"""/v1/templates: clients read templates, write and delete versions of a template, and enable or disable them.
 
-The lists also have the templates that are declared in code. No client can change these.
+The lists also have the templates that are declared in code. Clients cannot change these.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _list_response(page: TemplatePage) -> Response:
     summary="Write a version of a template",
     status_code=201,
     responses=problems({
-        HTTPStatus.CONFLICT: "`template_exists`, `template_version_used`: it or a later one was deleted; "
+        HTTPStatus.CONFLICT: "`template_exists`, `template_version_used`: this version or a later version was deleted; "
         "`template_reserved`, `too_many_templates`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`unknown_worker_type`, `schema_too_complex`, `invalid_request`",
         HTTPStatus.TOO_MANY_REQUESTS: CHECKED_LATER,
@@ -169,8 +169,8 @@ async def enable_template(request: Request, kind: str, version: Version, body: E
     "/{kind}/{version}",
     operation_id="deleteTemplate",
     summary="Delete a version that nothing uses",
-    description="Runs that have ended stay, and can no longer be retried or repeated. A deleted version, and those "
-    "before it, can never be written again.",
+    description="Runs that have ended stay, and can no longer be retried or repeated. A deleted version, and the "
+    "versions before it, can never be written again.",
     status_code=204,
     responses=problems({
         HTTPStatus.NOT_FOUND: "`template_not_found`",

@@ -1,6 +1,6 @@
 """/v1/webhooks: subscriptions to the ends of jobs. The deliveries are signed as Standard Webhooks defines.
 
-The secret of a webhook is stored sealed, in its own row. It is in an answer only when it is new.
+The row of a webhook has its secret, sealed. Only the answer that makes a secret shows it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Event: TypeAlias = Literal[
     "job.succeeded", "job.failed", "job.cancelled", "job.expired",
 ]  # fmt: skip
 
-_SECRETS = 2  # the new secret and, until the next rotation, the one before
+_SECRETS = 2  # the new secret and, until the next rotation, the secret before it
 _MISSING = {HTTPStatus.NOT_FOUND: "`webhook_not_found`"}
 _REFUSED = {HTTPStatus.UNPROCESSABLE_ENTITY: "`url_malformed`, `host_unknown`, `address_private`, `port_refused`"}
 
@@ -82,7 +82,7 @@ def _answer(row: Row) -> dict[str, Any]:
 
 
 async def _check(services: Services, url: str) -> None:
-    """Check the URL now, so that its owner learns of an error. Each delivery checks it again."""
+    """Check the URL, so that the client learns at once that no delivery can reach it. Each delivery checks it again."""
     try:
         async with Egress.from_settings(services.settings) as egress:
             await egress.check(url)
@@ -132,7 +132,7 @@ async def create_webhook(
 
 
 async def _with_secret(services: Services, caller: Caller, answer: Answer) -> Response:
-    """The answer with the newest secret added, from the webhook's row: the stored answer has no secret."""
+    """The answer with the newest secret, which is read from the webhook's row: a stored answer has no secret."""
     webhook = orjson.loads(answer.body)
     async with services.pool.acquire() as connection:
         row = _existing(await webhooks.find(connection, UUID(webhook["id"]), caller.tenant_id))
@@ -181,13 +181,13 @@ async def _changed(connection: Connection, caller: Caller, webhook_id: UUID, bod
                 sorted(set(body.events)) if "events" in changed_fields else None,
             )
         )
-        shown = {"enabled": row["enabled"], "host": _host(row["url"]), "events": row["events"]}
-        await record(connection, caller, "webhook.changed", webhook_id, changed=sorted(changed_fields), **shown)
+        recorded = {"enabled": row["enabled"], "host": _host(row["url"]), "events": row["events"]}
+        await record(connection, caller, "webhook.changed", webhook_id, changed=sorted(changed_fields), **recorded)
     return row
 
 
 def _host(url: str) -> str | None:
-    """The part of a URL that the audit shows: the path and the query may hold a secret."""
+    """The part of a URL that the audit gets, because the path and the query may contain a secret."""
     return urlsplit(url).hostname
 
 
@@ -268,7 +268,8 @@ async def list_deliveries(
     return json_response({"deliveries": [dict(row) for row in rows]})
 
 
-_SENDS = {
+#: The common parts of the two routes that send a message.
+_SENDING = {
     "status_code": 202,
     "responses": problems({
         HTTPStatus.NOT_FOUND: "`webhook_not_found`, `delivery_not_found`",
@@ -278,11 +279,11 @@ _SENDS = {
 }  # fmt: skip
 
 
-@router.post("/{webhook_id}/test", operation_id="testWebhook", summary="Send a message to try a webhook", **_SENDS)  # type: ignore[arg-type]  # what both routes share
+@router.post("/{webhook_id}/test", operation_id="testWebhook", summary="Send a message to try a webhook", **_SENDING)  # type: ignore[arg-type]  # values of several types
 async def send_test(
     request: Request, webhook_id: UUID, caller: Owner, idempotency_key: IdempotencyKey = None
 ) -> Response:
-    """The message has the type `webhook.test`. It is signed, tried again and listed as every delivery."""
+    """The message has the type `webhook.test`. It is signed, tried again and listed like every delivery."""
 
     async def params(_connection: Connection) -> dict[str, Any]:
         return {"event": webhooks.message("webhook.test", datetime.now(UTC), {"id": str(webhook_id)})}
@@ -294,7 +295,7 @@ async def send_test(
     "/{webhook_id}/deliveries/{delivery_id}/redeliver",
     operation_id="redeliverWebhook",
     summary="Deliver a message again",
-    **_SENDS,  # type: ignore[arg-type]  # as above
+    **_SENDING,  # type: ignore[arg-type]  # as above
 )
 async def redeliver(
     request: Request, webhook_id: UUID, delivery_id: UUID, caller: Owner, idempotency_key: IdempotencyKey = None
@@ -302,16 +303,16 @@ async def redeliver(
     """The same message with the same `webhook-id`, to the URL that the webhook has now."""
 
     async def params(connection: Connection) -> dict[str, Any]:
-        sent = await connection.fetchval(
+        sent_params = await connection.fetchval(
             "SELECT params FROM job WHERE id = $1 AND tenant_id = $2 AND pipeline = 'webhook'"
             " AND params ->> 'webhook_id' = $3",
             delivery_id,
             caller.tenant_id,
             str(webhook_id),
         )
-        if sent is None:
+        if sent_params is None:
             raise NotFound("delivery_not_found", "There is no such delivery.")
-        return {"event": sent["event"], "message": sent.get("message") or str(delivery_id)}
+        return {"event": sent_params["event"], "message": sent_params.get("message") or str(delivery_id)}
 
     return await _send(services_of(request), caller, webhook_id, delivery_id.bytes, idempotency_key, params)
 
@@ -326,8 +327,8 @@ async def _send(
 ) -> Response:
     """Write a delivery that a client requests. It is charged as a submission, so that clients cannot flood a URL.
 
-    `purpose`: `test`, or the id of the delivery to repeat; it tells the idempotency keys apart. `params`: reads the
-    parameters of the delivery.
+    `purpose`: `test`, or the id of the delivery to repeat. It is a part of the request's fingerprint. `params`: reads
+    the parameters of the delivery.
     """
     pipeline = services.templates.pipelines.find("webhook")
     hints: list[Announcement] = []
