@@ -1,6 +1,6 @@
 """Decides which jobs a request may name: jobs of the caller's tenant, of the kinds for which the caller has a scope.
 
-A caller with `fleet:operate` may name jobs of all tenants. The caller then acts as the job's own tenant, which pays.
+A caller with `fleet:operate` may name jobs of all tenants. Such a caller acts for the job's tenant, which is charged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from leasehold.pipelines.operations.pipeline import bulk_operation
 
 @dataclass(frozen=True, slots=True)
 class JobAccess:
-    """A job that the caller may name, with its kind. `caller`: acts for the job's tenant, also if it is an operator."""
+    """A job that the caller may name, with its kind. `caller`: has the job's tenant, even if the caller is an
+    operator.
+    """
 
     row: Row
     kind: JobKind
@@ -38,14 +40,14 @@ class JobAccess:
 
     @property
     def target(self) -> Target:
-        """The job as an action sees it."""
+        """The job, for the functions of `leasehold.actions`."""
         steps = self.row["steps"]
         return Target(self.row, self.kind, steps[0]["queue"] if steps else "")
 
 
 def access_of(services: Services, caller: Caller, row: Row) -> JobAccess:
-    """The caller's access to a job. `row`: the job, read by a query that was bounded by `tenant_of(caller)`. Raises
-    Forbidden as `check_targets` does.
+    """The caller's access to a job. `row`: the job; the query that read it must be limited to `tenant_of(caller)`.
+    Raises Forbidden as `check_targets` does.
     """
     if row["pipeline"] == bulk_operation.name:
         check_targets(caller, row["tenant_id"], row["params"])
@@ -56,8 +58,8 @@ def access_of(services: Services, caller: Caller, row: Row) -> JobAccess:
 
 
 def check_targets(caller: Caller, tenant_id: str, params: Mapping[str, Any]) -> None:
-    """Raises Forbidden if a bulk operation acts on jobs of other tenants, and the caller is no operator: the
-    operation's counts, logs and refusals are about those jobs, and a retry would act on them.
+    """Raises Forbidden if a bulk operation acts on jobs of other tenants, and the caller is no operator. The counts,
+    logs and refusals of such an operation are about those jobs, and a retry would act on them.
 
     `tenant_id`: the tenant that submitted the operation. `params`: the operation's parameters.
     """
@@ -68,8 +70,8 @@ def check_targets(caller: Caller, tenant_id: str, params: Mapping[str, Any]) -> 
 
 
 def may_retry(access: JobAccess) -> bool:
-    """Whether the caller may retry the job. A retried bulk operation goes on where it failed: so for a bulk delete the
-    caller needs the scope of a delete.
+    """Whether the caller may retry the job. To retry a bulk delete, the caller needs the scope of a delete, because the
+    retried operation deletes further jobs.
     """
     deletes = access.row["pipeline"] == bulk_operation.name and access.row["params"].get("action") == "delete"
     return not deletes or JOBS_DELETE in access.caller.scopes
@@ -90,16 +92,20 @@ def nameable_jobs_of(
 async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool = False) -> JobAccess:
     """Read the job. `write`: the caller will change it.
 
-    Raises NotFound `job_not_found`, also for a job of another tenant or of a kind that the caller has no scope for.
-    Raises Gone `job_deleted`, `job_expired`. Raises Forbidden if `write` is set and the caller may only read the job.
-    Also raises Forbidden for an operation on other tenants' jobs, as `check_targets` does.
+    Raises NotFound `job_not_found`, also for a job of another tenant or of a kind for which the caller has no scope.
+    Raises Gone `job_deleted`, `job_expired`. Raises Forbidden if the caller has only the other scope of the kind, and
+    for an operation on other tenants' jobs (see `check_targets`).
     """
     tenant_id = tenant_of(caller)
     async with services.pool.acquire() as connection:
         row = await job_reads.find_job(connection, tenant_id, job_id)
         tombstone = None if row is not None else await job_reads.find_tombstone(connection, tenant_id, job_id)
-    found = row if row is not None else tombstone
-    kind = None if found is None else services.job_kinds.of(found["pipeline"], is_run=found["is_run"])
+    job_or_tombstone = row if row is not None else tombstone
+    kind = (
+        None
+        if job_or_tombstone is None
+        else services.job_kinds.of(job_or_tombstone["pipeline"], is_run=job_or_tombstone["is_run"])
+    )
     if kind is None or kind.scopes is None or not {kind.scopes.read, kind.scopes.write} & caller.scopes:
         raise NotFound("job_not_found", "There is no such job.")
     if tombstone is not None:

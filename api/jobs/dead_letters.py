@@ -1,8 +1,8 @@
 """/v1/dead-letters: the steps of jobs of every kind that failed for good. A client lists them, groups them by cause,
 and replays them.
 
-A key needs `jobs:read` or `jobs:operate`, and the scope of the kind. For runs, `runs:read` or `runs:write` is enough:
-earlier releases had dead letters of runs only.
+A key needs `jobs:read` or `jobs:operate`, and the scope of the kind. For runs, `runs:read` or `runs:write` is enough,
+because earlier releases had dead letters only of runs.
 """
 
 from __future__ import annotations
@@ -79,19 +79,19 @@ def readable(
     *,
     write: bool = False,
 ) -> DeadLetterFilter:
-    """The filter for dead letters of the kinds that the caller may read or, with `write`, replay. Without the scope of
-    jobs these are runs only.
+    """The filter for dead letters of the kinds that the caller may read or, with `write`, replay. A caller without the
+    scope of jobs may do so only for runs.
     """
     kinds = services.job_kinds
     runs_only = (JOBS_OPERATE if write else JOBS_READ) not in caller.scopes
     if runs_only and kind not in (None, RUN):
         return DeadLetterFilter(False, (), kinds.owned, template, code)
-    sight = kinds.nameable_jobs(caller.tenant_id, caller.scopes, write=write, kind=RUN if runs_only else kind)
-    return DeadLetterFilter(sight.runs, sight.pipelines, kinds.owned, template, code)
+    nameable = kinds.nameable_jobs(caller.tenant_id, caller.scopes, write=write, kind=RUN if runs_only else kind)
+    return DeadLetterFilter(nameable.runs, nameable.pipelines, kinds.owned, template, code)
 
 
 def _item(services: Services, row: Row) -> dict[str, Any]:
-    """A dead letter or a group of them. `run_id` is the job's id again, for clients of earlier releases."""
+    """A dead letter, or a group of dead letters. `run_id` repeats the job's id for clients of earlier releases."""
     item = {name: value for name, value in row.items() if name not in ("pipeline", "is_run")}
     item["kind"] = services.job_kinds.of(row["pipeline"], is_run=row["is_run"]).name
     return item | ({"run_id": row["job_id"]} if "job_id" in item else {})
@@ -161,7 +161,7 @@ async def replay_many(request: Request, body: BulkReplayRequest, caller: Writer)
                     continue
                 if effects is not None:
                     replayed.append(effects)
-        except TooMany:  # a limit of the tenant is full: what was replayed until now counts
+        except TooMany:  # a limit of the tenant is full; the jobs that were replayed before stay replayed
             if not replayed:
                 raise
         finally:
@@ -173,7 +173,7 @@ async def replay_many(request: Request, body: BulkReplayRequest, caller: Writer)
 
 
 async def _replay(services: Services, connection: Connection, caller: Caller, job_id: UUID) -> CreatedRun | None:
-    """Revive one job of a request that was charged as a whole. None: the job is not failed any more.
+    """Retry one job of a request that was charged as a whole. None: the job is not failed any more.
 
     Raises Conflict, Forbidden, Invalid and NotFound for this job, TooMany for the tenant.
     """

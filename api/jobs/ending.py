@@ -1,4 +1,4 @@
-"""Cancels and deletes one job of any kind. The endpoints of `/v1/jobs` and `/v1/runs` call it."""
+"""Cancels or deletes one job of any kind. The endpoints of `/v1/jobs` and `/v1/runs` call it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def invalid_state(status: JobState | str) -> Conflict:
 
 
 async def cancel(services: Services, access: JobAccess, reason: str) -> JobState:
-    """Request the cancel, and return the job's status. Raises Conflict `resource_invalid_state` for a job that has
-    ended, `cancel_not_supported`.
+    """Request the cancel, and return the job's status. Raises Conflict `resource_invalid_state` if the job has ended,
+    and Conflict `cancel_not_supported`.
     """
     async with services.pool.acquire() as connection:
-        names = await concurrency.limits_of(connection, [access.id])
+        limit_names = await concurrency.limits_of(connection, [access.id])
         async with connection.transaction():
             effects = await ending.cancel(services.actions, connection, [access.target], reason, _by(access))
             status = effects.states.get(access.id)
@@ -50,7 +50,7 @@ async def cancel(services: Services, access: JobAccess, reason: str) -> JobState
             if status is not JobState.CANCEL_REQUESTED:
                 raise Conflict("cancel_not_supported", "The template of this job does not support cancelling.")
     count_ended_jobs(effects.ended)
-    await publish_and_admit(services, effects.hints, names if effects.ended else (), [access.id])
+    await publish_and_admit(services, effects.hints, limit_names if effects.ended else (), [access.id])
     return status
 
 
@@ -59,39 +59,39 @@ def _by(access: JobAccess) -> str:
 
 
 async def record(connection: Connection, access: JobAccess, action: str, **details: Any) -> None:
-    """Add the row of an act on the job to the audit, in the transaction of the act."""
+    """Add a row for an act on the job to the audit. Call this in the transaction of the act."""
     await audit.record(connection, access.caller, action, access.id, kind=access.kind.name, **details)
 
 
 async def delete(services: Services, access: JobAccess) -> JobState | None:
     """Delete the job. A job that has not ended is cancelled first.
 
-    Returns None if the job is deleted. Returns its status if a worker still has the lease of a step: retention then
+    Returns None if the job is deleted. Returns its status if a worker still has the lease of a step: then retention
     deletes the job after its end.
 
-    The transaction writes the tombstone, so that no reader finds the job from then on. After the commit, with no
-    connection held, the objects are deleted, and then the rows. If the store is away, retention deletes both.
+    The transaction writes the tombstone: after it, no reader finds the job. After the commit, this function deletes the
+    objects (without holding a connection) and then the rows. If the store is away, retention deletes both later.
     """
     effects = Effects()
     async with services.pool.acquire() as connection:
-        names = await concurrency.limits_of(connection, [access.id])
+        limit_names = await concurrency.limits_of(connection, [access.id])
         async with connection.transaction():
             prefix = await ending.delete(services.actions, connection, access.target, _by(access), effects)
             await record(connection, access, "job.deleted", waits=True if prefix is None else None)
     count_ended_jobs(effects.ended)
-    await publish_and_admit(services, effects.hints, names, [access.id])
+    await publish_and_admit(services, effects.hints, limit_names, [access.id])
     if prefix is None:
         return effects.states.get(access.id, JobState.CANCEL_REQUESTED)
-    await _remove(services, access, prefix)
+    await _remove_objects_and_rows(services, access, prefix)
     return None
 
 
-async def _remove(services: Services, access: JobAccess, prefix: str) -> None:
+async def _remove_objects_and_rows(services: Services, access: JobAccess, prefix: str) -> None:
     try:
         await uploads.remove_below(services.store, f"{prefix}/")
     except StoreError as error:
         log.warning("objects of a deleted job are left for retention", error=type(error).__name__)
         return
-    with best_effort("rows of a deleted job"):  # the tombstone is committed, and retention deletes the rows
+    with best_effort("rows of a deleted job"):  # if this fails, retention deletes the rows
         async with services.pool.acquire() as connection:
             await sweeps.forget_jobs(connection, [access.id], services.actions.before_jobs_go)

@@ -1,5 +1,5 @@
-"""The answer of GET /v1/jobs/{job_id}/explain: a sentence for each reason why a job is not running, and a ledger of
-what its workers did.
+"""Builds the answer of GET /v1/jobs/{job_id}/explain: a sentence for each reason why a job is not running, and a ledger
+of what its workers did. The endpoints of runs and the console use it, too.
 """
 
 from __future__ import annotations
@@ -23,32 +23,35 @@ from leasehold.transitions.jobs import EXTERNAL, client_queue
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How much an explanation reads: `entries` of the ledger, `steps` that wait, and tasks or jobs `ahead`."""
+    """How much an explanation reads at most: `entries` of the ledger, waiting `steps`, and the tasks or jobs that are
+    `ahead` of the job.
+    """
 
     entries: int = job_reads.MAX_LEDGER
     steps: int = job_reads.MAX_STEPS
     ahead: int = MAX_COUNTED
 
 
-_WHOLE = Depth()
-#: An explanation names at most this many handlers like the one that no worker has.
+_FULL_DEPTH = Depth()
+#: For a handler that no worker has, an explanation names at most this many handlers with a similar name.
 _MAX_NEAREST = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How the places of the waiting steps are served. `nearest`: by a place whose handler no worker of its queue has,
-    the names of handlers there that are most like it.
+    """Which workers serve the waiting steps. A place is a queue and a handler.
+
+    `nearest`: for a place whose handler no worker of its queue has, the most similar names of handlers in that queue.
     """
 
     places: Mapping[Place, Served] = field(default_factory=dict)
     nearest: Mapping[Place, Sequence[str]] = field(default_factory=dict)
 
 
-_UNREAD = Serving()
+_NOT_READ = Serving()
 
 
-async def explain(services: Services, tenant_id: str, job: Row, depth: Depth = _WHOLE) -> dict[str, Any]:
+async def explain(services: Services, tenant_id: str, job: Row, depth: Depth = _FULL_DEPTH) -> dict[str, Any]:
     """Build the answer. `job`: a row with `id`, `status`, `held` and `error`."""
     async with services.pool.acquire() as connection:
         waiting_steps = await job_reads.why_waiting(connection, tenant_id, job["id"], depth.steps, depth.ahead)
@@ -65,14 +68,16 @@ async def _serving(connection: Connection, waiting_steps: Sequence[Row]) -> Serv
         if row["status"] != "running" and not row["queue"].startswith(EXTERNAL)
     }
     if not places:
-        return _UNREAD
-    served = await handler_reads.served(connection, places, await workers.dead(connection))
+        return _NOT_READ
+    served_by_place = await handler_reads.served(connection, places, await workers.dead(connection))
     nearest: dict[Place, Sequence[str]] = {}
-    for place, serving in served.items():
-        if serving.workers and not serving.able and not nearest:  # to compare all names is worth it once
-            names = await handler_reads.names_of(connection, place[0])
-            nearest[place] = get_close_matches(place[1], names, _MAX_NEAREST, 0.8)
-    return Serving(served, nearest)
+    for place, served in served_by_place.items():
+        if served.workers and not served.able:
+            queue, handler = place
+            names = await handler_reads.names_of(connection, queue)
+            nearest[place] = get_close_matches(handler, names, _MAX_NEAREST, 0.8)
+            break  # for one place only, because comparing all names is slow
+    return Serving(served_by_place, nearest)
 
 
 def explanation(
@@ -80,8 +85,9 @@ def explanation(
     waiting_steps: Sequence[Row],
     full_limits: Sequence[Row],
     ledger: Sequence[Row],
-    serving: Serving = _UNREAD,
+    serving: Serving = _NOT_READ,
 ) -> dict[str, Any]:
+    """The answer, from rows that are read already."""
     return {
         "id": job["id"],
         "status": job["status"],
@@ -130,17 +136,19 @@ def _reason_of_limit(row: Row) -> dict[str, Any]:
 
 
 def _reasons_of_step(row: Row, serving: Serving) -> list[dict[str, Any]]:
-    """One reason. Two for a step without a handler that a worker has put off: who is missing, and until when."""
+    """The reasons of one step. Mostly there is one. A step that waits for a time and whose handler no worker has gets
+    two reasons: the missing handler, and the time.
+    """
     reason = _reason_of_step(row, serving)
-    if reason["code"] != "waiting_until" or _is_known(row, serving):
+    if reason["code"] != "waiting_until" or not _is_handler_missing(row, serving):
         return [reason]
-    return [_reason_of_unknown(row, serving), reason]
+    return [_reason_of_missing_handler(row, serving), reason]
 
 
-def _is_known(row: Row, serving: Serving) -> bool:
-    """Whether a worker of the step's queue has its handler, or no worker serves the queue."""
+def _is_handler_missing(row: Row, serving: Serving) -> bool:
+    """Whether workers serve the step's queue, and none of them has its handler."""
     served = serving.places.get((row["queue"], row["handler"]))
-    return served is None or served.able > 0 or served.workers == 0
+    return served is not None and served.workers > 0 and served.able == 0
 
 
 def _reason_of_step(row: Row, serving: Serving) -> dict[str, Any]:
@@ -167,8 +175,8 @@ def _reason_of_runnable_step(row: Row, serving: Serving) -> dict[str, Any]:
     served = serving.places.get((queue, row["handler"]))
     if served is not None and not served.workers:
         return _reason_of_unserved_queue(row, served)
-    if not _is_known(row, serving):
-        return _reason_of_unknown(row, serving)
+    if _is_handler_missing(row, serving):
+        return _reason_of_missing_handler(row, serving)
     count = f"at least {ahead}" if ahead >= row["most_ahead"] else str(ahead)
     return _reason("behind_others", f"{step} is runnable, behind {count} others.", step=step, queue=queue, ahead=ahead)
 
@@ -183,7 +191,7 @@ def _reason_of_unserved_queue(row: Row, served: Served) -> dict[str, Any]:
     return _reason("no_worker", message, step=step, queue=queue, task=task, last_seen=served.seen_at)
 
 
-def _reason_of_unknown(row: Row, serving: Serving) -> dict[str, Any]:
+def _reason_of_missing_handler(row: Row, serving: Serving) -> dict[str, Any]:
     step, queue, task = row["step"], row["queue"], _task_of(row["handler"])
     place = (queue, row["handler"])
     served = serving.places[place]
@@ -203,7 +211,7 @@ def _last_seen(task: str, served: Served) -> str:
 
 
 def _task_of(handler: str) -> str:
-    """The name that the code gives it: a task of an app is the pipeline `APP.TASK`, with one step."""
+    """The name of the handler's task in the code. A task of an app is the pipeline `APP.TASK` with one step."""
     pipeline, _, _ = handler.rpartition(".")
     return pipeline if "." in pipeline else handler
 

@@ -1,7 +1,7 @@
 """Answers with the numbered items that a job's attempts write: lines of the log, or chunks of the stream.
 
-A client reads the items a page at a time, or follows them as they are written. The endpoints of logs and streams use
-this module, for jobs of every kind and for runs.
+A client reads the items page by page, or follows them as they are written. The endpoints for logs and streams of jobs
+and of runs use this module.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _MAX_ATTEMPT = 2**31 - 1
 _BATCH = 500
 EVENT_STREAM = "text/event-stream"
 
-_After: TypeAlias = Annotated[int, Query(ge=0, le=MAX_INTEGER, description="Only those with a greater number.")]
+_After: TypeAlias = Annotated[int, Query(ge=0, le=MAX_INTEGER, description="Only items with a greater number.")]
 _Limit: TypeAlias = Annotated[int, Query(ge=1, le=1000)]
-_OfStep: TypeAlias = Annotated[str | None, Query(max_length=200, description="Only those of this step.")]
+_OfStep: TypeAlias = Annotated[str | None, Query(max_length=200, description="Only items of this step.")]
 _OfAttempt: TypeAlias = Annotated[
-    int | None, Query(ge=1, le=_MAX_ATTEMPT, description="Only those of the attempt with this number.")
+    int | None, Query(ge=1, le=_MAX_ATTEMPT, description="Only items of the attempt with this number.")
 ]
 _Accept: TypeAlias = Annotated[Annotated[str, Field(max_length=1000)] | None, Header(include_in_schema=False)]
 
@@ -49,7 +49,9 @@ Item: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A sort of items. `items`: the member of a page that has them. `events`: encodes an item as server-sent events."""
+    """How to read and encode one sort of items. `items`: the member of a page that has them. `page`: reads a page.
+    `numbers`: reads the number of the last item of each job. `events`: encodes an item as server-sent events.
+    """
 
     items: str
     page: Callable[[Connection, str, UUID, int, LogFilter, int], Awaitable[Sequence[Item]]]
@@ -59,7 +61,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class ItemQuery:
-    """The items that a request asks for. `follow`: as server-sent events."""
+    """The items that a request wants. `follow`: as server-sent events, while they are written."""
 
     after: int
     limit: int
@@ -75,7 +77,7 @@ def _query_of(
     last_event_id: LastEventId = None,
     accept: _Accept = None,
 ) -> ItemQuery:
-    """Raises Invalid."""
+    """The query of a request. Raises Invalid."""
     return ItemQuery(
         event_number(last_event_id) or after, limit, LogFilter(step, attempt), EVENT_STREAM in (accept or "")
     )
@@ -88,7 +90,7 @@ ItemsQuery: TypeAlias = Annotated[ItemQuery, Depends(_query_of)]
 async def answer(
     services: Services, source: Source, watch: JobWatch, tenant_id: str, job_id: UUID, query: ItemQuery
 ) -> Response:
-    """Answer with a page or a stream of the job's items. The caller may read the job."""
+    """Answer with a page or a stream of the job's items. Check before that the caller may read the job."""
     if query.follow:
         events = _follow(services, source, watch, tenant_id, job_id, query)
         return StreamingResponse(events, media_type=EVENT_STREAM, headers=HEADERS)
@@ -102,11 +104,11 @@ async def _follow(
     services: Services, source: Source, watch: JobWatch, tenant_id: str, job_id: UUID, query: ItemQuery
 ) -> AsyncIterator[bytes]:
     """The items as they are written. Ends when the job has ended, when the process stops, or after MAX_SECONDS."""
-    until = monotonic() + MAX_SECONDS
+    end = monotonic() + MAX_SECONDS
     after = query.after
-    while not services.draining and monotonic() < until:
+    while not services.draining and monotonic() < end:
         async with services.pool.acquire() as connection:
-            # Read the number first: an item that is written between the two queries is on this page, and is not missed.
+            # The number is read before the page, so that an item that is written between the two queries is not missed.
             number = (await source.numbers(connection, [job_id])).get(job_id, ENDED)
             page = await source.page(connection, tenant_id, job_id, after, query.filter, _BATCH)
         for item in page:

@@ -1,4 +1,4 @@
-"""/v1/jobs/{job_id}: read, explain, follow, cancel, retry and delete a job of any kind."""
+"""/v1/jobs/{job_id}: reads, explains, follows, cancels, retries and deletes a job of any kind."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ async def get_job(
 
 
 def _etag(services: Services, access: JobAccess, body: dict[str, Any]) -> str:
-    """The weak ETag of the answer without its links. For linked outputs it changes every half lifetime of a link: a
-    link that a 304 confirms has at least half its life left.
+    """The weak ETag of the answer without its links. If the answer has links, the ETag also changes after every half
+    lifetime of a link. So after a 304, the client's links are valid for some time.
     """
-    linked = access.kind.signed_links and bool(body["outputs"])
-    period = int(time() // (services.settings.download_url_seconds / 2)) if linked else 0
+    has_links = access.kind.signed_links and bool(body["outputs"])
+    period = int(time() // (services.settings.download_url_seconds / 2)) if has_links else 0
     return weak_etag(encoded(body) + str(period).encode())
 
 
@@ -98,8 +98,8 @@ async def explain_job(request: Request, job_id: UUID, caller: Reader) -> Respons
     summary="Read or follow the events of a job",
     description="JSON, a page at a time: `after` is the `next_after` of the page before. With `Accept: "
     "text/event-stream` server-sent events, one for each change: the stream ends after the last event, and a client "
-    "that reconnects with `Last-Event-ID` misses no event and gets none twice. The stream of an ended job whose last "
-    "event the client has had is answered 204.",
+    "that reconnects with `Last-Event-ID` misses no event and gets none twice. If the job has ended and the client has "
+    "had its last event, the answer is 204.",
     response_model=EventPage,
     responses=problems(MISSING | {HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`, `invalid_request`"})
     | {
@@ -117,16 +117,16 @@ async def stream_job_events(
     accept: Annotated[Annotated[str, Field(max_length=1000)] | None, Header(include_in_schema=False)] = None,
 ) -> Response:
     services = services_of(request)
-    seen = event_number(last_event_id) or after
+    last_seen = event_number(last_event_id) or after
     access = await find(services, caller, job_id)
     tenant_id = access.caller.tenant_id
     if _EVENT_STREAM in (accept or ""):
-        if access.row["status"] in JOB_TERMINAL and access.row["event_seq"] <= seen:
+        if access.row["status"] in JOB_TERMINAL and access.row["event_seq"] <= last_seen:
             return Response(status_code=HTTPStatus.NO_CONTENT)
-        events = stream(services, tenant_id, job_id, seen, _status_fields)
+        events = stream(services, tenant_id, job_id, last_seen, _status_fields)
         return StreamingResponse(events, media_type=_EVENT_STREAM, headers=HEADERS)
     async with services.pool.acquire() as connection:
-        rows = await event_reads.events_after(connection, tenant_id, job_id, seen, limit + 1)
+        rows = await event_reads.events_after(connection, tenant_id, job_id, last_seen, limit + 1)
     page = [content_of(event, _status_fields(event)) for event in rows[:limit]]
     return json_response({"events": page, "next_after": rows[limit - 1].seq if len(rows) > limit else None})
 

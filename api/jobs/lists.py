@@ -1,4 +1,4 @@
-"""GET /v1/jobs: jobs of every kind by a filter, newest first."""
+"""GET /v1/jobs: lists jobs of every kind by a filter, newest first. The console uses `listed`, too."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from leasehold.db.job_lists import MAX_READ, MAX_READ_BY_QUEUE, MAX_SEARCHED, Li
 from leasehold.domain.job_filter import MAX_CHARACTERS, JobFilter, parse
 
 Counting = Annotated[bool, Query(description="Also count: exact up to 10,000, above that an estimate.")]
-#: A filter with one of these terms may read very many rows: its page ends at a bound, and the cursor continues the
-#: search. A filter without them that reads too many rows is refused.
-_SEARCHED = ("payload", "text", "queue")
+#: A filter with one of these terms may read very many rows. Its page ends at a bound, and the cursor continues the
+#: search. A filter without these terms is refused if it reads too many rows.
+_SEARCH_TERMS = ("payload", "text", "queue")
 router = APIRouter(tags=["jobs"], prefix="/v1/jobs", route_class=AuthenticatedFirst)
 
 
@@ -37,11 +37,11 @@ router = APIRouter(tags=["jobs"], prefix="/v1/jobs", route_class=AuthenticatedFi
     summary="List jobs of every kind, newest first",
     description="`q` is a filter: `kind:media status:failed tag.customer:7 created:<1h`. A filter that would read more "
     f"than {MAX_READ:,} rows is refused with `filter_too_broad`. A search in payloads and texts reads the newest "
-    f"{MAX_SEARCHED:,} jobs, and one by queue {MAX_READ_BY_QUEUE:,} rows; `next_cursor` continues it.",
+    f"{MAX_SEARCHED:,} jobs, and a search by queue {MAX_READ_BY_QUEUE:,} rows; `next_cursor` continues the search.",
     response_model=JobList,
     responses=problems({
-        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`, `invalid_filter`: `position` says at "
-        "which character; `filter_too_broad`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`, `invalid_filter`: `position` is the "
+        "wrong character; `filter_too_broad`",
     }),
 )  # fmt: skip
 @may_lag
@@ -78,24 +78,24 @@ def scope_of(services: Services, caller: Caller, job_filter: JobFilter) -> Scope
     kinds = services.job_kinds
     if job_filter.kind is not None and kinds.named(job_filter.kind) is None:
         raise job_filter.refused("kind", f"There is no kind {job_filter.kind}.")
-    sight = nameable_jobs_of(services, caller, kind=job_filter.kind)
-    tenant_id = sight.tenant_id if sight.tenant_id is not None else job_filter.tenant
-    if sight.nothing or (job_filter.tenant is not None and job_filter.tenant != tenant_id):
+    nameable = nameable_jobs_of(services, caller, kind=job_filter.kind)
+    tenant_id = nameable.tenant_id if nameable.tenant_id is not None else job_filter.tenant
+    if nameable.nothing or (job_filter.tenant is not None and job_filter.tenant != tenant_id):
         return None
-    return Scope(tenant_id, sight.pipelines, sight.runs, kinds.unowned, kinds.owned)
+    return Scope(tenant_id, nameable.pipelines, nameable.runs, kinds.unowned, kinds.owned)
 
 
 def _answer(services: Services, job_filter: JobFilter, page: Page) -> dict[str, object]:
     items = [summary(row, services.job_kinds.of(row["pipeline"], is_run=row["is_run"])) for row in page.rows]
     if page.ended_at is None:
         return {"jobs": items, "next_cursor": cursor_of(page.rows[-1]["id"]) if page.has_more else None}
-    if not job_filter.positions.keys().isdisjoint(_SEARCHED):
-        searched = {"searched_back_to": page.ended_at["created_at"]}
-        at_this_job = UUID(int=page.ended_at["id"].int + 1)  # it was not searched: the next page begins with it
-        return {"jobs": items, "next_cursor": cursor_of(at_this_job)} | searched
-    key = min(job_filter.positions, key=lambda name: job_filter.positions[name], default="")
+    if not job_filter.positions.keys().isdisjoint(_SEARCH_TERMS):
+        # The job at which the page ended was not searched: the next page must begin with it.
+        next_cursor = cursor_of(UUID(int=page.ended_at["id"].int + 1))
+        return {"jobs": items, "next_cursor": next_cursor, "searched_back_to": page.ended_at["created_at"]}
+    first_term = min(job_filter.positions, key=lambda name: job_filter.positions[name], default="")
     raise job_filter.refused(
-        key,
+        first_term,
         f"A page would read more than {MAX_READ:,} rows. Narrow the time, for example with created:<1h.",
         "filter_too_broad",
     )

@@ -1,4 +1,4 @@
-"""The log and the stream of a job: what its attempts have logged and emitted."""
+"""GET /v1/jobs/{job_id}/logs and /stream: reads or follows the log lines and the chunks of a job."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def _line(item: Item) -> bytes:
 
 
 def _chunk(item: Item) -> bytes:
-    """The chunk as an event, after a `restart` event if an attempt begins with it. The restart has no id: a client that
-    resumes before this chunk gets both again.
+    """The chunk as an event. If an attempt begins with this chunk, a `restart` event comes before it. The restart has
+    no id, so that a client that resumes before this chunk gets both events again.
     """
     head = b""
     if item["restarts"]:

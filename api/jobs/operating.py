@@ -1,6 +1,6 @@
 """Submits bulk operations and previews them. The endpoints and the console call `submit` and `preview`.
 
-A submission fixes the jobs of an operation: those that exist by then, of the kinds that the key's scopes allow.
+An operation acts only on jobs that exist at its submission, and only on the kinds that the key's scopes allow then.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from leasehold.pipelines.operations.progress import progress_of
 from leasehold.transitions import jobs
 from leasehold.transitions.jobs import NewJob
 
-#: Jobs that a preview shows.
+#: A preview shows at most this many jobs.
 EXAMPLES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The answer with the operation's JSON, and the RateLimit fields."""
+    """The answer with the operation's JSON. `fields`: the RateLimit headers."""
 
     answer: Answer
     fields: dict[str, str]
@@ -59,16 +59,18 @@ def _filter_and_scope(
     except InvalidFilter as error:
         error.pointer = "#/filter"
         raise
-    sight = nameable_jobs_of(services, caller, write=True, kind=job_filter.kind)
-    pipelines = tuple(name for name in sight.pipelines if name not in {p.name for p in OPERATION.pipelines})
-    if not sight.runs and not pipelines:
+    nameable = nameable_jobs_of(services, caller, write=True, kind=job_filter.kind)
+    own_pipelines = {pipeline.name for pipeline in OPERATION.pipelines}
+    pipelines = tuple(name for name in nameable.pipelines if name not in own_pipelines)
+    if not nameable.runs and not pipelines:
         raise Forbidden("insufficient_scope", "The API key lacks the scopes of the kinds of these jobs.")
-    of_tenant = sight.tenant_id if sight.tenant_id is not None else job_filter.tenant
+    of_tenant = nameable.tenant_id if nameable.tenant_id is not None else job_filter.tenant
     kinds = services.job_kinds
-    return job_filter, Scope(of_tenant, pipelines, sight.runs, kinds.unowned, kinds.owned)
+    return job_filter, Scope(of_tenant, pipelines, nameable.runs, kinds.unowned, kinds.owned)
 
 
 def _check_terms(services: Services, job_filter: JobFilter, action: Action) -> None:
+    """Raises InvalidFilter for a filter by which no operation may act."""
     if not job_filter.positions:
         raise job_filter.refused("", "Name at least one term: `created:>0s` finds every job.")
     if job_filter.kind is not None and services.job_kinds.named(job_filter.kind) is None:
@@ -80,7 +82,9 @@ def _check_terms(services: Services, job_filter: JobFilter, action: Action) -> N
 
 
 async def preview(services: Services, caller: Caller, request: NewOperation) -> dict[str, Any]:
-    """Count the jobs that the operation would act on now, and read the newest of them. Raises as `submit`."""
+    """Count the jobs on which the operation would act now, and read the newest of them. Raises Forbidden and
+    InvalidFilter.
+    """
     now = datetime.now(UTC)
     job_filter, scope = _filter_and_scope(services, caller, request, now)
     bound = Bound(now, bound_of(request.action))
@@ -105,10 +109,10 @@ async def submit(
     services: Services, caller: Caller, request: NewOperation, idempotency_key: str | None = None, trace: Any = None
 ) -> Submitted:
     """Write the operation. Raises Forbidden `insufficient_scope`, InvalidFilter, Conflict `too_many_operations`, and
-    what a submission raises.
+    the errors of every submission.
     """
     hints: list[Announcement] = []
-    fields: dict[str, str] = {}
+    limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
         now: datetime = await connection.fetchval("SELECT clock_timestamp()")
@@ -130,7 +134,7 @@ async def submit(
         queues = queues_of(caller.tenant_id, bulk_operation)
         async with services.admission.submitting(connection, caller.payer, queues) as charge:
             hints.extend(await jobs.submit(connection, [new_job]))
-        fields.update(charge.fields)
+        limit_headers.update(charge.fields)
         await audit.record(
             connection, caller, "operation.submitted", new_job.id, does=request.action, filter=request.filter
         )
@@ -141,7 +145,7 @@ async def submit(
     request_hash = fingerprint(b"POST /v1/operations", request.model_dump_json().encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     await publish_and_admit(services, hints)
-    return Submitted(answer, fields)
+    return Submitted(answer, limit_headers)
 
 
 def _operation_of(services: Services, caller: Caller, request: NewOperation, scope: Scope, now: datetime) -> Operation:
@@ -164,7 +168,7 @@ def view(row: Row) -> dict[str, Any]:
     """The JSON of an operation."""
     operation = Operation.model_validate(row["params"])
     progress = progress_of(row["note"] or {})
-    ended_well = row["status"] == JobState.SUCCEEDED
+    has_succeeded = row["status"] == JobState.SUCCEEDED
     view = {
         "id": row["id"],
         "action": operation.action,
@@ -179,7 +183,7 @@ def view(row: Row) -> dict[str, Any]:
         "acted": progress.acted,
         "refused": progress.refused,
         "refused_by_code": progress.codes,
-        "percent": 100.0 if ended_well else round(progress.percent, 1),
+        "percent": 100.0 if has_succeeded else round(progress.percent, 1),
         "error": row["error"],
         "created_at": row["created_at"],
         "started_at": row["started_at"],

@@ -1,6 +1,5 @@
-"""Retries one failed job. The endpoints of `/v1/jobs`, `/v1/runs` and dead letters call `retry`.
-
-A retry is charged as a submission.
+"""Retries one failed job, which is charged as a submission. The endpoints of `/v1/jobs`, `/v1/runs` and dead letters
+call `retry`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from leasehold.domain.errors import Invalid
 
 
 async def retry(services: Services, access: JobAccess, body: RetryRequest) -> dict[str, str]:
-    """Retry the job and return the RateLimit fields. Raises the problems that the endpoint `retryJob` documents."""
+    """Retry the job, and return the RateLimit headers. Raises the problems that the endpoint `retryJob` documents."""
     check_retry(access)
     caller, params = access.caller, None
     if body.payload is not None:
@@ -36,8 +35,8 @@ async def retry(services: Services, access: JobAccess, body: RetryRequest) -> di
         effects = await revive(services.actions, connection, access.target, template_version, params, body.from_step)
         if effects is None:
             raise invalid_state(access.row["status"])
-        other_payload = None if params is None else True
-        await record(connection, access, "job.retried", from_step=body.from_step, other_payload=other_payload)
+        has_other_payload = None if params is None else True
+        await record(connection, access, "job.retried", from_step=body.from_step, other_payload=has_other_payload)
         await services.admission.add_queues_of(connection, charge, access.id)
     await publish_and_admit_run(services, effects)
     return charge.fields

@@ -33,7 +33,7 @@ class RetryRequest(_Request):
 
 
 class BulkReplayRequest(_Request):
-    """The replay takes all dead letters that match every given filter. `canary`: only the latest, as a trial."""
+    """All dead letters that match every given filter are replayed. `canary`: only the latest, as a trial."""
 
     fingerprint: str | None = Field(None, max_length=64)
     kind: KindName | None = None
@@ -139,8 +139,8 @@ class JobSummary(BaseModel):
     tenant_id: str
     priority: Literal["high", "normal", "low"]
     tags: dict[str, str]
-    held: bool = Field(description="Whether it waits at its concurrency limits.")
-    deleting: bool = Field(description="Whether it is deleted once it has ended.")
+    held: bool = Field(description="Whether the job waits at its concurrency limits.")
+    deleting: bool = Field(description="Whether the job is deleted when it has ended.")
     created_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
@@ -163,7 +163,7 @@ class AttemptError(BaseModel):
 
 
 class StepAnswer(BaseModel):
-    """`attempts`: those that failed, at most the last 20."""
+    """`attempts`: the failed attempts, at most the last 20."""
 
     id: str
     state: TaskState
@@ -192,7 +192,7 @@ class OutputAnswer(BaseModel):
 
 
 class Waiting(BaseModel):
-    """A limit at which an unfinished job waits, or a step of it that runs later or needs a worker."""
+    """A limit at which an unfinished job waits, or a step of the job that runs later or needs a worker."""
 
     limit: str | None = None
     step: str | None = None
@@ -202,14 +202,18 @@ class Waiting(BaseModel):
 
 
 class CallbackDelivery(BaseModel):
-    """The job that sends the last end of this job: `GET /v1/jobs/{id}` shows its tries, and `/retry` sends again."""
+    """The job that sends the last end of this job. `GET /v1/jobs/{id}` shows its tries, and `/retry` sends the message
+    again.
+    """
 
     id: UUID
     status: JobState
 
 
 class Callback(BaseModel):
-    """`host`: of the URL; the rest of a URL may hold a secret. `delivery`: left out until the job has ended."""
+    """`host`: the host of the URL, because the rest of the URL may contain a secret. `delivery`: left out until the job
+    has ended.
+    """
 
     host: str | None = None
     delivery: CallbackDelivery | None = None
@@ -233,7 +237,7 @@ class Count(BaseModel):
 
 
 class JobList(BaseModel):
-    """`searched_back_to`: a search in payloads or texts, or by queue, ends there; `next_cursor` continues it."""
+    """`searched_back_to`: where a search in payloads or texts, or by queue, has ended; `next_cursor` continues it."""
 
     jobs: list[JobSummary]
     next_cursor: str | None
@@ -260,8 +264,8 @@ class EventItem(BaseModel):
 
 
 class LogLine(BaseModel):
-    """`n`: the line's number in its job; numbers rise, and some may be missing. `epoch`: the claim that the attempt ran
-    under.
+    """`n`: the line's number in its job; numbers rise, and some may be missing. `epoch`: the epoch of the attempt's
+    claim.
     """
 
     n: int
@@ -284,9 +288,9 @@ class LogPage(BaseModel):
 
 
 class StreamItem(BaseModel):
-    """`n`: the chunk's number in its job; numbers rise, and some may be missing. `superseded`: a later attempt of the
-    step has begun its stream again. `restarts`: with this chunk an attempt did so. `cut`: the attempt had emitted too
-    much; the chunk stands for all that it emitted later.
+    """`n`: the chunk's number in its job; numbers rise, and some may be missing. `restarts`: with this chunk, a later
+    attempt of the step begins the step's stream again. `superseded`: the chunk is from an attempt before such a
+    restart. `cut`: the attempt has emitted too much; this item stands in place of all its later chunks.
     """
 
     n: int
@@ -315,10 +319,10 @@ class EventPage(BaseModel):
 
 
 class NewOperation(_Request):
-    """`filter`: as `q` of GET /v1/jobs, with at least one term. `canary`: this many jobs go first. If a job of these is
-    refused, or does not succeed after its retry, the operation stops. `rate`: the most jobs a second; without one,
-    LEASEHOLD_OPERATION_RETRY_RATE for a retry, and LEASEHOLD_OPERATION_RATE, which no rate exceeds, for the others.
-    `reason`: stored with the cancelled jobs.
+    """`filter`: as `q` of GET /v1/jobs, with at least one term. `canary`: the operation acts on this many jobs first.
+    If one of them is refused, or does not succeed after its retry, the operation stops. `rate`: the largest number of
+    jobs a second. If left out: LEASEHOLD_OPERATION_RETRY_RATE for a retry, LEASEHOLD_OPERATION_RATE for the other
+    actions. No rate exceeds LEASEHOLD_OPERATION_RATE. `reason`: stored with the cancelled jobs.
     """
 
     action: Literal["cancel", "retry", "delete"]
@@ -335,8 +339,8 @@ class OperationCanary(BaseModel):
 
 
 class OperationAnswer(BaseModel):
-    """A bulk operation. `total`: the jobs that matched when it began. `refused_by_code`: how many, by the refusal's
-    code.
+    """A bulk operation. `total`: the jobs that matched when it began. `refused_by_code`: the number of refused jobs, by
+    the code of the refusal.
     """
 
     id: UUID

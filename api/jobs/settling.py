@@ -1,4 +1,5 @@
-"""Settles a failed job whose order has an unknown outcome: adopts the order, orders again, or gives it up.
+"""Settles a failed job whose order has an unknown outcome: adopts the order, orders again, or gives the order up. The
+endpoints in `unsettled` and the console call it.
 
 If two people settle the same order, the first decides. The second gets a Conflict that names the decision.
 """
@@ -24,7 +25,7 @@ _DECISIONS = {"adopt": "adopted the order {ref}", "again": "ordered again", "giv
 
 
 async def settle(services: Services, access: JobAccess, body: SettleRequest) -> dict[str, str]:
-    """Settle the job, and return the RateLimit fields. Raises the problems of `settleJob`."""
+    """Settle the job, and return the RateLimit headers. Raises the problems that the endpoint `settleJob` documents."""
     orders = access.kind.operations.unknown_orders
     if orders is None:
         raise _not_unsettled(access)
@@ -34,7 +35,8 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
         step = await _write_settlement(services, connection, access, orders, body)
         details: dict[str, Any] = {"settlement": body.action, "ref": body.ref, "reason": body.reason or None}
         if body.action != "give_up":
-            # Check the queue's depth now: if limits hold the job, it has no runnable task that `add_queues_of` counts.
+            # `queues`: the depth of the queue is checked now. `add_queues_of` counts only runnable tasks, and a job
+            # that waits at a limit has none.
             queues = {row["queue"]: 1 for row in access.row["steps"] if row["id"] == orders.step}
             async with services.admission.submitting(connection, access.caller.payer, queues) as charge:
                 effects = await _adopt_or_repeat(services, connection, access, orders, step, body)
@@ -49,16 +51,17 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
 async def _write_settlement(
     services: Services, connection: Connection, access: JobAccess, orders: UnknownOrders, body: SettleRequest
 ) -> Unresolved:
-    """Lock the job, and write the settlement. Returns the step whose order it settles.
+    """Lock the job, and write the settlement. Returns the step whose order is settled.
 
-    Raises Conflict if the job has no order to settle, or somebody has settled it; Invalid if it cannot be adopted.
+    Raises Conflict if the job has no order to settle, or somebody has settled its order. Raises Invalid if the order
+    cannot be adopted.
     """
     caller = access.caller
     step = await resolving.lock(connection, access.id, caller.tenant_id, orders.step, orders.codes)
     if step is not None:
         system = None
         if body.action == "adopt":
-            # Checked after the lock: a job without an order, such as a withdrawal, has no parameters of an order.
+            # Checked only now, because a job without an order (such as a withdrawal) does not have these parameters.
             if not orders.adoptable(services.opened.get(access.kind.name), access.row["params"]):
                 raise Invalid("order_not_adoptable", "The provider cannot be asked for an order by its id.")
             system = orders.sent(access.row["params"], step.note, access.id).system

@@ -1,4 +1,4 @@
-"""/v1/unsettled lists the cases that only a person can settle; POST /v1/jobs/{job_id}/settle settles an order."""
+"""/v1/unsettled lists the cases that only a person can settle. POST /v1/jobs/{job_id}/settle settles an order."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _Rows = tuple[list[dict[str, Any]], UUID | None]
     summary="List what only a person can settle, newest first",
     description="`orders`: failed jobs that sent an order whose outcome is unknown, with what was sent, when and to "
     "whom. `approvals`: runs whose workflow waits for signals. `external`: steps that no external worker has claimed, "
-    "or whose worker is silent, for `LEASEHOLD_EXTERNAL_SILENT_SECONDS`. `webhooks`: those that the platform disabled. "
-    "`schedules`: those that the platform paused, for a key with `runs:read`. A page of `orders` searches 10,000 "
-    "failed jobs of each code, one of `approvals` 10,000 unfinished jobs: it may have fewer items than `limit`, and a "
-    "`next_cursor`. A page of `external` searches 10,000 jobs with external steps.",
+    "or whose worker is silent, for `LEASEHOLD_EXTERNAL_SILENT_SECONDS`. `webhooks`: webhooks that the platform "
+    "disabled. `schedules`: schedules that the platform paused, for a key with `runs:read`. A page of `orders` "
+    "searches 10,000 failed jobs of each code, and a page of `approvals` 10,000 unfinished jobs. Such a page may have "
+    "fewer items than `limit`, and a `next_cursor`. A page of `external` searches 10,000 jobs with external steps.",
     response_model=UnsettledPage,
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
 )
@@ -69,18 +69,20 @@ async def read_unsettled(
     before: UUID | None,
     limit: int,
 ) -> _Rows:
-    """At most `limit` items of the kinds that the caller may read, and the id before which the next page begins. No id:
+    """At most `limit` items of the kinds that the caller may read, and the id before which the next page begins. None:
     this is the last page.
     """
-    read = {
+    read_items = {
         "orders": _orders, "approvals": _approvals, "external": _external, "webhooks": _webhooks,
         "schedules": _schedules,
     }[what]  # fmt: skip
-    return await read(connection, services, caller, tenant_id, before, limit)
+    return await read_items(connection, services, caller, tenant_id, before, limit)
 
 
 def settled_by_people(services: Services, caller: Caller, tenant_id: str) -> list[tuple[str, str, str]]:
-    """The orders that only a person settles, of the kinds that the caller may read: pipeline, step and code."""
+    """Which orders only a person settles: the pipeline, the step and the code, for the kinds that the caller
+    may read.
+    """
     kinds = services.job_kinds
     return [
         (pipeline, orders.step, code)
@@ -94,10 +96,10 @@ async def _orders(
     connection: Connection, services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
 ) -> _Rows:
     kinds = services.job_kinds
-    by_people = settled_by_people(services, caller, tenant_id)
-    if not by_people:
+    steps_and_codes = settled_by_people(services, caller, tenant_id)
+    if not steps_and_codes:
         return [], None
-    rows, next_id = await unsettled.orders(connection, tenant_id, by_people, before, limit)
+    rows, next_id = await unsettled.orders(connection, tenant_id, steps_and_codes, before, limit)
     items = []
     for row in rows:
         kind = kinds.of(row["pipeline"], is_run=False)
@@ -182,9 +184,9 @@ _MISSING = {HTTPStatus.NOT_FOUND: "`job_not_found`", HTTPStatus.GONE: "`job_dele
     "/jobs/{job_id}/settle",
     operation_id="settleJob",
     summary="Settle an order whose outcome is unknown",
-    description="`adopt`: the order arrived, and `ref` is its id at the provider: it is polled and stored as if "
-    "nothing had happened. `again`: order once more. `give_up`: the job stays failed, and is listed no more. Of two "
-    "requests that settle the same order one wins; the other's problem says who did what.",
+    description="`adopt`: the order arrived, and `ref` is its id at the provider: the job goes on with this order. "
+    "`again`: order once more. `give_up`: the job stays failed, and is listed no more. If two requests settle the same "
+    "order, the first decides; the problem of the second names the person and the decision.",
     status_code=202,
     responses=problems(_MISSING | {
         HTTPStatus.CONFLICT: "`already_settled`, `order_adopted`: another job has adopted this order; "
@@ -195,9 +197,9 @@ _MISSING = {HTTPStatus.NOT_FOUND: "`job_not_found`", HTTPStatus.GONE: "`job_dele
 )  # fmt: skip
 async def settle_job(request: Request, job_id: UUID, body: SettleRequest, caller: Operator) -> Response:
     services = services_of(request)
-    found = await find(services, caller, job_id, write=True)
-    fields = await settle(services, found, body)
-    return json_response({"id": job_id, "action": body.action}, HTTPStatus.ACCEPTED, fields)
+    access = await find(services, caller, job_id, write=True)
+    limit_headers = await settle(services, access, body)
+    return json_response({"id": job_id, "action": body.action}, HTTPStatus.ACCEPTED, limit_headers)
 
 
 @router.post(
@@ -215,12 +217,12 @@ async def settle_jobs(request: Request, body: BulkSettleRequest, caller: Operato
     services = services_of(request)
     settled: list[UUID] = []
     refused: list[dict[str, Any]] = []
-    fields: dict[str, str] = {}
+    limit_headers: dict[str, str] = {}
     async with services.bulk.turn(caller.tenant_id):
         for item in body.settlements:
             try:
-                found = await find(services, caller, item.job_id, write=True)
-                fields = await settle(services, found, item)
+                access = await find(services, caller, item.job_id, write=True)
+                limit_headers = await settle(services, access, item)
             except (TooMany, Unavailable) as error:
                 if not settled:
                     raise
@@ -229,4 +231,4 @@ async def settle_jobs(request: Request, body: BulkSettleRequest, caller: Operato
                 refused.append({"job_id": item.job_id, "code": error.code, "detail": error.message})
             else:
                 settled.append(item.job_id)
-    return json_response({"settled": settled, "refused": refused}, HTTPStatus.ACCEPTED, fields)
+    return json_response({"settled": settled, "refused": refused}, HTTPStatus.ACCEPTED, limit_headers)

@@ -1,4 +1,4 @@
-"""Builds the JSON of a job of any kind from its row."""
+"""Builds the JSON of a job of any kind from its row, for the endpoints of jobs and the console."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _without_none(**members: Any) -> dict[str, Any]:
 
 
 def answer(access: JobAccess) -> dict[str, Any]:
-    """The job as GET answers it, without links to its outputs."""
+    """The job as the answer of GET, without links to its outputs."""
     row, kind = access.row, access.kind
     params: Mapping[str, Any] = row["params"]
     steps = row["steps"] or []
@@ -92,22 +92,22 @@ def _waits_for(row: Row, steps: list[Mapping[str, Any]]) -> list[dict[str, Any]]
             step=step["id"],
             state=step["state"],
             queue=client_queue(step["queue"]),
-            until=_later(step["available_at"], now),
+            until=_if_future(step["available_at"], now),
         )
         for step in steps
         if step["state"] in _WAITING
     ]
 
 
-def _later(text: str | None, now: datetime) -> str | None:
-    """The instant if it is still to come. `text`: ISO 8601. None: a workflow waits for a signal or a step, without an
-    end.
+def _if_future(text: str | None, now: datetime) -> str | None:
+    """The instant if it is in the future. `text`: ISO 8601; None: a workflow waits for a signal or a step, and the wait
+    has no end.
     """
     return text if text is not None and datetime.fromisoformat(text) > now else None
 
 
 def _callback(callback: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The callback, with only the host of its URL: the rest may hold a secret."""
+    """The callback. Of its URL it has only the host, because the rest may contain a secret."""
     if callback is None:
         return None
     delivery = {"id": callback["id"], "status": callback["status"]} if callback["id"] is not None else None
@@ -130,16 +130,16 @@ def _parent(row: Row, kind: JobKind) -> dict[str, Any] | None:
 
 
 def with_links(services: Services, access: JobAccess, body: dict[str, Any]) -> dict[str, Any]:
-    """The answer with a signed URL for each of the first outputs. A link downloads: whatever the content type is, no
-    browser shows it as a page.
+    """The answer with a signed URL for each of the first MAX_LINKS outputs. The URL makes a browser download the
+    object, and never show it as a page.
     """
     if not access.kind.signed_links:
         return body
-    linked = []
+    outputs = []
     for number, output in enumerate(body["outputs"]):
         url = _url(services, output) if number < MAX_LINKS else None
-        linked.append(output | _without_none(url=url))
-    return body | {"outputs": linked}
+        outputs.append(output | _without_none(url=url))
+    return body | {"outputs": outputs}
 
 
 def _url(services: Services, output: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,6 @@
-"""/v1/views: filters of jobs that the people of a tenant gave a name. The console shows them beside its own."""
+"""/v1/views: filters of jobs that people of a tenant have saved by a name. The console shows them beside
+its own views.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ Operator = Annotated[Caller, Depends(Require(JOBS_OPERATE))]
 
 
 class View(BaseModel):
-    """`saved_by`: the client or the person who saved it last."""
+    """`saved_by`: the client or the person that saved the view last."""
 
     id: UUID
     name: str
