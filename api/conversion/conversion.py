@@ -1,6 +1,6 @@
 """The endpoints under `/api/v1/jobs` that create, read, cancel and list conversions.
 
-`upload` reads the form of a new conversion; `events`, `result` and `promote` have the other endpoints of a conversion.
+`upload` reads the form of a new conversion. `events`, `result` and `promote` have the other endpoints of a conversion.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ _SLOW = Problem(
     summary="Send a model to convert",
     description="A multipart form: `model`, `ref_images[]`, `user_id`, `tenant_id`, `model_id`, `version`, "
     "`platform`, `enable_evaluate`, `enable_sim_fp`, `enable_sim_fixed`, `enable_sim_hw`, and `preprocessing` (JSON: "
-    "`mean`, `scale`, `layout`), `tags` (a JSON object of texts), and `callback_url`: "
-    "each end of the job is sent there, as `job.*` of a webhook, signed with the tenant's callback secret.",
+    "`mean`, `scale`, `layout`), `tags` (a JSON object of texts), and `callback_url`: each time the job ends, the "
+    "platform sends a `job.*` event to this URL, as to a webhook. The tenant's callback secret signs the event.",
     status_code=201,
     openapi_extra=multipart(FORM, ["model", "user_id", "model_id", "version", "platform"]),
     responses=problems({
@@ -124,23 +124,25 @@ async def create_conversion(request: Request, caller: Writer, idempotency_key: I
     except Busy as busy:
         await _clean_up(services, caller, job_id)
         return _in_progress_response(busy, identity.request_id)
-    except RequestError:  # the idempotency key is refused
+    except RequestError:  # a limit of the tenant is reached, or the idempotency key is refused
         await _clean_up(services, caller, job_id)
         raise
     # After any other error it is unknown whether the job was written. If it was not, the sweeper deletes the files.
     for name, value in rate_fields.items():
-        response.headers.setdefault(name, value)  # a field of the tenant's limits is kept
+        response.headers.setdefault(name, value)  # a header that the tenant's limits have set stays
     return response
 
 
 def _announced_bytes(request: Request) -> int:
-    """The size of the form that the client announces. Without an announcement: the largest allowed size."""
-    announced = request.headers.get("content-length", "")
-    return min(int(announced), MAX_BYTES) if announced.isdecimal() else MAX_BYTES
+    """The size of the form by its Content-Length. Without this header: the largest allowed size."""
+    content_length = request.headers.get("content-length", "")
+    return min(int(content_length), MAX_BYTES) if content_length.isdecimal() else MAX_BYTES
 
 
 async def _announce_upload(services: Services, caller: Caller, job_id: UUID, form_bytes: int) -> None:
-    """Record where the form's files will lie, before the first is stored: the sweeper deletes files without a job."""
+    """Record the prefix of the form's files before the first file is stored, so that the sweeper deletes the files if
+    no job is written.
+    """
     async with services.pool.acquire() as connection, connection.transaction():
         await uploads.open_upload(
             connection,
@@ -156,7 +158,9 @@ async def _announce_upload(services: Services, caller: Caller, job_id: UUID, for
 async def _create(
     services: Services, caller: Caller, new_conversion: NewConversion, form: StoredForm, idempotency_key: str | None
 ) -> Response:
-    """Write the job and answer 201. A repeated request gets the first answer, and its stored files are deleted."""
+    """Write the job and answer 201. A repeated request gets the first answer, and the files that it sent are
+    deleted.
+    """
     submissions: list[Submitted] = []
     limit_fields: dict[str, str] = {}
     queues = queues_of(caller.tenant_id, conversion)
@@ -175,7 +179,7 @@ async def _create(
         await publish_and_admit(services, submitted.hints, submitted.limits)
         SUBMITTED.labels(conversion.name).inc()
         log.info("job submitted", job_id=str(new_conversion.job.id), bytes=form.model_bytes)
-    if not submissions:  # a repeated request got the first answer: no job owns the files that were just stored
+    if not submissions:  # this is a repeated request: no job uses the files that it has stored
         await _clean_up(services, caller, new_conversion.job.id)
     headers = limit_fields | {"Location": f"{PATH}/{orjson.loads(answer.body)['job_id']}"}
     return Response(answer.body, answer.status_code, headers, media_type="application/json")
@@ -208,7 +212,7 @@ def _new_conversion(
 
 
 async def _clean_up(services: Services, caller: Caller, job_id: UUID) -> None:
-    """Delete the stored files of a refused job. During an outage they stay, and the sweeper deletes them later."""
+    """Delete the stored files of a refused job. If an outage prevents this, the sweeper deletes them later."""
     is_deleted = True
     try:
         await services.store.delete(*keys_of(job_id).values())
@@ -267,7 +271,9 @@ async def get_conversion(
 
 
 def _etag(row: Row) -> str:
-    """The version of the record: a hash of its bytes, because progress and promotion change it without an event."""
+    """The ETag of the record: a hash of its bytes, because progress and promotion change the record without an
+    event.
+    """
     return f'"{hashlib.sha256(encoded(record(row))).hexdigest()[:32]}"'
 
 

@@ -1,6 +1,5 @@
-"""POST /api/v1/jobs/{job_id}/promote: copies all or none of a conversion's artifacts to the promotion target.
-
-An installation serves its models from the promotion target.
+"""POST /api/v1/jobs/{job_id}/promote: copies the requested artifacts of a conversion to the promotion target, all or
+none. An installation serves its models from the promotion target.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class PromoteRequest(BaseModel):
 
     targets: list[Target] = Field(min_length=1, max_length=8)
     replace: Flag = Field(
-        False, description="Overwrite objects that the same tenant promoted to these keys before, and no others."
+        False, description="Overwrite objects that the same tenant promoted to these keys before, and no other objects."
     )
 
 
@@ -109,7 +108,7 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
         begun = await promotions.begin(connection, caller.tenant_id, job_id)
     if begun is None:
         return await _answer_without_call(services, caller, job_id, keys)
-    call, earlier = begun
+    call, earlier_changes = begun
 
     async def record_promotion(connection: Connection) -> None:
         await record(connection, caller, "job.promoted", job_id, kind="conversion", keys=keys)
@@ -117,7 +116,7 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
     try:
         async with open_target(services.settings, services.store) as target:
             await Promoter(services.pool.acquire, services.store, target).promote(
-                call, earlier, copies, record_promotion
+                call, earlier_changes, copies, record_promotion
             )
     except BaseException:
         await asyncio.shield(_give_up(services, call))
@@ -127,8 +126,8 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
 
 
 async def _answer_without_call(services: Services, caller: Caller, job_id: UUID, keys: list[str]) -> Promoted:
-    """The answer if another request has promoted the conversion to the same keys. Raises Conflict if it has promoted it
-    to other keys, or still promotes it.
+    """The answer if another request has promoted the conversion to the same keys. Raises Conflict if the other request
+    has promoted the conversion to other keys, or is still promoting it.
     """
     async with services.pool.acquire() as connection:
         row = await conversions.find(connection, caller.tenant_id, job_id)
@@ -142,7 +141,9 @@ async def _answer_without_call(services: Services, caller: Caller, job_id: UUID,
 
 
 async def _give_up(services: Services, call: PromoteCall) -> None:
-    """End the call's claim of the job. In an outage the claim ends with its lease, and a worker undoes the copies."""
+    """End the call's claim of the job. If an outage prevents this, the claim ends with its lease, and a worker undoes
+    the copies.
+    """
     with best_effort("ends of promotions"):
         async with services.pool.acquire() as connection:
             await promotions.give_up(connection, call)

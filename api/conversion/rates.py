@@ -1,4 +1,4 @@
-"""Limits how often an API key may call the conversion endpoints. PostgreSQL counts for all API processes together."""
+"""Limits how often an API key may call the conversion endpoints. PostgreSQL counts the calls of all API processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leasehold.limits import rates
 
 
 async def check_rate(services: Services, caller: Caller, operation: Literal["posts", "reads"]) -> dict[str, str]:
-    """Charge one request to the caller's key. Returns the RateLimit header fields. Raises TooMany `rate_limited`."""
+    """Charge one request to the caller's key. Returns the RateLimit headers. Raises TooMany `rate_limited`."""
     settings = services.settings
     per_minute = settings.conversion_posts_per_key if operation == "posts" else settings.conversion_reads_per_key
     if per_minute is None:

@@ -1,6 +1,7 @@
 """GET /api/v1/jobs/{job_id}/result: streams an artifact from the store.
 
-Downloads are limited by API key and bounded in time. A key is charged for the bytes that the API has sent.
+Each API key has limits for downloads, and each download has a time limit. A key is charged for the bytes that the API
+has sent.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ router = APIRouter(tags=["conversion"], route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(AuditedRequire(CONVERSION_READ))]
 ArtifactName = Literal["onnx", "bie", "nef", "report"]
 
+#: The code of the problem that the audit calls `over_quota`.
 _OVER_QUOTA = "download_quota_exceeded"
 
 
@@ -62,7 +64,7 @@ async def get_conversion_result(
         artifacts = await finished_artifacts(services, caller, job_id, (artifact,))
         download_id = await _begin(services, caller, artifacts[0]["size"])
     except LeaseholdError as error:
-        audit(f"result.{_audit_word(error)}", request, caller, **audit_fields)
+        audit(f"result.{_outcome_of(error)}", request, caller, **audit_fields)
         raise
     return await _open(services, request, caller, download_id, artifacts[0], audit_fields)
 
@@ -103,7 +105,8 @@ async def _begin(services: Services, caller: Caller, size: int) -> UUID:
         return await downloads.begin(connection, caller.tenant_id, caller.quota_key, size)
 
 
-def _audit_word(error: LeaseholdError) -> str:
+def _outcome_of(error: LeaseholdError) -> str:
+    """The outcome that the audit's log line names."""
     match error:
         case NotFound():
             return "missing"
@@ -124,8 +127,8 @@ async def _open(
     output: dict[str, Any],
     audit_fields: dict[str, Any],
 ) -> Response:
-    """The response that streams the artifact. The first piece is read before the response begins: so if the object was
-    deleted, the answer can still be 410.
+    """The response that streams the artifact. The first piece is read before the response begins, so that the answer
+    can still be 410 if the object was deleted.
     """
     pieces = services.store.pieces(output["key"])
     try:
@@ -154,23 +157,23 @@ async def _open(
 
 
 async def _end(
-    services: Services, caller: Caller, download_id: UUID, sent_bytes: int, sent: dict[str, Any] | None = None
+    services: Services, caller: Caller, download_id: UUID, sent_bytes: int, recorded: dict[str, Any] | None = None
 ) -> None:
-    """Charge the download for `sent_bytes`. `sent`: the fields for the audit; None: the download did not begin.
+    """Charge the download for `sent_bytes`. `recorded`: the fields for the audit; None: no byte was sent.
 
-    During an outage the download stays charged in full, and counts as open until its time limit.
+    If an outage prevents this, the download stays charged in full, and counts as open until its time limit.
     """
     with best_effort("the ends of downloads"):
         async with services.pool.acquire() as connection, connection.transaction():
             await downloads.end(connection, caller.tenant_id, download_id, sent_bytes)
-            if sent is not None:
-                details = {name: value for name, value in sent.items() if name != "job_id"}
-                await record(connection, caller, "job.downloaded", sent["job_id"], bytes=sent_bytes, **details)
+            if recorded is not None:
+                details = {name: value for name, value in recorded.items() if name != "job_id"}
+                await record(connection, caller, "job.downloaded", recorded["job_id"], bytes=sent_bytes, **details)
 
 
 class _Streamed(Response):
-    """Streams an artifact with one piece in memory. It ends early if the client disconnects, the time limit passes, or
-    the store fails.
+    """Streams an artifact, with one piece in memory. The stream ends early if the client disconnects, the time limit
+    passes, or the store fails.
     """
 
     def __init__(
@@ -197,11 +200,12 @@ class _Streamed(Response):
         except TimeoutError:
             if not time_limit.expired():
                 raise
-            log.info("a download was cut at its time limit", bytes=self._sent_bytes)  # the client is slow: no outage
+            # Not raised, because a slow client is no outage.
+            log.info("a download was cut at its time limit", bytes=self._sent_bytes)
         finally:
             disconnected.cancel()
-            complete = self._sent_bytes == self._size and not disconnected.done()
-            await asyncio.shield(self._record_end(self._sent_bytes, "streamed" if complete else "aborted"))
+            is_complete = self._sent_bytes == self._size and not disconnected.done()
+            await asyncio.shield(self._record_end(self._sent_bytes, "streamed" if is_complete else "aborted"))
 
     async def _send(self, send: Send, piece: bytes) -> None:
         await send({"type": "http.response.body", "body": piece, "more_body": True})

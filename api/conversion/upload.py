@@ -1,8 +1,7 @@
 """Reads the form of a new conversion from the socket into the object store, within bounds of bytes, time and memory.
 
-`conversion` calls `receive`. The model goes to its key in parts. The reference images go into one tar archive, each
-as soon as it is complete. A form with an error is read to its end, so that the client sees the answer; none of it
-stays in the store.
+`conversion` calls `receive`. It stores the model in parts, and each complete reference image in one tar archive. It
+reads a form with an error to its end, so that the client sees the answer. Nothing of such a form stays in the store.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from leasehold.storage.streaming import PART_BYTES, Upload
 LIMITS = ModelLimits()
 #: The largest form, with room for its boundaries and fields.
 MAX_BYTES = LIMITS.max_bytes + LIMITS.max_images * LIMITS.max_image_bytes + 1024 * 1024
-#: The most memory that one form takes. The model and the archive each have a part that fills, and a part that is being
-#: sent to the store. The picture that arrives may be there twice: in the buffer, and on its way to the archive.
+#: The largest memory that one form needs. The model and the archive each have two parts in memory: one is filling, and
+#: one is being sent to the store. A picture may be in memory twice: in the buffer, and on its way to the archive.
 MEMORY_BYTES = 4 * PART_BYTES + 2 * LIMITS.max_image_bytes
 #: Seconds that an upload may take: 500 MB at 180 KB a second. The sweeper deletes unfinished uploads within the hour.
 MAX_SECONDS = 3000.0
@@ -131,8 +130,8 @@ class _Form:
         self._fields: dict[str, str] = {}
         self._file_name: str | None = None
         self._images = 0
-        self._part = Begin("", None)
-        self._buffer = bytearray()  # the field or picture that is arriving
+        self._part = Begin("", None)  # the part that is arriving
+        self._buffer = bytearray()  # its bytes, if it is a field or a picture
         self._error: RequestError | StoreError | None = None
 
     async def handle(self, event: Begin | Data | End) -> None:
@@ -194,6 +193,7 @@ class _Form:
         self._images += 1
 
     async def finish(self) -> StoredForm:
+        """Complete both uploads. Raises the first error of the form."""
         if self._error is not None:
             raise self._error
         if self._file_name is None:
@@ -206,7 +206,7 @@ class _Form:
         if self._images:
             await self._references.write(bytes(2 * _TAR_BLOCK))
         model, references = await self._model.finish(), await self._references.finish()
-        hashed = [
+        fingerprinted = [
             params.model_dump_json(),
             user_id,
             owner_tenant or "",
@@ -225,7 +225,7 @@ class _Form:
             self._images,
             tags,
             callback_url,
-            fingerprint(b"POST /api/v1/jobs", *(part.encode() for part in hashed)),
+            fingerprint(b"POST /api/v1/jobs", *(text.encode() for text in fingerprinted)),
         )
 
 

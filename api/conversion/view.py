@@ -10,7 +10,7 @@ import orjson
 from leasehold.domain.states import JOB_TERMINAL
 from leasehold.pipelines.conversion.rows import Row
 
-#: The public states of a conversion, and the states of its job that each stands for.
+#: A public state of a conversion -> the states of its job that have this public state.
 STATES: dict[str, tuple[str, ...]] = {
     "created": ("pending", "queued"),
     "running": ("running", "waiting_worker", "cancel_requested"),
@@ -18,7 +18,7 @@ STATES: dict[str, tuple[str, ...]] = {
     "failed": ("failed", "cancelled", "expired"),
 }
 PUBLIC_STATE = {state: public for public, states in STATES.items() for state in states}
-#: The artifacts that a client may ask for, and the output that each is.
+#: An artifact that a client may request -> the name of its output.
 ARTIFACTS = {
     "onnx": "output/out.onnx",
     "bie": "output/out.bie",
@@ -95,7 +95,9 @@ def _timing(step: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def disposition(source: str, suffix: str) -> str:
-    """The header Content-Disposition (RFC 6266): a quoted ASCII name for old clients, and the true name."""
+    """The header Content-Disposition (RFC 6266): a quoted ASCII name for old clients, and the true name. `source`: the
+    file name of the model that the client sent.
+    """
     stem = source.rpartition(".")[0] or source
-    plain = "".join(c if c.isascii() and (c.isalnum() or c in " ._-()") else "_" for c in stem)[:100]
-    return f"attachment; filename=\"{plain}.{suffix}\"; filename*=UTF-8''{quote(f'{stem}.{suffix}', safe='')}"
+    ascii_stem = "".join(c if c.isascii() and (c.isalnum() or c in " ._-()") else "_" for c in stem)[:100]
+    return f"attachment; filename=\"{ascii_stem}.{suffix}\"; filename*=UTF-8''{quote(f'{stem}.{suffix}', safe='')}"

@@ -1,4 +1,6 @@
-"""/v1/audit: who did what to what, when and from where. A tenant reads its own chain; an operator reads all chains."""
+"""/v1/audit: reads who did what to which object, when and from where. A tenant reads its own chain, an operator all
+chains.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ Tenant = Annotated[
     str | None,
     Query(
         max_length=100,
-        description="For operators: the chain of this tenant; `*`: acts that concern no tenant alone; without it, all.",
+        description="For operators: the chain of this tenant; `*`: acts that do not belong to one tenant; if left out, "
+        "all chains.",
     ),
 ]
 _LINES = "application/x-ndjson"
@@ -107,7 +110,7 @@ async def export_audit(request: Request, caller: Reader, tenant: Tenant = None) 
 
 
 async def _lines(services: Services, heads: list[dict[str, Any]]) -> AsyncIterator[bytes]:
-    """The export, a piece at a time: no connection is held while the client reads."""
+    """The export in pieces. No connection is held while the client reads a piece."""
     for head in heads:
         yield encoded({"head": head}) + b"\n"
         seq = head["first_seq"] - 1
@@ -115,6 +118,6 @@ async def _lines(services: Services, heads: list[dict[str, Any]]) -> AsyncIterat
             async with services.pool.acquire() as connection:
                 rows = await audit.read_part(connection, head, seq)
             if not rows:
-                break  # retention deleted them since: the next export begins later
+                break  # retention has deleted these rows meanwhile: the next export begins later
             yield b"".join(encoded(audit.as_answer(row)) + b"\n" for row in rows)
             seq = rows[-1]["seq"]

@@ -1,6 +1,7 @@
-"""The endpoints `/v1/cells`: an operator of one cell asks all cells what they have to do, and finds a job or a tenant.
+"""/v1/cells: an operator of one cell sees the load of all cells, and finds the cell of a job or a tenant.
 
-`/v1/cells/own` and `/v1/cells/own/find` are what a cell says of itself. The other two ask the other cells for it.
+`/v1/cells/own` and `/v1/cells/own/find` answer for this cell alone. `/v1/cells` and `/v1/cells/find` call these two
+endpoints of the other cells.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ from leasehold.security.other_cells import (
 
 router = APIRouter(tags=["operators"], prefix="/v1", route_class=AuthenticatedFirst)
 Operator = Annotated[Caller, Depends(Require(OPERATE))]
-JobWanted = Annotated[UUID | None, Query(description="The id of a job.")]
-TenantWanted = Annotated[str | None, Query(min_length=1, max_length=100, description="The name of a tenant.")]
-#: The names of tenants that the filter of jobs can have.
-_FILTERED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}")
-_NO_CELLS = {HTTPStatus.NOT_FOUND: "`no_cells`: the installation is no cell"}
+JobId = Annotated[UUID | None, Query(description="The id of a job.")]
+TenantName = Annotated[str | None, Query(min_length=1, max_length=100, description="The name of a tenant.")]
+#: A tenant's name that the filter of jobs accepts.
+_FILTERABLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}")
+_NO_CELLS = {HTTPStatus.NOT_FOUND: "`no_cells`: the installation is not one of several cells"}
 _WRONG_QUERY = {
     HTTPStatus.UNPROCESSABLE_ENTITY: "`job_or_tenant`: neither a job nor a tenant, or both; `invalid_request`"
 }
 
 
 class Cell(BaseModel):
-    """`own`: the cell that answers. `console`: the address of the cell's console; null: not known, or there is none.
-    `tenants_placed`: the tenants that the map places in the cell. `load`: null if the cell did not say, and `because`
-    why: `no_key`, `key_refused`, `not_understood`, `another_cell` (its API calls itself by another name). `seconds`:
-    how long it took to answer.
+    """`own`: whether this is the cell that answers. `console`: the address of the cell's console; null: it is not
+    known, or the cell has none. `tenants_placed`: the number of tenants that the map places in the cell. `load`: null
+    if the cell gave none. Then `because` is the reason: `no_key`, `key_refused`, `not_understood`, `another_cell` (its
+    API calls itself by another name). `seconds`: how long the cell took to answer.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -79,7 +80,7 @@ class CellList(BaseModel):
 
 class FoundInCell(BaseModel):
     """`link`: the job, or the tenant's jobs, in the console of the cell; null: the cell has no console. `moved_to`: the
-    tenant has moved there since; this cell has old rows alone.
+    cell to which the tenant has moved; then this cell has only old rows.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -93,7 +94,9 @@ class FoundInCell(BaseModel):
 
 
 class FoundInCells(BaseModel):
-    """`found`: the cells that have it, the one where it lives first. `silent`: cells that did not answer."""
+    """`found`: the cells that have the job or the tenant, the cell to which it belongs now first. `silent`: the cells
+    that did not answer.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -138,7 +141,7 @@ async def get_own_cell(request: Request, _caller: Operator) -> Response:
     responses=problems(_NO_CELLS | _WRONG_QUERY),
 )
 async def find_in_own_cell(
-    request: Request, _caller: Operator, job: JobWanted = None, tenant: TenantWanted = None
+    request: Request, _caller: Operator, job: JobId = None, tenant: TenantName = None
 ) -> Response:
     services = services_of(request)
     cells_of(services)
@@ -152,25 +155,23 @@ async def find_in_own_cell(
     response_model=FoundInCells,
     responses=problems(_NO_CELLS | _WRONG_QUERY),
 )
-async def find_in_cells(
-    request: Request, _caller: Operator, job: JobWanted = None, tenant: TenantWanted = None
-) -> Response:
+async def find_in_cells(request: Request, _caller: Operator, job: JobId = None, tenant: TenantName = None) -> Response:
     return json_response((await found_in_cells(request, job, tenant)).model_dump())
 
 
 def cells_of(services: Services) -> OtherCells:
-    """Raises NotFound `no_cells`."""
+    """The other cells. Raises NotFound `no_cells` if the installation is not one of several cells."""
     if services.other_cells is None:
         raise NotFound("no_cells", "This installation is no cell: LEASEHOLD_CELL is not set.")
     return services.other_cells
 
 
 async def all_cells(request: Request) -> list[Cell]:
-    """All cells of the map, by name."""
+    """Ask all cells of the map. Returns them by name."""
     services = services_of(request)
     others = cells_of(services)
     own, answers = await asyncio.gather(_own_answer(request, others), others.status())
-    placed = list(others.map.tenants.values())
+    cell_of_each_tenant = list(others.map.tenants.values())
     return [
         Cell(
             cell=answer.cell,
@@ -180,7 +181,7 @@ async def all_cells(request: Request) -> list[Cell]:
             state=answer.state,
             because=answer.because,
             seconds=answer.seconds,
-            tenants_placed=placed.count(answer.cell),
+            tenants_placed=cell_of_each_tenant.count(answer.cell),
             load=answer.load,
         )
         for answer in sorted((own, *answers), key=lambda answer: answer.cell)
@@ -202,7 +203,7 @@ async def _own_load(services: Services, own: str) -> CellLoad:
 
 
 async def _held_here(services: Services, job: UUID | None, tenant: str | None) -> CellHolding:
-    """Raises Invalid unless one of the two is wanted."""
+    """Whether this cell has the job or the tenant. Raises Invalid unless the request names exactly one of the two."""
     if (job is None) == (tenant is None):
         raise Invalid("job_or_tenant", "Name a job or a tenant: one of the two.")
     async with services.pool.acquire() as connection:
@@ -218,8 +219,8 @@ async def _held_here(services: Services, job: UUID | None, tenant: str | None) -
 
 
 async def found_in_cells(request: Request, job: UUID | None, tenant: str | None) -> FoundInCells:
-    """Where the job or the tenant is: here, else where the map or the other cells say. Raises Invalid as `_held_here`,
-    and NotFound `no_cells`.
+    """Find the cells that have the job or the tenant: this cell; if this cell does not have it (any more), the other
+    cells. Raises Invalid as `_held_here` does, and NotFound `no_cells`.
     """
     services = services_of(request)
     others = cells_of(services)
@@ -231,25 +232,29 @@ async def found_in_cells(request: Request, job: UUID | None, tenant: str | None)
         elsewhere, silent = await others.find(job_id=job, tenant=tenant)
         found = [*elsewhere, *found]
     if tenant is not None:
-        found = _as_the_map_says(others, tenant, found)
-    return FoundInCells(found=[_with_link(others, one, job) for one in found], silent=silent)
+        found = _in_order_of_map(others, tenant, found)
+    return FoundInCells(found=[_with_link(others, holder, job) for holder in found], silent=silent)
 
 
-def _as_the_map_says(others: OtherCells, tenant: str, found: Sequence[Found]) -> list[Found]:
-    """The cell in which the map places the tenant comes first, also if it is silent or has no row of the tenant yet."""
+def _in_order_of_map(others: OtherCells, tenant: str, found: Sequence[Found]) -> list[Found]:
+    """`found`, with the cell in which the map places the tenant at the beginning. This cell is added if it is silent or
+    has no row of the tenant yet.
+    """
     cell = others.map.tenants.get(tenant)
     if cell is None:
         return list(found)
-    placed = [one for one in found if one.cell == cell]
-    return [*(placed or [Found(cell, others.map.addresses[cell], tenant, None, None)]),
-            *(one for one in found if one.cell != cell)]  # fmt: skip
+    in_cell = [holder for holder in found if holder.cell == cell]
+    elsewhere = [holder for holder in found if holder.cell != cell]
+    return [*(in_cell or [Found(cell, others.map.addresses[cell], tenant, None, None)]), *elsewhere]
 
 
 def _with_link(others: OtherCells, found: Found, job: UUID | None) -> FoundInCell:
     if job is not None:
         path = f"/jobs/{job}"
-    else:  # a name that the filter cannot have leads to the first page
-        path = f"/jobs?q={quote(f'tenant:{found.tenant}', safe='')}" if _FILTERED.fullmatch(found.tenant or "") else "/"
+    elif _FILTERABLE.fullmatch(found.tenant or ""):
+        path = f"/jobs?q={quote(f'tenant:{found.tenant}', safe='')}"
+    else:  # no filter can have this name: link to the first page
+        path = "/"
     console = _below(found.address, found.console)
     return FoundInCell(
         cell=found.cell,

@@ -1,7 +1,7 @@
 """The health endpoints: `/livez` (the process answers) and `/readyz` (the process can write to the database).
 
-A broker or a store that is away is reported, but the process stays ready. Submissions need no broker. All API processes
-share one store: if it is away, taking every process out of service would help nobody.
+If the broker or the store is away, `/readyz` reports it, but the process stays ready: submissions need no broker, and
+all API processes share one store, so another process would not serve better.
 
 Neither endpoint needs a key. `/readyz?verbose` needs an operator's key, because it shows versions and settings of the
 servers.
@@ -38,15 +38,15 @@ log = structlog.get_logger(__name__)
 router = APIRouter(include_in_schema=False, route_class=AuthenticatedFirst)
 _require_operator = Require(OPERATE)
 
-#: Seconds for which all probes share one run of the checks: anybody may call the probes, and one check writes.
+#: Seconds for which all probes share one run of the checks, because anybody may call the probes, and one check writes.
 _SHARED_SECONDS = 1.0
 _TIMEOUT_SECONDS = 3.0
 _NO_ANSWER: tuple[type[BaseException], ...] = (TimeoutError, StoreError, *TRY_AGAIN)
-#: Seconds for which all requests share the findings of one self-check: the servers seldom change.
+#: Seconds for which all requests share the findings of one self-check, because the servers seldom change.
 _FINDINGS_SECONDS = 60.0
 
-# A write that commits. A demoted or read-only server refuses it. A full disk or a lost quorum delays it past the limit
-# of the check.
+# A write that commits, to prove that PostgreSQL accepts writes. A demoted or read-only server refuses this write. On a
+# full disk or without a quorum, the write takes longer than the check may take.
 PROVE_WRITES = """
 INSERT INTO leadership (role, owner, until) VALUES ('readiness', $1, clock_timestamp())
 ON CONFLICT (role) DO UPDATE SET owner = excluded.owner, until = excluded.until
@@ -64,7 +64,7 @@ class Check:
 
 
 class Readiness:
-    """Runs the checks of one process, at most once a second, however many requests arrive."""
+    """Runs the checks of one process, at most once in _SHARED_SECONDS. All requests meanwhile share the results."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -86,7 +86,9 @@ class Readiness:
         ]
 
     async def findings(self) -> list[Finding]:
-        """The findings of the self-check about the database, the broker and the store, made at most once a minute."""
+        """The findings of the self-check about the database, the broker and the store. It runs at most once in
+        _FINDINGS_SECONDS.
+        """
         if self._self_checking is None or (
             self._self_checking.done() and monotonic() - self._self_checked_at > _FINDINGS_SECONDS
         ):
@@ -162,16 +164,16 @@ class _NotReady(Exception):
 
 
 async def _run_check(name: str, check: Callable[[], Awaitable[str]], *, required: bool) -> Check:
-    """Run one check. `detail` is public: it never holds an address or the text of an error."""
+    """Run one check. Its `detail` is public, so it never contains an address or the text of an error."""
     try:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
             return Check(name, ok=True, required=required, detail=await check())
     except _NotReady as failure:
         return Check(name, ok=False, required=required, detail=str(failure))
     except Exception as error:  # noqa: BLE001 - after any error the check is not ok
-        away = isinstance(error, StoreError) or is_database_away(error)
-        detail = "does not answer" if away else type(error).__name__
-        if away:
+        is_away = isinstance(error, StoreError) or is_database_away(error)
+        detail = "does not answer" if is_away else type(error).__name__
+        if is_away:
             (STORE if isinstance(error, StoreError) or name == "store" else DATABASE).record_error(error, "readiness")
         else:
             log.warning("readiness check failed", check=name, error=type(error).__name__)
@@ -189,19 +191,19 @@ async def readyz(request: Request) -> Response:
 
     Raises Unauthenticated or Forbidden for `?verbose` without a key with the scope `fleet:operate`.
     """
-    verbose = "verbose" in request.query_params
-    if verbose:
+    is_verbose = "verbose" in request.query_params
+    if is_verbose:
         await _require_operator(request, await bearer(request))
     checks = await readiness_of(request).checks()
-    ready = all(check.ok for check in checks if check.required)
-    answer: dict[str, Any] = {"status": "ok" if ready else "unavailable"}
-    if not ready or verbose:
+    is_ready = all(check.ok for check in checks if check.required)
+    answer: dict[str, Any] = {"status": "ok" if is_ready else "unavailable"}
+    if not is_ready or is_verbose:
         answer["checks"] = {
             check.name: {"ok": check.ok, "required": check.required, "detail": check.detail} for check in checks
         }
-    if verbose:
+    if is_verbose:
         answer["findings"] = [asdict(finding) for finding in await readiness_of(request).findings()]
-    return JSONResponse(answer, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
+    return JSONResponse(answer, HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def readiness_of(request: Request) -> Readiness:

@@ -1,8 +1,8 @@
-"""/v1/keys: admins list, make, rotate, expire and revoke keys of their tenant; operators those of all tenants.
+"""/v1/keys: admins list, make, rotate, expire and revoke the keys of their tenant, and operators the keys of all
+tenants.
 
-An admin cannot give a scope that the admin lacks: every scope of a new or rotated key must be one of the caller's own.
-Only the answer that makes a key has its secret. Such an answer must not be stored: so these requests take no
-Idempotency-Key.
+The caller must have every scope of a new or rotated key: so nobody can give a scope that they lack. Only the answer
+that makes a key has its secret. Such an answer must not be stored, so these requests take no Idempotency-Key.
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ class NewKeyRequest(_Request):
 
     client_id: str = Field(min_length=1, max_length=100, pattern=r"^[!-~]([ -~]*[!-~])?$")
     tenant_id: str | None = Field(
-        None, min_length=1, max_length=100, pattern=r"^[!-~]+$", description="For operators: whose key; else one's own."
+        None,
+        min_length=1,
+        max_length=100,
+        pattern=r"^[!-~]+$",
+        description="For operators: the tenant of the key. If left out, the caller's tenant.",
     )
     role: Literal["viewer", "operator", "admin"] | None = None
     scopes: list[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}:[a-z][a-z0-9-]{0,31}$")]] = Field(
@@ -79,12 +83,12 @@ class Expiry(_Request):
 
 
 def refuse_more(services: Services, caller: Caller, scopes: Iterable[str]) -> None:
-    """Raises Forbidden `scope_not_held` if the scopes are more than the caller's."""
+    """Raises Forbidden `scope_not_held` if the caller lacks one of the scopes."""
     missing = services.keyring.expanded(scopes) - caller.scopes
     unknown = [scope for scope in scopes if scope.startswith(PREFIX) and not services.keyring.expanded([scope])]
     if missing or unknown:
-        named = ", ".join(sorted([*missing, *unknown]))
-        raise Forbidden("scope_not_held", f"You can only give scopes that you have. You lack {named}.")
+        lacking = ", ".join(sorted([*missing, *unknown]))
+        raise Forbidden("scope_not_held", f"You can only give scopes that you have. You lack {lacking}.")
 
 
 @router.get(
@@ -101,7 +105,7 @@ async def list_all_keys(
     cursor: IdCursor = None,
     limit: Annotated[int, Query(ge=1, le=_MAX_LISTED)] = _MAX_LISTED,
 ) -> Response:
-    """List keys by tenant, client and age."""
+    """The order is by tenant, client and age."""
     tenant_id, after = tenant_to_list(caller, tenant), id_at(cursor)
     async with services_of(request).pool.acquire() as connection:
         rows = await list_keys(connection, tenant_id, ended=ended, at_most=limit + 1, after=after)

@@ -1,6 +1,4 @@
-"""The endpoints `/v1/queues`, `/v1/workers` and `/v1/limits`: operators read and pause queues, drain workers, and set
-limits.
-"""
+"""/v1/queues, /v1/workers and /v1/limits: operators read and pause queues, read and drain workers, and set limits."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from leasehold.transitions import fleet, limits, workers
 
 router = APIRouter(tags=["operators"], prefix="/v1", route_class=AuthenticatedFirst)
 Operator = Annotated[Caller, Depends(Require(OPERATE))]
-#: Longer than the name of any queue, and short enough for an index.
+#: The bound is longer than the name of any queue, and short enough for an index.
 QueueName = Annotated[str, Path(max_length=200)]
 
 
@@ -40,11 +38,11 @@ class Pause(BaseModel):
 
 
 class Limit(BaseModel):
-    """`key`: `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer` for a limit of each value at that place of the
-    payload. T is a template, or a kind: `media`, `conversion`, `generation`.
+    """`key`: `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer`, which limits each value at this place of the
+    payload by itself. T is a template, or a kind: `media`, `conversion`, `generation`.
 
-    `tenant_id`: the tenant whose jobs the limit counts. `*`: the jobs of all tenants together (the key `tenant` of `*`:
-    the jobs of each tenant by themselves).
+    `tenant_id`: the tenant whose jobs the limit counts. `*`: the limit counts the jobs of all tenants together; with
+    the key `tenant`, it counts the jobs of each tenant by themselves.
     """
 
     model_config = ConfigDict(
@@ -172,7 +170,7 @@ async def list_limits(
     summary="Set a limit",
     responses=problems({
         HTTPStatus.CONFLICT: "`too_many_limits`",
-        HTTPStatus.UNPROCESSABLE_ENTITY: "`limit_without_effect`: no job could ever pass it; `invalid_request`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`limit_without_effect`: no job could ever count in it; `invalid_request`",
     }),
 )  # fmt: skip
 async def set_limit(request: Request, body: Limit, caller: Operator) -> Response:

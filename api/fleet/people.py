@@ -1,8 +1,7 @@
 """/v1/people: admins list the people who sign in to the console by OpenID Connect, set their roles, disable them, and
 end their sessions.
 
-An admin cannot give a scope that the admin lacks: every scope that a person gets by a change must be one of the
-caller's own.
+The caller must have every scope that a person gets by a change: so nobody can give a scope that they lack.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ _MISSING = {HTTPStatus.NOT_FOUND: "`person_not_found`"}
 
 class Person(BaseModel):
     """A person within one tenant. `role`: the role in force; null: no group gives the person a role any more.
-    `set_role`: the role that an admin set; null: the groups decide. `scopes`: the scopes beside the role. `seen_at`:
-    the last sign-in.
+    `set_role`: the role that an admin has set; null: the provider's groups decide. `scopes`: the scopes beside the
+    role. `seen_at`: the time of the last sign-in.
     """
 
     id: UUID
@@ -70,6 +69,7 @@ class PersonChange(BaseModel):
 
 
 def shown(row: Row) -> dict[str, Any]:
+    """The JSON of a Person."""
     role, scopes = role_and_scopes(row["scopes"])
     fields = (
         "id", "tenant_id", "login", "name", "issuer", "subject", "set_role", "created_at", "seen_at", "disabled_at",
@@ -83,7 +83,7 @@ def shown(row: Row) -> dict[str, Any]:
 @router.get(
     "",
     operation_id="listPeople",
-    summary="List people, those who signed in last before others",
+    summary="List people, the latest sign-in first",
     response_model=People,
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
 )

@@ -1,6 +1,6 @@
-"""The endpoint `/v1/scaling/{pool}`: how much a pool of workers has to do, and how many workers it should have.
+"""/v1/scaling/{pool}: how much a pool of workers has to do, and how many workers it should have.
 
-An autoscaler (KEDA, that of a cloud, a cron job) asks this endpoint. Workers name their pool by
+An autoscaler (KEDA, the autoscaler of a cloud, a cron job) calls this endpoint. A worker names its pool by
 `LEASEHOLD_WORKER_POOL`, and the API's setting `LEASEHOLD_POOLS` declares the pools.
 """
 
@@ -31,7 +31,9 @@ _SILENT_INTERVALS = 3
 
 
 class VersionLoad(BaseModel):
-    """The workers of one version. `wanted` is 0 for all but the version whose worker started last: older ones drain."""
+    """The workers of one version. `wanted` is 0 for every version except the newest (the version of the worker that
+    started last), because workers of older versions drain.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -43,9 +45,10 @@ class VersionLoad(BaseModel):
 
 
 class Scaling(BaseModel):
-    """`due`: tasks that could start now, counted up to 10,000 a queue. `oldest`: the seconds that the oldest of them
-    has waited. `slots`: of all workers that do not drain, of the queue with the most. `attempt_seconds`: about how long
-    the attempts last that run now. `wanted`: the workers that the pool should have.
+    """`due`: tasks that could start now, counted up to 10,000 a queue. `oldest`: the seconds for which the oldest of
+    them has waited. `slots`: the sum over all workers that do not drain; for each worker, the queue with the most slots
+    counts. `attempt_seconds`: about how long the attempts that run now will take. `wanted`: the number of workers that
+    the pool should have.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -67,8 +70,8 @@ class Scaling(BaseModel):
     "/scaling/{pool}",
     operation_id="getScaling",
     summary="Get what a pool of workers should scale to",
-    description="Reads of each queue at most 10,000 due tasks and 2,000 lines (a priority and a tenant), and at most "
-    "10,000 leases. It keeps no state: the size that the pool has now is its hysteresis.",
+    description="Reads at most 10,000 due tasks and 2,000 lines (a priority and a tenant) of each queue, and at most "
+    "10,000 leases. The answer depends on the present size of the pool, so that it does not swing.",
     response_model=Scaling,
     responses=problems({HTTPStatus.NOT_FOUND: "`pool_not_found`"}),
 )
@@ -82,11 +85,11 @@ async def get_scaling(
     if declared is None:
         raise NotFound("pool_not_found", "LEASEHOLD_POOLS declares no such pool.")
     queues = sorted(served_queues(frozenset(declared.queues) or _all_queues(services), declared.labels))
-    silent = _SILENT_INTERVALS * services.settings.renew_seconds
+    silent_seconds = _SILENT_INTERVALS * services.settings.renew_seconds
     async with services.pool.acquire() as connection:
         due = await scaling_reads.due(connection, queues)
         running = await scaling_reads.running(connection, queues)
-        workers = await scaling_reads.workers(connection, pool, silent)
+        workers = await scaling_reads.workers(connection, pool, silent_seconds)
     return json_response(_answer(pool, declared, queues, due, running, workers))
 
 
@@ -105,24 +108,22 @@ def _answer(
 ) -> dict[str, Any]:
     active_workers = [row for row in workers if not row["draining"]]
     loads = _loads(queues, due, running, active_workers)
-    current = active_workers[0]["version"] if active_workers else None
-    workers_of_current = sum(row["version"] == current for row in active_workers)
+    newest_version = active_workers[0]["version"] if active_workers else None
+    newest_workers = sum(row["version"] == newest_version for row in active_workers)
     bounds = {"least": declared.least, "most": declared.most}
-    wanted = wanted_workers(loads, target_wait=declared.target_wait_seconds, present=workers_of_current, **bounds)
-    counts_and_seconds = [(row["running"], row["attempt_seconds"]) for row in running]
-    running_in_all = sum(count for count, _ in counts_and_seconds)
+    wanted = wanted_workers(loads, target_wait=declared.target_wait_seconds, present=newest_workers, **bounds)
+    total_running = sum(row["running"] for row in running)
+    total_seconds = sum(row["running"] * row["attempt_seconds"] for row in running)
     versions = {row["version"]: None for row in workers}  # the newest first
     return {
         "pool": pool,
         "queues": list(queues),
         "due": sum(load.due for load in loads.values()),
-        "running": running_in_all,
+        "running": total_running,
         "oldest": max((load.oldest for load in loads.values()), default=0.0),
         "slots": sum(max(row["slots"] or [0], default=0) for row in active_workers),
         "workers": len(active_workers),
-        "attempt_seconds": sum(count * seconds for count, seconds in counts_and_seconds) / running_in_all
-        if running_in_all
-        else None,
+        "attempt_seconds": total_seconds / total_running if total_running else None,
         "target_wait_seconds": declared.target_wait_seconds,
         "wanted": wanted,
         "versions": [
@@ -131,7 +132,7 @@ def _answer(
                 "workers": sum(row["version"] == version for row in active_workers),
                 "draining": sum(row["version"] == version and row["draining"] for row in workers),
                 "running": sum(row["running"] for row in running if row["version"] == version),
-                "wanted": wanted if version == current else 0,
+                "wanted": wanted if version == newest_version else 0,
             }
             for version in versions
         ],
@@ -141,7 +142,8 @@ def _answer(
 def _loads(
     queues: Sequence[str], due: Sequence[Row], running: Sequence[Row], workers: Sequence[Row]
 ) -> Mapping[str, QueueLoad]:
-    waiting = {row["queue"]: row for row in due}
+    """The load of each queue. `slots`: for each queue, the slots of the worker with the most."""
+    due_by_queue = {row["queue"]: row for row in due}
     slots: dict[str, int] = {}
     for row in workers:
         for queue, number in zip(row["queues"], row["slots"] or [], strict=False):
@@ -151,9 +153,9 @@ def _loads(
         leases = [row for row in running if row["queue"] == queue]
         count = sum(row["running"] for row in leases)
         loads[queue] = QueueLoad(
-            due=waiting[queue]["due"] if queue in waiting else 0,
+            due=due_by_queue[queue]["due"] if queue in due_by_queue else 0,
             running=count,
-            oldest=waiting[queue]["oldest"] if queue in waiting else 0.0,
+            oldest=due_by_queue[queue]["oldest"] if queue in due_by_queue else 0.0,
             attempt_seconds=sum(row["running"] * row["attempt_seconds"] for row in leases) / count if count else None,
             slots=slots.get(queue),
         )

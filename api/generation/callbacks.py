@@ -1,6 +1,6 @@
-"""The endpoint that a provider calls when a generation has news: the job then polls the provider at once.
+"""The endpoint that a provider calls when a generation has news. Then the job polls the provider at once.
 
-The address has a signature in place of an API key. The body is not read.
+The address has a signature in place of an API key. The endpoint does not read the body.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from leasehold.transitions.wakes import wake
 
 ROUTE = callbacks.PATH + "/{job_id}/{signature}"
 router = APIRouter(tags=["generation"], route_class=AuthenticatedFirst)
-#: Seconds for which the endpoint waits until the job snoozes. A provider waits longer for the answer (Ark: five
-#: seconds), and then calls again.
+#: Seconds for which the endpoint waits until the job snoozes. This is less than a provider waits for the answer (Ark:
+#: five seconds). After an answer 503, the provider calls again.
 _WAIT_SECONDS = 3.0
 _RETRY_SECONDS = 0.2
 
@@ -46,7 +46,7 @@ async def hear_provider(request: Request, job_id: UUID, signature: Annotated[str
     while True:
         async with services.pool.acquire() as connection:
             row = await generations.owner(connection, job_id)
-            if row is None or row["status"] in JOB_TERMINAL:  # nothing is left to poll
+            if row is None or row["status"] in JOB_TERMINAL:  # the job needs no poll any more
                 return Response(status_code=HTTPStatus.NO_CONTENT)
             hints = await wake(connection, job_id, row["tenant_id"], "poll")
         if hints:

@@ -1,4 +1,6 @@
-"""Streams the events of a generation as they happen. A client can resume the stream."""
+"""GET /v1/images/events and /v1/video/events: streams the events of a generation as they happen. A client can resume
+the stream.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ router = APIRouter(tags=["generation"])
 Reader = Annotated[Caller, Depends(Require(GENERATION_READ))]
 TaskId = Annotated[str, Query(pattern=TASK_ID)]
 
-_FOLLOWS = {
+#: The common parts of the two routes.
+_ROUTE = {
     "description": "Server-sent events, one for each change. The stream ends after the last event. A client that "
     "reconnects with `Last-Event-ID` misses no event and gets none twice. If no event can follow, the answer is 204.",
     "response_class": StreamingResponse,
@@ -37,14 +40,14 @@ _FOLLOWS = {
 _PROCESSING = frozenset({TaskState.RUNNING, TaskState.RETRY, TaskState.WAITING})
 
 
-@router.get("/v1/images/events", operation_id="streamImagesEvents", summary="Follow images", **_FOLLOWS)  # type: ignore[arg-type]  # what both routes share
+@router.get("/v1/images/events", operation_id="streamImagesEvents", summary="Follow images", **_ROUTE)  # type: ignore[arg-type]  # values of several types
 async def stream_images_events(
     request: Request, caller: Reader, task_id: TaskId, last_event_id: LastEventId = None
 ) -> Response:
     return await _stream(request, caller, "image", task_id, last_event_id)
 
 
-@router.get("/v1/video/events", operation_id="streamVideoEvents", summary="Follow a video", **_FOLLOWS)  # type: ignore[arg-type]  # as above
+@router.get("/v1/video/events", operation_id="streamVideoEvents", summary="Follow a video", **_ROUTE)  # type: ignore[arg-type]  # as above
 async def stream_video_events(
     request: Request, caller: Reader, task_id: TaskId, last_event_id: LastEventId = None
 ) -> Response:
@@ -73,7 +76,7 @@ def _status_fields(event: EventView) -> dict[str, Any]:
 
 
 def _status_text(event: EventView) -> StatusText | None:
-    """The status that a query answers after this event. None: the event does not change it."""
+    """The status that a query answers after this event. None: the event does not change the status."""
     if event.job_status in JOB_TERMINAL:
         return "completed" if event.job_status == JobState.SUCCEEDED else "failed"
     if event.step is None:

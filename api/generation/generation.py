@@ -1,5 +1,5 @@
-"""The endpoints that order images and videos from providers, and that cancel an order. `queries` has the endpoints that
-read an order.
+"""The endpoints that order images and videos from providers, and that cancel an order. The endpoints in `queries` read
+an order.
 """
 
 from __future__ import annotations
@@ -62,12 +62,13 @@ Credential = Annotated[
     Header(
         alias="X-Provider-Credential",
         max_length=4096,
-        description="Your own credential at the provider: stored sealed, never returned. If left out, the "
-        "installation's is used.",
+        description="Your own credential at the provider. It is stored sealed, and never returned. If left out, the "
+        "credential of the installation is used.",
     ),
 ]
 
-_CREATES = {
+#: The common parts of the two routes that order.
+_ORDERING = {
     "status_code": 202,
     "response_model": GenerationAccepted,
     "responses": problems({
@@ -80,7 +81,7 @@ _CREATES = {
 }  # fmt: skip
 
 
-@router.post("/v1/images/generations", operation_id="generateImages", summary="Order images", **_CREATES)  # type: ignore[arg-type]  # what both routes share
+@router.post("/v1/images/generations", operation_id="generateImages", summary="Order images", **_ORDERING)  # type: ignore[arg-type]  # values of several types
 async def generate_images(
     request: Request,
     order: GenerationRequest,
@@ -91,7 +92,7 @@ async def generate_images(
     return await _create(request, "image", order, caller, credential, idempotency_key)
 
 
-@router.post("/v1/video/generations", operation_id="generateVideo", summary="Order a video", **_CREATES)  # type: ignore[arg-type]  # as above
+@router.post("/v1/video/generations", operation_id="generateVideo", summary="Order a video", **_ORDERING)  # type: ignore[arg-type]  # as above
 async def generate_video(
     request: Request,
     order: GenerationRequest,
@@ -111,7 +112,7 @@ async def _create(
     idempotency_key: str | None,
 ) -> Response:
     services = services_of(request)
-    services.store.require()  # before the provider charges anything
+    services.store.require()  # checked first: without a store, the provider would charge for files that cannot be kept
     check_callback_url(services.settings, order.callback_url)
     terms = _terms(services.opened["generation"], order, credential)
     sealed = Sealing(services.settings).seal(credential.encode()).decode() if credential else None
@@ -124,7 +125,9 @@ async def _create(
     limit_fields: dict[str, str] = {}
 
     async def submit(connection: Connection) -> bool:
-        """False: another request has just submitted the same order, and nothing is charged."""
+        """Write the job, and charge it. False: another request has just submitted the same order; nothing is
+        charged.
+        """
         queues = queues_of(caller.tenant_id, generation, new_generation.job.pin)
         async with services.admission.submitting(connection, caller.payer, queues) as charge:
             submitted = await generations.create(connection, new_generation)
@@ -137,10 +140,11 @@ async def _create(
 
     async def write_job(connection: Connection) -> Answer:
         job_id = await generations.existing_order(connection, new_generation)
-        if job_id is None and await submit(connection):
-            job_id = new_generation.job.id
-        elif job_id is None:
-            job_id = await generations.existing_order(connection, new_generation)
+        if job_id is None:
+            is_written = await submit(connection)
+            job_id = (
+                new_generation.job.id if is_written else await generations.existing_order(connection, new_generation)
+            )
         accepted = GenerationAccepted(created=int(time()), data=Ordered(task_id=new_generation.task_id, job_id=job_id))
         return Answer(HTTPStatus.ACCEPTED, accepted.model_dump_json().encode())
 
@@ -165,7 +169,7 @@ def _terms(catalogue: Catalogue, order: GenerationRequest, credential: str | Non
     return terms
 
 
-#: The fields of an order that its job's parameters have by the same names.
+#: The parameters of the job have these fields of the order by the same names.
 _COPIED_FIELDS = {
     "prompt", "model", "negative_prompt", "width", "height", "sample_strength", "is_pro", "duration", "ratio",
 }  # fmt: skip
@@ -215,7 +219,8 @@ def _new_generation(
     return NewGeneration(job, order.task_id or str(job_id), params.kind, server, request_hash)
 
 
-_CANCELS = {
+#: The common parts of the two routes that cancel.
+_CANCELLING = {
     "response_model": GenerationAnswer,
     "responses": problems({
         HTTPStatus.NOT_FOUND: "`task_not_found`",
@@ -226,12 +231,12 @@ _CANCELS = {
 }  # fmt: skip
 
 
-@router.post("/v1/images/cancel", operation_id="cancelImages", summary="Cancel images", **_CANCELS)  # type: ignore[arg-type]  # as above
+@router.post("/v1/images/cancel", operation_id="cancelImages", summary="Cancel images", **_CANCELLING)  # type: ignore[arg-type]  # as above
 async def cancel_images(request: Request, body: CancelRequest, caller: Writer) -> GenerationAnswer:
     return await _cancel(request, "image", body, caller)
 
 
-@router.post("/v1/video/cancel", operation_id="cancelVideo", summary="Cancel a video", **_CANCELS)  # type: ignore[arg-type]  # as above
+@router.post("/v1/video/cancel", operation_id="cancelVideo", summary="Cancel a video", **_CANCELLING)  # type: ignore[arg-type]  # as above
 async def cancel_video(request: Request, body: CancelRequest, caller: Writer) -> GenerationAnswer:
     return await _cancel(request, "video", body, caller)
 
@@ -259,7 +264,7 @@ async def _cancel(request: Request, kind: Kind, body: CancelRequest, caller: Cal
 async def _cancel_and_withdraw(
     connection: Connection, services: Services, caller: Caller, job_id: UUID, body: CancelRequest
 ) -> tuple[list[Announcement], list[JobEnded]] | None:
-    """Cancel the job and, in the same transaction, write a withdrawal job that cancels the order at the provider.
+    """Cancel the job. The same transaction writes a withdrawal: a job that cancels the order at the provider.
 
     Returns the hints of the withdrawal, and the jobs that ended. None: the job cannot be cancelled.
     """

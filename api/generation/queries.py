@@ -23,22 +23,23 @@ from leasehold.pipelines.generation.rows import Row
 router = APIRouter(tags=["generation"], route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(Require(GENERATION_READ))]
 TaskId = Annotated[str, Query(pattern=TASK_ID)]
-Consume = Annotated[
-    bool, Query(description="Read a finished result once and for all: the task is unknown from then on.")
-]
+Consume = Annotated[bool, Query(description="Consume a finished result: no later query finds the task.")]
 IfNoneMatch = Annotated[str | None, Header(max_length=1000)]
 
-_QUERIES = {
+#: The common parts of the POST routes, and of the GET routes.
+_POST_ROUTE = {
     "response_model": GenerationAnswer,
     "description": "An unknown task has status 0, an empty url and the `status_text` `unknown`. A result is "
     "kept until `expires_at`, unless it is consumed.",
     "responses": problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`"}),
 }
 _NOT_MODIFIED = {304: {"description": "Nothing has changed since the answer with the ETag in `If-None-Match`."}}
-_POLLS = _QUERIES | {"responses": problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`"}) | _NOT_MODIFIED}
+_GET_ROUTE = _POST_ROUTE | {
+    "responses": problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`"}) | _NOT_MODIFIED
+}
 
 
-@router.get("/v1/images/query", operation_id="queryImages", summary="Get the state of images", **_POLLS)  # type: ignore[arg-type]  # what the routes share
+@router.get("/v1/images/query", operation_id="queryImages", summary="Get the state of images", **_GET_ROUTE)  # type: ignore[arg-type]  # values of several types
 async def query_images(
     request: Request,
     response: Response,
@@ -52,14 +53,14 @@ async def query_images(
     return await _query(request, response, caller, "image", task_id, wait, if_none_match, consume=consume)
 
 
-@router.post("/v1/images/query", operation_id="postImagesQuery", summary="As the GET, with a JSON body", **_QUERIES)  # type: ignore[arg-type]  # as above
+@router.post("/v1/images/query", operation_id="postImagesQuery", summary="As the GET, with a JSON body", **_POST_ROUTE)  # type: ignore[arg-type]  # as above
 async def post_images_query(
     request: Request, response: Response, caller: Reader, body: TaskQuery
 ) -> GenerationAnswer | Response:
     return await _query(request, response, caller, "image", body.task_id, body.wait, consume=body.consume)
 
 
-@router.get("/v1/video/query", operation_id="queryVideo", summary="Get the state of a video", **_POLLS)  # type: ignore[arg-type]  # as above
+@router.get("/v1/video/query", operation_id="queryVideo", summary="Get the state of a video", **_GET_ROUTE)  # type: ignore[arg-type]  # as above
 async def query_video(
     request: Request,
     response: Response,
@@ -73,7 +74,7 @@ async def query_video(
     return await _query(request, response, caller, "video", task_id, wait, if_none_match, consume=consume)
 
 
-@router.post("/v1/video/query", operation_id="postVideoQuery", summary="As the GET, with a JSON body", **_QUERIES)  # type: ignore[arg-type]  # as above
+@router.post("/v1/video/query", operation_id="postVideoQuery", summary="As the GET, with a JSON body", **_POST_ROUTE)  # type: ignore[arg-type]  # as above
 async def post_video_query(
     request: Request, response: Response, caller: Reader, body: TaskQuery
 ) -> GenerationAnswer | Response:
@@ -118,7 +119,7 @@ async def _find(request: Request, caller: Caller, kind: Kind, task_id: str) -> R
 @router.get(
     "/v1/generations/statistics",
     operation_id="generationStatistics",
-    summary="Count generations by status, and those under way by server",
+    summary="Count generations by status, and unfinished generations by server",
     response_model=GenerationStatistics,
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`"}),
 )

@@ -17,12 +17,12 @@ MAX_IMAGES = 16
 MAX_EXTRA_BYTES = 8 * 1024  # the size of the member `extra` as JSON
 MAX_SIDE_PIXELS = 16_384
 
-TASK_ID = r"^[!-+\--~]{1,200}$"  # printable ASCII without spaces; no comma, for clients that join and split by it
+TASK_ID = r"^[!-+\--~]{1,200}$"  # printable ASCII without spaces and commas: clients join ids by commas
 SERVER_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 
 
 def _check_size(extra: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Raises ValueError for too large an object."""
+    """Raises ValueError if the object is too large."""
     if extra is not None and len(orjson.dumps(extra)) > MAX_EXTRA_BYTES:
         raise ValueError(f"at most {MAX_EXTRA_BYTES} bytes of JSON")
     return extra
@@ -62,18 +62,17 @@ class GenerationRequest(BaseModel):
     task_id: str | None = Field(
         None,
         pattern=TASK_ID,
-        description="Your own id of the order: an order that is repeated with it is not bought twice.",
+        description="Your own id of the order. An order that is repeated with the same id is not bought twice.",
     )
     server_id: str | None = Field(
         None,
         pattern=SERVER_ID,
-        description="Only workers with this label run the job; by default three such jobs at once.",
+        description="Only workers with this label run the job; by default, three jobs with the same label at once.",
     )
     provider: str | None = Field(None, max_length=63, description="If left out, the installation's default.")
     allow_resubmit: Flag = Field(
         False,
-        description="Submit again (and perhaps pay twice) where the job would otherwise fail with "
-        "`submit_outcome_unknown`.",
+        description="If the job would fail with `submit_outcome_unknown`, submit again instead, and perhaps pay twice.",
     )
     extra: Annotated[dict[str, Any] | None, AfterValidator(_check_size)] = Field(
         None, description="Further fields, passed to the provider as they are."
@@ -86,9 +85,7 @@ class TaskQuery(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"task_id": "order-4711"}]})
 
     task_id: str = Field(pattern=TASK_ID)
-    consume: Flag = Field(
-        False, description="Read a finished result once and for all: the task is unknown from then on."
-    )
+    consume: Flag = Field(False, description="Consume a finished result: no later query finds the task.")
     wait: Number = Field(0, ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a change.")
 
 
@@ -135,7 +132,7 @@ class GenerationAnswer(BaseModel):
 
 
 class GenerationStatistics(BaseModel):
-    """`tasks`: the number of generations by kind and status. `servers`: how many each server is
+    """`tasks`: the number of generations by kind and status. `servers`: the number of generations that each server is
     processing or polling.
     """
 

@@ -1,4 +1,6 @@
-"""POST /v1/upload/images: stores source images of generations, and answers URLs from which providers fetch them."""
+"""POST /v1/upload/images: stores source images of generations. The answer has the URLs from which providers fetch
+them.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ async def upload_images(request: Request, caller: Writer) -> Response:
     services.store.require()
     lifetime = services.settings.generation_keep_seconds
     try:
-        # The form holds an image in memory, and a second copy while it stores the image.
+        # One image is in memory at a time, and has a second copy while it is being stored.
         memory = 2 * services.settings.generation_source_max_bytes
         async with services.bodies.room(caller.tenant_id, memory), asyncio.timeout(_UPLOAD_SECONDS) as time_limit:
             await refuse_early(services, caller, {}, charged_as="uploads")
@@ -78,7 +80,7 @@ async def upload_images(request: Request, caller: Writer) -> Response:
 
 
 class _Form:
-    """Reads one image at a time into memory and stores it. It raises the first error at the end of the form, because a
+    """Reads one image at a time into memory and stores it. The first error is raised at the end of the form, because a
     client that is still sending would not read an earlier answer.
     """
 
@@ -90,10 +92,11 @@ class _Form:
         self._buffer = bytearray()
         self._is_file = False
         self._keys: list[str] = []
-        self._new_keys: dict[str, datetime] = {}  # images that were new, and when they expire
+        self._new_keys: dict[str, datetime] = {}  # the keys of images that were not stored before, and when they expire
         self._error: RequestError | StoreError | None = None
 
     async def read(self, request: Request) -> list[str]:
+        """Read and store the whole form. Returns the keys of its images."""
         try:
             return await self._read(request)
         except BaseException:
@@ -101,8 +104,8 @@ class _Form:
             raise
 
     async def _expire_new_keys(self) -> None:
-        """Expire the new images of a refused form, so that the next housekeeping deletes them: no client knows them. If
-        PostgreSQL is away, they expire at the end of their normal lifetime.
+        """Expire the new images of a refused form, so that the next housekeeping deletes them. If PostgreSQL is away,
+        they expire at the end of their normal lifetime.
         """
         if self._new_keys:
             with best_effort("deletions of refused forms"):
@@ -144,12 +147,12 @@ class _Form:
             raise Invalid("unsupported_format", "A source image is a JPEG, PNG or WebP.")
         file_name = f"{hashlib.sha256(image).hexdigest()}.{_EXTENSIONS[kind]}"
         tenant_id = self._caller.tenant_id
-        # A tenant's name may have characters that a key may not have.
+        # A hash, because a tenant's name may have characters that a key may not have.
         owner = hashlib.sha256(tenant_id.encode()).hexdigest()[:16]
         key = f"sources/{owner}/{file_name}"
         async with self._services.pool.acquire() as connection, connection.transaction():
             self.limit_fields = await self._services.admission.charge_upload(connection, self._caller.payer)
-            # The row comes first: an object without a row would never be deleted.
+            # The row is written before the object, because housekeeping never deletes an object without a row.
             lifetime = timedelta(seconds=self._services.settings.generation_keep_seconds)
             expires_at = await generations.keep_source(connection, tenant_id, key, lifetime)
         if expires_at is not None:

@@ -1,4 +1,4 @@
-"""Builds the JSON answer for a generation from its row, with the status words of docs/guides/generation.md."""
+"""Builds the JSON answer for a generation from its row, with the statuses that docs/guides/generation.md lists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leasehold.pipelines.generation.rows import UNDER_WAY, Row
 
 StatusText: TypeAlias = Literal["unknown", "pending", "processing", "polling", "completed", "failed"]
 STATUS_NUMBERS: dict[StatusText, Literal[0, -1, -2]] = {"completed": -1, "failed": -2}
-#: The error of a job that ended badly and has no error of its own. Another order may succeed.
+#: The error for a job that did not succeed and has no error of its own. Another order may succeed.
 _DEFAULT_ERRORS = {
     JobState.CANCELLED: ("cancelled", "The generation was cancelled."),
     JobState.EXPIRED: ("deadline_exceeded", "The generation did not finish in time."),
@@ -30,7 +30,7 @@ def is_finished(row: Row) -> bool:
 
 
 def status_text(row: Row) -> StatusText:
-    """The public status of a row. leasehold.pipelines.generation.rows.STATUS is the same rule in SQL."""
+    """The public status of a row. leasehold.pipelines.generation.rows.STATUS follows the same rules in SQL."""
     if row["status"] == JobState.SUCCEEDED:
         return "completed"
     if is_finished(row):
@@ -42,7 +42,7 @@ def status_text(row: Row) -> StatusText:
 
 
 def unknown(task_id: str) -> GenerationAnswer:
-    """The answer for an unknown task. It is no error, because clients of the original API expect none."""
+    """The answer for an unknown task. It is not a problem, because clients of the original API do not expect one."""
     return GenerationAnswer(
         created=int(time()),
         data=GenerationState(task_id=task_id, url="", status=0, status_text="unknown", urls=[]),
@@ -69,8 +69,9 @@ def answer(services: Services, row: Row) -> GenerationAnswer:
 
 
 def etag(row: Row) -> str:
-    """The weak ETag of the state: `created` and the signature of a URL differ in every answer to the same state. It
-    changes every half week, so that a 304 never leaves a client with an expired URL, which lives for a week at most.
+    """The ETag of the state. It is weak, because `created` and the signatures of URLs differ in every answer to the
+    same state. For a finished generation it also changes every half week: so after a 304, the client's URLs, which are
+    valid for a week at most, are valid for some time.
     """
     version = f"{row['job_id']}.{row['status']}.{row['event_seq']}"
     return weak_etag(version + (f".{int(time() // (_MAX_URL_SECONDS / 2))}" if is_finished(row) else ""))

@@ -1,4 +1,6 @@
-"""GET /media/{media_id}/events: the events of a picture's job, as server-sent events that a client can resume."""
+"""GET /media/{media_id}/events: streams the events of a picture's job as they happen. A client can resume
+the stream.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Checks an uploaded object by its size and its first bytes, without reading the rest of it."""
+"""Checks an uploaded object by its size and its first bytes, for `complete-upload`. It does not read the rest of the
+object.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from leasehold.storage.store import ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the object can never be processed. The pipeline's own steps would fail with the same code."""
+    """Why the object can never be processed. The steps of the pipeline would fail with the same code."""
 
     code: str
     message: str
@@ -32,8 +34,8 @@ async def inspect_upload(store: ObjectStore, key: str, declared: str, limits: Pi
     try:
         _check_size(size, limits)
         _check_kind(head, declared)
-    except Permanent as refused:
-        return Refusal(refused.code, refused.message, size)
+    except Permanent as error:
+        return Refusal(error.code, error.message, size)
     return size
 
 
@@ -45,8 +47,8 @@ def _check_size(size: int, limits: PictureLimits) -> None:
 
 
 def _check_kind(head: bytes, declared: str) -> None:
-    real = sniff(head)
-    if real is None:
+    actual = sniff(head)
+    if actual is None:
         raise refusals.unsupported_format("JPEG, PNG, WebP, GIF, AVIF, TIFF and BMP are accepted")
-    if not is_as_declared(declared, real):
-        raise refusals.mislabelled(declared, real)
+    if not is_as_declared(declared, actual):
+        raise refusals.mislabelled(declared, actual)

@@ -1,6 +1,5 @@
-"""/media/{media_id}: read a picture's state, or delete the picture. If nothing has changed, the answer is a small 304.
-
-The module `uploads` registers the picture and starts its job.
+"""/media/{media_id}: reads the state of a picture, or deletes the picture. `uploads` registers a picture and starts its
+job.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ async def get_media(
     services = services_of(request)
     structlog.contextvars.bind_contextvars(media_id=str(media_id))
     media = await find_media(services, caller, media_id)
-    if wait and _worth_waiting(services, media, if_none_match):
+    if wait and _should_wait(services, media, if_none_match):
         assert media.job_id is not None
         await services.watch.changed(media.job_id, media.job_seq, wait)
         media = await find_media(services, caller, media_id)
@@ -88,11 +87,11 @@ async def delete_media(request: Request, media_id: UUID, caller: Writer) -> Resp
         deleted = await transitions.delete(connection, media_id, caller.tenant_id, f"client {caller.client_id}")
         if deleted is None:
             raise NotFound("media_not_found", "There is no such media.")
-        names = await concurrency.limits_of(connection, [deleted.job_id]) if deleted.job_id else []
+        limit_names = await concurrency.limits_of(connection, [deleted.job_id]) if deleted.job_id else []
         await record(connection, caller, "media.deleted", media_id, job_id=deleted.job_id)
     count_ended_jobs(deleted.ended)
     if deleted.ended and deleted.job_id is not None:
-        await publish_and_admit(services, [], names, [deleted.job_id])
+        await publish_and_admit(services, [], limit_names, [deleted.job_id])
     log.info("media deleted", job_id=str(deleted.job_id))
     try:
         await services.store.delete(deleted.original_key)
@@ -112,17 +111,18 @@ async def find_media(services: Services, caller: Caller, media_id: UUID) -> Medi
     return media
 
 
-def _worth_waiting(services: Services, media: MediaView, if_none_match: str | None) -> bool:
-    """Whether a long poll should wait: the job is unfinished, and the client may have the present state already."""
+def _should_wait(services: Services, media: MediaView, if_none_match: str | None) -> bool:
+    """Whether a long poll should wait: the job is unfinished, and the client may have the current state already."""
     if media.job_id is None or is_finished(media):
         return False
     return may_be_current(if_none_match, _etag(services, media))
 
 
 def _etag(services: Services, media: MediaView) -> str:
-    """The version of the state. Weak, because the signature in a URL differs from answer to answer.
+    """The ETag of the state. It is weak, because the signature in a URL differs from answer to answer.
 
-    If URLs are signed, the ETag changes twice in their life, so that a 304 never leaves a client with an expired URL.
+    If the answer has signed URLs, the ETag also changes after every half lifetime of a URL. So after a 304, the
+    client's URLs are valid for some time.
     """
     version = f"{media.id}.{media.status}.{media.job_id}.{media.job_seq}"
     if is_finished(media) and services.settings.cdn_base_url is None:

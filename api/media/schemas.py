@@ -32,7 +32,7 @@ class UploadRequest(BaseModel):
     )
 
     content_type: str = Field(
-        max_length=100, description="The media type of the upload: the upload URL admits no other."
+        max_length=100, description="The media type of the upload: the upload URL admits only this type."
     )
     file_name: str = Field(max_length=1024, description="A name for people. The key does not contain it.")
     content_length: Annotated[int, Field(gt=0), JsonNumber] | None = Field(
@@ -67,7 +67,7 @@ class CompleteRequest(BaseModel):
     variants: list[VariantName] = Field([], max_length=20, description="Further outputs, each made at most once.")
     priority: Literal["high", "normal", "low"] = "normal"
     step_priority: dict[Literal["resize", "compress", "webp"], Literal["high", "normal", "low"]] = Field(
-        {}, description="The priority of each step whose priority differs from the picture's."
+        {}, description="The priority of each step that has another priority than the picture."
     )
     tags: Tags = {}
     callback_url: CallbackUrl = None

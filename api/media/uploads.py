@@ -1,4 +1,4 @@
-"""POST /upload-url and POST /complete-upload: sign an upload URL, then check the uploaded picture and start its job."""
+"""POST /upload-url signs an upload URL. POST /complete-upload checks the uploaded picture and starts its job."""
 
 from __future__ import annotations
 
@@ -74,15 +74,17 @@ async def create_upload_url(
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     ticket = UploadTicket.model_validate_json(answer.body)
     if answer.age.total_seconds() > ticket.expires_in / 2 and await _extended(services, caller, ticket):
-        # More than half of the first URL's time has passed: the same media gets a new URL. An earlier repetition gets
-        # the first answer unchanged, with the first `expires_in`.
+        # More than half of the first URL's time has passed, so the same media gets a new URL. A repetition before this
+        # time gets the first answer unchanged.
         ticket = _ticket(services, ticket.media_id, ticket.original_key, upload)
     headers = rate_limit_headers | {"Location": f"/media/{ticket.media_id}"}
     return Response(ticket.model_dump_json(), answer.status_code, headers, media_type="application/json")
 
 
 async def _extended(services: Services, caller: Caller, ticket: UploadTicket) -> bool:
-    """Extend the time in which the upload may arrive. False: the upload has ended, so no new URL may be made."""
+    """Extend the time in which the upload may arrive. False: the upload has ended or ends before that, so it may get no
+    new URL.
+    """
     async with services.pool.acquire() as connection:
         return await transitions.extend_upload(
             connection, caller.tenant_id, ticket.original_key, services.settings.upload_url_seconds
@@ -178,7 +180,7 @@ async def _find(services: Services, caller: Caller, media_id: UUID) -> MediaView
 
 
 def _job_id_of(picture: MediaView) -> UUID | None:
-    """The id of the media's job; None if it may still get a job. Raises Invalid with the reason of its refusal."""
+    """The id of the picture's job. None: it may still get a job. Raises Invalid if the picture is refused already."""
     if picture.error is not None:
         raise Invalid(picture.error["code"], picture.error["message"])
     return picture.job_id
@@ -192,27 +194,27 @@ async def _check_and_submit(
     trace: dict[str, str],
     rate_limit_headers: dict[str, str],
 ) -> UUID:
-    """Check the object and write the job; return its id. The RateLimit fields are added to `rate_limit_headers`."""
+    """Check the object and write the job. Returns the job's id, and adds to `rate_limit_headers`."""
     check_callback_url(services.settings, body.callback_url)
     await refuse_early(services, caller, queues_of(caller.tenant_id, media))
     limits = _limits(services.settings)
     try:
-        inspected = await inspect_upload(services.store, picture.original_key, picture.content_type, limits)
+        size = await inspect_upload(services.store, picture.original_key, picture.content_type, limits)
     except Conflict:
         # Another request may have refused the object meanwhile, and deleted it.
         if (job_id := _job_id_of(await _find(services, caller, picture.id))) is not None:
             return job_id
         raise
-    if isinstance(inspected, Refusal):
-        return await _refuse(services, caller, picture, inspected)
+    if isinstance(size, Refusal):
+        return await _refuse(services, caller, picture, size)
     job = _job(services.settings, caller, picture, body, trace)
-    submitted, rate_limits = await _write_job(services, caller, picture, job, inspected)
+    submitted, rate_limits = await _write_job(services, caller, picture, job, size)
     if submitted is None:
         return await _outcome_of_other_request(services, caller, picture.id)
     rate_limit_headers.update(rate_limits)
     await publish_and_admit(services, submitted.hints, submitted.limits)
     SUBMITTED.labels(media.name).inc()
-    log.info("job submitted", job_id=str(job.id), bytes=inspected)
+    log.info("job submitted", job_id=str(job.id), bytes=size)
     return job.id
 
 
@@ -238,10 +240,10 @@ def _job(
 async def _write_job(
     services: Services, caller: Caller, picture: MediaView, job: NewJob, size: int
 ) -> tuple[Submitted | None, dict[str, str]]:
-    """Write the job of a picture of `size` bytes, and charge the caller, in one transaction. Returns also the RateLimit
-    fields.
+    """Write the job of a picture of `size` bytes, and charge the caller, in one transaction. Also returns the RateLimit
+    headers.
 
-    Returns None for the job if another request decided about the picture first. Then the caller is charged nothing.
+    None in place of the job: another request has decided about the picture first. Then the caller is not charged.
     """
     queues = queues_of(caller.tenant_id, media)
     async with (
@@ -259,11 +261,11 @@ async def _write_job(
 
 
 async def _refuse(services: Services, caller: Caller, picture: MediaView, refusal: Refusal) -> UUID:
-    """Record the picture as FAILED, and raise Invalid with the reason. If another request decided about the
-    picture first, return the job that it started, or raise its refusal.
+    """Record the picture as FAILED, and raise Invalid with the reason. If another request has decided about the picture
+    first, return the job that the other request started, or raise its refusal.
     """
     async with services.pool.acquire() as connection, connection.transaction():
-        refused = await transitions.refuse_upload(
+        is_recorded = await transitions.refuse_upload(
             connection,
             picture.id,
             caller.tenant_id,
@@ -271,13 +273,13 @@ async def _refuse(services: Services, caller: Caller, picture: MediaView, refusa
             error={"code": refusal.code, "message": refusal.message, "retryable": False},
             keep=timedelta(days=services.settings.retention_days),
         )
-        if refused:
+        if is_recorded:
             await uploads.close(connection, caller.tenant_id, picture.original_key, keep=None)
-    if not refused:
+    if not is_recorded:
         return await _outcome_of_other_request(services, caller, picture.id)
     try:
         await services.store.delete(picture.original_key)
-    except StoreError as error:  # housekeeping deletes it within a minute
+    except StoreError as error:  # housekeeping deletes the object within a minute
         log.warning("a refused object is left for the housekeeping", error=type(error).__name__)
     REFUSED.labels(refusal.code).inc()
     log.info("upload refused", code=refusal.code, bytes=refusal.size)
@@ -285,6 +287,9 @@ async def _refuse(services: Services, caller: Caller, picture: MediaView, refusa
 
 
 async def _outcome_of_other_request(services: Services, caller: Caller, media_id: UUID) -> UUID:
+    """The job that another request has started. Raises Invalid if it has refused the picture, and Conflict if the
+    upload expired.
+    """
     job_id = _job_id_of(await _find(services, caller, media_id))
     if job_id is None:
         raise Conflict("upload_expired", "The upload was not completed in time: get a new upload URL.")

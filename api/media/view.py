@@ -1,4 +1,4 @@
-"""Builds the JSON answer for a picture from its row and its job: the states' public names, the signed URLs."""
+"""Builds the JSON answer for a picture from its row and its job. The media endpoints answer with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from leasehold.pipelines.media.pipeline import media as pipeline
 from leasehold.pipelines.media.reads import MediaView, StepView
 from leasehold.pipelines.media.variants import VARIANTS
 
-#: The step whose result has the original's width and height.
+#: The result of this step has the original's width and height.
 _MEASURING_STEP = "resize"
 #: The name of the output that is the final picture.
 _FINAL = pipeline.by_name["webp"].writes
@@ -45,7 +45,7 @@ _STEP_STATUS: dict[TaskState, StepStatus] = {
     TaskState.CANCELLED: "CANCELLED",
 }
 
-#: The error of a job that ended badly and has no error of its own.
+#: The error for a job that did not succeed and has no error of its own.
 _DEFAULT_ERRORS = {
     JobState.CANCELLED: {"code": "cancelled", "message": "The job was cancelled.", "retryable": True},
     JobState.EXPIRED: {"code": "deadline_exceeded", "message": "The job ran past its deadline.", "retryable": True},
@@ -75,15 +75,15 @@ def is_finished(media: MediaView) -> bool:
 
 
 def media_answer(services: Services, media: MediaView) -> MediaAnswer:
-    """The answer of GET. Without a CDN its URLs are signed."""
+    """The answer of GET. Its URLs lead to the CDN. An installation without a CDN signs its URLs."""
     status = media_status(media)
-    ready = status == "READY"
+    is_ready = status == "READY"
     return MediaAnswer(
         media_id=media.id,
         status=status,
         job_id=media.job_id,
-        final_url=_url(services, media, _FINAL) if ready else None,
-        variants=(_variants(services, media) or None) if ready else None,
+        final_url=_url(services, media, _FINAL) if is_ready else None,
+        variants=(_variants(services, media) or None) if is_ready else None,
         original=_original(media),
         steps=[_step(step) for step in media.steps],
         error=_error(media),
@@ -93,7 +93,7 @@ def media_answer(services: Services, media: MediaView) -> MediaAnswer:
 
 
 def _url(services: Services, media: MediaView, name: str | None) -> str | None:
-    """The URL of an output. None if no such output is committed."""
+    """The URL of an output. None: the job has no such output."""
     key = f"{media.output_prefix}/{name}"
     if key not in media.outputs:
         return None
@@ -128,15 +128,15 @@ def _original(media: MediaView) -> Original | None:
 
 def _step(step: StepView) -> StepAnswer:
     status = step_word(step.status)
-    finished = step.finished_at if status in {"SUCCEEDED", "FAILED"} else None
+    finished_at = step.finished_at if status in {"SUCCEEDED", "FAILED"} else None
     return StepAnswer(
         name=step.name,
         status=status,
         attempt=step.attempt,
         started_at=_utc(step.started_at),
         finished_at=_utc(step.finished_at),
-        duration_ms=round((finished - step.started_at).total_seconds() * 1000)
-        if finished is not None and step.started_at is not None
+        duration_ms=round((finished_at - step.started_at).total_seconds() * 1000)
+        if finished_at is not None and step.started_at is not None
         else None,
         error=Failure.model_validate(step.failure) if step.failure and status != "SUCCEEDED" else None,
     )
