@@ -75,14 +75,16 @@ class FailoverFaults:
         async with self._server_lock:
             name = f"postgres/{servers.postgres.directory.name}"
             traffic = TrafficWatch(self._installation.links_to("postgres"))
-            for _ in range(2):  # the second signal is for processes that were being forked at the first
-                servers.signal(name, signal.SIGSTOP)
-                await asyncio.sleep(0.1)
-            await asyncio.sleep(_SILENT_SECONDS)
-            await self._promote()
-            await asyncio.sleep(fault.seconds)
-            hit = traffic.since.sent
-            servers.signal(name, signal.SIGCONT)
+            try:
+                for _ in range(2):  # the second signal is for processes that were being forked at the first
+                    servers.signal(name, signal.SIGSTOP)
+                    await asyncio.sleep(0.1)
+                await asyncio.sleep(_SILENT_SECONDS)
+                await self._promote()
+                await asyncio.sleep(fault.seconds)
+                hit = traffic.since.sent
+            finally:  # whoever ends a run early has to stop this server
+                servers.signal(name, signal.SIGCONT)
             await asyncio.sleep(_BACK_SECONDS)
             await servers.copy_anew()
         return hit
