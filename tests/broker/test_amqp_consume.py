@@ -10,6 +10,7 @@ import pytest
 from leasehold.broker import Broker, Delivery, Hint
 from leasehold.broker.amqp.broker import AmqpBroker
 from leasehold.broker.amqp.subscription import Subscription
+from leasehold.broker.amqp.topology import DELIVERY_LIMIT
 from leasehold.broker.envelope import MAX_BYTES, encode
 from tests.broker.conftest import (
     OpenBroker,
@@ -339,3 +340,24 @@ async def test_a_queue_that_is_consumed_later_is_consumed_for_good(open_broker: 
     assert (await inbox.next()).hint == again
     assert isinstance(broker, AmqpBroker)
     assert broker._consumer.link.connects == 2
+
+
+async def test_a_hint_that_was_delivered_too_often_is_set_aside_and_the_next_ones_come(
+    open_broker: OpenBroker, amqp_url: str
+) -> None:
+    """Each worker that had it died. A poll finds its task, and RabbitMQ gives the hint to nobody any more."""
+    broker = await open_broker(amqp_queue_type="quorum")
+    await publish_until_confirmed(broker, hints(1))
+    async with raw_channel(amqp_url) as channel:
+        queue = await channel.declare_queue(NORMAL, passive=True)
+        for _ in range(DELIVERY_LIMIT + 1):
+            message = await queue.get(timeout=10, fail=False)
+            while message is None:  # what was given back is not there at once
+                message = await queue.get(timeout=10, fail=False)
+            await message.nack(requeue=True)
+    while await left_in(amqp_url, "leasehold.parked") != 1:
+        await asyncio.sleep(0.05)
+    inbox, (later,) = Inbox(), hints(1)
+    await consuming(broker, inbox)
+    await publish_until_confirmed(broker, [later])
+    assert {(await inbox.next()).hint.task_id} == ids([later])

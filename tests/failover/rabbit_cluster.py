@@ -25,6 +25,7 @@ NODES = 3
 TICK_SECONDS = 8
 VHOST = "cluster"
 _SECONDS = 60.0
+_POLICY = f"/api/policies/{VHOST}/all"
 
 
 class Cluster:
@@ -49,9 +50,20 @@ class Cluster:
         return min(counts) if len(counts) == len(self.nodes) else 0
 
     async def leader_of(self, queue: str) -> RabbitMQ:
-        node = next(node for node in self.nodes.values() if node.running)
-        found = await node.management.call("GET", f"/api/queues/{VHOST}/{queue}")
+        found = await self._any_node.management.call("GET", f"/api/queues/{VHOST}/{queue}")
         return next(node for node in self.nodes.values() if node.name == found["leader"])
+
+    async def set_policy(self, definition: dict[str, int]) -> None:
+        """Give all queues a policy, as an operator does while clients are connected."""
+        policy = {"pattern": ".*", "apply-to": "queues", "definition": definition}
+        await self._any_node.management.call("PUT", _POLICY, policy)
+
+    async def drop_policy(self) -> None:
+        await self._any_node.management.call("DELETE", _POLICY)
+
+    @property
+    def _any_node(self) -> RabbitMQ:
+        return next(node for node in self.nodes.values() if node.running)
 
     async def part(self, node: RabbitMQ) -> None:
         """The node and the others lose each other, and all go on: clients reach each of them."""

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from uuid import UUID
@@ -160,6 +161,31 @@ async def test_a_node_is_frozen_and_wakes(cluster: Cluster, role: str) -> None:
         while await cluster.running() < len(cluster.nodes):
             await asyncio.sleep(0.1)
         await stream.flowing()
+
+
+async def test_all_nodes_are_restarted_one_after_another(cluster: Cluster) -> None:
+    """As an upgrade of the brokers does it: the next node stops once all are together again."""
+    async with stream_over(cluster) as stream:
+        for place, node in enumerate(cluster.nodes.values()):
+            since = time.monotonic()
+            await node.stop()
+            await node.start()
+            while await cluster.running() < len(cluster.nodes):
+                await asyncio.sleep(0.1)
+            gap = await stream.gap(since)
+            print(f"\nnode {place} is restarted: no hint for {gap:.2f} s; {stream.twice} hints twice")  # noqa: T201
+            assert gap < DIED
+
+
+async def test_the_policy_of_the_queues_changes_and_goes(cluster: Cluster) -> None:
+    policy = {"delivery-limit": 50, "max-length": 1_000_000}
+    async with stream_over(cluster) as stream:
+        for change in (partial(cluster.set_policy, policy), cluster.drop_policy):
+            since = time.monotonic()
+            await change()
+            gap = await stream.gap(since)
+            print(f"\nthe policy changes: no hint for {gap:.2f} s; {stream.twice} hints twice")  # noqa: T201
+            assert gap < DIED
 
 
 @pytest.mark.parametrize("role", ["of the consumer", "that leads the queue"])
