@@ -835,6 +835,26 @@ def test_the_hint_of_a_job_that_is_being_cancelled_may_be_acknowledged() -> None
     assert "I9" not in found(history)
 
 
+@pytest.mark.parametrize(
+    ("tries", "of_release", "excused"), [(2, {OTHER}, True), (1, {OTHER}, False), (2, set(), False)]
+)
+def test_the_release_may_refuse_to_repeat_what_a_newer_api_has_done(
+    tries: int, of_release: set[str], excused: bool
+) -> None:
+    history = sound()
+    history.requests[0] = replace(history.requests[0], answer="refused", tries=tries)
+    history.of_release = of_release
+    assert ("I2" not in found(history)) is excused
+
+
+def test_the_release_may_not_have_made_a_job_twice_either() -> None:
+    history = sound()
+    history.requests[0] = replace(history.requests[0], answer="refused", tries=2)
+    history.of_release = {OTHER}
+    history.run_rows.append(history.run_rows[0] | {"job_id": "another"})
+    assert "I2" in found(history)
+
+
 @pytest.mark.parametrize(("seen", "excused"), [(0.92, True), (0.89, False)])
 def test_the_hint_of_a_task_whose_change_has_not_ended_yet_may_be_acknowledged(seen: float, excused: bool) -> None:
     """Until the transaction that made the task runnable ends, nobody can claim the task: its hint came at 0.9."""
