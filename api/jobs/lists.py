@@ -80,7 +80,7 @@ def scope_of(services: Services, caller: Caller, job_filter: JobFilter) -> Scope
         raise job_filter.refused("kind", f"There is no kind {job_filter.kind}.")
     nameable = nameable_jobs_of(services, caller, kind=job_filter.kind)
     tenant_id = nameable.tenant_id if nameable.tenant_id is not None else job_filter.tenant
-    if nameable.nothing or (job_filter.tenant is not None and job_filter.tenant != tenant_id):
+    if nameable.is_empty or (job_filter.tenant is not None and job_filter.tenant != tenant_id):
         return None
     return Scope(tenant_id, nameable.pipelines, nameable.runs, kinds.unowned, kinds.owned)
 

@@ -21,7 +21,7 @@ from asyncpg.pool import PoolConnectionProxy
 
 from leasehold.db.commit_points import connection_class
 from leasehold.db.servers import WrongServerGuard, open_connection
-from leasehold.runtime.holding import borrowed
+from leasehold.runtime.holding import record_borrowed
 from leasehold.settings import Settings
 from leasehold.urls import database_url
 
@@ -138,7 +138,7 @@ def make_pool(settings: Settings, name: str, size: int, *, replica: bool = False
     leave_wrong_server = WrongServerGuard(replica=replica)
 
     async def before_lending(connection: PoolConnectionProxy[asyncpg.Record]) -> None:
-        borrowed(connection)
+        record_borrowed(connection)
         await leave_wrong_server(pool, connection)
 
     async def connect(*_dsn: Any, **options: Any) -> asyncpg.Connection[asyncpg.Record]:

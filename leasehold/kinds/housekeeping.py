@@ -1,4 +1,6 @@
-"""The hook `Kind.housekeeping`: duties of the leading worker that delete a kind's rows and objects after their time."""
+"""The hook `Kind.housekeeping`: the types with which a kind of work declares what the leading worker deletes for it.
+worker/maintenance/housekeeping.py runs these duties.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 
 _U = TypeVar("_U")
-#: Called with the ids of jobs, in the transaction that deletes them, before it does. Only jobs past `expires_at` are
-#: deleted: so restrict each statement with `leasehold.transitions.sweeps.EXPIRED`.
+#: A hook that is called with the ids of jobs before they are deleted, in the same transaction. Of these jobs, only
+#: those past `expires_at` are deleted: so restrict each statement with `leasehold.transitions.sweeps.EXPIRED`.
 BeforeJobsGo: TypeAlias = Callable[[Connection, Sequence[UUID]], Awaitable[None]]
 
 
@@ -33,7 +35,7 @@ class HousekeepingContext:
 
 @dataclass(frozen=True, slots=True)
 class Tidying:
-    """A duty of one statement a minute. The statement deletes a bounded batch, which it finds by an index."""
+    """A duty of one statement a minute. The statement must find its rows by an index, and delete a bounded number."""
 
     duty: str
     statement: Callable[[Connection], Awaitable[None]]
@@ -44,10 +46,10 @@ class Forgetting(Generic[_U]):
     """A duty that deletes objects before their rows: `find` returns units, `delete` deletes the objects of a unit, and
     `forget` deletes the rows.
 
-    A unit that fails by itself, for example because the store refuses to delete its objects, goes to the quarantine of
-    `duty`, and the duty goes on with the others. So `find` must leave out quarantined units, with
-    `leasehold.transitions.quarantine.not_in(duty, ...)`. `key`: the unit's name in the quarantine. No connection is
-    held during `delete`.
+    If a unit fails by itself, for example because the store refuses to delete its objects, it goes to the quarantine of
+    `duty`, and the duty goes on with the other units. So `find` must leave out quarantined units, with
+    `leasehold.transitions.quarantine.not_in(duty, ...)`. `key`: the unit's name in the quarantine. The duty holds no
+    connection during `delete`.
     """
 
     duty: str
@@ -59,7 +61,7 @@ class Forgetting(Generic[_U]):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Any other duty. `turn` is called once a minute. It may return another number of seconds until its next turn."""
+    """Any other duty. `turn` is called once a minute, or after the number of seconds that its last call returned."""
 
     duty: str
     turn: Callable[[], Awaitable[float | None]]
@@ -69,8 +71,8 @@ class Turn:
 class KindHousekeeping:
     """The housekeeping of one kind. `duties`: each runs in a loop of its own, and has a name that no other duty has.
 
-    `before_jobs_go`: deletes or writes rows together with their jobs, where `ON DELETE CASCADE` is not enough.
-    `upload_too_large`: called for each upload whose object is too large, in a transaction, before the object is
+    `before_jobs_go`: deletes or writes rows in the transaction that deletes their jobs, if `ON DELETE CASCADE` is not
+    enough. `upload_too_large`: called for each upload whose object is too large, in a transaction, before the object is
     deleted. `prefixes`: the prefixes in the store under which this kind writes. The platform ends unfinished multipart
     uploads of dead writers there.
     """
@@ -86,5 +88,5 @@ def housekeeping_of(kinds: Iterable[Kind], context: HousekeepingContext) -> list
     return [load(kind.housekeeping)(context) for kind in kinds if kind.housekeeping is not None]
 
 
-def hooks_before_jobs_go(of_kinds: Iterable[KindHousekeeping]) -> list[BeforeJobsGo]:
-    return [kind.before_jobs_go for kind in of_kinds if kind.before_jobs_go is not None]
+def hooks_before_jobs_go(housekeeping_of_kinds: Iterable[KindHousekeeping]) -> list[BeforeJobsGo]:
+    return [hooks.before_jobs_go for hooks in housekeeping_of_kinds if hooks.before_jobs_go is not None]

@@ -1,5 +1,5 @@
-"""The kinds of jobs for `/v1/jobs`: the scopes that may read and change their jobs. Also the hook `Kind.operations`:
-what a kind adds when its jobs are cancelled or retried, or settled by people.
+"""The kinds of jobs for `/v1/jobs`, with the scopes that may read and change their jobs. Also the hook
+`Kind.operations`, by which a kind adds work to cancels and retries, and to jobs that people settle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RUN_SCOPES = Scopes(read="runs:read", write="runs:write")
 
 @dataclass(frozen=True, slots=True)
 class FailedJob:
-    """A failed job that is to run again. `pin`: the label of the workers that run it."""
+    """A failed job that is to run again. `pin`: only workers with this label run it; None: any worker."""
 
     tenant_id: str
     params: Mapping[str, Any]
@@ -34,17 +34,19 @@ class FailedJob:
 
 @dataclass(frozen=True, slots=True)
 class RetryTerms:
-    """How a failed job runs again. `params`: the new parameters; None: they stay. `limits`: the job's own limits,
-    beside the declared limits.
+    """How a failed job runs again. `params`: the new parameters; None: the job keeps its parameters. `limits`: limits
+    of the job in addition to the declared limits.
     """
 
     params: Mapping[str, Any] | None = None
     limits: Sequence[ConcurrencyLimit] = ()
 
 
-#: In the transaction of a cancel: (connection, settings, job id, tenant). Returns hints to publish after the commit.
+#: Called with (connection, settings, job id, tenant) in the transaction of a cancel. Returns hints to publish after the
+#: commit.
 AfterCancel: TypeAlias = Callable[[Connection, Settings, UUID, str], Awaitable[Sequence[Announcement]]]
-#: (settings, what the kind opened for its endpoints, the job). It does no input or output.
+#: Called with (settings, the object that `Kind.opens` has opened, the job) before a retry. It must do no input or
+#: output.
 BeforeRetry: TypeAlias = Callable[[Settings, Any, FailedJob], RetryTerms]
 
 
@@ -59,12 +61,12 @@ class SentOrder:
 
 @dataclass(frozen=True, slots=True)
 class UnknownOrders:
-    """How people settle jobs of a kind that failed because nobody knows whether another system accepted an order.
+    """How people settle jobs of a kind that have failed because nobody knows whether another system accepted an order.
 
     `step`: the step that orders. `codes`: the error codes of such jobs. `sent(parameters, note, job_id)` returns the
-    order; `note` is the step's. `adopted(order_id, note)` returns the value with which the step succeeds.
-    `adoptable(opened, parameters)` tells whether the system can be asked for an order by its id; `opened` is what the
-    kind opened for its endpoints.
+    order; `note` is the note of the step. `adopted(order_id, note)` returns the value with which the step succeeds.
+    `adoptable(opened, parameters)` returns whether the other system can find an order by its id; `opened` is the object
+    that `Kind.opens` has opened.
     """
 
     step: str
@@ -86,7 +88,9 @@ class KindOperations:
 
 @dataclass(frozen=True, slots=True)
 class JobKind:
-    """A kind of job as /v1/jobs knows it. `scopes` None: its jobs are not reachable there."""
+    """A kind of job as /v1/jobs knows it. `scopes`: None means that /v1/jobs does not show its jobs. The other fields
+    are as in `Kind`.
+    """
 
     name: str
     pipelines: Mapping[str, Pipeline] = field(default_factory=dict)
@@ -99,8 +103,8 @@ class JobKind:
 
 @dataclass(frozen=True, slots=True)
 class NameableJobs:
-    """Which jobs a request may name. `tenant_id` None: the jobs of all tenants. `pipelines`: the pipelines of kinds.
-    `runs`: also runs, and jobs of pipelines that belong to no kind.
+    """Which jobs a request may name. `tenant_id`: only jobs of this tenant; None: of all tenants. `pipelines`: jobs of
+    these pipelines, which belong to kinds. `runs`: also runs, and jobs of pipelines that belong to no kind.
     """
 
     tenant_id: str | None
@@ -108,13 +112,13 @@ class NameableJobs:
     pipelines: tuple[str, ...]
 
     @property
-    def nothing(self) -> bool:
+    def is_empty(self) -> bool:
         return not self.runs and not self.pipelines
 
 
 def subjects_of(kinds: Iterable[Kind]) -> Subjects:
-    """The pipelines about which webhooks send events, with the names of their kinds, and those about which they send
-    none.
+    """The subjects of webhooks: the pipelines of `kinds` with the names of their kinds, and the platform's own
+    pipelines among them, about which webhooks send nothing.
     """
     named_pipelines = [(kind.name, pipeline) for kind in kinds for pipeline in kind.pipelines]
     own = frozenset(pipeline.name for _, pipeline in named_pipelines if pipeline.terms.unlimited)
@@ -144,6 +148,7 @@ class JobKinds:
         self.unowned = tuple(sorted(pipeline.name for pipeline in pipelines if pipeline.name not in self._by_pipeline))
 
     def of(self, pipeline: str, *, is_run: bool) -> JobKind:
+        """The kind of a job. A job of a pipeline that belongs to no kind counts as a run."""
         return self._by_name[RUN] if is_run else self._by_pipeline.get(pipeline, self._by_name[RUN])
 
     def named(self, name: str) -> JobKind | None:
@@ -156,8 +161,8 @@ class JobKinds:
     def nameable_jobs(
         self, tenant_id: str | None, scopes: frozenset[str], *, write: bool, kind: str | None = None
     ) -> NameableJobs:
-        """The jobs that a key with `scopes` may read or, with `write`, change. `kind`: only jobs of this kind; None:
-        jobs of every kind.
+        """The jobs that a key with `scopes` may read; with `write`, the jobs that it may change. `kind`: only jobs of
+        this kind; None: of every kind.
         """
         allowed_kinds = [
             job_kind

@@ -1,5 +1,5 @@
-"""The hook `Kind.questions`: metrics that a kind of work reads from the database, by the process that leads the
-exporter.
+"""The hook `Kind.questions`: metrics that a kind of work reads from the database. The process that leads the exporter
+runs these queries.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from leasehold.domain.kind import Kind
 from leasehold.kinds.loading import load
 
-#: Counts stop here. An operator does the same at ten thousand as at a million, and the cost of counting stays bounded.
+#: A statement stops counting at this number, which bounds its cost. For an operator, ten thousand means the same as a
+#: million.
 CAP = 10_000
 
 
@@ -21,10 +22,10 @@ CAP = 10_000
 class Question:
     """A statement, its parameters (`values`), and the function that makes metrics of its rows (`to_metrics`).
 
-    The exporter runs the statement every 10 to 60 s and stops it after 3 s. So the statement must read a small index,
+    The exporter runs the statement every 10 to 60 s, and stops it after 3 s. So the statement must read a small index,
     never a table, and stop counting at CAP. If the database refuses the statement, or `to_metrics` raises, the exporter
-    leaves out the metrics of this question only, unless another question was too slow in the same round. `name`: no
-    other question may have it, of any kind or of the platform.
+    leaves out the metrics of this question only. Exception: another question was too slow in the same round. `name`: no
+    other question of a kind or of the platform may have this name.
     """
 
     name: str

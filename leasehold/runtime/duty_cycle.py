@@ -1,7 +1,7 @@
 """The duty cycle of slow statements: the longer a statement took, the longer the pause before it runs again.
 
-Some statements read all rows that were deleted since the last vacuum. Their cost grows with the load, so each may use a
-fixed share of the time instead of running at a fixed interval.
+Some statements also read all rows that were deleted since the last vacuum. Their cost grows with the load. So such a
+statement does not run at a fixed interval, but takes at most a fixed share of the time.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from time import monotonic
 
 
 def pause_after(seconds: float, *, share: float, at_least: float, at_most: float) -> float:
-    """The pause in seconds after work that took `seconds` seconds, so that the work uses at most `share` of the time.
+    """The pause in seconds after work that took `seconds`. With it, the work uses at most `share` of the time.
 
-    The pause is at least `at_least`, but never more than `at_most`.
+    The pause is at least `at_least`. It is never longer than `at_most`, even if the work then uses more time.
     """
     return min(max(at_least, seconds / share), at_most)
 
 
 class Pauses:
-    """Decides when repeated work is due: the first time at once, then when the pause after `done` is over."""
+    """Decides when repeated work is due: at once for the first time, and later when the pause since `done` is over."""
 
     def __init__(
         self, *, share: float, at_least: float, at_most: float, clock: Callable[[], float] = monotonic

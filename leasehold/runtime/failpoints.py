@@ -1,9 +1,10 @@
 """Failpoints: named points in the code where a test makes the process die, stop, hang or fail.
 
-`LEASEHOLD_FAILPOINTS=name:act[:n],...`. `name` is one of POINTS, or `commit.` and what is committed
-(leasehold/db/commit_points.py). `act` is kill (SIGKILL to itself), stop (SIGSTOP: the process acts with lost
-leases once it continues), sleep (blocks the thread for a minute) or raise. The act happens once, the `n`-th time that
-the process reaches the point; `n` is 1 if left out, and at least 1. Without the setting a point costs one comparison.
+`LEASEHOLD_FAILPOINTS=name:act[:n],...`. `name` is one of POINTS, or `commit.` and the name of an API operation or a
+connection: that point lies after each of its commits (leasehold/db/commit_points.py). `act` is kill (SIGKILL to
+itself), stop (SIGSTOP: when the process continues, its leases are lost), sleep (blocks the thread for a minute) or
+raise. The act happens once, the `n`-th time that the process reaches the point. `n` is at least 1, which is the
+default. Without the setting a point costs one comparison.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 from leasehold.domain.errors import DeclarationError, LeaseholdError
 
-#: Point -> the part of the platform that reaches it, and what has happened by then.
+#: Point -> the part of the platform that reaches it, and what has and has not happened at that point.
 POINTS = {
     "after_hint": "worker: a hint arrived, nothing was claimed for it yet",
     "after_claim": "worker: the claim is committed",
@@ -35,7 +36,7 @@ POINTS = {
 }
 #: The prefix of the points after commits.
 COMMIT = "commit."
-_COMMITTED = re.compile(r"commit\.[A-Za-z_]+")
+_COMMIT_POINT = re.compile(r"commit\.[A-Za-z_]+")
 _COUNT = r"[1-9][0-9]*"
 _ACTS = ("kill", "stop", "sleep", "raise")
 _SLEEP_SECONDS = 60.0
@@ -43,7 +44,7 @@ _MOMENT_SECONDS = 0.02
 
 
 class FailpointReached(LeaseholdError):
-    """The error that the act `raise` raises."""
+    """The error of the act `raise`."""
 
 
 @dataclass
@@ -75,7 +76,7 @@ def check(point: str) -> None:
 
 
 def _exists(point: str) -> bool:
-    return point in POINTS or _COMMITTED.fullmatch(point) is not None
+    return point in POINTS or _COMMIT_POINT.fullmatch(point) is not None
 
 
 def _unknown(part: str) -> DeclarationError:
@@ -90,13 +91,13 @@ def has_commit_points() -> bool:
 
 
 def reach(name: str) -> None:
-    """The code calls this at the point `name`. An armed failpoint acts."""
+    """The code calls this at the point `name`. If the failpoint is armed, it acts."""
     if _armed:
         _reach(name)
 
 
 def reach_during(name: str) -> None:
-    """As `reach`, a moment later: for a point in the middle of the operation that the caller awaits next."""
+    """As `reach`, but the failpoint acts a moment later: in the middle of the operation that the caller awaits next."""
     if _armed:
         asyncio.get_running_loop().call_later(_MOMENT_SECONDS, _reach, name)
 

@@ -1,4 +1,6 @@
-"""Errors of code that is not the platform's (handlers, functions of workflows), which may be of any kind."""
+"""Handles errors of code that is not the platform's own: handlers, and functions that workflows call. Such code may
+raise anything.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,13 @@ def text_of(error: BaseException) -> str:
     """`TYPE: MESSAGE`. If the error's own `__str__` raises, the text has only the type."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - whatever the error's class raises: the text must name the first error
+    except Exception:  # noqa: BLE001 - `__str__` may raise anything; the text must name `error`, not that
         return f"{type(error).__name__}: its message cannot be read"
 
 
 def contained(error: BaseException) -> RuntimeError:
-    """The RuntimeError to raise in place of `error`, which would do harm outside of the call that raised it.
+    """The RuntimeError to raise in place of `error`. For errors that would do harm outside of the call that raised
+    them:
 
     If a task raises SystemExit or KeyboardInterrupt, asyncio ends the event loop. A future cannot hold StopIteration. A
     GeneratorExit looks as if the coroutine that awaits the call was closed.
@@ -30,8 +33,8 @@ def contained(error: BaseException) -> RuntimeError:
 
 
 async def call_in_thread(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Call a function of other code in a thread. Errors that may not leave the thread are raised `contained`; with
-    asyncio.to_thread the caller of a function that raises StopIteration waits for ever.
+    """Call a function of other code in a thread. Errors that must not leave the thread are raised as `contained` makes
+    them. With asyncio.to_thread alone, the caller of a function that raises StopIteration would wait for ever.
     """
 
     def call() -> _T:

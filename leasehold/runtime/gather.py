@@ -10,10 +10,10 @@ _T = TypeVar("_T")
 
 
 async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Run the coroutines and return their results in order. After the first error, cancel the others, wait until they
-    have ended, and raise the error.
+    """Run the coroutines at once, and return their results in order. After the first error, cancel the others, wait
+    until they have ended, and raise the error.
 
-    A TaskGroup would raise an ExceptionGroup, but callers match the error by its type.
+    This is no TaskGroup, because a TaskGroup raises an ExceptionGroup, and callers match the error by its type.
     """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
@@ -30,18 +30,18 @@ async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
 
 
 def being_cancelled() -> bool:
-    """Whether a cancel of the current task is under way. If not, a CancelledError was raised by something that the task
-    awaits.
+    """Whether somebody has cancelled the current task. If not, a CancelledError comes from something that the task has
+    awaited.
     """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
 
 def check_not_cancelled() -> None:
-    """Raises CancelledError while a cancel of the current task is under way.
+    """Raises CancelledError if somebody has cancelled the current task.
 
-    A loop that goes on after every error calls it after each: a library may have turned the cancel into an error, and
-    the loop would never end.
+    A loop that goes on after every error calls this after each error: a library may have turned the cancel into another
+    error, and then the loop would never end.
     """
     if being_cancelled():
         raise asyncio.CancelledError

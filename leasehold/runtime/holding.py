@@ -1,10 +1,11 @@
 """Checks that no task holds a pooled connection during outbound I/O.
 
-Otherwise tasks that wait for a remote server that does not answer would use up the pool. The pool calls `borrowed` for
-each connection. Egress, the object store and the broker call `check_nothing_held` before they send.
+Otherwise tasks that wait for a slow remote server would use up the pool. The pool calls `record_borrowed` for each
+connection that it lends. Egress, the object store and the broker call `check_nothing_held` before they send.
 
-A task that is made while its maker holds a connection counts as holding it, too, because the maker mostly awaits it
-(gather, wait_for). Exception: make a background task before the connection is taken, or with `context=Context()`.
+If a task holds a connection and creates another task, the new task counts as holding the connection, too: the first
+task mostly awaits the new one (gather, wait_for). A background task must not count so: create it before the connection
+is acquired, or with `context=Context()`.
 """
 
 from __future__ import annotations
@@ -30,16 +31,18 @@ HELD = counter(
     ["to"],
 )
 
-#: Tests set this to True: a held connection then raises ConnectionHeld, and is not only logged.
+#: Tests set this to True: then `check_nothing_held` raises ConnectionHeld instead of logging.
 strict = False
 
 
 class ConnectionHeld(LeaseholdError):
-    """Outbound I/O began while this task, or the task that made it, held a pooled connection. Release it before."""
+    """Outbound I/O began while this task, or the task that created it, held a pooled connection. Release the connection
+    before.
+    """
 
 
-def borrowed(connection: _Borrowed) -> None:
-    """Record that this task has `connection` of the pool, until its release."""
+def record_borrowed(connection: _Borrowed) -> None:
+    """Record that this task holds `connection` of the pool, until the connection is released."""
     _borrowed.set((*_held_connections(), connection))
 
 
@@ -56,5 +59,7 @@ def check_nothing_held(to: str) -> None:
 
 
 def _held_connections() -> tuple[_Borrowed, ...]:
-    # A released proxy has no connection. asyncpg has no public way to read that.
+    """The connections that this task has borrowed and not released. A released proxy has no `_con`: asyncpg has no
+    public attribute that shows this.
+    """
     return tuple(proxy for proxy in _borrowed.get() if getattr(proxy, "_con", None) is not None)

@@ -1,9 +1,8 @@
 """Periodic: the loop of a duty, which is work that a process repeats for as long as it runs.
 
-A turn of the duty can fail in two ways, and neither ends the loop. If PostgreSQL, the store or the broker does not
-answer, the turn is tried again; the process logs one outage for all its duties (telemetry/outages.py). If the turn
-raises any other error, the error is counted, logged with its traceback once, and the turn is tried again after growing
-pauses.
+A turn of the duty can fail in two ways. Neither ends the loop: the turn is tried again after growing pauses. If
+PostgreSQL, the store or the broker does not answer, the process logs one outage for all its duties
+(telemetry/outages.py). Any other error is counted, and is logged with its traceback once.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from leasehold.telemetry.outages import BROKER, DATABASE, STORE, Outage
 
 log = structlog.get_logger(__name__)
 
-#: Errors that mean an outage, and say nothing about the duty's own work.
+#: Errors that mean an outage. They are not the fault of the duty.
 AWAY: tuple[type[BaseException], ...] = (*TRY_AGAIN, StoreError, BrokerUnavailable)
 #: The longest pause, in seconds, after failures that are no outage.
 LONGEST_PAUSE = 60.0
@@ -61,13 +60,13 @@ class Periodic:
             await asyncio.sleep(pause)
 
     async def once(self) -> float:
-        """Run one turn and return the seconds until the next. Raises only the cancellation of its own task."""
+        """Run one turn, and return the seconds until the next. Raises only the cancellation of its own task."""
         try:
             pause = await self._turn()
         except AWAY as error:
             is_bad_value = isinstance(error, TRY_AGAIN) and not may_try_again(error)
             return self._after_failure(error) if is_bad_value else self._after_outage(error)
-        except Exception as error:  # noqa: BLE001 - no error may end this duty, or the others
+        except Exception as error:  # noqa: BLE001 - of any kind: no error may end a duty
             return self._after_failure(error)
         except asyncio.CancelledError as error:
             if being_cancelled():
@@ -80,13 +79,15 @@ class Periodic:
         return self._every if pause is None else pause
 
     def _after_outage(self, error: BaseException) -> float:
-        """The pause after a turn that met an outage. The process logs the outage once for all duties."""
+        """Record an outage, which the process logs once for all duties. Returns the pause until the next turn."""
         self._failures += 1
         outage_of(error).record_error(error, self.name)
         return min(self._every, _doubled(self._failures))
 
     def _after_failure(self, error: BaseException) -> float:
-        """The pause after a turn that raised an error of its own. Each kind is logged once with its traceback."""
+        """Count and log an error of the duty. Each kind of error is logged once with its traceback. Returns the pause
+        until the next turn.
+        """
         ERRORS.labels(self.name).inc()
         is_reminder_due = self._count_failure()
         kind = kind_of(error)
@@ -124,7 +125,7 @@ def first_of_kind(duty: str, error: BaseException) -> BaseException | None:
 
 
 def unforeseen(duty: str, error: BaseException) -> None:
-    """Count and log an error of a loop that is no Periodic, and that must not end either."""
+    """Count and log an error of another loop than a Periodic. That loop must go on, too."""
     ERRORS.labels(duty).inc()
     traceback = first_of_kind(duty, error)
     log.error("a duty failed; it goes on", duty=duty, error=type(error).__name__, exc_info=traceback)

@@ -1,10 +1,11 @@
 """How far back a poll has to read in an index of due times.
 
-Poll n read every row that was due by its start, so poll n+1 starts there. Without a window each poll reads from the
-beginning of time. That includes every row version since the last vacuum, which an old snapshot delays for hours.
+A poll has read every row that was due at its start: so the next poll reads only rows that became due later. Without a
+window, each poll would read the index from its beginning. There it would read every row version since the last vacuum,
+and an old snapshot can delay the vacuum for hours.
 
-A window misses two kinds of rows: those of a slow transaction, which become visible late, and the old rows of a queue
-whose pause has ended. So now and then a whole poll runs, which reads all due rows.
+A window misses two kinds of rows: rows of a slow transaction, which become visible late, and old rows of a queue that
+was paused. So now and then a whole poll reads all due rows.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from time import monotonic
 
 from leasehold.runtime.duty_cycle import Pauses
 
-#: Seconds between two whole polls. A row that falls before the window waits at most this long.
+#: Seconds between two whole polls. A row that was due before the window waits at most this long.
 WHOLE_EVERY_SECONDS = 5.0
 #: If many rows were deleted or changed since the last vacuum, a whole poll takes long, and delays submissions. So whole
-#: polls take at most this share of the time; but one runs at least this often (seconds).
+#: polls take at most this share of the time. Exception: a whole poll is due after WHOLE_AT_LEAST_EVERY_SECONDS in any
+#: case.
 WHOLE_SHARE = 1 / 200
 WHOLE_AT_LEAST_EVERY_SECONDS = 60.0
 #: A row that becomes visible up to this many seconds after it was due is in the next poll's window.
@@ -39,14 +41,14 @@ class PollWindow:
         return self._clock() - self._read_from
 
     def polled(self, started_at: float, *, whole: bool, oldest: float | None, overdue: float) -> None:
-        """Record a poll that ran from `started_at` until now. It skipped rows that had been due for less than `overdue`
-        seconds, because their hints may still come. `oldest`: for how many seconds the oldest row that it read had been
-        due; None: it read no row.
+        """Record a poll that ran from `started_at` until now. `whole`: it read all due rows. `overdue`: it skipped rows
+        that had been due for less than this many seconds, because their hints may still come. `oldest`: for how many
+        seconds the oldest row that it read had been due; None: it read no row.
         """
         if whole:
             self._whole.done(started_at)
         self._read_from = started_at - max(oldest or 0.0, overdue) - SLACK_SECONDS
 
     def forget(self) -> None:
-        """Have the next poll read everything, because this poll could not take all rows."""
+        """Make the next poll read everything, because this poll could not take all rows."""
         self._read_from = None

@@ -10,8 +10,8 @@ import asyncpg
 
 _T = TypeVar("_T")
 
-#: A lost connection; a server that shuts down, is read-only (demoted), or lacks disk, memory or connections, or whose
-#: disk fails; a deadlock or serialisation failure.
+#: The errors of three causes. The connection is lost. The server shuts down, is read-only because it was demoted, lacks
+#: disk, memory or connections, or its disk fails. Or a transaction met a deadlock or a serialisation failure.
 TRY_AGAIN: tuple[type[BaseException], ...] = (
     OSError,
     TimeoutError,
@@ -29,8 +29,8 @@ TRY_AGAIN: tuple[type[BaseException], ...] = (
 
 
 def may_try_again(error: BaseException) -> bool:
-    """Whether a repetition may succeed. It cannot for one kind of TRY_AGAIN: for a value that it cannot encode, asyncpg
-    raises an InterfaceError that is also a ValueError.
+    """Whether a repetition may succeed. That is so for all errors of TRY_AGAIN, with one exception: for a value that
+    asyncpg cannot encode, it raises an InterfaceError that is also a ValueError.
     """
     return isinstance(error, TRY_AGAIN) and not isinstance(error, ValueError)
 

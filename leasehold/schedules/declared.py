@@ -1,5 +1,5 @@
-"""Writes the schedules that an app's code declares. A worker that starts calls `reconcile`, which also pauses the
-schedules that the code no longer declares.
+"""Writes the schedules that an app's code declares, and pauses those that the code no longer declares. A worker calls
+`reconcile` after its start.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from leasehold.domain.registry import DeclaredSchedule
 
 log = structlog.get_logger(__name__)
 
-#: The reason of the pause of a schedule that the code no longer declares. Only such a schedule is enabled again when
-#: the code declares it; a schedule that a person paused stays paused.
+#: The reason for pausing a schedule that the code no longer declares. When the code declares it again, the schedule is
+#: enabled again. Exception: a schedule that was paused for another reason, for example by a person, stays paused.
 UNDECLARED = "the code does not declare it any more"
 
-# $10: the schedule's next tick. A schedule whose cron and zone stay the same keeps its next tick, which may be due.
+# $10: the schedule's next tick. If an enabled schedule keeps its cron and its time zone, it also keeps its next tick,
+# which may be due already.
 _WRITE = f"""
 -- schedule_declare
 INSERT INTO schedule AS s (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id, priority,
@@ -50,9 +51,10 @@ RETURNING template
 async def reconcile(
     connection: Connection, tenant_id: str, app: str, declared: Sequence[DeclaredSchedule]
 ) -> list[str]:
-    """Make the app's schedules in PostgreSQL those that its code declares. Returns the templates that it paused.
+    """Write the schedules that the app's code declares, and pause the app's other schedules. Returns the templates of
+    the schedules that were paused.
 
-    Several workers that start at once do it one after another: the outcome is the same.
+    If several workers start at once, they do this one after another, with the same outcome.
     """
     async with connection.transaction():
         await lock_name(connection, f"schedules of {tenant_id} {app}")

@@ -1,8 +1,8 @@
-"""Submits the runs of schedules. The schedulers of workers call `fire_due`. The API calls `submit_now` to backfill, and
-to run a schedule now.
+"""Submits the runs of schedules. The duty `schedules` of each worker calls `fire_due`. The API calls `submit_now` to
+backfill, and to run a schedule now.
 
-Several schedulers may fire at once, and each may die at any time. A schedule's row is locked while it fires, its runs
-and its next tick commit together, and (schedule, tick) is unique among runs.
+Several workers may fire at once, and each may die at any time. So the row of a schedule is locked while it fires. Its
+runs and its next tick commit together. No two runs have the same schedule and tick.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from leasehold.transitions.runs import CreatedRun, NewRun
 
 log = structlog.get_logger(__name__)
 
-#: A tick older than this is a missed tick: the catch-up policy decides on it.
+#: A tick older than this is a missed tick: the catch-up policy decides whether it becomes a run.
 ON_TIME = timedelta(seconds=60)
-#: One backfill submits at most this many ticks. One firing submits the schedule's next tick, and this many after it.
+#: One backfill submits at most this many ticks. One firing submits the schedule's next tick, and at most this many
+#: later ticks.
 MAX_TICKS = 100
 
 #: A template with the parameters of its runs, or the error that prevents them.
@@ -42,14 +43,14 @@ Prepared: TypeAlias = tuple[TemplateVersion, dict[str, Any]] | RequestError
 #: The duty's name in the quarantine.
 DUTY = "schedules"
 
-#: SQL: this process has the code of the schedule's template, or a client wrote the schedule. $2: the pipelines of this
-#: process. Other schedules are fired by a worker that has their code.
-_KNOWN = "(declared_by IS NULL OR template = ANY($2::text[]))"
+#: SQL: a client wrote the schedule, or this process has the code of its template. $2: the pipelines of this process.
+#: Any other schedule is fired by a worker with its code.
+_CAN_FIRE = "(declared_by IS NULL OR template = ANY($2::text[]))"
 
 _DUE = f"""
 -- schedules_due
 SELECT id FROM schedule
-WHERE next_run_at <= statement_timestamp() AND {not_in(DUTY, "id")} AND {_KNOWN} ORDER BY next_run_at LIMIT $1
+WHERE next_run_at <= statement_timestamp() AND {not_in(DUTY, "id")} AND {_CAN_FIRE} ORDER BY next_run_at LIMIT $1
 """
 
 _LOCK_DUE = """
@@ -58,13 +59,15 @@ SELECT *, clock_timestamp() AS now FROM schedule
 WHERE id = $1 AND next_run_at <= statement_timestamp() FOR UPDATE SKIP LOCKED
 """
 
+# SQL: no run of the schedule `s` is unfinished.
 _IS_FREE = f"""NOT EXISTS (SELECT 1 FROM run r JOIN job j ON j.id = r.job_id
                   WHERE r.schedule_id = s.id AND {unindexed("j.finished_at IS NULL")})"""
 
+# Schedules with a buffered tick (overlap policy `buffer_one`) whose earlier runs have ended by now.
 _BUFFERED = f"""
 -- schedules_buffered
 SELECT s.id FROM schedule s
-WHERE s.buffered_at IS NOT NULL AND {not_in(DUTY, "s.id")} AND {_KNOWN} AND {_IS_FREE}
+WHERE s.buffered_at IS NOT NULL AND {not_in(DUTY, "s.id")} AND {_CAN_FIRE} AND {_IS_FREE}
 LIMIT $1
 """
 
@@ -94,16 +97,17 @@ async def fire_due(
     """Submit the runs of due schedules, each schedule in a transaction of its own. Publish the hints of each
     `CreatedRun` after this function returns.
 
-    If a schedule cannot be fired, `last_error` says why, and it is tried again with growing pauses. After `pause_after`
-    such failures in a row it is paused. `admission` charges each run to the tenant; None: nothing is charged. A tick
-    that `admission` refuses stays due and is tried again in the same way, but its schedule is not paused for it.
+    If a schedule cannot be fired, its `last_error` has the reason, and it is tried again after growing pauses. After
+    `pause_after` such failures in a row it is paused. `admission` charges each run to the tenant; None: nothing is
+    charged. If `admission` refuses a tick, the tick stays due and is tried again in the same way, but the schedule is
+    never paused because of such refusals.
     """
 
-    async def due(schedule_id: UUID) -> list[CreatedRun]:
+    async def fire_ticks(schedule_id: UUID) -> list[CreatedRun]:
         row = await connection.fetchrow(_LOCK_DUE, schedule_id)
         return [] if row is None else await _fire(connection, templates, row, keep_seconds, pause_after, admission)
 
-    async def buffered(schedule_id: UUID) -> list[CreatedRun]:
+    async def fire_buffered(schedule_id: UUID) -> list[CreatedRun]:
         row = await connection.fetchrow(_LOCK_BUFFERED, schedule_id)
         if row is None:
             return []
@@ -112,22 +116,25 @@ async def fire_due(
         return await _submit_by_overlap(connection, prepared, row, row["buffered_at"], keep_seconds, admission)
 
     created: list[CreatedRun] = []
-    known = [pipeline.name for pipeline in templates.pipelines]
-    for statement, fire in ((_DUE, due), (_BUFFERED, buffered)):
-        for row in await connection.fetch(statement, limit, known):
+    own_pipelines = [pipeline.name for pipeline in templates.pipelines]
+    for statement, fire in ((_DUE, fire_ticks), (_BUFFERED, fire_buffered)):
+        for row in await connection.fetch(statement, limit, own_pipelines):
             schedule_id = row["id"]
-            work, failed = partial(fire, schedule_id), partial(_record_failure, connection, schedule_id, pause_after)
-            created += await run_unit(connection, DUTY, schedule_id, work, failed) or ()
+            work = partial(fire, schedule_id)
+            on_failure = partial(_record_failure, connection, schedule_id, pause_after)
+            created += await run_unit(connection, DUTY, schedule_id, work, on_failure) or ()
     return created
 
 
 async def _record_failure(
     connection: Connection, schedule_id: UUID, pause_after: int, error: Exception, failures: int
 ) -> None:
-    """Record why the schedule could not be fired. Pause it after `pause_after` failures, if it is itself at fault."""
-    at_fault = not isinstance(error, (TooMany, Unavailable))
-    await connection.execute(_RECORD_REFUSAL, schedule_id, error_record(error), at_fault)
-    if at_fault and failures >= pause_after:
+    """Record why the schedule could not be fired. If the schedule itself is at fault, pause it after `pause_after`
+    failures.
+    """
+    is_at_fault = not isinstance(error, (TooMany, Unavailable))
+    await connection.execute(_RECORD_REFUSAL, schedule_id, error_record(error), is_at_fault)
+    if is_at_fault and failures >= pause_after:
         await _pause(connection, schedule_id, f"it could not be fired {failures} times in a row", "broken")
 
 
@@ -145,7 +152,9 @@ async def _fire(
     pause_after: int,
     admission: Admission | None,
 ) -> list[CreatedRun]:
-    """Submit the runs of all due ticks of one schedule, and set its next tick. May pause the schedule instead."""
+    """Submit the runs of the due ticks of one schedule, and set its next tick. If its last runs have failed too often,
+    pause the schedule instead.
+    """
     if await _failed_too_often(connection, row):
         await _pause(connection, row["id"], f"the last {row['pause_after_failures']} runs failed", "runs_failed")
         return []
@@ -157,7 +166,7 @@ async def _fire(
         # An error in `prepared` refuses every tick in the same way: record it once.
         for tick in ticks[-1:] if isinstance(prepared, RequestError) else ticks:
             try:
-                async with connection.transaction():  # a savepoint: a refused tick undoes no other
+                async with connection.transaction():  # a savepoint: a refused tick undoes no other tick
                     created += await _submit_by_overlap(connection, prepared, row, tick, keep_seconds, admission)
             except TooMany:
                 if not created:
@@ -175,6 +184,7 @@ async def _fire(
 
 
 async def _failed_too_often(connection: Connection, row: Any) -> bool:
+    """Whether the last `pause_after_failures` ended runs of the schedule, since its last change, have all failed."""
     bound = row["pause_after_failures"]
     if bound is None:
         return False
@@ -189,15 +199,15 @@ async def _failed_too_often(connection: Connection, row: Any) -> bool:
 
 
 def _due_ticks(row: Any) -> tuple[list[datetime], bool]:
-    """The due ticks of one firing, and whether more are due, which the next firing takes."""
+    """The due ticks of one firing, and whether further ticks are due. The next firing takes those."""
     first = row["next_run_at"]
     ticks = [first, *cron.between(row["cron"], row["timezone"], first, row["now"], MAX_TICKS + 1)]
     return ticks[: MAX_TICKS + 1], len(ticks) > MAX_TICKS + 1
 
 
 def _ticks_to_run(row: Any, due: Sequence[datetime], *, has_more: bool = False) -> list[datetime]:
-    """The ticks that become runs: those on time, and the missed ones that the catch-up policy allows. `has_more`: later
-    ticks are due, too, so that the latest missed tick is not among these.
+    """The ticks among `due` that become runs: those on time, and the missed ticks that the catch-up policy allows.
+    `has_more`: later ticks are due, too, so the latest missed tick is not among `due`.
     """
     on_time = [tick for tick in due if row["now"] - tick <= ON_TIME]
     window = timedelta(seconds=row["catch_up_seconds"])
@@ -217,26 +227,26 @@ async def _submit_by_overlap(
     keep_seconds: int,
     admission: Admission | None,
 ) -> list[CreatedRun]:
-    """Submit the run of one tick, as the overlap policy allows. A refused run cancels no other run.
+    """Submit the run of one tick, if the overlap policy allows it. If the new run is refused, no older run is
+    cancelled.
 
-    Raises TooMany: the caller must roll back.
+    Raises TooMany and Unavailable. The caller must then roll back.
     """
     if isinstance(prepared, RequestError):
         await _record_refusal(connection, row["id"], tick, prepared)
         return []
     unfinished = await _unfinished(connection, row["id"])
-    if unfinished and row["overlap"] == "skip":
-        return []
-    if unfinished and row["overlap"] == "buffer_one":
-        await connection.execute(
-            "UPDATE schedule SET buffered_at = coalesce(buffered_at, $2) WHERE id = $1", row["id"], tick
-        )
+    if unfinished and row["overlap"] in ("skip", "buffer_one"):
+        if row["overlap"] == "buffer_one":
+            await connection.execute(
+                "UPDATE schedule SET buffered_at = coalesce(buffered_at, $2) WHERE id = $1", row["id"], tick
+            )
         return []
     cancelled = unfinished if row["overlap"] == "cancel_other" else []
     if cancelled and not await without_run(connection, row["id"], [tick]):
-        return []  # a backfill has submitted this tick, and may be the run that would be cancelled
+        return []  # a backfill has submitted this tick already: its run may be among `unfinished`
     try:
-        async with connection.transaction():  # a savepoint: if the new run is refused, the older run goes on
+        async with connection.transaction():  # a savepoint: if the new run is refused, the older runs go on
             limit_names, ended = await _cancel(connection, row, cancelled)
             created = await _submit_charged(connection, prepared, row, tick, keep_seconds, admission)
     except (TooMany, Unavailable):
@@ -244,20 +254,22 @@ async def _submit_by_overlap(
     except RequestError as error:
         await _record_refusal(connection, row["id"], tick, error)
         return []
-    if created is not None:
-        created = replace(
+    if created is None:
+        return []
+    return [
+        replace(
             created,
             limits=[*created.limits, *limit_names],
             departed=[*created.departed, *cancelled],
             ended=[*created.ended, *ended],
         )
-    return [] if created is None else [created]
+    ]
 
 
 async def _cancel(
     connection: Connection, row: Any, run_ids: Sequence[UUID]
 ) -> tuple[Sequence[ConcurrencyLimitName], Sequence[JobEnded]]:
-    """Cancel the schedule's runs. Returns their concurrency limits, and the runs that ended at once."""
+    """Cancel these runs of the schedule. Returns their concurrency limits, and the runs that have ended at once."""
     if not run_ids:
         return [], []
     limit_names = await limits_of(connection, run_ids)
@@ -287,6 +299,7 @@ async def _submit_charged(
 
 
 async def _unfinished(connection: Connection, schedule_id: UUID) -> list[UUID]:
+    """The unfinished runs of the schedule."""
     rows = await connection.fetch(
         "SELECT r.job_id FROM run r JOIN job j ON j.id = r.job_id"
         f" WHERE r.schedule_id = $1 AND {unindexed('j.finished_at IS NULL')}",
@@ -323,8 +336,8 @@ async def without_run(connection: Connection, schedule_id: UUID, ticks: Sequence
 async def submit_now(
     connection: Connection, prepared: Prepared, row: Any, tick: datetime | None, keep_seconds: int
 ) -> CreatedRun | None:
-    """Submit a run of the schedule now, for `tick`. None: the tick has its run already, or the run was refused; then
-    the schedule records why.
+    """Submit a run of the schedule now, for `tick`. None: the tick has its run already, or the run was refused. After a
+    refusal, the schedule's `last_error` has the reason.
     """
     try:
         if isinstance(prepared, RequestError):
@@ -376,7 +389,8 @@ async def _record_refusal(
     log.warning("a schedule submitted no run", schedule_id=str(schedule_id), code=error.code)
 
 
-# $3: the refusal counts as a failure, because only a change of the schedule or of its template can mend it.
+# $3: whether the refusal counts as a failure of the schedule. It does if only a change of the schedule or of its
+# template helps.
 _RECORD_REFUSAL = """
 -- schedule_refused
 UPDATE schedule SET last_error = $2, failures = CASE WHEN $3 THEN failures + 1 ELSE failures END WHERE id = $1
