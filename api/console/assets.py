@@ -23,7 +23,7 @@ router = APIRouter()
 FOLDER = Path(__file__).with_name("static")
 #: The coding gzip in a header Accept-Encoding, unless its weight is 0.
 _GZIP = re.compile(r"(?i)\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))")
-#: By the name in the address: the file and its content type.
+#: The name in the address -> the file and its content type.
 FILES = {
     "console.css": ("console.css", "text/css; charset=utf-8"),
     "console.js": ("console.js", "text/javascript; charset=utf-8"),
@@ -49,7 +49,7 @@ def compressed(name: str) -> bytes:
 
 @cache
 def version(name: str) -> str:
-    """The end of the file's address: it changes with the file, so that browsers may keep the file for good."""
+    """A part of the file's address. It changes with the file, so that browsers may keep the file for good."""
     return hashlib.sha256(content(name)).hexdigest()[:12]
 
 

@@ -1,4 +1,6 @@
-"""The page of the audit: who did what to what, when and from where, and whether the chain is as it was written."""
+"""The page of the audit: who did what to which object, when and from where, and whether a row of the chain was changed
+since it was written.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from leasehold.domain.audit import BrokenRow
 
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(AUDIT_READ))]
-Word = Annotated[str, Query(max_length=200)]
+FilterText = Annotated[str, Query(max_length=200)]
 _PAGE = 50
 #: A page checks this many of a chain's newest rows. The process shares the result for some seconds.
 MAX_CHECKED, _CHECKED_SECONDS = 1000, 30.0
@@ -32,8 +34,8 @@ MAX_CHECKED, _CHECKED_SECONDS = 1000, 30.0
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A tenant's chain after a check. `rows`: how many rows it has. `checked`: how many of the newest were checked.
-    `broken`: the first of these that was changed since it was written; None: all are intact.
+    """A tenant's chain after a check. `rows`: the number of its rows. `checked`: how many of the newest rows were
+    checked. `broken`: the first of these rows that was changed since it was written; None: all are intact.
     """
 
     tenant_id: str
@@ -49,9 +51,9 @@ async def show_audit(
     request: Request,
     caller: Reader,
     tenant: Annotated[str, Query(max_length=100)] = "",
-    actor: Word = "",
-    action: Word = "",
-    target: Word = "",
+    actor: FilterText = "",
+    action: FilterText = "",
+    target: FilterText = "",
     since: Annotated[str, Query(max_length=40)] = "",
     until: Annotated[str, Query(max_length=40)] = "",
     cursor: InstantCursor = None,
@@ -70,14 +72,14 @@ async def show_audit(
         _PAGE,
     )
     answer = content_of(response)
-    chain = tenant if tenant and OPERATE in caller.scopes else caller.tenant_id
+    chain_tenant = tenant if tenant and OPERATE in caller.scopes else caller.tenant_id
     shared: Shared[Checked] = state_of(request).answers.of("audit", _CHECKED_SECONDS)
     return page(
         request,
         "audit.html",
         rows=[row | {"link": _link(row)} for row in answer["rows"]],
         next_cursor=answer["next_cursor"],
-        chain=await _chain(services, shared, chain),
+        chain=await _chain(services, shared, chain_tenant),
         wanted={"tenant": tenant, "actor": actor, "action": action, "target": target, "since": since, "until": until},
         cursor=cursor,
         sees_all=OPERATE in caller.scopes,
@@ -88,14 +90,14 @@ async def show_audit(
 async def export_audit(
     request: Request, caller: Reader, tenant: Annotated[str, Query(max_length=100)] = ""
 ) -> Response:
-    """The chains as a file of JSON lines: `GET /v1/audit/export` for people without a key."""
+    """The same file of JSON lines as `GET /v1/audit/export`, for people without a key."""
     response = await endpoints.export_audit(request, caller, tenant or None)
     response.headers["Content-Disposition"] = 'attachment; filename="audit.jsonl"'
     return response
 
 
 async def _chain(services: Services, shared: Shared[Checked], tenant_id: str) -> Checked | None:
-    """The chain, checked from its newest row. None: it has no rows."""
+    """Check the newest rows of the tenant's chain. None: the chain has no rows."""
     async with services.pool.acquire() as connection:
         heads = await audit.heads(connection, tenant_id)
     if not heads:

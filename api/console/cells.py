@@ -1,5 +1,5 @@
-"""The page of cells: what each cell has to do, and in which cell a job or a tenant is. The page is there only in an
-installation with cells, and only for operators.
+"""The page of cells: the load of each cell, and in which cell a job or a tenant is. Only installations with cells have
+this page, and only operators see it.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ async def show_cells(request: Request, _caller: Operator, find: Annotated[str, Q
     endpoints.cells_of(services_of(request))
     shared: Shared[list[endpoints.Cell]] = state_of(request).answers.of("cells", _SHARED_SECONDS)
     cells = await shared.get("all", lambda: endpoints.all_cells(request))
-    wanted = find.strip()
-    found = await _found(request, wanted) if wanted else None
+    searched = find.strip()
+    found = await _found(request, searched) if searched else None
     return page(
         request,
         "cells.html",
-        live=0 if wanted else 5,
+        live=0 if searched else 5,
         live_url=request.url.path,
         cells=cells,
-        wanted=wanted,
+        wanted=searched,
         found=found,
         most=MAX_COUNTED,
     )
 
 
-async def _found(request: Request, wanted: str) -> endpoints.FoundInCells:
+async def _found(request: Request, searched: str) -> endpoints.FoundInCells:
+    """Find a job if the text is a UUID, else a tenant."""
     try:
-        job_id = UUID(wanted)
+        job_id = UUID(searched)
     except ValueError:
-        return await endpoints.found_in_cells(request, None, wanted)
+        return await endpoints.found_in_cells(request, None, searched)
     return await endpoints.found_in_cells(request, job_id, None)

@@ -24,7 +24,8 @@ router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ, or_scope=RUNS_READ))]
 Writer = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE, or_scope=RUNS_WRITE))]
 Kind = Annotated[str, Query(max_length=63)]
-#: Groups on a page, and the latest dead letters that are grouped. Both are small, because an open page is refreshed.
+#: The number of groups on a page, and of the latest dead letters that are grouped. Both are small, because an open page
+#: is refreshed again and again.
 _GROUPS, _GROUPED = 50, 1000
 #: One bulk retry takes at most this many dead letters.
 _AT_ONCE = 1000

@@ -1,4 +1,4 @@
-"""Finds what needs a person's attention. Overview shows each finding as a sentence with a link, the worst first."""
+"""Finds what needs a person's attention. The Overview shows each finding as a sentence with a link, the worst first."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 from leasehold.transitions.jobs import EXTERNAL
 
-#: Tasks of a queue, of all queues together, and dead letters are counted up to these numbers.
+#: The largest counts: of the tasks of a queue, of the tasks of all queues together, and of dead letters.
 MAX_TASKS, _MAX_OF_ALL, _MAX_LETTERS = 500, 1000, 100
-#: The most items of each sort that only a person can settle, and the newest orders among which they are searched.
+#: The largest count of orders or steps that only a person can settle, and how many of the newest orders are searched.
 _MAX_UNSETTLED, _MAX_SEARCHED = overview_reads.MAX_SILENT, 300
-#: How much the explanation of the oldest waiting job reads. It is little, because only the first reason is shown.
+#: How much the explanation of the oldest waiting job reads. This is little, because the page shows only one reason.
 _DEPTH = Depth(entries=0, steps=5, ahead=100)
 #: A longer wait is a finding.
 _LONG_WAIT = timedelta(minutes=1)
-#: Reasons to wait that somebody chose: they are no findings.
+#: Reasons for which a job waits on purpose. They are not findings.
 _CHOSEN_REASONS = frozenset(
     {"waiting_until", "waiting_for_external_worker", "waiting_for_signal", "waiting_for_steps", "running"}
 )
@@ -37,7 +37,7 @@ _CHOSEN_REASONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`link`: a path of the console; empty: there is none."""
+    """A sentence that needs a person's attention. `link`: a path of the console; empty: the finding has no link."""
 
     level: Literal["bad", "warn"]
     sentence: str
@@ -47,7 +47,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The numbers beside the findings. None: the caller may not see them. `queues` and `workers` are of all tenants."""
+    """The numbers beside the findings. None: the caller may not see this number. `live`: counts of the tenant's
+    unfinished jobs. `queues` and `workers` are of all tenants.
+    """
 
     live: Row | None
     queues: list[Row] | None
@@ -82,20 +84,22 @@ async def findings_of(request: Request, services: Services, caller: Caller) -> t
 
 
 async def _findings_about_parts(request: Request, caller: Caller) -> list[Finding]:
-    """One finding for each part that does not answer. For an operator it also has the meaning, from the self-check."""
+    """One finding for each part that fails a check. For an operator there are also the results of the self-check: as
+    the meaning of such a finding, or as a finding of their own.
+    """
     readiness = readiness_of(request)
-    failed = [check for check in await readiness.checks() if not check.ok]
-    wrong = [result for result in await readiness.findings() if not result.ok] if OPERATE in caller.scopes else []
-    meanings = {result.part: f" {_capitalized(result.meaning)}." for result in reversed(wrong)}
+    failed_checks = [check for check in await readiness.checks() if not check.ok]
+    results = [result for result in await readiness.findings() if not result.ok] if OPERATE in caller.scopes else []
+    meanings = {result.part: f" {_capitalized(result.meaning)}." for result in reversed(results)}
     findings = [
         Finding("bad" if check.required else "warn", f"The {check.name}: {check.detail}.{meanings.get(check.name, '')}")
-        for check in failed
+        for check in failed_checks
     ]
-    reported = {check.name for check in failed}
+    reported_parts = {check.name for check in failed_checks}
     return findings + [
         Finding("warn", f"The {result.part}: {result.found}. {_capitalized(result.meaning)}.")
-        for result in wrong
-        if result.part not in reported
+        for result in results
+        if result.part not in reported_parts
     ]
 
 
@@ -117,7 +121,7 @@ async def _findings_about_fleet(connection: Connection, numbers: Numbers) -> lis
 
 
 def _count(n: int, at_most: int) -> str:
-    """`n` for a sentence, where nothing beyond `at_most` was counted."""
+    """`n` for a sentence. The count ended at `at_most`, so there may be more."""
     return _counted(n, has_more=n >= at_most)
 
 
@@ -146,43 +150,44 @@ def _findings_about_queue(row: Row, *, any_worker: bool) -> list[Finding]:
 
 async def _findings_about_dead_letters(services: Services, connection: Connection, caller: Caller) -> list[Finding]:
     since = datetime.now(UTC) - timedelta(hours=1)
-    lately = await job_reads.dead_letters(
+    letters = await job_reads.dead_letters(
         connection, caller.tenant_id, readable(services, caller, None, None, None), since=since, limit=_MAX_LETTERS
     )
-    if not lately:
+    if not letters:
         return []
-    count = _capitalized(_count(len(lately), _MAX_LETTERS))
-    codes = [row["code"] for row in lately]
-    code = max(codes, key=codes.count)
+    count = _capitalized(_count(len(letters), _MAX_LETTERS))
+    codes = [row["code"] for row in letters]
+    commonest_code = max(codes, key=codes.count)
     noun = "step has" if count == "1" else "steps have"
-    sentence = f"{count} {noun} failed for good in the last hour, mostly with {code}."
+    sentence = f"{count} {noun} failed for good in the last hour, mostly with {commonest_code}."
     return [Finding("warn", sentence, "/dead-letters", "Dead letters")]
 
 
 async def _findings_about_unsettled(services: Services, connection: Connection, caller: Caller) -> list[Finding]:
-    """One sentence for all orders, and one for all external steps, that wait for a person. Paused schedules and
+    """One finding for all orders that wait for a person, and one for all such external steps. Paused schedules and
     disabled webhooks have findings of their own.
     """
     findings = []
-    by_people = settled_by_people(services, caller, caller.tenant_id)
-    if by_people:
+    steps_and_codes = settled_by_people(services, caller, caller.tenant_id)
+    if steps_and_codes:
         orders, _ = await unsettled.orders(
-            connection, caller.tenant_id, by_people, None, _MAX_UNSETTLED, searched=_MAX_SEARCHED
+            connection, caller.tenant_id, steps_and_codes, None, _MAX_UNSETTLED, searched=_MAX_SEARCHED
         )
-        one = "The outcome of one order is unknown."
-        findings += _unsettled("orders", len(orders), one, "orders have an unknown outcome.")
+        if_one = "The outcome of one order is unknown."
+        findings += _unsettled("orders", len(orders), if_one, "orders have an unknown outcome.")
     if RUNS_READ in caller.scopes:
         seconds = services.settings.external_silent_seconds
         steps = await overview_reads.silent_steps(connection, caller.tenant_id, seconds)
-        one = "No external worker works on one step that is due."
-        findings += _unsettled("external", steps, one, "steps that are due have no external worker.")
+        if_one = "No external worker works on one step that is due."
+        findings += _unsettled("external", steps, if_one, "steps that are due have no external worker.")
     return findings
 
 
-def _unsettled(what: What, n: int, one: str, many: str) -> list[Finding]:
+def _unsettled(what: What, n: int, if_one: str, if_many: str) -> list[Finding]:
+    """`if_one`: the whole sentence for one case. `if_many`: the sentence for several cases, after their number."""
     if not n:
         return []
-    sentence = one if n == 1 else f"{_capitalized(_count(n, _MAX_UNSETTLED))} {many}"
+    sentence = if_one if n == 1 else f"{_capitalized(_count(n, _MAX_UNSETTLED))} {if_many}"
     return [Finding("warn", sentence, f"/to-settle?what={what}", "To settle")]
 
 
@@ -197,7 +202,7 @@ def _disabled(row: Row) -> Finding:
 
 
 async def _findings_about_oldest(services: Services, caller: Caller, live: Row) -> list[Finding]:
-    """Why the tenant's oldest waiting job waits, unless somebody chose the reason."""
+    """Why the tenant's oldest waiting job waits. Nothing if it waits on purpose."""
     async with services.pool.acquire() as connection:
         rows = await job_reads.find_listed(connection, caller.tenant_id, [live["oldest_waiting"]])
     waited = timedelta() if not rows else datetime.now(UTC) - rows[0]["created_at"]

@@ -1,7 +1,7 @@
-"""The graph of a job's steps, where they branch: which step needs which, from left to right.
+"""Draws the graph of a job's steps, if they branch: which step needs which, from left to right. `job` shows it.
 
-The parts of a step that fanned out are one box each, and one box together where they are many. A workflow has no graph:
-its code decides what follows, and its timeline shows the order.
+Each part of a step that fanned out has a box. Many parts share one box. A workflow has no graph, because its code
+decides what follows; its timeline shows the order.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from uuid import UUID
 
 from leasehold.db.job_reads import Row
 
-#: In units of the drawing: a box, and the room around it.
+#: The size of a box, and the gaps between boxes, in units of the drawing.
 WIDTH, HEIGHT, _GAP_X, _GAP_Y = 168, 30, 44, 12
-#: Parts of one step with a box each, and boxes of a graph.
+#: The largest number of parts of one step that have a box each, and of boxes in a graph.
 _MAX_PARTS, _MAX_BOXES = 6, 60
-#: The state of a box of many parts is the first of these that a part has.
+#: A box of many parts has the first of these states that one of its parts has.
 _WORST_FIRST = ("failed", "running", "retry", "waiting", "pending", "blocked", "cancelled", "skipped", "succeeded")
 Links: TypeAlias = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """`step`: empty for a box of many parts. `words`: its title, with the states of its parts."""
+    """A box of the drawing. `step`: empty for a box of many parts. `words`: the title, with the states of the parts."""
 
     step: str
     name: str
@@ -54,7 +54,7 @@ class _Node:
 
 
 def needs_of(tasks: Sequence[Row]) -> dict[str, list[str]]:
-    """By step, the steps that it needs. A part needs the step that fanned out."""
+    """Each step, with the steps that it needs. A part needs the step that fanned out."""
     names: dict[UUID, str] = {task["id"]: task["step"] for task in tasks}
     needs: dict[str, list[str]] = {task["step"]: [] for task in tasks}
     for task in tasks:
@@ -68,31 +68,31 @@ def needs_of(tasks: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def graph_of(tasks: Sequence[Row]) -> Graph | None:
-    """The graph of these steps. None: the steps do not branch, or there are too many, or a workflow starts them."""
+    """The graph of these steps. None: the steps do not branch, there are too many, or a workflow starts them."""
     if any(task["contained"] for task in tasks):
         return None
     nodes, needs = _grouped(tasks, needs_of(tasks))
     followers = Counter(need for needed in needs.values() for need in set(needed))
-    branches = max(followers.values(), default=0) > 1 or any(len(set(needed)) > 1 for needed in needs.values())
-    if not branches or len(nodes) > _MAX_BOXES:
+    has_branches = max(followers.values(), default=0) > 1 or any(len(set(needed)) > 1 for needed in needs.values())
+    if not has_branches or len(nodes) > _MAX_BOXES:
         return None
     return _drawn(nodes, needs)
 
 
 def _grouped(tasks: Sequence[Row], needs: Links) -> tuple[dict[str, _Node], dict[str, Sequence[str]]]:
-    """The boxes by key, and what each needs: many parts of one step become one box."""
+    """The boxes by key, and the keys that each box needs. More than _MAX_PARTS parts of one step become one box."""
     parts: dict[UUID, list[Row]] = {}
     for task in tasks:
         if task["parent_id"] is not None:
             parts.setdefault(task["parent_id"], []).append(task)
-    crowds = {parent: rows for parent, rows in parts.items() if len(rows) > _MAX_PARTS}
+    grouped_parts = {parent: rows for parent, rows in parts.items() if len(rows) > _MAX_PARTS}
     nodes, links = {}, {}
     for task in tasks:
         step, state = task["step"], task["status"]
-        if task["parent_id"] not in crowds:
+        if task["parent_id"] not in grouped_parts:
             nodes[step] = _Node(step, step, state, f"{step}: {state.replace('_', ' ')}")
             links[step] = needs[step]
-    for rows in crowds.values():
+    for rows in grouped_parts.values():
         states = Counter(row["status"] for row in rows)
         key = rows[0]["step"]
         name = f"{len(rows)} {key.rpartition('.')[0] or key}"
@@ -104,6 +104,7 @@ def _grouped(tasks: Sequence[Row], needs: Links) -> tuple[dict[str, _Node], dict
 
 
 def _drawn(nodes: Mapping[str, _Node], needs: Links) -> Graph:
+    """Place the boxes in columns. Within a column, a box is near the boxes that it needs."""
     columns = _columns(_levels(needs))
     highest = max(len(column) for column in columns)
     places: dict[str, tuple[int, int]] = {}
@@ -123,13 +124,13 @@ def _drawn(nodes: Mapping[str, _Node], needs: Links) -> Graph:
 def _levels(needs: Links) -> dict[str, int]:
     """The column of each box: one to the right of the rightmost box that it needs."""
     levels = dict.fromkeys(needs, 0)
-    for _ in needs:  # a chain of all boxes would need so many rounds
-        moved = False
+    for _ in needs:  # at most one round for each box: a chain of all boxes would need that many
+        has_moved = False
         for key, needed in needs.items():
             level = max((levels[need] + 1 for need in needed if need in levels), default=0)
-            moved |= level != levels[key]
+            has_moved |= level != levels[key]
             levels[key] = level
-        if not moved:
+        if not has_moved:
             break
     return levels
 

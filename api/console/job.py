@@ -1,4 +1,6 @@
-"""A job's page: what it is, where its time went, why it waits, what it made, and what can be done with it."""
+"""The page of a job: its parameters, its timeline, why it waits, its outputs, and the forms to cancel, retry, signal or
+delete it.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,14 @@ Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
 Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE))]
 Signaller = Annotated[Caller, Depends(SignedIn(RUNS_WRITE))]
 Deleter = Annotated[Caller, Depends(SignedIn(JOBS_DELETE))]
-#: Characters of a payload in a command to copy, and in a form.
+#: The largest payload in a command to copy, and in a form, in characters.
 _MAX_COMMAND = 2000
-#: The most events, entries of the ledger, steps, outputs and lines of the log on one page.
+#: The largest numbers of events, entries of the ledger, steps, outputs and lines of the log on one page.
 _MAX_EVENTS, _MAX_SHOWN, _MAX_STEPS, _MAX_OUTPUTS, _MAX_LINES = 100, 100, 100, 40, 100
 #: How much the page's explanation reads. An open page of an unfinished job is refreshed every two seconds.
 _DEPTH = Depth(entries=1000, steps=20, ahead=1000)
 _PICTURE_HEADERS = {"Content-Security-Policy": "default-src 'none'; sandbox", "Cache-Control": "private, max-age=600"}
-#: Types of pictures that browsers show and that can carry no script.
+#: Types of pictures that browsers show, and that cannot contain a script.
 _PICTURES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif", "image/avif"})
 
 
@@ -111,8 +113,8 @@ def _is_picture(services: Services, access: JobAccess, output: Mapping[str, Any]
 
 
 def _curl(services: Services, request: Request, access: JobAccess) -> str:
-    """A command to copy. For a run: it starts another run with the same payload. For any other job, and for a long
-    payload: it reads the job.
+    """A command to copy. For a run, the command starts another run with the same payload. For any other job, and for a
+    long payload, it reads the job.
     """
     base = services.settings.public_url or f"{request.url.scheme}://{request.url.netloc}"
     head = 'curl -s -H "Authorization: Bearer $LEASEHOLD_API_KEY"'
@@ -127,7 +129,7 @@ def _curl(services: Services, request: Request, access: JobAccess) -> str:
 
 @router.get("/jobs/{job_id}/outputs/{step}/{name:path}")
 async def show_picture(request: Request, job_id: UUID, step: str, name: str, caller: Reader) -> Response:
-    """A picture from this origin: pages load nothing from elsewhere."""
+    """A picture of the job. The console serves it itself, because pages load nothing from another origin."""
     services = services_of(request)
     access = await find(services, caller, job_id)
     for output in access.row["outputs"] or []:
@@ -153,7 +155,7 @@ async def retry(request: Request, job_id: UUID, caller: Operator, form: Fields) 
     body = _retry_request(request, form)
     if body.payload is not None:
         access = await find(services_of(request), caller, job_id, write=True)
-        if body.payload == access.row["params"]:  # the form had it, and the person left it as it was
+        if body.payload == access.row["params"]:  # the form shows the payload, and the person has not changed it
             body = RetryRequest(from_step=body.from_step)
     await endpoints.retry_job(request, job_id, caller, body)
     return go_to(request, f"/jobs/{job_id}", "The job runs again.")
@@ -170,7 +172,7 @@ def _retry_request(request: Request, form: Mapping[str, str]) -> RetryRequest:
 
 @router.post("/jobs/{job_id}/signals/{name}")
 async def signal(request: Request, job_id: UUID, name: Name, caller: Signaller, form: Fields) -> Response:
-    """Answer a wait of a workflow by its form."""
+    """Send the signal for which a workflow waits. `form`: the fields of the wait's form."""
     services = services_of(request)
     async with services.pool.acquire() as connection:
         schema = await signals.schema_of(connection, job_id, caller.tenant_id, name)
@@ -186,6 +188,6 @@ async def signal(request: Request, job_id: UUID, name: Name, caller: Signaller, 
 @router.post("/jobs/{job_id}/delete")
 async def delete(request: Request, job_id: UUID, caller: Deleter) -> Response:
     response = await endpoints.delete_job(request, job_id, caller)
-    waits = bool(response.body)
-    sentence = "The job stops, and is deleted then." if waits else f"The job {job_id} is deleted."
-    return go_to(request, f"/jobs/{job_id}" if waits else "/jobs", sentence)
+    must_stop_first = bool(response.body)
+    sentence = "The job stops, and is deleted then." if must_stop_first else f"The job {job_id} is deleted."
+    return go_to(request, f"/jobs/{job_id}" if must_stop_first else "/jobs", sentence)

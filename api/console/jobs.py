@@ -1,4 +1,4 @@
-"""The page of jobs: a list by a filter, its refreshes, saved views, and acts on the jobs that a person picks."""
+"""The page of jobs: a list by a filter, its refreshes, saved views, and actions on the jobs that a person picks."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _SHARED_SECONDS = 5.0
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
 Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE))]
 Filter = Annotated[str, Query(max_length=MAX_CHARACTERS)]
-#: Jobs on a page, and the rows that a refresh may read to count newer jobs.
+#: The number of jobs on a page, and of rows that a refresh may read to count newer jobs.
 PAGE = 50
 _MAX_READ = 2000
-#: Prepared filters, by name. For an operator, `views_of` adds the operator's own tenant to a filter without a time: no
-#: index finds the jobs of all tenants by their status.
+#: Prepared filters, by name. For an operator, `views_of` adds the operator's own tenant to a filter without a time,
+#: because no index finds the jobs of all tenants by their status.
 VIEWS = (
     ("All", ""),
     ("Running", "status:running"),
@@ -99,7 +99,8 @@ async def refresh_jobs(
     following: IdCursor = None,
     shown: Annotated[str, Query(max_length=40 * PAGE)] = "",
 ) -> Response:
-    """Show the same jobs with their present state, and the number of newer jobs. So no row moves while a person reads.
+    """Show the same jobs with their current state, and the number of newer jobs. The page does not add newer jobs, so
+    that no row moves while a person reads.
 
     `shown`: the ids of the jobs on the page. `following`: the cursor of the next page.
     """
@@ -119,7 +120,7 @@ async def refresh_jobs(
 
 
 async def _newer(services: Services, caller: Caller, q: str, ids: Sequence[UUID]) -> int:
-    """How many jobs match and are newer than those shown: at most PAGE + 1."""
+    """How many jobs match the filter and are newer than the jobs on the page. At most PAGE + 1 are counted."""
     now = datetime.now(UTC)
     job_filter = parse(q, now)
     scope = scope_of(services, caller, job_filter)
@@ -155,8 +156,9 @@ def _ids(texts: Sequence[str]) -> list[UUID]:
 
 
 def views_of(caller: Caller) -> list[tuple[str, str]]:
-    narrower = f" tenant:{caller.tenant_id}" if tenant_of(caller) is None else ""
-    return [(name, text + narrower if text and "created:" not in text else text) for name, text in VIEWS]
+    """The names and filters of VIEWS for this caller."""
+    own_tenant = f" tenant:{caller.tenant_id}" if tenant_of(caller) is None else ""
+    return [(name, text + own_tenant if text and "created:" not in text else text) for name, text in VIEWS]
 
 
 def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Response:
@@ -184,7 +186,9 @@ def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Respo
 
 @router.post("/jobs/act")
 async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Response:
-    """Retry or cancel each picked job. The next page names the reasons of refusals; the other jobs are done."""
+    """Retry or cancel each picked job. A refused job does not prevent the others; the next page names the reasons of
+    refusals.
+    """
     ids = _ids(form.picked("job"))
     action = form.get("action", "")
     if action not in ("retry", "cancel") or not ids:
@@ -206,7 +210,7 @@ async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Res
 
 @router.post("/jobs/views/save")
 async def save_view(request: Request, caller: Operator, form: Fields) -> Response:
-    """Give a filter a name. Everybody of the tenant sees it above the list."""
+    """Save a filter by a name. All people of the tenant see this view above the list."""
     q = form.get("filter", "")
     try:
         body = views.NewView(name=form.get("name", "").strip(), filter=q)
@@ -225,5 +229,5 @@ async def delete_view(request: Request, view_id: UUID, caller: Operator, form: F
 
 
 def _list_of(caller: Caller, q: str) -> str:
-    """The address of the list with this filter; of the Overview, if the caller may not read the list."""
+    """The address of the list with this filter. If the caller may not read the list, the address of the Overview."""
     return f"/jobs?{urlencode({'q': q})}" if JOBS_READ in caller.scopes else "/"

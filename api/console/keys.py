@@ -23,7 +23,7 @@ router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(KEYS_WRITE, or_scope=OPERATE))]
 Admin = Annotated[Caller, Depends(SignedIn(KEYS_WRITE))]
 _DAY = 86_400
-#: Keys on a page. The number is small, because each row has several forms.
+#: The number of keys on a page. It is small, because each row has several forms.
 _SHOWN = 25
 
 
@@ -92,5 +92,5 @@ async def revoke(request: Request, prefix: endpoints.Prefix, caller: Admin) -> R
 
 
 def _secret_page(request: Request, response: Response, owner: str) -> Response:
-    """The page with the secret. It answers the form itself: so no address leads to the secret again."""
+    """The page with the secret. It is the direct answer to the form, so that no address leads to the secret again."""
     return page(request, "key_made.html", made=content_of(response), whose=owner)

@@ -1,7 +1,7 @@
-"""Signs people in at the OpenID provider, and lets a person change to another of their tenants.
+"""Signs people in by the OpenID provider, and lets a person change to another of their tenants.
 
-A sealed cookie keeps the sign-in that has begun. It is SameSite=Lax, because the provider's site sends the browser
-back.
+While a person signs in at the provider, a sealed cookie in the browser holds the state of the sign-in. The cookie is
+SameSite=Lax, because the provider's site sends the browser back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from leasehold.security.sealing import Sealing, Unsealable
 
 router = APIRouter()
 COOKIE = "leasehold_oidc"
-#: Seconds that a person has to sign in at the provider.
+#: A person must sign in at the provider within this many seconds.
 _MAX_SECONDS = 600
 
 
@@ -64,7 +64,7 @@ async def return_from_provider(request: Request) -> Response:
     """Identify the person by the provider's answer, and begin the session."""
     services = services_of(request)
     openid = _openid_of(services)
-    flow, following = _sign_in_begun(services, request.cookies.get(COOKIE, ""))
+    flow, following = _begun_sign_in(services, request.cookies.get(COOKIE, ""))
     answer = {name: value[:4096] for name, value in request.query_params.items()}
     try:
         async with state_of(request).sign_ins.turn(""):
@@ -82,8 +82,8 @@ async def return_from_provider(request: Request) -> Response:
 
 
 async def _admit_person(request: Request, services: Services, identity: Identity) -> Row:
-    """Write the person's rows, and return the row of the first tenant that admits the person. Raises Forbidden
-    `no_role`.
+    """Write the person's rows, one for each tenant. Returns the row of the first tenant that admits the person. Raises
+    Forbidden `no_role`.
     """
     scopes = memberships(services.settings, identity.groups)
     async with services.pool.acquire() as connection:
@@ -123,7 +123,7 @@ async def change_tenant(request: Request, caller: session.Anybody, form: Fields)
 
 
 async def _rows_of_person(request: Request, person_id: UUID | None) -> list[Row]:
-    """The person's rows in all tenants that admit the person; none for the session of a key."""
+    """The person's rows in all tenants that admit the person. Empty for a session that began with a key."""
     if person_id is None:
         return []
     async with services_of(request).pool.acquire() as connection:
@@ -132,16 +132,17 @@ async def _rows_of_person(request: Request, person_id: UUID | None) -> list[Row]
     return [row for row in rows if row["disabled_at"] is None and row["scopes"]]
 
 
-def _sign_in_begun(services: Services, cookie: str) -> tuple[Flow, str]:
+def _begun_sign_in(services: Services, cookie: str) -> tuple[Flow, str]:
     """The sign-in that this browser has begun, and the path to open after it. Raises Unauthenticated."""
     try:
         opened = Sealing(services.settings).open(cookie.encode())
     except Unsealable:
         opened = b"[]"
-    fields = orjson.loads(opened)
+    fields = orjson.loads(opened)  # as `send_to_provider` wrote them
     if not fields or time() - fields[4] > _MAX_SECONDS:
         raise Unauthenticated("sign_in_expired", "This sign-in has expired, or began in another browser. Begin again.")
-    return Flow(fields[0], fields[1], fields[2]), fields[3]
+    state, nonce, verifier, following, _ = fields
+    return Flow(state, nonce, verifier), following
 
 
 def _openid_of(services: Services) -> OpenId:

@@ -1,4 +1,6 @@
-"""The first page, Overview: whether all is well, and if not, why."""
+"""The first page, the Overview: findings that need attention, numbers of jobs and queues, and rates of the
+last hour.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ from leasehold.db import overview_reads
 from leasehold.db.job_reads import Row
 
 router = APIRouter()
-#: Seconds for which all requests share the same answers. A page that is refreshed more often would get the same state.
+#: Seconds for which all requests share the state, and the rates. An open page is refreshed as often as the state.
 REFRESH_SECONDS, _RATES_SECONDS = 10, 20
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`queues`, `workers`: None if the caller may not see all tenants."""
+    """What the page shows beside the rates. `queues`, `workers`: None if the caller may not see all tenants."""
 
     findings: list[Finding]
     live: Row | None

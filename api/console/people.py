@@ -1,4 +1,6 @@
-"""The page of people who sign in by OpenID Connect. An admin sets roles, disables and enables people, ends sessions."""
+"""The page of people who sign in by OpenID Connect. An admin sets their roles, disables and enables them, and ends
+their sessions.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from leasehold.security.roles import NAMES
 
 router = APIRouter()
 Admin = Annotated[Caller, Depends(SignedIn(PEOPLE_WRITE))]
-#: People on the page. The number is small, because each row has several forms.
+#: The number of people on the page. It is small, because each row has several forms.
 _SHOWN = 25
 _ROLES = (*NAMES, "provider")
 

@@ -28,9 +28,9 @@ Operator = Annotated[Caller, Depends(SignedIn(OPERATE))]
 #: The runnable tasks of a queue, and of all queues together, are counted up to these numbers.
 _MAX_TASKS, _MAX_OF_ALL = 1000, 4000
 _SHARED_SECONDS = 2.0
-#: Jobs inside a limit, and jobs that wait at it, on a page.
+#: A page shows at most this many jobs inside a limit, and as many that wait at it.
 _MAX_JOBS = 50
-#: Queues on a page.
+#: A page shows at most this many queues.
 _MAX_QUEUES = 200
 
 
@@ -88,9 +88,11 @@ async def show_workers(request: Request, _caller: Operator) -> Response:
 
 
 def _queues_and_labels(served: Sequence[str]) -> dict[str, list[str]]:
-    """A worker's queues without those that are pinned to a label, and its labels."""
-    pinned = [queue.partition("@") for queue in served if "@" in queue]
-    return {"queues": [queue for queue in served if "@" not in queue], "labels": sorted({at[2] for at in pinned})}
+    """A worker's queues, and its labels. A queue that is pinned to a label (`QUEUE@LABEL`) counts only for the
+    labels.
+    """
+    labels = {queue.partition("@")[2] for queue in served if "@" in queue}
+    return {"queues": [queue for queue in served if "@" not in queue], "labels": sorted(labels)}
 
 
 @router.post("/workers/{worker_id}/drain")

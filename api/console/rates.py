@@ -1,11 +1,11 @@
-"""The rates of the last hour, from PostgreSQL alone. The hour has twelve parts of five minutes, and of each part only
-the newest jobs are read: the sample.
+"""The rates of the last hour, for the Overview. They come from PostgreSQL alone. The hour has twelve parts of five
+minutes. Of each part only the newest jobs are read: the sample.
 
 If a part has more jobs than SAMPLE, their number is estimated from the time that the sample covers. So the page reads
 the same number of rows among ten million jobs as among ten thousand.
 
-The hour ends with the minute that runs now. So two answers of one minute without new jobs are equal, and an open page
-is not rendered again for the second (rendering.py).
+The hour ends at the end of the current minute. So without new jobs, two answers within one minute are equal, and an
+open page is not rendered again for the second answer (rendering.py).
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from leasehold.domain.states import JobState
 
 PARTS, SAMPLE = 12, 80
 _LENGTH, _MINUTE = timedelta(minutes=5), timedelta(minutes=1)
-#: Rows that a part may read: a list counts three for each job. Some jobs of it may be past their retention.
+#: The largest number of rows that a part may read. A list counts three rows for each job, and some jobs of the sample
+#: may be past their retention.
 _MAX_READ = 480
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`n`: jobs that were created in it. `failed`: how many of these have failed by now. `exact`: counted, not
-    estimated.
+    """Five minutes. `n`: the number of jobs that were created in them. `failed`: how many of these have failed by now.
+    `exact`: the numbers are counted, and not estimated.
     """
 
     at: datetime
@@ -42,7 +43,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """`waits`, `runs`: the median and the 95th percentile, in seconds. None: no job has such a time."""
+    """`waits`, `runs`: the median and the 95th percentile of the times before and after the start, in seconds. None: no
+    job has such a time.
+    """
 
     parts: Sequence[Part]
     waits: tuple[float, float] | None
@@ -87,12 +90,12 @@ async def rates_of(services: Services, caller: Caller, now: datetime) -> Rates:
 
 
 def _part(start: datetime, end: datetime, job_page: Page) -> Part:
-    """`end`: of the part, or now in the last part. The page has its newest jobs."""
+    """`end`: the end of the part; for the last part, now. `job_page`: the sample."""
     n, failed = len(job_page.rows), sum(row["status"] == JobState.FAILED for row in job_page.rows)
     if not n or not (job_page.has_more or job_page.ended_at):
         return Part(start, n, failed, exact=True)
-    covered = max((end - job_page.rows[-1]["created_at"]) / (end - start), 0.0001)
-    return Part(start, round(n / covered), round(failed / covered), exact=False)
+    covered_share = max((end - job_page.rows[-1]["created_at"]) / (end - start), 0.0001)
+    return Part(start, round(n / covered_share), round(failed / covered_share), exact=False)
 
 
 def _seconds(start: datetime, end: datetime) -> float:

@@ -1,4 +1,6 @@
-"""Renders the pages with Jinja2, which escapes every value. Its filters write instants, sizes and JSON for people."""
+"""Renders the pages with Jinja2, which escapes every value. The filters write instants, sizes and JSON for people.
+`page` renders a page, and `go_to` answers a form.
+"""
 
 from __future__ import annotations
 
@@ -25,25 +27,25 @@ from leasehold.api.console.state import LastPage, PageKey, state_of
 from leasehold.api.process.replica_reads import current_lag
 from leasehold.api.process.services import services_of
 
-#: The headers of every page. Pictures and scripts come from this origin alone, and no page has inline scripts.
+#: The headers of every page. They allow pictures and scripts only from this origin, and no inline scripts.
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
     "object-src 'none'",
     "Vary": "Cookie",
 }
-#: A page names its content by this header, and a refresh sends the header back. If the content is the same, the answer
-#: is 204.
+#: The header with the mark of a page: a hash of its content. A refresh sends the mark back. If the content is the same,
+#: the answer is 204.
 MARK = "X-Console-Mark"
-#: The cookie with the sentence that the next page shows, after a form.
+#: The cookie with the sentence that the page after a form shows.
 FLASH = "leasehold_flash"
 _MAX_JSON = 12_000
-#: Last pages that the process remembers.
+#: The process remembers at most this many last pages.
 _MAX_LAST_PAGES = 2000
-#: The characters of a path and its query that a header carries as they are; `%` begins an escape.
+#: The characters of a path and its query that a header contains unescaped. `%` begins an escape.
 _SAFE = "/?&=:%+.,~-_@*'()!$;"
 _RELATIVE_TIME = re.compile(r"(<time[^>]*>)[^<]*")
-#: The element with the age of the page's rows. It does not count as content: each refresh gets the age in the header
-#: Leasehold-Read-Lag, too.
+#: The element with the age of the page's rows. It is not a part of the content, because each refresh gets the age in
+#: the header Leasehold-Read-Lag, too.
 _AS_OF = re.compile(r'<p id="as-of".*?</p>')
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 
@@ -77,10 +79,10 @@ def page(
     made_of: tuple[object, ...] = (),
     **values: Any,
 ) -> Response:
-    """Render the page. The answer to a refresh is 204 if its browser already shows the same page.
+    """Render the page. The answer to a refresh is 204 if the browser already shows the same page.
 
-    `made_of`: all objects from which the page of one session is rendered. Requests share these objects (shared.py).
-    While a refresh has the same objects, nothing is rendered.
+    `made_of`: all objects from which the page is rendered, apart from the session. Requests share these objects
+    (shared.py). If a refresh has the same objects as the last page of its session, the page is not rendered.
     """
     services, viewer = services_of(request), session.viewer_or_none(request)
     prefix = path_of(request)
@@ -109,7 +111,7 @@ def page(
         )
     )
     body = html.encode()
-    # The browser's script updates relative times itself: a page on which only these have changed is not new.
+    # Relative times do not count for the mark, because the browser's script updates them itself.
     mark = hashlib.blake2b(_AS_OF.sub("", _RELATIVE_TIME.sub(r"\1", html)).encode(), digest_size=12).hexdigest()
     if page_key is not None:
         last_pages[page_key] = (mark, made_of)
@@ -124,7 +126,7 @@ def page(
 
 
 def _last_pages(request: Request) -> MutableMapping[PageKey, LastPage]:
-    """The process's last pages, without the oldest beyond _MAX_LAST_PAGES."""
+    """The process's last pages. The oldest beyond _MAX_LAST_PAGES are removed."""
     last_pages = state_of(request).last_pages
     while len(last_pages) > _MAX_LAST_PAGES:
         last_pages.popitem(last=False)
@@ -137,12 +139,14 @@ def _url(path: str, query: Mapping[str, Any]) -> str:
 
 
 def content_of(response: Response) -> Any:
-    """The JSON in the answer of an endpoint of the API: a page shows the same JSON that a client gets."""
+    """The JSON in the answer of an endpoint of the API. So a page shows the same JSON that a client gets."""
     return orjson.loads(bytes(response.body))
 
 
 def go_to(request: Request, path: str, sentence: str, *, good: bool = True) -> Response:
-    """Answer a form: the browser opens `path`, a path below the console, and that page shows the sentence once."""
+    """Answer a form. The browser opens `path` (below the console), and this page shows the sentence once. `good`:
+    whether the action succeeded.
+    """
     response = redirect_to(request, path)
     text = base64.urlsafe_b64encode(orjson.dumps([good, sentence[:600]])).decode()
     response.set_cookie(FLASH, text, path=path_of(request) or "/", max_age=30, httponly=True, samesite="strict")
@@ -150,26 +154,30 @@ def go_to(request: Request, path: str, sentence: str, *, good: bool = True) -> R
 
 
 def redirect_to(request: Request, path: str) -> Response:
-    """Send the browser to `path`, a path below the console. A client may have named it: if it is no such path, the
-    browser goes to the first page.
+    """Send the browser to `path`, which is below the console. A client may have sent the path: if it leads elsewhere,
+    the browser goes to the first page.
     """
     location = path_of(request) + quote(path if is_path(path) else "/", safe=_SAFE)
     return Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": location} | HEADERS)
 
 
 def is_path(text: str) -> bool:
-    """Whether the text is a path below the console: never another site."""
+    """Whether the text is a path below the console, and not the address of another site."""
     return text.startswith("/") and not text.startswith("//") and "\\" not in text and text.isprintable()
 
 
 def once_of(request: Request, *names: str) -> str:
-    """An idempotency key for a form: a second press of its button does nothing. The key changes every minute."""
+    """An idempotency key for a form, so that a second press of its button does nothing. The key of a new page changes
+    every minute.
+    """
     parts = [session.viewer_of(request).session.nonce, *names, datetime.now(UTC).strftime("%Y%m%d%H%M")]
     return f"console-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:32]}"
 
 
 def _read_flash(cookie: str) -> tuple[bool, str] | None:
-    """Whether the act succeeded, and the sentence. None: the browser has no such cookie, or the API did not make it."""
+    """Whether the action succeeded, and the sentence. None: the browser has no such cookie, or the cookie is
+    malformed.
+    """
     try:
         content = orjson.loads(base64.urlsafe_b64decode(cookie))
     except ValueError:
@@ -227,7 +235,7 @@ def _rest(seconds: float, length: int) -> tuple[int, str]:
 
 
 def lasting(seconds: float | None) -> str:
-    """A length of time, exact where it is short."""
+    """A length of time. A time below a minute has milliseconds or tenths of seconds."""
     if seconds is None:
         return ""
     if seconds < 1:

@@ -1,4 +1,4 @@
-"""All pages below the console's path."""
+"""The router of all pages of the console, below the console's path. `api/app.py` adds it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from leasehold.api.console import (
 from leasehold.api.console.rendering import path_of
 from leasehold.api.console.routes import ConsoleRoute
 
-#: In the order in which paths are tried.
+#: The routers of the pages, in the order in which FastAPI tries their paths.
 _PARTS = (
     signing.router,
     openid.router,
@@ -53,7 +53,7 @@ _PARTS = (
     audit.router,
     settling.router,
 )
-#: The paths below the console's that need no session.
+#: The paths that need no session.
 PUBLIC = ("/sign-in", "/enter", "/oidc", "/oidc/callback", "/assets/{hashed}/{name}")
 _rest = APIRouter()
 
@@ -64,13 +64,13 @@ async def add_slash(request: Request, _caller: session.Anybody) -> Response:
 
 
 @_rest.get("/{rest:path}")
-async def show_nothing(rest: str, _caller: session.Anybody) -> Response:  # noqa: ARG001 - whatever it is
+async def show_nothing(rest: str, _caller: session.Anybody) -> Response:  # noqa: ARG001 - the route needs a parameter
     raise HTTPException(HTTPStatus.NOT_FOUND)
 
 
 @cache
 def console_router(path: str) -> APIRouter:
-    """The console's routes with their whole paths, because the API names routes by whole paths. All apps of a process
+    """The console's routes with their full paths, because the API lists routes by full paths. All apps of a process
     share these routes, as they share the other routers.
     """
     router = APIRouter(prefix=path, route_class=ConsoleRoute, include_in_schema=False)

@@ -1,5 +1,5 @@
-"""The route class of the console's pages. It checks the session, reads the form, checks the form's token, and shows
-errors as pages.
+"""The route class of the console's pages, and helpers that read the fields of forms. The route class checks the
+session, reads the form, checks the form's token, and shows errors as pages.
 
 A client that does not accept HTML gets the API's problems.
 """
@@ -33,13 +33,13 @@ from leasehold.domain.cron import FIRST, LAST
 from leasehold.domain.errors import Invalid, LeaseholdError, Unauthenticated
 
 log = structlog.get_logger(__name__)
-#: Fields of one form. The largest form has the picked jobs of a page, and a few fields beside them.
+#: The largest number of fields of a form. The largest form has the picked jobs of a page, and a few further fields.
 _MAX_FIELDS = 200
 _MAX_DIGITS = 9
 _CROSS_SITE = "cross-site"
-#: The path of an act begins with the path of the page that has its form: a list, or a thing with an id. The browser
-#: does not name the page: the Referrer-Policy forbids it.
-_ACT = re.compile(
+#: The beginning of a form's path is the path of the page with the form: a list, or an object with an id. The page must
+#: be known from this path, because the Referrer-Policy forbids the browser to name the page.
+_PAGE_OF_FORM = re.compile(
     r"/(?:(?:jobs|operations|schedules|webhooks)/[0-9a-f]{8}-[0-9a-f-]{27}(?=/)|dead-letters/[0-9a-f]+(?=/)|"
     r"(?:jobs|dead-letters|to-settle|queues|workers|schedules|templates|webhooks|limits|keys|people|operations)(?=/))"
 )
@@ -48,7 +48,7 @@ _EXPLAINED = (LeaseholdError, RequestValidationError, HTTPException, *NOT_STORAB
 
 
 class Form(Mapping[str, str]):
-    """The fields of a form by name. If a field stands several times, its last value; `picked` returns all values."""
+    """The fields of a form by name. If a field occurs several times, its last value counts; `picked` returns all."""
 
     def __init__(self, pairs: list[tuple[str, str]]) -> None:
         self._pairs = pairs
@@ -76,6 +76,8 @@ Fields = Annotated[Form, Depends(form_of)]
 
 
 class ConsoleRoute(APIRoute):
+    """The route of a page (GET) or of a form (POST)."""
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = answering(self.endpoint, super().get_route_handler())
         requires = requirements(self.dependant)
@@ -93,12 +95,12 @@ class ConsoleRoute(APIRoute):
                         session.check_origin(request)
                 return stay_fresh(request, await handler(request)) if writes else await handler(request)
             except ClientDisconnect:
-                return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client has gone: nobody reads the status
+                return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client has disconnected: nobody reads this
             except Exception as error:
-                shown = _error_page(request, error)
-                if shown is None:
+                error_page = _error_page(request, error)
+                if error_page is None:
                     raise
-                return shown
+                return error_page
 
         return handle
 
@@ -116,7 +118,7 @@ async def _read_form(request: Request) -> Form:
 
 
 def _error_page(request: Request, error: Exception) -> Response | None:
-    """The error as a page. None: the client wants no page, or the error is a bug."""
+    """The error as a page. None: the client does not accept HTML, or the error is a bug."""
     if "text/html" not in request.headers.get("accept", ""):
         return None
     if not isinstance(error, _EXPLAINED) and not is_database_away(error):
@@ -126,26 +128,30 @@ def _error_page(request: Request, error: Exception) -> Response | None:
     problem = problem_of(error)
     back = request.state.form.get("back", "") if hasattr(request.state, "form") else ""
     if problem.status < HTTPStatus.INTERNAL_SERVER_ERROR and is_path(back):
-        return go_to(request, back, problem.detail, good=False)  # the page of the form shows the present state
+        return go_to(request, back, problem.detail, good=False)  # the page with the form shows the current state
     return page(request, "error.html", problem.status, problem=problem)
 
 
 def sign_in_page(request: Request, error: Unauthenticated | None = None) -> Response:
-    """The page that asks for a key. It stands at the address that the person wants, and leads there after the
-    sign-in.
+    """The page that asks for a key, in place of the requested page. After the sign-in, the browser opens the requested
+    page. After a form, it opens the page with the form.
     """
     prefix = path_of(request)
-    wanted = request.url.path.removeprefix(prefix) + (f"?{request.url.query}" if request.url.query else "")
-    is_page = request.method == "GET" and not wanted.startswith(("/sign-in", "/enter", "/oidc"))
+    requested = request.url.path.removeprefix(prefix) + (f"?{request.url.query}" if request.url.query else "")
+    is_page = request.method == "GET" and not requested.startswith(("/sign-in", "/enter", "/oidc"))
     if is_page and request.headers.get("sec-fetch-site") == _CROSS_SITE:
         # The cookie is SameSite=Strict: a browser that follows a link of another site sends the request without it.
         # This page makes the browser repeat the request, and the repetition has the cookie.
         return page(request, "again.html")
-    act = _ACT.match(wanted) if request.method == "POST" else None
-    following = wanted if is_page else act[0] if act is not None else "/"
+    page_of_form = _PAGE_OF_FORM.match(requested) if request.method == "POST" else None
+    following = "/"
+    if is_page:
+        following = requested
+    elif page_of_form is not None:
+        following = page_of_form[0]
     status = HTTPStatus.OK if error is None else HTTPStatus.UNAUTHORIZED
     sentence = "" if error is None or error.code == "missing_api_key" else error.message
-    if act is not None:
+    if page_of_form is not None:
         sentence = "Your session has ended, and nothing was done. Sign in, and repeat it."
     services = services_of(request)
     provider = services.settings.console_oidc_name if services.openid is not None else ""
@@ -153,16 +159,16 @@ def sign_in_page(request: Request, error: Unauthenticated | None = None) -> Resp
 
 
 def form_error(error: ValidationError, whole: str) -> Invalid:
-    """The error for a form that its model refuses: the first wrong field, and why. `whole`: the form's name, for an
-    error that is in no single field.
+    """The error for a form that its model refuses. It names the first wrong field and the reason. `whole`: the name of
+    the form, for an error that is not in one field.
     """
-    wrong = error.errors()[0]
-    where = ".".join(str(part) for part in wrong["loc"])
-    return Invalid("invalid_request", f"{where or whole}: {wrong['msg']}.")
+    first_error = error.errors()[0]
+    field = ".".join(str(part) for part in first_error["loc"])
+    return Invalid("invalid_request", f"{field or whole}: {first_error['msg']}.")
 
 
 def whole_number(form: Form, name: str) -> int | None:
-    """The number in a field of the form; None: the field is empty. Raises Invalid."""
+    """The number in a field of the form. None: the field is empty. Raises Invalid."""
     text = form.get(name, "").strip()
     if not text:
         return None
@@ -180,7 +186,9 @@ def required_number(form: Form, name: str) -> int:
 
 
 def typed_instant(text: str) -> datetime | None:
-    """The day or the instant that the person typed. Without a zone it is UTC. Raises Invalid."""
+    """The day or the instant that the person typed. Without a time zone it counts as UTC. None: the text is empty.
+    Raises Invalid.
+    """
     if not text.strip():
         return None
     try:

@@ -32,10 +32,10 @@ Reader = Annotated[Caller, Depends(SignedIn(RUNS_READ))]
 Writer = Annotated[Caller, Depends(SignedIn(RUNS_WRITE))]
 _PAGE, _RUNS = 50, 20
 _IN_ZONE = "%a %Y-%m-%d %H:%M %Z"
-#: A backfill without an end ends this long ago: the schedulers have fired all ticks before that time.
+#: A backfill without an end ends this long ago, because the schedulers have fired all ticks before that time.
 _FIRED_AFTER = timedelta(minutes=1)
-#: The fields of the form that changes a schedule. An empty one changes nothing.
-_CHANGED = ("cron", "timezone", "enabled", "overlap", "catch_up", "payload_template")
+#: The fields of the form that changes a schedule. An empty field changes nothing.
+_CHANGEABLE = ("cron", "timezone", "enabled", "overlap", "catch_up", "payload_template")
 
 
 @router.get("/schedules")
@@ -65,9 +65,9 @@ async def show_schedule(request: Request, schedule_id: UUID, caller: Reader) -> 
 
 
 def _with_words(schedule: dict[str, Any]) -> dict[str, Any]:
-    """The schedule, with its cron expression in words and its next firings also in its own time zone."""
+    """The schedule, with its cron expression in words, and its next ticks also in its own time zone."""
     instants = [datetime.fromisoformat(text) for text in schedule["next_runs"]]
-    # A schedule whose zone this release does not know has no next firings, and needs no zone.
+    # If this release does not know the schedule's zone, the schedule has no next ticks, so the zone is not used.
     own_zone = zone(schedule["timezone"]) if instants else UTC
     return schedule | {
         "words": in_words(schedule["cron"]),
@@ -76,7 +76,7 @@ def _with_words(schedule: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_words(cron: str) -> str:
-    """The expression in words; the expression itself where it has become invalid."""
+    """The expression in words. An expression that is no longer valid is returned unchanged."""
     try:
         return str(CronSim(ALIASES.get(cron.strip(), cron), datetime.now(UTC)).explain())
     except CronSimError:
@@ -85,7 +85,7 @@ def in_words(cron: str) -> str:
 
 @router.post("/schedules/{schedule_id}/run-now")
 async def run_now(request: Request, schedule_id: UUID, caller: Writer, form: Fields) -> Response:
-    """A form starts one run, however often its button is pressed."""
+    """Start a run. A form starts only one run, even if its button is pressed several times."""
     response = await endpoints.run_now(request, schedule_id, caller, form.get("once") or None)
     job_id = content_of(response)["id"]
     to = f"/jobs/{job_id}" if JOBS_READ in caller.scopes else f"/schedules/{schedule_id}"
@@ -99,7 +99,7 @@ Typed = Annotated[str, Query(max_length=40)]
 async def preview_backfill(
     request: Request, schedule_id: UUID, caller: Writer, start: Typed = "", end: Typed = ""
 ) -> Response:
-    """Show which ticks of a past range would start a run. It changes nothing."""
+    """Show which ticks of a past range would start a run. This changes nothing."""
     schedule = content_of(await endpoints.get_schedule(request, schedule_id, caller))
     body = _range_of(start, end, dry_run=True)
     answer = content_of(await endpoints.backfill(request, schedule_id, body, caller))
@@ -119,7 +119,7 @@ async def preview_backfill(
 
 @router.post("/schedules/{schedule_id}/backfill")
 async def backfill(request: Request, schedule_id: UUID, caller: Writer, form: Fields) -> Response:
-    """A form starts its runs once, however often its button is pressed."""
+    """Start the runs. A form starts them only once, even if its button is pressed several times."""
     body = _range_of(form.get("start", ""), form.get("end", ""))
     response = await endpoints.backfill(request, schedule_id, body, caller, form.get("once") or None)
     n = len(content_of(response)["runs"])
@@ -136,7 +136,7 @@ def _range_of(start: str, end: str, *, dry_run: bool = False) -> endpoints.Backf
 
 @router.post("/schedules/{schedule_id}/change")
 async def change(request: Request, schedule_id: UUID, caller: Writer, form: Fields) -> Response:
-    changes: dict[str, Any] = {name: form[name].strip() for name in _CHANGED if form.get(name, "").strip()}
+    changes: dict[str, Any] = {name: form[name].strip() for name in _CHANGEABLE if form.get(name, "").strip()}
     enabled = changes.get("enabled")
     if enabled is not None:
         if enabled not in ("true", "false"):

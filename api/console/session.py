@@ -1,8 +1,9 @@
-"""Sessions of the console: a signed cookie names an API key or a person, and every form carries a token of the session.
+"""Sessions of the console. A signed cookie names an API key or a person, and every form contains a token of the
+session.
 
 The cookie has the key's public prefix or the person's id, the time of the sign-in, the time of the last page, and a
-random number. It holds no secret. A session ends when its key ends or an admin disables the person, when nobody opens a
-page for `console_session_minutes`, and after MAX_HOURS.
+random number. It contains no secret. A session ends when its key ends, when an admin disables the person, after
+`console_session_minutes` without a page, and after MAX_HOURS.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from leasehold.security.sealing import Sealing
 from leasehold.settings import Settings
 
 COOKIE = "leasehold_session"
-#: The longest session, however busy.
+#: The longest session.
 MAX_HOURS = 12
 #: A page renews the cookie at most this often, in seconds.
 _RENEW_SECONDS = 60
-#: The owner of a person's session: the person's id, and its generation. The generation counts how often all sessions of
-#: the person were ended before.
+#: The owner of a person's session: the person's id, and a generation. The generation counts how often all sessions of
+#: the person were ended.
 _PERSON = re.compile(r"person-([0-9a-f]{32})-(\d{1,9})")
 _COOKIE = re.compile(
     r"([a-z0-9]{12}|person-[0-9a-f]{32}-\d{1,9})\.(\d{1,12})\.(\d{1,12})\.([A-Za-z0-9_-]{22})\.([A-Za-z0-9_-]{43})"
@@ -41,7 +42,9 @@ _SESSION, _FORM = "console session", "console form"
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`owner`: the prefix of a key, or `owner_of` a person. `began`, `seen`: in seconds since 1970."""
+    """`owner`: the prefix of a key, or the result of `owner_of` for a person. `began`, `seen`: the times of the sign-in
+    and of the last page, in seconds since 1970. `nonce`: the random number.
+    """
 
     owner: str
     began: int
@@ -55,7 +58,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """Who looks at a page. `form_token`: what a form must send back."""
+    """The person who looks at a page. `form_token`: every form must send this token back."""
 
     caller: Caller
     session: Session
@@ -67,7 +70,7 @@ class Viewer:
 
 
 class SignedIn(Require):
-    """As Require, for a page: the session names the caller. Without a scope it admits everybody who is signed in."""
+    """As Require, but the session names the caller. Without a scope it admits everybody who is signed in."""
 
     counts_strangers = False  # a browser without a session gets the sign-in page
 
@@ -116,17 +119,17 @@ Anybody = Annotated[Caller, Depends(SignedIn())]
 def begin(services: Services, request: Request, response: Response, owner: str) -> None:
     """Begin a session on the response. Raises Unavailable when the installation has no sealing keys."""
     now = int(time())
-    _set(services, request, response, Session(owner, now, now, secrets.token_urlsafe(16)))
+    _set_cookie(services, request, response, Session(owner, now, now, secrets.token_urlsafe(16)))
 
 
 def renew(services: Services, request: Request, response: Response, session: Session) -> None:
     """Extend the session, because its person has opened a page."""
     now = int(time())
     if now - session.seen >= _RENEW_SECONDS:
-        _set(services, request, response, replace(session, seen=now))
+        _set_cookie(services, request, response, replace(session, seen=now))
 
 
-def _set(services: Services, request: Request, response: Response, session: Session) -> None:
+def _set_cookie(services: Services, request: Request, response: Response, session: Session) -> None:
     signature = Sealing(services.settings).sign(_SESSION, session.text.encode())
     response.set_cookie(
         COOKIE,
@@ -143,12 +146,14 @@ def end(services: Services, response: Response) -> None:
 
 
 def is_encrypted(services: Services, request: Request) -> bool:
-    """Whether browsers reach the API by HTTPS, by the setting `public_url`; without it, by the request's own URL."""
+    """Whether browsers reach the API by HTTPS. The setting `public_url` decides; without it, the request's URL
+    decides.
+    """
     return (services.settings.public_url or str(request.url)).startswith("https://")
 
 
 def read(settings: Settings, cookie: str) -> Session | None:
-    """The session of a cookie. None: the cookie is missing, foreign or too old, or no sealing key verifies it."""
+    """The session of a cookie. None: the cookie is missing, malformed or too old, or no sealing key verifies it."""
     match = _COOKIE.fullmatch(cookie)
     sealing = Sealing(settings)
     if match is None or not sealing.possible:
@@ -166,7 +171,9 @@ def _token(settings: Settings, session: Session) -> str:
 
 
 def check_form(request: Request, token: str) -> None:
-    """Raises Forbidden `form_expired` unless the form was made for this session, by a page of this origin."""
+    """Raises Forbidden `form_expired` if the form was made for another session, and `foreign_form` if another site sent
+    it.
+    """
     check_origin(request)
     if not hmac.compare_digest(token.encode(), viewer_of(request).form_token.encode()):
         raise Forbidden("form_expired", "The page was made for another session. Open it again, and repeat.")

@@ -1,4 +1,6 @@
-"""The page To settle: what waits until a person decides it, from orders of unknown outcome to paused schedules."""
+"""The page To settle: cases that wait for the decision of a person, from orders of unknown outcome to
+paused schedules.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ async def settle(request: Request, caller: Operator, form: Fields) -> Response:
 
 
 def _item(form: Form, job_id: str, action: Any) -> SettleItem:
-    """The row of the job in the form. Raises Invalid, which names the job."""
+    """What the form says about the job. Raises Invalid, which names the job."""
     ref = form.get(f"ref-{job_id}", "").strip() or None
     if action == "adopt" and ref is None:
         sentence = "To adopt an order, write the id that it has at the provider into its row"

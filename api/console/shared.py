@@ -1,4 +1,6 @@
-"""Answers that all open pages of a process share for some seconds: many consoles cost the database as much as one."""
+"""Answers that all open pages of a process share for some seconds. So many consoles cost the database as
+much as one.
+"""
 
 from __future__ import annotations
 
@@ -16,40 +18,40 @@ _MAX_KEYS = 500
 
 
 class Shared(Generic[_Answer]):
-    """`seconds`: how long an answer is shared. Requests that arrive while an answer is being made wait for it.
+    """`seconds`: how long an answer is shared. Requests that arrive while an answer is being made wait for this answer.
 
-    If a new answer equals the answer before, `get` returns the earlier object again. So `rendering.page` sees by
-    identity that a page need not be rendered again.
+    If a new answer equals the answer before it, `get` returns the earlier object. `rendering.page` compares the objects
+    by identity: for the same objects, it does not render the page again.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # By key: until when the answer is shared, the task that makes it, and what it reads from the standby. Answers
-        # of the primary are shared apart: a request for them wants no stale ones.
+        # By key: the time until which the answer is shared, the task that makes it, and its reading of the standby.
+        # Answers from the primary have keys of their own, because a request for them must not get an older answer.
         self._tasks: OrderedDict[Hashable, tuple[float, asyncio.Task[_Answer], Reading | None]] = OrderedDict()
 
     async def get(self, key: Hashable, make: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        """The shared answer, or the answer of `make`. `key` must name the tenant and the scopes if the answer depends
-        on them. Raises what `make` raises.
+        """The shared answer, or a new answer from `make`. If the answer depends on the tenant or the scopes, `key` must
+        name them. Raises the errors of `make`.
         """
         reading = replica_reads.current()
         key = (key, reading is None)
-        until, task, made_by = self._tasks.get(key, (0.0, None, None))
-        if task is None or (task.done() and (monotonic() >= until or _failed(task))):
+        shared_until, task, reading_of_task = self._tasks.get(key, (0.0, None, None))
+        if task is None or (task.done() and (monotonic() >= shared_until or _failed(task))):
             previous = None if task is None or _failed(task) else task.result()
             task = asyncio.create_task(_make_or_keep(make, previous))
             self._tasks[key] = monotonic() + self._seconds, task, reading
             self._tasks.move_to_end(key)
             if len(self._tasks) > _MAX_KEYS:
                 self._tasks.popitem(last=False)
-            made_by = reading
+            reading_of_task = reading
         answer = await asyncio.shield(task)
-        if reading is not None and made_by is not None:
-            reading.include(made_by)
+        if reading is not None and reading_of_task is not None:
+            reading.include(reading_of_task)
         return answer
 
     def forget(self) -> None:
-        """Make every answer anew: the caller has changed the rows behind the answers."""
+        """Forget all answers, because the caller has changed rows from which they were made."""
         self._tasks.clear()
 
 

@@ -1,6 +1,7 @@
-"""The form by which a person answers a workflow's wait. Its fields follow from the JSON Schema of the wait's payload.
+"""The form with which a person answers a workflow's wait. Its fields are made from the JSON Schema of the wait's
+payload.
 
-A schema that needs more than plain fields gets one field for JSON.
+If plain fields are not enough for the schema, the form has one field for JSON.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import orjson
 from leasehold.domain.errors import Invalid
 
 Kind: TypeAlias = Literal["text", "number", "integer", "boolean", "choice", "json"]
-#: Fields of a form, and choices of a field.
+#: The largest numbers of fields in a form, and of choices in a field.
 _MAX_FIELDS, _MAX_CHOICES = 20, 50
 _KINDS: dict[str, Kind] = {"string": "text", "number": "number", "integer": "integer", "boolean": "boolean"}
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A field of the form. `name`: the member of the payload that it fills; empty: the whole payload."""
+    """A field of the form. `name`: the member of the payload for this field; empty: the field is the whole payload."""
 
     name: str
     label: str
@@ -32,13 +33,13 @@ class Input:
 
 
 def inputs_of(schema: Any) -> list[Input]:
-    """The fields for a payload that fits the schema. None: any payload."""
+    """The fields for a payload that fits the schema. `schema` None: any payload fits."""
     if not isinstance(schema, dict):
         return [Input("", "Payload (JSON)", "json", required=False)]
     properties = schema.get("properties")
     if schema.get("type") == "object" and isinstance(properties, dict) and len(properties) <= _MAX_FIELDS:
         required = schema.get("required", [])
-        # PostgreSQL keeps the order of the array `required`, but not of the members of an object. So the required
+        # PostgreSQL keeps the order of the array `required`, but not the order of an object's members. So the required
         # fields come first, in their order.
         names = [*(name for name in required if name in properties), *(sorted(properties.keys() - set(required)))]
         inputs = [_input(name, properties[name], required=name in required) for name in names]
@@ -49,7 +50,7 @@ def inputs_of(schema: Any) -> list[Input]:
 
 
 def _input(name: str, schema: Any, *, required: bool) -> Input | None:
-    """A field for a value of this schema. None: no single field can hold such a value."""
+    """A field for a value of this schema. None: a plain field is not enough for such a value."""
     if not isinstance(schema, dict):
         return None
     title = str(schema.get("title") or name or "Payload")[:80]
@@ -58,9 +59,9 @@ def _input(name: str, schema: Any, *, required: bool) -> Input | None:
     if len(options) == 1:  # or null: the field may stay empty
         inner = _input(name, options[0], required=False)
         return None if inner is None else Input(name, title, inner.kind, inner.required, inner.choices, hint)
-    listed = schema.get("enum")
-    if isinstance(listed, list) and len(listed) <= _MAX_CHOICES and all(isinstance(option, str) for option in listed):
-        return Input(name, title, "choice", required, tuple(listed), hint)
+    choices = schema.get("enum")
+    if isinstance(choices, list) and len(choices) <= _MAX_CHOICES and all(isinstance(item, str) for item in choices):
+        return Input(name, title, "choice", required, tuple(choices), hint)
     kind = _KINDS.get(schema["type"]) if isinstance(schema.get("type"), str) else None
     return None if kind is None else Input(name, title, kind, required, (), hint)
 
@@ -83,6 +84,6 @@ def _value(field: Input, text: str) -> Any:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
-        what = "JSON" if field.kind == "json" else "a number"
-        raise Invalid("invalid_payload", f"{field.label}: this is not {what}.") from None
+        expected = "JSON" if field.kind == "json" else "a number"
+        raise Invalid("invalid_payload", f"{field.label}: this is not {expected}.") from None
     return value

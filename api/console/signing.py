@@ -1,4 +1,4 @@
-"""Signs a person in with an API key, or by a ticket that `leasehold dev` made; and signs the person out."""
+"""Signs a person in with an API key or a ticket of `leasehold dev`, and signs the person out."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ async def sign_out(request: Request, caller: session.Anybody) -> Response:
 
 
 def _owner(caller: Caller) -> str:
-    """The key or the person whose session begins or ends, as the audit names it."""
+    """The owner of the session: the key's prefix or the person's id."""
     return caller.key_prefix or str(caller.person_id)

@@ -1,4 +1,4 @@
-"""The state that all pages of one API process share: `make_app` makes it when the process starts."""
+"""The state that all pages of one API process share. The app makes it when the process starts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from leasehold.settings import Settings
 _PATIENCE_SECONDS = 5.0
 #: A page as one session sees it: the session's nonce, and the URL.
 PageKey: TypeAlias = tuple[str, str]
-#: A page that was sent: the mark by which its browser names it (rendering.MARK), and the objects that it was made of.
+#: A page that was sent: its mark (rendering.MARK), and the objects from which it was rendered.
 LastPage: TypeAlias = tuple[str, tuple[object, ...]]
 
 
 class ConsoleState:
-    """`answers`: what pages have read, shared for some seconds. `last_pages`: the page that was sent last, by session
-    and URL. `sign_ins`: bounds the requests to the OpenID provider: so a flood of sign-ins delays no other request.
+    """`answers`: the answers that pages share for some seconds. `last_pages`: the page that was sent last, by session
+    and URL. `sign_ins`: bounds the requests to the OpenID provider, so that a flood of sign-ins delays no other
+    request.
     """
 
     def __init__(self, settings: Settings) -> None:

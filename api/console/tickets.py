@@ -1,4 +1,6 @@
-"""Tickets: links by which `leasehold dev` signs its user in. `dev` makes one, so this module loads no web framework."""
+"""Tickets: links by which `leasehold dev` signs its user in. `leasehold dev` imports this module, so it loads no web
+framework.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,15 @@ _TICKET = re.compile(r"([a-z0-9]{12})\.(\d{1,12})\.([A-Za-z0-9_-]{43})")
 
 
 def ticket(settings: Settings, key_prefix: str, seconds: int) -> str:
-    """Make a ticket: a browser that opens {console}/enter?ticket=... within `seconds` is signed in with this key.
-
-    It takes the installation's sealing keys to make a ticket. `leasehold dev` makes one.
+    """Make a ticket. A browser that opens {console}/enter?ticket=... within `seconds` is signed in with this key. Only
+    somebody who has the installation's sealing keys can make a ticket.
     """
     text = f"{key_prefix}.{int(time()) + seconds}"
     return f"{text}.{Sealing(settings).sign(_ENTRY, text.encode())}"
 
 
 def prefix_of_ticket(settings: Settings, text: str) -> str:
-    """The prefix of the key that the ticket stands for. Raises Unauthenticated."""
+    """The prefix of the key for which the ticket was made. Raises Unauthenticated."""
     match = _TICKET.fullmatch(text)
     signed = f"{match[1]}.{match[2]}".encode() if match is not None else b""
     if match is None or not Sealing(settings).verifies(_ENTRY, signed, match[3]) or int(match[2]) < time():

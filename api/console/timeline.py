@@ -1,4 +1,4 @@
-"""The timeline of a job: for each step its waits and attempts, as parts of the job's time."""
+"""The timeline of a job: for each step, bars for its waits and attempts. `job` shows it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MIN_WIDTH = 3
 #: At most this many steps are drawn.
 MAX_LINES = 60
 _CLAIMS = frozenset({"claimed", "taken_over"})
-#: For each event that ends an attempt: the class of the attempt's bar, and a word for people.
+#: An event that ends an attempt -> the CSS class of the attempt's bar, and a word for people.
 _ENDS = {
     "completed": ("ok", "succeeded"),
     "fanned_out": ("ok", "fanned out"),
@@ -34,7 +34,7 @@ _ENDS = {
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`x`, `width`: of WIDTH units. `shade`: the class of the drawing."""
+    """One wait or one attempt. `x`, `width`: in units; the job's time has WIDTH. `shade`: the CSS class."""
 
     x: int
     width: int
@@ -58,6 +58,8 @@ class Timeline:
 
 
 class _Scale:
+    """Turns times into bars."""
+
     def __init__(self, start: datetime, end: datetime) -> None:
         self._start = start
         self.seconds = max((end - start).total_seconds(), 0.001)
@@ -78,29 +80,29 @@ def timeline(
     *,
     is_cut: bool = False,
 ) -> Timeline:
-    """The bars of all steps. The wait of a step begins when the steps that it needs have ended. For a part of a fan-out
-    and for a step of a workflow, the wait begins when it was made.
+    """The bars of all steps. The first wait of a step begins when the steps that it needs have ended. For a part of a
+    fan-out, and for a step of a workflow, it begins when the step was created.
 
-    `tasks`: which step needs which (`job_reads.step_links`). `is_cut`: the ledger lacks earlier entries, so the first
-    wait of a step is not known.
+    `tasks`: which step needs which (`job_reads.step_links`). `is_cut`: the ledger lacks earlier entries. Then the first
+    wait of a step is not known, and not drawn.
     """
     needs = needs_of(tasks)
-    made_at = {task["step"]: instant_of(task["id"]) for task in tasks if task["parent_id"] is not None}
+    created_at = {task["step"]: instant_of(task["id"]) for task in tasks if task["parent_id"] is not None}
     scale = _Scale(job["created_at"], job.get("finished_at") or now)
     events: dict[str, list[Mapping[str, Any]]] = {}
     for entry in ledger:
         events.setdefault(entry.get("step", ""), []).append(entry)
-    ended = {
+    completed_at = {
         step: next((entry["at"] for entry in reversed(entries) if entry["kind"] == "completed"), None)
         for step, entries in events.items()
     }
     lines = []
     for step in steps[:MAX_LINES]:
-        needed = () if step["id"] in made_at else needs.get(step["id"], ())
-        ready = [at for name in needed if (at := ended.get(name)) is not None]
-        is_blocked = any(ended.get(name) is None for name in needed)
-        first = max(ready, default=made_at.get(step["id"], job["created_at"]))
-        lines.append(_line(step, events.get(step["id"], []), None if is_blocked or is_cut else first, scale, now))
+        needed = () if step["id"] in created_at else needs.get(step["id"], ())
+        ends = [at for name in needed if (at := completed_at.get(name)) is not None]
+        is_blocked = len(ends) < len(needed)
+        ready_at = max(ends, default=created_at.get(step["id"], job["created_at"]))
+        lines.append(_line(step, events.get(step["id"], []), None if is_blocked or is_cut else ready_at, scale, now))
     return Timeline(lines, scale.seconds, max(0, len(steps) - MAX_LINES))
 
 
@@ -111,6 +113,7 @@ def _line(
     scale: _Scale,
     now: datetime,
 ) -> Line:
+    """The bars of one step. `ready_at`: when its first wait begins; None: that is not known, or has not happened."""
     line = Line(step["id"])
     waits_from, claim = ready_at, None
     for entry in entries:

@@ -27,10 +27,10 @@ _DELIVERIES = 50
 @router.get("/webhooks")
 @may_lag
 async def show_webhooks(request: Request, caller: Owner) -> Response:
-    return page(request, "webhooks.html", webhooks=await _listed(request, caller))
+    return page(request, "webhooks.html", webhooks=await _list_webhooks(request, caller))
 
 
-async def _listed(request: Request, caller: Caller) -> list[dict[str, Any]]:
+async def _list_webhooks(request: Request, caller: Caller) -> list[dict[str, Any]]:
     answer: dict[str, Any] = content_of(await endpoints.list_webhooks(request, caller))
     webhooks: list[dict[str, Any]] = answer["webhooks"]
     return webhooks
@@ -39,7 +39,8 @@ async def _listed(request: Request, caller: Caller) -> list[dict[str, Any]]:
 @router.get("/webhooks/{webhook_id}")
 @may_lag
 async def show_webhook(request: Request, webhook_id: UUID, caller: Owner) -> Response:
-    webhook = next((webhook for webhook in await _listed(request, caller) if webhook["id"] == str(webhook_id)), None)
+    webhooks = await _list_webhooks(request, caller)
+    webhook = next((webhook for webhook in webhooks if webhook["id"] == str(webhook_id)), None)
     if webhook is None:
         raise NotFound("webhook_not_found", "There is no such webhook.")
     answer = content_of(await endpoints.list_deliveries(request, webhook_id, caller, _DELIVERIES))

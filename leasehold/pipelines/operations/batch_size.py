@@ -4,19 +4,19 @@ from __future__ import annotations
 
 #: The time for which a batch should hold its locks.
 BATCH_SECONDS = 0.01
-#: A batch of at most SMALL_BATCH jobs may hold its locks for this long. Each batch has about ten statements: on a busy
-#: machine they take most of its time, and a batch of one job is hardly shorter than one of twenty.
+#: A batch of at most SMALL_BATCH jobs may hold its locks for this long. Each batch has about ten statements. On a busy
+#: machine these statements take most of the time, so a batch of one job is hardly shorter than a batch of twenty.
 SMALL_BATCH, SMALL_BATCH_SECONDS = 20, 0.04
-#: The most jobs of a batch, and the jobs of the first batch.
+#: The largest number of jobs in a batch, and the number in the first batch.
 MAX_BATCH, _FIRST_BATCH = 100, 8
 #: The factor by which the estimated time of one job falls with each faster batch.
 _DECAY = 0.9
 
 
 class BatchSize:
-    """The size follows the slowest of the last batches, whose weight falls with each faster batch. If the size followed
-    only the last batch, one fast batch would double the next one, even if it came during a checkpoint of PostgreSQL,
-    when batches are slow.
+    """The size of the next batch, in jobs. It follows the slowest of the last batches, whose weight falls with each
+    faster batch. If the size followed only the last batch, one fast batch would double the next batch, even during a
+    checkpoint of PostgreSQL, when most batches are slow.
     """
 
     def __init__(self) -> None:
@@ -26,15 +26,15 @@ class BatchSize:
     def measured(self, jobs: int, seconds: float) -> None:
         """Record that a batch of `jobs` held its locks for `seconds`."""
         self._seconds_of_job = max(seconds / jobs, _DECAY * self._seconds_of_job)
-        self.jobs = max(1, min(self._fitting(), 2 * self.jobs, MAX_BATCH))
+        self.jobs = max(1, min(self._jobs_in_time(), 2 * self.jobs, MAX_BATCH))
 
-    def _fitting(self) -> int:
-        """The jobs of a batch that is not too long."""
+    def _jobs_in_time(self) -> int:
+        """How many jobs a batch may have to take no longer than it should."""
         if not self._seconds_of_job:
             return MAX_BATCH
-        fitting = int(BATCH_SECONDS / self._seconds_of_job)
-        return max(fitting, min(int(SMALL_BATCH_SECONDS / self._seconds_of_job), SMALL_BATCH))
+        jobs = int(BATCH_SECONDS / self._seconds_of_job)
+        return max(jobs, min(int(SMALL_BATCH_SECONDS / self._seconds_of_job), SMALL_BATCH))
 
     def refused(self, jobs: int) -> None:
-        """Record that a batch of `jobs` exceeded a limit of the tenant. The next batch has half as many."""
+        """Record that a batch of `jobs` exceeded a limit of the tenant. The next batch has half as many jobs."""
         self.jobs = max(jobs // 2, 1)

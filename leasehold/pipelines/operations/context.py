@@ -1,4 +1,6 @@
-"""Shared by all operations of a worker: the actions on jobs of every kind, and the limits of the tenants."""
+"""The context that all bulk operations of a worker share: the actions on jobs of every kind, and the
+tenants' limits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Declares the pipeline of bulk operations: one job for each, with one step that acts on batch after batch."""
+"""Declares the pipeline of bulk operations. Each operation is one job with one step, which acts on batch
+after batch.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +16,23 @@ Action = Literal["cancel", "retry", "delete"]
 
 
 def bound_of(action: Action) -> Literal["failed", "unfinished"] | None:
-    """The state that a job must have to be a target."""
+    """The state that a job must have, so that the operation acts on it. None: any state."""
     states: dict[str, Literal["failed", "unfinished"]] = {"retry": "failed", "cancel": "unfinished"}
     return states.get(action)
 
 
-#: The delays after an error, which means that the database was away, or a bug. Committed batches stay committed.
+#: The delays before the step is tried again after an error: an outage of the database, or a bug. Committed batches stay
+#: committed.
 _RETRY_LADDER = tuple(timedelta(seconds=seconds) for seconds in (1, 5, 30, 60))
 
 
 class Operation(BaseModel):
-    """The parameters of an operation, as they were bound when it was submitted.
+    """The parameters of an operation, as its submission fixed them.
 
-    `at`: jobs that were created later are no targets, and ages in the filter count from this time. `of_tenant`: the
-    tenant of the jobs; None: all tenants. `pipelines` and `runs`: the kinds of jobs that the key's scopes allowed.
-    `payer_key`: the quota key that is charged for retries. `canary`: the number of jobs that go first; 0: none.
-    `rate`: the most jobs a second.
+    `at`: the operation does not act on jobs that were created later, and ages in the filter count from this time.
+    `of_tenant`: the tenant of the jobs; None: all tenants. `pipelines` and `runs`: the kinds of jobs that the key's
+    scopes allowed. `payer_key`: the quota key that is charged for retries. `canary`: the number of jobs that go first;
+    0: none. `rate`: the largest number of jobs a second.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,4 +1,4 @@
-"""The progress of an operation, kept as the note of its step. Each batch commits the note together with its changes."""
+"""The progress of an operation. The step stores it as its note, and commits the note together with each batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ class Count(BaseModel):
 
 
 class Busy(BaseModel):
-    """A target that another transaction held. `tries`: how often the operation has tried it."""
+    """A job that the operation could not change, because another transaction held it. `tries`: how often the operation
+    has tried.
+    """
 
     job_id: UUID
     tenant_id: str
@@ -36,10 +38,11 @@ class Canary(BaseModel):
 
 
 class Progress(BaseModel):
-    """How far an operation has come. It walks over the jobs by descending id. `before`: the walk goes on with ids below
-    this one; None: the walk has not begun or, if `walked`, is finished. `busy`: targets that it must try again.
-    `next_at`: the Unix time at which the rate allows the next job. `longest_ms`: the longest time that a batch held its
-    locks.
+    """How far an operation has come. It walks over the jobs by descending id.
+
+    `before`: the walk goes on with ids below this id; None: the walk has not begun or, if `walked`, is finished.
+    `busy`: jobs that the operation must try again. `codes`: the number of refusals by code. `next_at`: the Unix time at
+    which the rate allows the next job. `longest_ms`: the longest time for which a batch held its locks.
     """
 
     total: Count | None = None
@@ -67,6 +70,7 @@ class Progress(BaseModel):
         return min(100.0 * self.done / self.total.n, 99.9)
 
     def count(self, acted: Sequence[UUID], refusals: Sequence[Refusal]) -> None:
+        """Add the outcome of a batch."""
         self.acted += len(acted)
         self.refused += len(refusals)
         self.codes = dict(Counter(self.codes) + Counter(refusal.code for refusal in refusals))
