@@ -212,7 +212,7 @@ async def replay_one(request: Request, task_id: UUID, caller: Writer, body: Retr
     access = None if row is None else access_of(services, caller, row)
     if access is None or not _may_replay(access, caller):
         raise NotFound("dead_letter_not_found", "There is no such dead letter.")
-    limit_headers = await retry(services, access, body or RetryRequest())
+    _, limit_headers = await retry(services, access, body or RetryRequest())
     answer = {"job_id": access.id, "run_id": access.id, "task_id": task_id}
     return json_response(answer, HTTPStatus.ACCEPTED, limit_headers)
 

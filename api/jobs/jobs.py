@@ -28,7 +28,7 @@ from leasehold.api.process.services import Services, services_of
 from leasehold.db import event_reads
 from leasehold.db.event_reads import EventView
 from leasehold.domain.json_values import MAX_INTEGER
-from leasehold.domain.states import JOB_TERMINAL, JobState
+from leasehold.domain.states import JOB_TERMINAL
 
 router = APIRouter(tags=["jobs"], prefix="/v1/jobs", route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(Require(JOBS_READ))]
@@ -172,8 +172,8 @@ async def cancel_job(request: Request, job_id: UUID, caller: Operator, body: Rea
 async def retry_job(request: Request, job_id: UUID, caller: Operator, body: RetryRequest | None = None) -> Response:
     services = services_of(request)
     access = await find(services, caller, job_id, write=True)
-    limit_headers = await retry(services, access, body or RetryRequest())
-    return json_response({"id": job_id, "status": JobState.PENDING}, HTTPStatus.ACCEPTED, limit_headers)
+    status, limit_headers = await retry(services, access, body or RetryRequest())
+    return json_response({"id": job_id, "status": status}, HTTPStatus.ACCEPTED, limit_headers)
 
 
 @router.delete(

@@ -14,8 +14,10 @@ from leasehold.api.process.services import Services
 from leasehold.domain.errors import Invalid
 
 
-async def retry(services: Services, access: JobAccess, body: RetryRequest) -> dict[str, str]:
-    """Retry the job, and return the RateLimit headers. Raises the problems that the endpoint `retryJob` documents."""
+async def retry(services: Services, access: JobAccess, body: RetryRequest) -> tuple[str, dict[str, str]]:
+    """Retry the job. Returns its status as committed, and the RateLimit headers. Raises the problems that the endpoint
+    `retryJob` documents.
+    """
     check_retry(access)
     caller, params = access.caller, None
     if body.payload is not None:
@@ -39,4 +41,4 @@ async def retry(services: Services, access: JobAccess, body: RetryRequest) -> di
         await record(connection, access, "job.retried", from_step=body.from_step, other_payload=has_other_payload)
         await services.admission.add_queues_of(connection, charge, access.id)
     await publish_and_admit_run(services, effects)
-    return charge.fields
+    return effects.status, charge.fields

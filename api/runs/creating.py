@@ -33,7 +33,6 @@ from leasehold.broker.base import BANDS
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
 from leasehold.domain.errors import RequestError
-from leasehold.domain.states import JobState
 from leasehold.evaluation.templates import TemplateVersion
 from leasehold.limits.admission import queues_of
 from leasehold.transitions import runs
@@ -88,7 +87,7 @@ async def create_run(
             and await services.submissions.create(new_run)
         ):
             _record_submission(new_run)
-            return accepted_response(Answer(HTTPStatus.ACCEPTED, accepted_body(new_run)))
+            return accepted_response(Answer(HTTPStatus.ACCEPTED, accepted_body(new_run, runs.first_state(new_run))))
     return await _create_alone(services, caller, body, idempotency_key, new_run)
 
 
@@ -107,9 +106,10 @@ async def _create_alone(
             return existing
         queues = queues_of(caller.tenant_id, new_run.template_version.pipeline)
         async with services.admission.submitting(connection, caller.payer, queues) as charge:
-            created.append((new_run, await runs.create(connection, new_run)))
+            effects = await runs.create(connection, new_run)
+            created.append((new_run, effects))
         limit_headers.update(charge.fields)
-        return Answer(HTTPStatus.ACCEPTED, accepted_body(new_run))
+        return Answer(HTTPStatus.ACCEPTED, accepted_body(new_run, effects.status))
 
     request_hash = fingerprint(b"POST /v1/runs", json_of_request(body))
     answer = await retry_duplicates(lambda: once(services.pool, caller.tenant_id, idempotency_key, request_hash, work))
@@ -188,12 +188,10 @@ async def _template_version(services: Services, caller: Caller, body: RunRequest
         return await services.templates.find_usable(connection, caller.tenant_id, body.template, body.version)
 
 
-def accepted_body(new_run: NewRun) -> bytes:
-    """A RunAccepted, as JSON."""
+def accepted_body(new_run: NewRun, status: str) -> bytes:
+    """A RunAccepted, as JSON. `status`: of the run as it was committed."""
     template = new_run.template_version.template
-    return encoded(
-        {"id": new_run.id, "status": JobState.PENDING, "template": template.type, "version": template.version}
-    )
+    return encoded({"id": new_run.id, "status": status, "template": template.type, "version": template.version})
 
 
 def accepted_response(answer: Answer, limit_headers: dict[str, str] | None = None) -> Response:

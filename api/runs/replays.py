@@ -27,7 +27,6 @@ from leasehold.api.runs.schemas import RunAccepted
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
 from leasehold.domain.errors import Conflict
-from leasehold.domain.states import JobState
 from leasehold.limits.admission import queues_of
 from leasehold.transitions import runs
 from leasehold.transitions.runs import CreatedRun, NewRun
@@ -51,8 +50,8 @@ Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 )  # fmt: skip
 async def retry_run(request: Request, run_id: UUID, caller: Writer, body: RetryRequest | None = None) -> Response:
     services = services_of(request)
-    limit_headers = await retry(services, await run_access(services, caller, run_id), body or RetryRequest())
-    return json_response({"id": run_id, "status": JobState.PENDING}, HTTPStatus.ACCEPTED, limit_headers)
+    status, limit_headers = await retry(services, await run_access(services, caller, run_id), body or RetryRequest())
+    return json_response({"id": run_id, "status": status}, HTTPStatus.ACCEPTED, limit_headers)
 
 
 @router.post(
@@ -93,10 +92,11 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
         )
         queues = queues_of(caller.tenant_id, template_version.pipeline)
         async with services.admission.submitting(connection, caller.payer, queues) as charge:
-            created.append(await runs.create(connection, new_run))
+            effects = await runs.create(connection, new_run)
+            created.append(effects)
             await record(connection, caller, "job.repeated", run_id, kind="run", new_id=new_run.id)
         limit_headers.update(charge.fields)
-        return Answer(HTTPStatus.ACCEPTED, accepted_body(new_run))
+        return Answer(HTTPStatus.ACCEPTED, accepted_body(new_run, effects.status))
 
     request_hash = fingerprint(b"POST /v1/runs/rerun", str(run_id).encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import wraps
+from importlib.metadata import version
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 from mcp.server.mcpserver import MCPServer
@@ -38,7 +39,7 @@ Limit = Annotated[int, Field(ge=1, le=100)]
 
 def server_of(client: AsyncClient, *, allow_writes: bool) -> MCPServer:
     """The server with its tools. It uses `client`, and does not close it."""
-    server = MCPServer("leasehold", instructions=INSTRUCTIONS, log_level="ERROR")
+    server = MCPServer("leasehold", version=version("leasehold"), instructions=INSTRUCTIONS, log_level="ERROR")
     _add(server, _READS, _ReadTools(client))
     if allow_writes:
         _add(server, _WRITES, _WriteTools(client))

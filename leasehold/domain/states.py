@@ -119,5 +119,8 @@ JOB_MOVES: dict[str, tuple[frozenset[JobState], frozenset[JobState]]] = {
         frozenset({JobState.PENDING, JobState.QUEUED, JobState.WAITING_WORKER}),
     ),
     "expire": (_LIVE, frozenset({JobState.EXPIRED})),
-    "replay": (frozenset({JobState.FAILED}), frozenset({JobState.PENDING, JobState.QUEUED})),
+    "replay": (
+        frozenset({JobState.FAILED}),
+        frozenset({JobState.PENDING, JobState.QUEUED, JobState.WAITING_WORKER}),
+    ),
 }

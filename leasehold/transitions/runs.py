@@ -22,6 +22,7 @@ from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Conflict
 from leasehold.domain.ids import new_id
 from leasehold.domain.pipeline import Pipeline
+from leasehold.domain.states import JobState
 from leasehold.evaluation.templates import TemplateVersion
 from leasehold.runtime.pacing import paced
 from leasehold.transitions import concurrency, jobs, limits
@@ -73,11 +74,13 @@ class CreatedRuns:
 
 @dataclass(frozen=True, slots=True)
 class CreatedRun:
-    """A new run. After the commit publish `hints`, and call `concurrency.admit` with `limits` and `departed`.
-    `departed`: the runs that the new run replaced. `ended`: those among them that have ended at once.
+    """A new or revived run in the state `status`. After the commit publish `hints`, and call `concurrency.admit` with
+    `limits` and `departed`. `departed`: the runs that the new run replaced; `ended`: the replaced runs that ended at
+    once.
     """
 
     id: UUID
+    status: str
     hints: Sequence[Announcement]
     limits: Sequence[concurrency.ConcurrencyLimitName]
     departed: Sequence[UUID] = ()
@@ -157,14 +160,19 @@ async def create(connection: Connection, new: NewRun) -> CreatedRun:
     job = _job(new, admission.terms.limits, notify=rules.watched, exclusive=admission.terms.exclusive_key)
     async with _translate_conflicts(connection, new, admission.terms):
         hints = await jobs.submit(connection, [job])
-    return admission.created(new.id, hints)
+    return admission.created(new.id, jobs.first_state(job), hints)
+
+
+def first_state(new: NewRun) -> JobState:
+    """The state of a new run that waits at no limit."""
+    return jobs.first_state(_job(new, (), notify=False))
 
 
 async def revive(
     connection: Connection, new: NewRun, params: Mapping[str, Any] | None, from_step: str | None
 ) -> CreatedRun | None:
-    """failed -> pending, for the run `new.id`. The run waits at its scope and its limits as a new run does. None: there
-    is no such failed run. Call this in a transaction.
+    """failed -> pending, queued or waiting_worker, for the run `new.id`. It waits at its scope and its limits as a new
+    run does. None: there is no such failed run. Call this in a transaction.
 
     `new.params`: the parameters of the run from now on. `params`: the same, if they replace the stored parameters; else
     None.
@@ -192,7 +200,7 @@ async def revive(
             admission.terms,
             followed=_followed(new.template_version.pipeline),
         )
-    return None if hints is None else admission.created(new.id, hints)
+    return None if hints is None else admission.created(new.id, await jobs.state_of(connection, new.id), hints)
 
 
 def _followed(pipeline: Pipeline) -> list[str]:
@@ -210,9 +218,9 @@ class _Admission:
     replaced: Sequence[UUID] = ()
     ended: Sequence[JobEnded] = ()
 
-    def created(self, run_id: UUID, hints: Sequence[Announcement]) -> CreatedRun:
+    def created(self, run_id: UUID, status: str, hints: Sequence[Announcement]) -> CreatedRun:
         names = [(limit.tenant_id, limit.key) for limit in self.terms.limits]
-        return CreatedRun(run_id, hints, names, self.replaced, self.ended)
+        return CreatedRun(run_id, status, hints, names, self.replaced, self.ended)
 
 
 async def _admission_of(connection: Connection, new: NewRun, rules: TenantRules) -> _Admission:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -56,6 +57,7 @@ async def test_its_tools_read_and_none_of_them_writes(maker: Maker, running: Run
     async with asyncio.timeout(60), McpClient(process) as mcp:
         tools = (await mcp.list_tools()).tools
         assert {tool.name for tool in tools} == READS
+        assert mcp.server_info.version == version("leasehold")
         assert {tool.annotations.read_only_hint for tool in tools if tool.annotations is not None} == {True}
         assert all("Needs the scope" in (tool.description or "") for tool in tools)
         listed = await mcp.call_tool("list_jobs", {"query": "kind:run"})
@@ -79,7 +81,7 @@ async def test_with_writes_each_tool_still_needs_its_scope(maker: Maker, running
         assert (refused.is_error, "insufficient_scope" in text_of(refused)) == (True, True)
     writer = await parameters(running, rows, *TENANT_SCOPES, arguments=("--allow-writes",))
     async with asyncio.timeout(60), McpClient(writer) as mcp:
-        assert "pending" in text_of(await mcp.call_tool("retry_job", {"job_id": str(job_id)}))
+        assert "waiting_worker" in text_of(await mcp.call_tool("retry_job", {"job_id": str(job_id)}))
         assert "id" in text_of(await mcp.call_tool("submit_run", {"template": "outside"}))
         assert "cancelled" in text_of(await mcp.call_tool("cancel_job", {"job_id": str(job_id)}))
     assert await rows.fetchval("SELECT count(*) FROM run") == 2

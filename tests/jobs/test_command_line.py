@@ -71,7 +71,7 @@ async def test_a_job_is_retried_cancelled_and_deleted(cli: Cli, maker: Maker) ->
     await maker.fail(job_id)
     shown = await cli("get", str(job_id))
     assert "broken: It did not work." in shown.stdout
-    assert last_line(await cli("retry", str(job_id), "--from-step", "resize")) == "pending"
+    assert last_line(await cli("retry", str(job_id), "--from-step", "resize")) == "queued"
     assert last_line(await cli("cancel", str(job_id), "--reason", "enough")) == "cancelled"
     assert last_line(await cli("delete", str(job_id))) == "deleted"
     gone = await cli("get", str(job_id))

@@ -46,6 +46,36 @@ async def settle(client: Client, task: dict[str, Any], verb: str, **body: Any) -
     return await client.post(f"/v1/external/tasks/{task['task_id']}/{verb}", **(task["held"] | body))
 
 
+async def test_the_answer_of_a_submission_and_of_a_retry_has_the_state_that_was_committed(
+    client: Client, template: str
+) -> None:
+    """The first step is that of an external worker."""
+    answer = await client.post("/v1/runs", template=template, payload={"number": 1})
+    run = answer.json()["id"]
+    assert (answer.status_code, answer.json()["status"]) == (202, "waiting_worker")
+    task = await claim(client, wait=5)
+    failed = await settle(client, task, "fail", code="broken", message="it broke", retryable=False)
+    assert failed.status_code == 200, failed.text
+    await client.until(run, "failed")
+    answer = await client.post(f"/v1/runs/{run}/retry")
+    assert (answer.status_code, answer.json()["status"]) == (202, "waiting_worker")
+    assert (await client.look(run))["status"] == "waiting_worker"
+    rerun = (await client.post(f"/v1/runs/{run}/rerun")).json()
+    assert rerun["status"] == "waiting_worker"
+
+
+async def test_the_answer_of_a_submission_says_whether_a_worker_may_claim_a_step(client: Client) -> None:
+    steps = [{"id": "inside", "worker_type": "scripted.second"}]
+    assert (await client.post("/v1/templates", type="inner", steps=steps)).status_code == 201
+    body = {"template": "inner", "payload": {"number": 1}}
+    assert (await client.post("/v1/runs", **body)).json()["status"] == "queued"
+    assert (await client.post("/v1/runs", **body, dedupe={"key": "one"})).json()["status"] == "queued"
+    later = (await client.post("/v1/runs", **body, scheduled_at="2100-01-01T00:00:00Z")).json()
+    assert later["status"] == "pending"
+    for answer in (later,):
+        assert (await client.look(answer["id"]))["status"] == answer["status"]
+
+
 async def test_a_task_outside_is_done_and_the_run_goes_on_inside(
     client: Client, worker: Worker, rows: Connection, template: str
 ) -> None:

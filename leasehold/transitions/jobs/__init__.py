@@ -2,8 +2,8 @@
 
 from leasehold.transitions.jobs.cancels import Cancels, request_cancel
 from leasehold.transitions.jobs.deletions import delete, delete_together, expire_early, forget, forget_tombstones
-from leasehold.transitions.jobs.records import EXTERNAL, NewJob, RunOf, client_queue, external_queue
-from leasehold.transitions.jobs.replays import REWIND, AdmissionTerms, replay, replay_together
+from leasehold.transitions.jobs.records import EXTERNAL, NewJob, RunOf, client_queue, external_queue, first_state
+from leasehold.transitions.jobs.replays import REWIND, AdmissionTerms, replay, replay_together, state_of
 from leasehold.transitions.jobs.resolving import resolve
 from leasehold.transitions.jobs.submissions import submit
 
@@ -19,11 +19,13 @@ __all__ = [
     "delete_together",
     "expire_early",
     "external_queue",
+    "first_state",
     "forget",
     "forget_tombstones",
     "replay",
     "replay_together",
     "request_cancel",
     "resolve",
+    "state_of",
     "submit",
 ]

@@ -127,6 +127,11 @@ def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any
     )
 
 
+def first_state(new: NewJob) -> JobState:
+    """The state in which `submit` writes the job. Raises Invalid `nothing_to_do`."""
+    return _first_job_state(task_records(new))
+
+
 def _first_job_state(tasks: Sequence[Mapping[str, Any]]) -> JobState:
     first_tasks = [task for task in tasks if task["status"] in ("pending", "waiting")]
     for_workers = [task for task in first_tasks if not task["queue"].startswith(EXTERNAL)]

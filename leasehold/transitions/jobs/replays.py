@@ -55,11 +55,13 @@ WITH locked AS MATERIALIZED (
               t.contained AND before.status = 'failed' AS uncounted
 ), counted AS MATERIALIZED (
     SELECT locked.id, count(r.id)::int AS n, (count(*) FILTER (WHERE r.uncounted))::int AS uncounted,
-           coalesce(bool_or(r.status = 'pending' AND NOT starts_with(r.queue, 'ext:')), false) AS runnable
+           coalesce(bool_or(r.status = 'pending' AND NOT starts_with(r.queue, 'ext:')), false) AS runnable,
+           coalesce(bool_or(r.status = 'pending' AND starts_with(r.queue, 'ext:')), false) AS runnable_outside
     FROM locked LEFT JOIN revived r ON r.job_id = locked.id GROUP BY locked.id
 ), advanced AS (
     UPDATE job j
-    SET status = CASE WHEN counted.runnable THEN 'queued' ELSE 'pending' END,
+    SET status = CASE WHEN counted.runnable THEN 'queued' WHEN counted.runnable_outside THEN 'waiting_worker'
+                      ELSE 'pending' END,
         error = NULL, finished_at = NULL, expires_at = NULL, leased = 0,
         params = coalesce($3::jsonb, j.params), held = $4, gated = j.gated OR $4,
         exclusive_key = CASE WHEN $5 THEN $6 ELSE j.exclusive_key END,
@@ -151,7 +153,8 @@ async def replay(
     *,
     followed: Sequence[str] = (),
 ) -> list[Announcement] | None:
-    """failed -> pending, from the failed step on; steps that succeeded stay. None: no such failed job.
+    """failed -> pending, queued or waiting_worker, from the failed step on; steps that succeeded stay. None: no such
+    failed job.
 
     `params`: replaces the job's parameters; the caller has validated it. `from_step`: the job goes on from this step
     instead, and the steps that need this step run again, too. `terms`: the job's limits and exclusive key from now on.
@@ -187,10 +190,17 @@ async def replay(
     return [Announcement.from_row(row) for row in rows]
 
 
+async def state_of(connection: Connection, job_id: UUID) -> str:
+    """The state of the job, which exists."""
+    status: str = await connection.fetchval("SELECT status FROM job WHERE id = $1", job_id)
+    return status
+
+
 async def replay_together(
     connection: Connection, job_ids: Sequence[UUID], tenant_id: str, followed: Sequence[str] = ()
 ) -> list[Announcement]:
-    """failed -> pending, as `replay`, for jobs that have no limit, no exclusive key and no dedupe key, and get none.
+    """failed -> queued or waiting_worker, as `replay`, for jobs that never had a limit nor an exclusive or dedupe key,
+    and get none.
 
     The hints get the last band, because so many hints must not delay the hints of other jobs.
     """
