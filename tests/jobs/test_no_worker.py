@@ -15,6 +15,7 @@ import pytest
 
 from leasehold import App, Context
 from leasehold.db.database import Connection, connect
+from leasehold.domain.ids import id_at
 from leasehold.settings import Settings
 from leasehold.transitions import workers
 from leasehold.worker.worker import Worker
@@ -111,6 +112,31 @@ async def test_being_put_off_by_workers_without_its_code_costs_a_task_no_attempt
         assert await (await add.asubmit(2)).aresult() == 3
         await rows.execute("UPDATE task SET available_at = clock_timestamp() WHERE job_id = $1", job)
         assert await add.find(job).aresult() == 2
+
+
+@pytest.mark.parametrize(
+    ("age", "is_served", "seconds"),
+    [
+        (timedelta(hours=2), False, 600),
+        (timedelta(minutes=3), False, 180),
+        (timedelta(0), False, 30),
+        (timedelta(hours=2), True, 30),
+    ],
+)
+async def test_a_task_that_no_worker_knows_is_put_off_for_longer_the_older_its_job_is(
+    rows: Connection, settings: Settings, tmp_path: Path, age: timedelta, is_served: bool, seconds: int
+) -> None:
+    """Else its history would grow by two events each 30 seconds for ever. A worker that has the code gets it soon."""
+    if is_served:
+        await workers.register(
+            rows, uuid4(), host="h", pid=1, version="1", queues=["default"], handlers=["shop.add.run"]
+        )
+    job = (await add.options(id=id_at(datetime.now(UTC) - age)).asubmit(1)).id
+    async with working(settings, tmp_path, OLDER_SHOP):
+        task = await put_off(rows, job)
+    event = await rows.fetchrow("SELECT at FROM history WHERE job_id = $1 ORDER BY seq DESC LIMIT 1", job)
+    delay = (task["available_at"] - event["at"]).total_seconds()
+    assert seconds - 1 <= delay <= seconds + SECONDS
 
 
 async def test_a_step_of_a_workflow_that_no_worker_of_its_queue_knows_is_named(

@@ -8,14 +8,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import partial
 from time import monotonic
+from uuid import UUID
 
 import asyncpg
 import structlog
 
+from leasehold.db import handler_reads
 from leasehold.db.database import Pool
 from leasehold.domain.errors import Cancelled, LeaseLost, ObjectExists, Permanent, Retryable, Unforeseen
+from leasehold.domain.ids import instant_of
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
 from leasehold.runtime import failpoints
@@ -25,6 +29,7 @@ from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry import traces
 from leasehold.telemetry.attempt_logs import record_in
 from leasehold.telemetry.logs import add_to_every_line
+from leasehold.transitions import workers
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, Failure, FanningOut, Snoozing, Suspending, Verdict
 from leasehold.worker import metrics
@@ -52,8 +57,10 @@ _logger = logging.getLogger(__name__)  # each call of getLogger takes a lock
 #: Seconds for which the heartbeat renews a lease beyond the step's time limit: the attempt may still upload, or wait
 #: for the database.
 _GRACE_SECONDS = 120.0
-#: Seconds for which a worker snoozes a task whose pipeline it does not know: the worker may be of an older release.
-_UNKNOWN_SECONDS = 30.0
+#: Seconds for which a worker puts off a task whose code it lacks: the worker may be of an older release. If no living
+#: worker has the code, the worker puts the task off for as long as the job is old, at most _MAX_UNKNOWN_SECONDS: each
+#: time adds two events to the job's history.
+_UNKNOWN_SECONDS, _MAX_UNKNOWN_SECONDS = 30.0, 600.0
 
 _LAST_ERROR = "SELECT code FROM failure WHERE task_id = $1 AND cause = 'error' ORDER BY epoch DESC LIMIT 1"
 _UNFORESEEN_CODE = Unforeseen("").code
@@ -183,7 +190,7 @@ class Runner:
         """
         if declared is None:
             log.error("unknown pipeline or step", pipeline=claimed.pipeline, step=claimed.step)
-            return Snoozing(claimed.lease, _UNKNOWN_SECONDS)
+            return Snoozing(claimed.lease, await self._seconds_until_known(claimed))
         work = asyncio.ensure_future(self._perform(claimed, *declared, seconds, held, log_and_stream, slot))
         if claimed.cancelling:  # a workflow sees the cancel of its job
             held.cancelled = True
@@ -200,7 +207,7 @@ class Runner:
         """The pipeline and step whose code runs: those of the task, or those that the job's template names as the
         handler. None: this worker has not loaded that code.
         """
-        handler = claimed.handler or f"{claimed.pipeline}.{claimed.step}"
+        handler = _handler_of(claimed)
         pipeline_name, _, step_name = handler.rpartition(".")
         if pipeline_name not in self._pipelines:
             return None
@@ -209,6 +216,19 @@ class Runner:
         if step is None or not pipeline.has_code_of(step):
             return None
         return pipeline, step
+
+    async def _seconds_until_known(self, claimed: Claimed) -> float:
+        """For how long to put off a task whose code this worker lacks."""
+        place = (claimed.queue, _handler_of(claimed))
+        try:
+            async with self._pool.acquire() as connection:
+                served = await handler_reads.served(connection, [place], await workers.dead(connection))
+        except TRY_AGAIN as error:
+            log.warning("the worker could not read who has the code", error=type(error).__name__)
+            return _UNKNOWN_SECONDS
+        if served[place].able:
+            return _UNKNOWN_SECONDS
+        return min(max(_age_of(claimed.job_id), _UNKNOWN_SECONDS), _MAX_UNKNOWN_SECONDS)
 
     async def _perform(
         self,
@@ -364,3 +384,16 @@ def _outcome(settlement: Settlement, answer: Answer) -> str:
     if answer.state == "waiting" and isinstance(settlement, Failure):  # a workflow runs again to see its job's cancel
         return "parked"
     return _OUTCOME_OF_STATE.get(answer.state or "") or _OUTCOME_OF_SETTLEMENT[type(settlement)]
+
+
+def _handler_of(claimed: Claimed) -> str:
+    """The `pipeline.step` of the code that does the task."""
+    return claimed.handler or f"{claimed.pipeline}.{claimed.step}"
+
+
+def _age_of(job_id: UUID) -> float:
+    """Seconds since the job's id was made. 0 for an id that has no time."""
+    try:
+        return (datetime.now(UTC) - instant_of(job_id)).total_seconds()
+    except (ValueError, OverflowError):
+        return 0.0
