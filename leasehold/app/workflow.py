@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 from leasehold.app import results as encoding
-from leasehold.app.arguments import Arguments
+from leasehold.app.arguments import Arguments, hints_of
 from leasehold.app.connection import Connections
 from leasehold.app.place import declaration_error
 from leasehold.app.result_limits import ResultLimits
@@ -22,6 +22,7 @@ A = TypeVar("A")
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
+_FIRST_PARAMETER = "the first parameter of a workflow is its context: async def f(ctx: Context, ...)"
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -68,6 +69,14 @@ class _WorkflowTask(Task[P, R]):
     """What both kinds of workflows do in another way than a task."""
 
     _leading_parameters = 1  # the context
+
+    @staticmethod
+    def _hints(function: Callable[..., Any], names: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        hints = hints_of(function, names)
+        first = next(iter(inspect.signature(function).parameters))
+        if not _may_be_context(first, hints.get(first)):
+            raise declaration_error(function, _FIRST_PARAMETER)
+        return hints
 
     def _handler(self) -> Callable[..., Any]:
         return WorkflowHandling(self.function, self.arguments, self.results).run_until_wait
@@ -128,6 +137,13 @@ def _check(function: Callable[..., Any]) -> None:
         raise declaration_error(function, "a workflow is an async def")
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind not in _POSITIONAL:
-        raise declaration_error(
-            function, "the first parameter of a workflow is its context: async def f(ctx: Context, ...)"
-        )
+        raise declaration_error(function, _FIRST_PARAMETER)
+
+
+def _may_be_context(name: str, annotation: Any) -> bool:
+    """Whether the parameter may be the context. Without an annotation only its name can tell."""
+    if annotation is None:
+        return name in ("ctx", "context")
+    from leasehold.workflows.context import Context  # noqa: PLC0415 - who names it has loaded it
+
+    return annotation in (Any, Context)

@@ -144,8 +144,11 @@ def test_a_workflow_is_an_async_def_with_a_context() -> None:
 
     def plain(ctx: Any) -> None: ...
     async def bare() -> None: ...
+    async def forgotten(order: int) -> None: ...
+    async def untyped(order) -> None: ...  # type: ignore[no-untyped-def]  # that is the test
 
-    for function, sentence in ((plain, "async def"), (bare, "first parameter")):
+    wrong = ((plain, "async def"), (bare, "first parameter"), (forgotten, "first parameter"), (untyped, "first param"))
+    for function, sentence in wrong:
         with pytest.raises(DeclarationError, match=f"test_running.py:[0-9]+: .*{sentence}"):
             app.workflow(function)  # type: ignore[arg-type]  # it is the test
 
