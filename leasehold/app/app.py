@@ -15,7 +15,7 @@ from leasehold.app.batches import Batches
 from leasehold.app.connection import Connections
 from leasehold.app.decorators import BatchDecorator, TaskDecorator, WorkflowDecorator
 from leasehold.app.middleware import Middleware, around
-from leasehold.app.place import declaration_error
+from leasehold.app.place import caller_place, declaration_error
 from leasehold.app.processes import Processes
 from leasehold.app.run_limits import Batch
 from leasehold.app.task import KeywordTask, PositionalTask, Task
@@ -56,7 +56,11 @@ class App:
     def __init__(self, name: str) -> None:
         """`name`: small letters, digits, `_` and `-`. Raises DeclarationError."""
         if not NAME.fullmatch(name):
-            raise DeclarationError(f"the app's name {name!r} must match {NAME.pattern}")
+            place = caller_place(inspect.currentframe())
+            raise DeclarationError(
+                f"{place}: the app's name {name!r} must begin with a small letter, and have small letters, digits, "
+                "`_` and `-` only, at most 63"
+            )
         self.name = name
         self.connections = Connections(name)
         self.tasks: dict[str, Task[..., Any]] = {}

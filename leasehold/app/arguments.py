@@ -65,7 +65,7 @@ class Arguments:
             # Pydantic does not check an instance of the model again. So the JSON is validated, too: that finds wrong
             # values that were assigned after the instance was made.
             checked = self.model.model_validate(values)
-            encoded: dict[str, Any] = checked.model_dump(mode="json", by_alias=True)
+            encoded: dict[str, Any] = checked.model_dump(mode="json", by_alias=True, warnings=False)
             self.model.model_validate(encoded)
             storable(encoded)
         except ValidationError as error:

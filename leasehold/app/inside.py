@@ -9,7 +9,7 @@ from uuid import UUID
 from leasehold.app.calls import Call
 from leasehold.app.connection import Connections
 from leasehold.app.drivers.adapters import Adapter, run_now
-from leasehold.app.drivers.choosing import adapter_of
+from leasehold.app.drivers.choosing import adapter_of, name_of_type
 from leasehold.app.writing import write
 from leasehold.domain.errors import TransactionRefused
 from leasehold.runtime.pacing import PIECE_SIZE
@@ -20,7 +20,7 @@ def write_in(connection: Any, calls: Sequence[Call[Any]], connections: Connectio
     """Write on a connection of a sync driver. Raises TypeError for an async one."""
     adapter = adapter_of(connection)
     if not adapter.is_sync:
-        raise TypeError(f"a {type(connection).__name__} needs an event loop: await task.asubmit_in(...)")
+        raise TypeError(f"{name_of_type(connection)} needs an event loop: await task.asubmit_in(...)")
     return run_now(_write(adapter, calls, _settings_of(connections)))
 
 
@@ -28,7 +28,7 @@ async def awrite_in(connection: Any, calls: Sequence[Call[Any]], connections: Co
     """Write on a connection of an async driver. Raises TypeError for a sync one."""
     adapter = adapter_of(connection)
     if adapter.is_sync:
-        raise TypeError(f"a {type(connection).__name__} blocks the event loop: call task.submit_in(...)")
+        raise TypeError(f"{name_of_type(connection)} blocks the event loop: call task.submit_in(...)")
     return await _write(adapter, calls, _settings_of(connections))
 
 

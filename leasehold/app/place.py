@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from inspect import unwrap
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from leasehold.domain.errors import DeclarationError
@@ -16,8 +17,18 @@ def place_of(function: Callable[..., Any]) -> str:
     code = getattr(unwrap(function), "__code__", None)
     if code is None:
         return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__name__)}"
-    path = Path(code.co_filename)
-    return f"{os.path.relpath(path) if path.is_relative_to(Path.cwd()) else path}:{code.co_firstlineno}"
+    return _place(code.co_filename, code.co_firstlineno)
+
+
+def caller_place(frame: FrameType | None) -> str:
+    """`file:line` of the frame's caller."""
+    caller = None if frame is None else frame.f_back
+    return "?" if caller is None else _place(caller.f_code.co_filename, caller.f_lineno)
+
+
+def _place(file: str, line: int) -> str:
+    path = Path(file)
+    return f"{os.path.relpath(path) if path.is_relative_to(Path.cwd()) else path}:{line}"
 
 
 def declaration_error(function: Callable[..., Any], sentence: str) -> DeclarationError:

@@ -41,7 +41,9 @@ class Results:
             return storable(self._adapter.dump_python(result, mode="json", warnings="error", by_alias=True))
         except (PydanticSerializationError, TypeError, ValueError) as error:
             kind = type(result).__name__
-            sentence = f"the function returned a {kind}, which is not JSON of {self._annotation!r}: {error}"
+            sentence = (
+                f"the function returned a value of type {kind}, which is not JSON of {self._annotation!r}: {error}"
+            )
             raise Permanent("result_not_serialisable", sentence) from error
 
     def decoded(self, encoded: bytes | str) -> Any:

@@ -48,7 +48,7 @@ class Run(Generic[R]):
     # --- without a loop
 
     def status(self) -> str:
-        """pending, queued, running, succeeded, failed, cancelled or expired.
+        """pending, queued, running, cancel_requested, succeeded, failed, cancelled or expired.
 
         As each method of a Run, it raises NotFound, and Unreachable when PostgreSQL does not answer for
         LEASEHOLD_SUBMIT_SECONDS.

@@ -14,6 +14,7 @@ from leasehold.app.calls import PRIORITIES, Call
 from leasehold.broker.outbox import Announcement
 from leasehold.db import idempotency
 from leasehold.db.database import Connection
+from leasehold.domain.errors import Invalid
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.template import encoded_payload, template_of_pipeline
 from leasehold.evaluation.templates import TemplateVersion
@@ -116,7 +117,10 @@ async def _write_keyed(connection: Connection, new: NewRun, key: str, arguments:
     """
     name = new.template_version.template.type
     request = idempotency.fingerprint(name.encode(), arguments)
-    reserved = await idempotency.reserve(connection, new.tenant_id, f"task:{name}:{key}", request)
+    try:
+        reserved = await idempotency.reserve(connection, new.tenant_id, f"task:{name}:{key}", request)
+    except Invalid as error:
+        raise Invalid(error.code, f"The key {key!r} of {name} was used with other arguments.") from None
     if isinstance(reserved, idempotency.StoredAnswer):
         return UUID(orjson.loads(reserved.body)["id"])
     created = await runs.create_together(connection, [new])

@@ -13,6 +13,8 @@ from leasehold.client.sse import ServerEvent, events_of
 from leasehold.domain.errors import LeaseholdError
 
 _NO_CONTENT = 204
+#: A refusal names at most this many wrong values.
+_MAX_ERRORS = 5
 
 
 class Refused(LeaseholdError):
@@ -93,8 +95,15 @@ class ApiClient:
                 f"{self._http.base_url} answered {answer.status_code} without JSON: is it a Leasehold API?"
             ) from error
         if answer.is_error:
-            raise Refused(f"{body.get('code', answer.status_code)}: {body.get('detail', 'no reason given')}")
+            raise Refused(_refusal(body, answer.status_code))
         return body
+
+
+def _refusal(problem: Mapping[str, Any], status: int) -> str:
+    """The problem as a sentence, with the first wrong values that it names."""
+    errors = [error for error in problem.get("errors", ()) if isinstance(error, dict)][:_MAX_ERRORS]
+    places = [f"{error.get('parameter') or error.get('pointer')}: {error.get('detail')}" for error in errors]
+    return "; ".join([f"{problem.get('code', status)}: {problem.get('detail', 'no reason given')}", *places])
 
 
 def _without_none(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
 from typing import Any
 
 from rich.console import Console
 
 from leasehold.app.dev_file import dev_file
+from leasehold.app.task import Task
+from leasehold.celery.task import CeleryTask
 from leasehold.cli.installation import Installation
 from leasehold.cli.reloading import reload_on_change
 from leasehold.domain.registry import Pipelines
@@ -71,7 +74,7 @@ def _app_welcome_text(installation: Installation) -> str:
     module = source.partition(":")[0]
     registry = Pipelines.from_source(source)
     names = [pipeline.name for pipeline in registry if pipeline.name != "webhook"]
-    task = names[0].rpartition(".")[2] if names else "..."
+    program = program_that_submits(module)
     logs = ", ".join(str(path) for path in installation.logs.values())
     return (
         f"serves   {', '.join(names) or 'nothing yet'}\n"
@@ -79,10 +82,21 @@ def _app_welcome_text(installation: Installation) -> str:
         f"API      {installation.api_url}   (key {installation.api_key})\n"
         f"broker   {installation.broker}\n"
         f"logs     {logs}\n\n"
-        f"Edit {module.replace('.', '/')}.py: it is loaded again when you save it. Submit from this folder:\n"
-        f"  python -c 'from {module} import {task}; print({task}.submit(...).result())'\n\n"
-        "Ctrl-C stops everything."
+        f"Edit {module.replace('.', '/')}.py: it is loaded again when you save it."
+        + ("\n\n" if program is None else f" Submit from this folder:\n  python -c '{program}'\n\n")
+        + "Ctrl-C stops everything."
     )
+
+
+def program_that_submits(module: str) -> str | None:
+    """A Python program that submits a run of a task in the loaded module. None: the module has no task at its top."""
+    for name, value in vars(sys.modules[module]).items():
+        if isinstance(value, Task):
+            arguments = "..." if value.arguments.names else ""
+            return f"from {module} import {name}; print({name}.submit({arguments}).result())"
+        if isinstance(value, CeleryTask):
+            return f"from {module} import {name}; print({name}.delay(...).get())"
+    return None
 
 
 def _console_line(installation: Installation) -> str:

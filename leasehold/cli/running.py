@@ -99,7 +99,10 @@ def run_or_exit(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 def _sentence_of(error: BaseException) -> str:
-    """The error as text. For a group: the texts of its errors, because the group's own text only counts them."""
+    """The error as text. For a group: the texts of its errors, because the group's own text only counts them. Python's
+    text for a refused connection does not say what was refused.
+    """
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(map(_sentence_of, error.exceptions))
-    return str(error) or type(error).__name__
+    text = str(error) or type(error).__name__
+    return f"a server does not answer: {text}" if isinstance(error, (ConnectionError, TimeoutError)) else text

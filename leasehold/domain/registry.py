@@ -166,7 +166,8 @@ def _object_at(source: str) -> Any:
     try:
         return getattr(imported, name or "app")
     except AttributeError as error:
-        raise DeclarationError(f"cannot load pipelines from {source!r}: {error}") from error
+        place = getattr(imported, "__file__", None) or module
+        raise DeclarationError(f"cannot load pipelines from {source!r}: {place} has no {name or 'app'!r}") from error
 
 
 def _needs_arguments(function: Callable[..., Any]) -> bool:

@@ -50,4 +50,10 @@ def leasehold_app(request: pytest.FixtureRequest, leasehold_apps: Callable[[App]
     module, sign, name = source.partition(":")
     if not sign:
         raise pytest.UsageError("leasehold_app: set the ini option leasehold_app to MODULE:NAME of the App")
-    return leasehold_apps(getattr(import_module(module), name))
+    try:
+        app = getattr(import_module(module), name)
+    except (ModuleNotFoundError, AttributeError) as error:
+        if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and imports one that is not
+        raise pytest.UsageError(f"leasehold_app = {source}: {error}") from None
+    return leasehold_apps(app)

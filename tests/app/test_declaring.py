@@ -128,7 +128,7 @@ def named(name: str) -> Callable[[], str]:
 
 @pytest.mark.parametrize("name", ["", "Shop", "shop.eu", "a" * 64])
 def test_an_app_has_a_name_that_a_pipeline_may_begin_with(name: str) -> None:
-    with pytest.raises(DeclarationError):
+    with pytest.raises(DeclarationError, match=r"test_declaring.py:\d+: the app's name .* small letter"):
         App(name)
 
 
@@ -136,6 +136,20 @@ def test_a_step_of_a_task_with_a_long_name_is_refused_where_it_is_declared() -> 
     app = App("a" * 40)
     with pytest.raises(DeclarationError, match=r"test_declaring.py:\d+: pipeline name"):
         app.task(name="b" * 40)(named("x"))
+
+
+def test_a_wrong_value_of_a_model_is_an_error_and_no_warning_of_pydantic(recwarn: pytest.WarningsRecorder) -> None:
+    app = App("shop")
+
+    @app.task
+    def send(order: Order) -> int:
+        return order.id
+
+    wrong = Order(id=4)
+    wrong.id = "x"  # type: ignore[assignment]  # that is the test
+    with pytest.raises(InvalidArguments):
+        send.local(wrong)
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 def test_an_argument_that_does_not_fit_is_refused_with_its_path() -> None:

@@ -28,6 +28,23 @@ async def test_the_samples_pass_in_a_session_of_their_own(postgres: Databases, t
     assert re.search(r"^14 passed in", output, re.MULTILINE), output[-6000:]
 
 
+async def test_an_app_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text("")
+    (tmp_path / "test_shop.py").write_text("def test_shop(leasehold_app): ...\n")
+    plugin = [] if _is_installed() else ["-p", "leasehold.testing.plugin"]
+    for option, reason in (("shopp:app", "No module named 'shopp'"), ("shop:app", "no attribute 'app'")):
+        (tmp_path / "pytest.ini").write_text(f"[pytest]\nleasehold_app = {option}\n")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "pytest", "-q", *plugin, cwd=tmp_path, stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "LEASEHOLD_TEST_DATABASE_URL": "postgresql://nowhere/", "PYTHONPATH": str(tmp_path)},
+        )  # fmt: skip
+        output = (await process.communicate())[0].decode()
+        assert re.search(rf"^E +leasehold_app = {option}: .*{reason}", output, re.MULTILINE) or (
+            f"leasehold_app = {option}: " in output and reason in output
+        ), output
+        assert "importlib" not in output
+
+
 def _is_installed() -> bool:
     """Whether this environment was made since the package has the entry point."""
     return "leasehold" in {entry.name for entry in entry_points(group="pytest11")}

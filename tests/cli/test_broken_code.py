@@ -61,6 +61,9 @@ def test_a_module_that_is_not_there_and_a_wrong_declaration_stay_one_sentence(tm
     wrong = _run(tmp_path, LEASEHOLD, "worker", "shop:app")
     assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)
     assert "shop.py:3" in wrong.stderr
+    (tmp_path / "shop.py").write_text("from leasehold import App\napp = App('shop')\n")
+    misspelt = _run(tmp_path, LEASEHOLD, "worker", "shop:ap")
+    assert misspelt.stderr == f"leasehold: cannot load pipelines from 'shop:ap': {tmp_path}/shop.py has no 'ap'\n"
 
 
 @pytest.mark.parametrize("module", ["leasehold.worker", "leasehold.api"])

@@ -8,14 +8,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from leasehold.celery import Celery
+from leasehold.cli.dev import program_that_submits
 from leasehold.cli.main import app
 from leasehold.cli.running import UNREACHABLE, WRONG_USE
+from tests.app import kit_shop
 
 #: Programs that run until they are stopped, and commands that print one text of another kind.
 WITHOUT_JSON = {"api", "console", "worker", "dev", "demo", "mcp", "completion", "sql", "signing-key", "audit export",
@@ -48,7 +52,7 @@ def test_every_command_prints_json_where_it_is_wanted() -> None:
     [
         (["doctor"], {"LEASEHOLD_API_PORT": "x"}, WRONG_USE, "LEASEHOLD_API_PORT: Input should be a valid integer"),
         (["migrate"], {"LEASEHOLD_DATABASE_URL": "nonsense"}, WRONG_USE, "LEASEHOLD_DATABASE_URL"),
-        (["migrate"], NOWHERE, UNREACHABLE, "127.0.0.1"),
+        (["migrate"], NOWHERE, UNREACHABLE, "a server does not answer: "),
         (["keys", "list"], NOWHERE, UNREACHABLE, "127.0.0.1"),
         (["jobs", "list", "statuss:failed"], {"LEASEHOLD_API_KEY": "lh_x"}, WRONG_USE, "statuss"),
         (["jobs"], {"LEASEHOLD_API_KEY": ""}, WRONG_USE, ""),
@@ -62,6 +66,23 @@ def test_an_error_is_a_sentence_with_a_line_break_and_a_status_of_its_own(
     assert sentence in result.stderr
     assert result.stderr.endswith("\n") or not sentence
     assert "Traceback" not in result.stderr
+
+
+def test_dev_says_how_to_submit_the_apps_own_kind_of_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert program_that_submits(kit_shop.__name__) == (
+        "from tests.app.kit_shop import send_receipt; print(send_receipt.submit(...).result())"
+    )
+    celery = ModuleType("tasks")
+    program = Celery("tasks")
+    celery.add = program.task(name="tasks.add")(lambda_free)  # type: ignore[attr-defined]  # a module of the test's own
+    monkeypatch.setitem(sys.modules, "tasks", celery)
+    assert program_that_submits("tasks") == "from tasks import add; print(add.delay(...).get())"
+    monkeypatch.setitem(sys.modules, "empty", ModuleType("empty"))
+    assert program_that_submits("empty") is None
+
+
+def lambda_free(x: int) -> int:
+    return x
 
 
 def test_settings_are_printed_as_json() -> None:

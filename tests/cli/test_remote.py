@@ -82,6 +82,7 @@ async def test_schedules_queues_and_workers_are_seen_and_steered(cli: Cli, worke
         (("submit", "nothing"), "template_not_found"),
         (("cancel", "00000000-0000-0000-0000-000000000000"), "run_not_found"),
         (("schedules", "create", "scripted", "nonsense"), "invalid_cron"),
+        (("runs", "--status", "nope"), "status: Input should be"),
         (("submit", "scripted", "{"), "not JSON"),
         (("submit", "scripted", "--tag", "x"), "NAME=VALUE"),
     ],

@@ -19,8 +19,8 @@ _ADAPTERS: tuple[tuple[str, str, type[Any]], ...] = (
     ("asyncpg.pool", "PoolConnectionProxy", Asyncpg),
 )
 _SUPPORTED = (
-    "a Session, AsyncSession, Connection or AsyncConnection of SQLAlchemy, an asyncpg connection, or a psycopg 3 "
-    "Connection or AsyncConnection"
+    "a Session, AsyncSession, Connection or AsyncConnection of SQLAlchemy, an asyncpg connection, a psycopg 3 "
+    "Connection or AsyncConnection, or Django's connection"
 )
 
 
@@ -32,8 +32,14 @@ def adapter_of(connection: Any) -> Adapter:
         if kind is not None and isinstance(unwrapped, kind):
             adapter: Adapter = adapter_class(unwrapped)
             return adapter
-    below = "" if unwrapped is connection else f" over a {type(unwrapped).__module__}.{type(unwrapped).__qualname__}"
-    raise TypeError(f"a {type(connection).__name__}{below} is no connection to submit in: give {_SUPPORTED}")
+    below = "" if unwrapped is connection else f" over {name_of_type(unwrapped)}"
+    raise TypeError(f"{name_of_type(connection)}{below} is no connection to submit in: give {_SUPPORTED}")
+
+
+def name_of_type(value: Any) -> str:
+    """The value's type with its module, because the connections of most drivers have a class `Connection`."""
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _unwrapped(connection: Any) -> Any:
