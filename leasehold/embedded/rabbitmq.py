@@ -155,7 +155,7 @@ class RabbitMQ:
         Raises:
             EmbeddedError: the node refused the limit.
         """
-        await self._control("set_disk_free_limit", size)
+        await self.run_tool("rabbitmqctl", "set_disk_free_limit", size)
 
     async def allow_memory(self, size: str = MEMORY) -> None:
         """Set the memory alarm: with more memory in use than `size` the node blocks publishers. The next start resets
@@ -164,17 +164,23 @@ class RabbitMQ:
         Raises:
             EmbeddedError: the node refused the limit.
         """
-        await self._control("set_vm_memory_high_watermark", "absolute", size)
+        await self.run_tool("rabbitmqctl", "set_vm_memory_high_watermark", "absolute", size)
 
-    async def _control(self, *command: str) -> None:
-        program = self._program.program.with_name("rabbitmqctl")
+    async def run_tool(self, name: str, *arguments: str) -> str:
+        """What one of RabbitMQ's own programs, such as rabbitmqctl, prints about this node.
+
+        Raises:
+            EmbeddedError: the program failed.
+        """
+        program = self._program.program.with_name(name)
         process = await asyncio.create_subprocess_exec(
-            program, *command, env=self._environment(), cwd=self.directory, user=self._run_as.user,
+            program, *arguments, env=self._environment(), cwd=self.directory, user=self._run_as.user,
             group=self._run_as.group, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
-        output, _ = await process.communicate()
+        output = (await process.communicate())[0].decode(errors="replace").strip()
         if process.returncode:
-            raise EmbeddedError(f"rabbitmqctl {command[0]}: {output.decode(errors='replace').strip()}")
+            raise EmbeddedError(f"{name} {arguments[0]}: {output}")
+        return output
 
     async def is_ready(self) -> bool:
         """Whether the node answers an AMQP client now. With TLS: whether it listens."""

@@ -27,6 +27,9 @@ class BrokerNode:
         """Start the node if it does not run, and wait until clients can connect."""
         await self._node.start()
 
+    async def run_tool(self, name: str, *arguments: str) -> str:
+        return await self._node.run_tool(name, *arguments)
+
     async def flush_definitions(self) -> None:
         """Write the declared queues to disk, so that they survive a kill. The node itself does so up to 2 s later."""
         await self._node.flush_definitions()
