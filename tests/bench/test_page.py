@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,9 @@ def test_a_row_of_an_unknown_commit_counts_as_old() -> None:
     (row, *_) = page.read()
     unknown = page.Row(**{name: getattr(row, name) for name in row.__slots__} | {"commit": "0" * 7})
     assert page.has_changed(unknown)
+
+
+def test_the_page_on_scale_repeats_the_log_of_a_job_as_the_figures_have_it() -> None:
+    (measured,) = re.findall(r"^\| all \| ([0-9,]+) \|", page.PAGE.read_text(), re.MULTILINE)
+    scale = page.PAGE.parents[1] / "operations/scale.md"
+    assert re.findall(r"^\| log \(WAL\) \| ([0-9,]+) bytes", scale.read_text(), re.MULTILINE) == [measured]

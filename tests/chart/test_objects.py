@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,7 +17,7 @@ from leasehold.pipelines.operations.pipeline import OPERATION
 from leasehold.pipelines.webhooks.pipeline import WEBHOOK
 from leasehold.security.cells import parse
 from leasehold.settings import Settings
-from tests.chart.helm import CHART, environment, every_values, objects, pods, refused, rendered
+from tests.chart.helm import CHART, environment, every_values, helm, objects, pods, refused, rendered
 
 PRIVATE_4 = {"10.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"}
 MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
@@ -400,6 +401,38 @@ def test_cells_at_private_addresses_are_reached_by_the_rule_of_the_documentation
         assert [rule for rule in after if rule not in before] == [*defaults, private]
         variables = environment(pods("fleet", *chosen)[f"jobs-leasehold-{component}"])
         assert variables["LEASEHOLD_CELLS_KEYS_FILE"].endswith("/cells_keys")
+
+
+def test_the_values_of_the_documentation_are_values_of_the_chart(tmp_path: Path) -> None:
+    page = (CHART.parents[2] / "docs/operations/kubernetes.md").read_text()
+    blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) >= 2
+    for block in blocks:
+        (tmp_path / "my.yaml").write_text(block)
+        made = helm("template", "jobs", CHART, "--namespace", "jobs", "--values", tmp_path / "my.yaml")
+        assert made.returncode == 0, made.stderr
+
+
+def test_the_objects_that_the_documentation_asks_for_are_there() -> None:
+    page = (CHART.parents[2] / "docs/operations/kubernetes.md").read_text()
+    named = set(re.findall(r"(?:deploy|svc|job)/(jobs-leasehold-[a-z-]+)", page))
+    made = {one["metadata"]["name"] for one in rendered("least")}
+    assert "jobs-leasehold-api" in named
+    assert named <= made
+
+
+def test_the_secrets_of_the_documentation_are_those_that_the_pods_mount() -> None:
+    page = (CHART.parents[2] / "docs/operations/kubernetes.md").read_text().replace("\\\n", " ")
+    made = {}
+    for name, rest in re.findall(r"create secret generic (\S+) (.*)", page):
+        made[name] = {key.partition("=")[0] for key in re.findall(r"--from-(?:file|literal)=(\S+)", rest)}
+    for pod in pods("least").values():
+        (sources,) = [
+            volume["projected"]["sources"] for volume in pod["spec"]["volumes"] if volume["name"] == "secrets"
+        ]
+        for source in sources:
+            assert {item["key"] for item in source["secret"]["items"]} <= made[source["secret"]["name"]]
+    assert made["leasehold-keda"] == {"api_key"}
 
 
 def test_an_installation_without_a_name_has_nothing_of_cells() -> None:

@@ -55,7 +55,7 @@ async def cluster(run_directory: Path) -> AsyncIterator[Cluster]:
     """A primary with its standby, and the role of deploy/postgres/roles.sh."""
     async with cluster_in(run_directory / "runbooks", "asynchronous") as cluster:
         async with servers_of(cluster) as (primary, _):
-            await primary.execute("CREATE ROLE leasehold_app")
+            await primary.execute("CREATE ROLE leasehold_app NOINHERIT")
         yield cluster
 
 
@@ -100,6 +100,8 @@ async def test_every_statement_does_its_work_on_a_real_server(cluster: Cluster, 
             assert "..." not in written, statement
             done = await (standby if is_standby else primary).execute(written)
             assert not done.startswith("DELETE") or done == "DELETE 1"
+        if "GRANT pg_read_all_stats" in RUNBOOKS[name]:
+            assert await primary.fetchval("SELECT pg_has_role('leasehold_app', 'pg_read_all_stats', 'USAGE')")
     if "pg_terminate_backend" in RUNBOOKS[name]:
         with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
             await forgotten.execute("SELECT 1")
