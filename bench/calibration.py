@@ -18,26 +18,22 @@ from bench.processes import Meter
 from bench.scale import Scale
 from bench.simulation import BATCH, Costs
 from bench.testbed import Installation, Testbed
-from bench.throughput import Case, Run, drain
+from bench.throughput import Case, Run
 from leasehold.db.database import connect
 from leasehold.transitions import claims
 
-#: The slots of the worker in the second drain.
-_FEW_SLOTS = 8
+#: The second drain.
+FEW_SLOTS = Case("amqp", 1, {"broker": "amqp", "worker_concurrency": 8})
 _IDLE_WORKERS, _IDLE_SECONDS = 4, 10.0
 _LISTENERS, _NOTIFICATIONS = 50, 400
 _TRIPS = 300
 _RENEWALS = 200
 
 
-async def calibrate(testbed: Testbed, scale: Scale) -> tuple[Costs, Run]:
-    """The costs, and the run of one worker that they come from."""
-    many_slots = await drain_thrice(testbed, scale, Case("amqp", 1, {"broker": "amqp"}))
-    few_slots = await drain_thrice(
-        testbed, scale, Case("amqp", 1, {"broker": "amqp", "worker_concurrency": _FEW_SLOTS})
-    )
-    worker_task, worker_statement = _split(many_slots, few_slots, "worker", scale.jobs)
-    database_task, database_statement = _split(many_slots, few_slots, "postgres", scale.jobs)
+async def calibrate(testbed: Testbed, scale: Scale, many: Run, few: Run) -> Costs:
+    """The costs. `many`, `few`: drains by one worker, with all of its slots and with FEW_SLOTS."""
+    worker_task, worker_statement = _split(many, few, "worker", scale.jobs)
+    database_task, database_statement = _split(many, few, "postgres", scale.jobs)
     async with testbed.installation(broker="postgres") as installation:
         submission, log_bytes = await _submission(installation, scale.jobs)
         renewal = await _renewal(installation)
@@ -52,24 +48,19 @@ async def calibrate(testbed: Testbed, scale: Scale) -> tuple[Costs, Run]:
         database_renewal=renewal,
         database_idle_worker=await _idle(testbed),
         database_notification=notification,
-        broker_task=many_slots.meter.by_role.get("rabbitmq", 0.0) / scale.jobs,
+        broker_task=many.meter.by_role.get("rabbitmq", 0.0) / scale.jobs,
         flush_seconds=flush,
         trip_seconds=trip,
-        log_bytes=log_bytes + many_slots.writes.wal_bytes,
-    ), many_slots
+        log_bytes=log_bytes + many.writes.wal_bytes,
+    )
 
 
-async def drain_thrice(testbed: Testbed, scale: Scale, case: Case) -> Run:
-    """Drain three times. Returns the run with the middle rate."""
-    runs = [await drain(testbed, scale, case) for _ in range(3)]
-    return sorted(runs, key=lambda run: run.rate)[1]
-
-
-def _split(many_slots: Run, few_slots: Run, role: str, jobs: int) -> tuple[float, float]:
-    """The seconds of a task and of a statement, from the line through both drains; 0 if noise makes one negative."""
-    of_many, of_few = (run.meter.by_role[role] / jobs for run in (many_slots, few_slots))
-    statement = max(0.0, (of_few - of_many) / (few_slots.writes.commits - many_slots.writes.commits))
-    return max(0.0, of_many - statement * many_slots.writes.commits), statement
+def _split(many: Run, few: Run, role: str, jobs: int) -> tuple[float, float]:
+    """Seconds of a task and of a statement: the line through both drains. Noise must not make a cost negative."""
+    of_many, of_few = (run.meter.by_role[role] for run in (many, few))
+    sent_by_many, sent_by_few = (sum(run.statements.values()) for run in (many, few))
+    statement = max(0.0, (of_few - of_many) / (sent_by_few - sent_by_many))
+    return max(0.0, of_many - statement * sent_by_many) / jobs, statement
 
 
 async def _submission(installation: Installation, jobs: int) -> tuple[float, float]:

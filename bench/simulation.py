@@ -2,15 +2,16 @@
 
 The unit is a statement of a batch: a claim or a settlement of as many tasks as wait at that moment. So the batches grow
 with the load by themselves, as those of the real batchers do. A statement needs the worker's event loop, then a core of
-PostgreSQL, then a flush of the log that it shares with all commits that wait for one.
+PostgreSQL, then a flush of the log that it shares with all commits that wait for one. While its tasks use the event
+loop, the next statement of the same batcher is under way: so more than two batches of a worker are about.
 
 What the model leaves out is written where its tables stand: docs/operations/scale.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, fields
 from itertools import count
 from random import Random
 from typing import Any, Self
@@ -23,6 +24,8 @@ Process = Generator[simpy.Event, Any, Any]
 BATCH = 128
 #: Seconds that a process keeps a core while others wait for one: so processes share cores, and do not queue for them.
 _SLICE = 0.001
+#: The most hints that a worker reads from its socket at once.
+_READ = 32
 #: Seconds between two renewals of a worker's leases.
 _RENEW_SECONDS = 10.0
 
@@ -51,17 +54,6 @@ class Costs:
     @classmethod
     def of(cls, values: dict[str, float]) -> Self:
         return cls(**{field.name: values[field.name] for field in fields(cls)})
-
-    def slowed(self, factor: float) -> Costs:
-        """The costs on cores that other programs keep busy for a part of the time."""
-        return replace(
-            self,
-            **{
-                field.name: getattr(self, field.name) * factor
-                for field in fields(self)
-                if field.name.startswith(("worker", "database", "broker"))
-            },
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,85 +179,100 @@ class _Fleet:
         elif self.ended == self.plan.backlog:
             self.done.succeed()
 
-    def hint(self, tasks: int) -> None:
-        """The broker delivers the hints, and gets their ACKs, beside everything else."""
-        seconds = tasks * self.costs.broker_task
+    def of_broker(self, hints: int) -> Process:
+        """The broker delivers the hints, and gets the ACKs of as many."""
+        seconds = hints * self.costs.broker_task
         self.used["broker"] += seconds
-        self.env.process(self._core_of_broker.work(seconds))
+        yield from self._core_of_broker.work(seconds)
+
+
+class _Batcher:
+    """As leasehold/db/batcher.py: one statement at a time, for all tasks that wait when it begins. `after` goes on with
+    the tasks of a statement, beside the next statement.
+    """
+
+    def __init__(self, worker: _Worker, after: Callable[[int], Process]) -> None:
+        self._worker, self._after = worker, after
+        self._env = worker.fleet.env
+        self._waiting = 0
+        self._has_tasks = self._env.event()
+        self._env.process(self._run())
+
+    def add(self, tasks: int) -> None:
+        self._waiting += tasks
+        if not self._has_tasks.triggered:
+            self._has_tasks.succeed()
+
+    def _run(self) -> Process:
+        while True:
+            yield self._has_tasks
+            # The tasks that the event loop has got by now go along: the batcher runs after them.
+            yield from self._worker.on_loop(self._worker.fleet.costs.worker_statement)
+            tasks = min(self._waiting, BATCH)
+            self._waiting -= tasks
+            if not self._waiting:
+                self._has_tasks = self._env.event()
+            yield from self._worker.fleet.statement(tasks)
+            self._env.process(self._after(tasks))
 
 
 class _Worker:
-    """Claims for at most half of its slots at once, and settles all that has ended: one statement of each at a time."""
+    """Gets as many hints as it has slots, claims, runs and settles their tasks, and gets a hint for each that ended."""
 
     def __init__(self, fleet: _Fleet) -> None:
-        self._fleet, self._env = fleet, fleet.env
+        self.fleet, self._env = fleet, fleet.env
         self._loop = simpy.Resource(fleet.env, 1)
-        self._free = fleet.plan.slots
-        self._ended = 0
-        self._may_claim, self._may_settle = fleet.env.event(), fleet.env.event()
-        for process in (self._claim(), self._settle(), self._background()):
+        self._leases = 0
+        self._claims, self._settlements = _Batcher(self, self._run), _Batcher(self, self._free)
+        for process in (self._start(), self._background()):
             fleet.env.process(process)
 
-    def _on_loop(self, tasks: int) -> Process:
-        """The worker's own CPU for a statement."""
-        costs = self._fleet.costs
+    def on_loop(self, seconds: float) -> Process:
+        """Use the worker's event loop."""
         with self._loop.request() as turn:
             yield turn
-            yield from self._fleet.of_worker(costs.worker_statement + tasks * costs.worker_task / 2)
+            yield from self.fleet.of_worker(seconds)
 
-    def _claim(self) -> Process:
+    def _start(self) -> Process:
         # The workers of a fleet did not start at the same instant.
-        yield self._env.timeout(self._fleet.random.uniform(0, 0.01))
-        while True:
-            tasks = self._fleet.take(min(self._free, max(1, self._fleet.plan.slots // 2), BATCH))
-            if not tasks:
-                self._may_claim = self._env.event()
-                yield self._may_claim
-                continue
-            self._free -= tasks
-            self._fleet.hint(tasks)
-            yield from self._on_loop(tasks)
-            yield from self._fleet.statement(tasks)
-            self._run(tasks)
+        yield self._env.timeout(self.fleet.random.uniform(0, 0.01))
+        yield from self._deliver(self.fleet.plan.slots)
 
-    def _run(self, tasks: int) -> None:
-        mean = self._fleet.plan.task_seconds
+    def _deliver(self, slots: int) -> Process:
+        """Get the hints of so many tasks, if there are as many."""
+        left = self.fleet.take(slots)
+        while left:
+            hints = min(left, _READ)
+            left -= hints
+            yield from self.fleet.of_broker(hints)
+            self._claims.add(hints)
+
+    def _run(self, claimed: int) -> Process:
+        self._leases += claimed
+        yield from self.on_loop(claimed * self.fleet.costs.worker_task / 2)
+        mean = self.fleet.plan.task_seconds
         if not mean:
-            self._end(tasks)
+            self._settlements.add(claimed)
             return
-        for _ in range(tasks):
-            ending = self._env.timeout(self._fleet.random.expovariate(1 / mean))
+        for _ in range(claimed):
+            ending = self._env.timeout(self.fleet.random.expovariate(1 / mean))
             assert ending.callbacks is not None
-            ending.callbacks.append(lambda _event: self._end(1))
+            ending.callbacks.append(lambda _event: self._settlements.add(1))
 
-    def _end(self, tasks: int) -> None:
-        self._ended += tasks
-        if not self._may_settle.triggered:
-            self._may_settle.succeed()
-
-    def _settle(self) -> Process:
-        while True:
-            tasks = min(self._ended, BATCH)
-            if not tasks:
-                self._may_settle = self._env.event()
-                yield self._may_settle
-                continue
-            self._ended -= tasks
-            yield from self._on_loop(tasks)
-            yield from self._fleet.statement(tasks)
-            self._free += tasks
-            self._fleet.end(tasks)
-            if not self._may_claim.triggered:
-                self._may_claim.succeed()
+    def _free(self, settled: int) -> Process:
+        self._leases -= settled
+        self.fleet.end(settled)
+        yield from self.on_loop(settled * self.fleet.costs.worker_task / 2)
+        yield from self._deliver(settled)
 
     def _background(self) -> Process:
         """The worker's statements beside its tasks. Each second: polls, presence and duties. At every _RENEW_SECONDS
         also a renewal of each lease.
         """
-        fleet, costs = self._fleet, self._fleet.costs
+        fleet, costs = self.fleet, self.fleet.costs
         yield self._env.timeout(fleet.random.uniform(0, 1))
         for second in count(1):
-            leases = fleet.plan.slots - self._free if second % _RENEW_SECONDS == 0 else 0
+            leases = self._leases if second % _RENEW_SECONDS == 0 else 0
             yield from fleet.of_database(costs.database_idle_worker + leases * costs.database_renewal)
             yield self._env.timeout(1)
 

@@ -7,8 +7,8 @@ cores.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -19,6 +19,8 @@ FLEETS = (1, 2, 4, 8)
 _WORKERS, _CELLS, _CORES = (10, 100, 1000), (1, 2, 5, 10, 20, 50), (2, 4, 8, 16, 32)
 #: In the tables: the seconds that a task waits for something else, and the tasks that a worker has at once.
 _TASK_SECONDS, _SLOTS = 1.0, 32
+#: More workers than these end so many tasks that a second of them is enough.
+_MANY = 100
 #: Between a worker and PostgreSQL, in another machine of the same site.
 _TRIP_SECONDS = 0.0005
 #: What a cell has. A classic queue is one process of RabbitMQ, so one core.
@@ -26,6 +28,10 @@ _LIMITS = {"cores": 16.0, "sessions": 1000.0, "log": 200e6, "broker": 1.0, "LIST
 #: Sessions of a process (`database_pool_size`), runs a second of an API process (docs/explanation/performance.md), and
 #: notifications a second of a process (leasehold/broker/postgres.py).
 _SESSIONS, _RUNS_OF_API, _NOTIFICATIONS = 12, 2000, 200
+
+
+#: Broker -> the parts that a cell with it has. Without RabbitMQ, hints are notifications of PostgreSQL (LISTEN).
+_PARTS = {"amqp": ("cores", "sessions", "log", "broker"), "postgres": ("cores", "sessions", "log", "LISTEN")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +44,14 @@ class Cell:
 
     @property
     def breaks_first(self) -> str:
-        """The part that is nearest to its limit. Hints go through the broker here, so nothing listens in PostgreSQL."""
-        return max((part for part in _LIMITS if part != "LISTEN"), key=self.share)
+        """The part that is nearest to its limit."""
+        return max(self.used, key=self.share)
 
     def share(self, part: str) -> float:
         return self.used[part] / _LIMITS[part]
 
 
-def cell(costs: Costs, workers: int, seed: int) -> Cell:
+def cell(costs: Costs, workers: int, seed: int, broker: str = "amqp") -> Cell:
     plan = Plan(
         workers=workers,
         cores=int(_LIMITS["cores"]),
@@ -54,52 +60,62 @@ def cell(costs: Costs, workers: int, seed: int) -> Cell:
         task_seconds=_TASK_SECONDS,
         trip_seconds=_TRIP_SECONDS,
     )
-    outcome = simulate(costs, plan, seed=seed)
+    if broker != "amqp":
+        costs = replace(costs, broker_task=0.0)
+    outcome = simulate(costs, plan, seed=seed, seconds=3.0 if workers <= _MANY else 1.0)
     apis = max(1, ceil(outcome.rate / _RUNS_OF_API))
     notifications = min(outcome.rate, apis * _NOTIFICATIONS)
+    listening = notifications * workers * costs.database_notification
     used = {
-        "cores": outcome.database,
+        "cores": outcome.database + (listening if broker != "amqp" else 0.0),
         "sessions": float((workers + apis) * _SESSIONS),
         "log": outcome.rate * costs.log_bytes,
         "broker": outcome.broker,
-        "LISTEN": notifications * workers * costs.database_notification,
+        "LISTEN": listening,
     }
-    return Cell(workers, outcome, used)
+    return Cell(workers, outcome, {part: used[part] for part in _PARTS[broker]})
 
 
 def predicted_rate(costs: Costs, workers: int, known: Mapping[str, Any], seed: int) -> float:
-    """The jobs a second with which a fleet drains a queue on the machine of `known`, beside other programs."""
-    cores, others = known["cores"], known["measured"][str(workers)]["others"]
-    plan = Plan(workers, cores, shared=True, backlog=known["jobs"])
-    return simulate(costs.slowed(cores / (cores - others)), plan, seed=seed).rate
+    """The jobs a second with which a fleet drains a queue on a machine like that of `known`, but for other programs."""
+    plan = Plan(workers, known["cores"], shared=True, backlog=known["jobs"])
+    return simulate(costs, plan, seed=seed).rate
 
 
 def comparison(known: Mapping[str, Any], seed: int) -> list[str]:
     """The predicted and the measured rate of each of FLEETS."""
     costs = Costs.of(known["costs"])
-    lines = ["| workers | cores that other programs left | predicted | measured | predicted to measured |"]
-    lines.append("|---|---|---|---|---|")
+    head = "workers", "cores of other programs", "predicted", "measured", "predicted to measured"
+    lines = [_row(head), _row(["---"] * len(head))]
     for workers in FLEETS:
         rate = predicted_rate(costs, workers, known, seed)
         measurement = known["measured"][str(workers)]
-        left, measured = known["cores"] - measurement["others"], measurement["rate"]
+        measured = measurement["rate"]
         lines.append(
-            f"| {workers} | {left:.1f} | {rate:,.0f} jobs/s | {measured:,.0f} jobs/s | {rate / measured:.2f} |"
+            _row(
+                [
+                    str(workers),
+                    f"{measurement['others']:.1f}",
+                    f"{rate:,.0f} jobs/s",
+                    f"{measured:,.0f} jobs/s",
+                    f"{rate / measured:.2f}",
+                ]
+            )
         )
     return lines
 
 
-def cells(costs: Costs, seed: int) -> list[str]:
+def cells(costs: Costs, seed: int, broker: str = "amqp") -> list[str]:
     """What fleets do that are divided into cells, and what a cell uses of its limits."""
-    head = "workers", "cells", "jobs/s", "PostgreSQL's cores", "sessions", "log", "broker", "LISTEN", "breaks first"
+    head = "workers", "cells", "jobs/s", *(_NAMES[part] for part in _PARTS[broker]), "breaks first"
     lines = [_row(head), _row(["---"] * len(head))]
     simulated: dict[int, Cell] = {}
     for workers in _WORKERS:
-        for count in _CELLS:
+        for count in _CELLS if broker == "amqp" else (1,):
             if count > workers:
                 continue
             share = workers // count
-            simulated[share] = simulated.get(share) or cell(costs, share, seed)
+            simulated[share] = simulated.get(share) or cell(costs, share, seed, broker)
             lines.append(_row(_cells_row(workers, count, simulated[share])))
     return lines
 
@@ -110,11 +126,7 @@ def _cells_row(workers: int, count: int, simulated: Cell) -> list[str]:
         f"{workers:,}",
         str(count),
         f"{simulated.outcome.rate * count:,.0f}",
-        f"{simulated.used['cores']:.1f}",
-        f"{simulated.used['sessions']:,.0f}",
-        f"{simulated.used['log'] / 1e6:.1f} MB/s",
-        f"{100 * simulated.used['broker']:.0f} %",
-        f"{simulated.used['LISTEN']:.2f} cores",
+        *(_SHOWN[part](used) for part, used in simulated.used.items()),
         f"{_NAMES[first]}: {100 * simulated.share(first):.0f} %",
     ]
 
@@ -125,6 +137,13 @@ _NAMES = {
     "log": "the log",
     "broker": "the broker's queue",
     "LISTEN": "LISTEN",
+}
+_SHOWN: Mapping[str, Callable[[float], str]] = {
+    "cores": "{:.1f}".format,
+    "sessions": "{:,.0f}".format,
+    "log": lambda used: f"{used / 1e6:.1f} MB/s",
+    "broker": lambda used: f"{100 * used:.0f} %",
+    "LISTEN": "{:.2f} cores".format,
 }
 
 
@@ -169,8 +188,9 @@ def page(known: Mapping[str, Any], seed: int) -> str:
         f"Drains of {known['jobs']:,} jobs, all processes on the same {known['cores']} cores:": comparison(known, seed),
         f"Tasks that wait {_TASK_SECONDS:g} s for something else, {_SLOTS} at once in a worker. PostgreSQL has "
         f"{_LIMITS['cores']:.0f} cores. All columns after jobs/s are those of one cell. What breaks first is nearest "
-        f"to its limit. The limits are assumed: {_limits()}. The LISTEN column is what the load would need "
-        "without a broker:": cells(costs, seed),
+        f"to its limit. The limits are assumed: {_limits()}:": cells(costs, seed),
+        "The same without RabbitMQ (`LEASEHOLD_BROKER=postgres`), in one cell. PostgreSQL wakes each session that "
+        f"listens, for which {_LIMITS['LISTEN']:.0f} of its cores are assumed:": cells(costs, seed, "postgres"),
         "Tasks that do nothing, with twice as many workers as PostgreSQL has cores:": by_cores(costs, seed),
     }
     return "\n\n".join("\n".join([sentence, "", *lines]) for sentence, lines in tables.items()) + "\n"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from bench.figure import Figure, Goal
 from bench.jobs import now, seconds_of, until_finished
-from bench.metrics import claims_by
+from bench.metrics import claims_by, statements_by
 from bench.processes import Meter, main_processes_of, paused
 from bench.scale import Scale
 from bench.submitter import submitter
@@ -41,6 +41,7 @@ class Run:
     load: float
     meter: Meter
     claims: dict[str, int]
+    statements: dict[str, int]
     writes: Writes  # of the drain, a job
 
     def cpu_of_a_thousand(self, jobs: int, role: str) -> float:
@@ -110,7 +111,7 @@ async def drain(testbed: Testbed, scale: Scale, case: Case) -> Run:
         servers = [await installation.start_worker(metrics_port=port) for port in ports]
         await _fill(installation, scale.warm_up_jobs)
         await until_finished(installation, *servers)
-        claimed_before = await claims_by(ports)
+        claimed_before, sent_before = await claims_by(ports), await statements_by(ports)
         since = await now(installation)
         with paused(main_processes_of("worker")):
             await _fill(installation, scale.jobs)
@@ -119,13 +120,17 @@ async def drain(testbed: Testbed, scale: Scale, case: Case) -> Run:
             before = await _writes_so_far(installation)
         with Meter() as meter:
             await until_finished(installation, *servers)
-        claimed_after = await claims_by(ports)
-        claimed = {found_by: count - claimed_before.get(found_by, 0) for found_by, count in claimed_after.items()}
+        claimed = _since(claimed_before, await claims_by(ports))
+        sent = _since(sent_before, await statements_by(ports))
         rate = scale.jobs / await seconds_of(installation, since)
         await asyncio.sleep(_PUBLISHED_SECONDS)
         await _fill(installation, case.workers)
         await until_finished(installation, *servers)
-        return Run(rate, load, meter, claimed, (await _writes_so_far(installation)).since(before, scale.jobs))
+        return Run(rate, load, meter, claimed, sent, (await _writes_so_far(installation)).since(before, scale.jobs))
+
+
+def _since(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    return {name: count - before.get(name, 0) for name, count in now.items()}
 
 
 async def _fill(installation: Installation, jobs: int) -> None:
