@@ -96,9 +96,10 @@ async def _beside_live_traffic(testbed: Testbed, scale: Scale) -> list[Figure]:
 
 async def _run_beside_live_traffic(installation: Installation, scale: Scale, number: int) -> tuple[float, float, float]:
     """The operation's jobs a second, and the p99 of the traffic's latency in milliseconds, before and beside it. One
-    worker runs the operation, the retried jobs and the traffic, which is another tenant's.
+    worker runs the operation, the retried jobs and the traffic, which is another tenant's. The operation names no rate,
+    and so has that of the settings.
     """
-    await installation.start_worker(operation_rate=100_000)
+    await installation.start_worker()
     async with submitter(installation) as submitting, connected(installation.settings, "bench") as connection:
         await submit_paced(submitting, WARM_UP_JOBS, scale.paced_rate)
         jobs_before = await submit_paced(submitting, scale.paced_jobs, scale.paced_rate)
@@ -126,7 +127,7 @@ async def _run(installation: Installation, action: Action, number: int) -> tuple
     """The operation's jobs a second, from its first claim to its end, and the milliseconds of its longest batch."""
     async with connected(installation.settings, "bench") as connection:
         operation = await _submit(connection, action)
-        await installation.start_worker(worker_queues="operations", operation_rate=100_000)
+        await installation.start_worker(worker_queues="operations", operation_rate=100_000, operation_retry_rate=0)
         async with asyncio.timeout(_PATIENCE_SECONDS):
             await _until(connection, _HAS_FINISHED, operation)
         row = await connection.fetchrow(

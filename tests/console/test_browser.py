@@ -215,6 +215,17 @@ async def test_reading_and_acting_need_no_javascript(visit: Visit, maker: Maker)
     await expect(page.get_by_text("No step has failed for good.")).to_be_visible()
 
 
+async def test_the_id_in_a_row_and_on_a_page_is_copied(visit: Visit, maker: Maker, running: Running) -> None:
+    job_id = await maker.make("media")
+    page = await visit("viewer", permissions=["clipboard-read", "clipboard-write"])
+    for path in ("/jobs", f"/jobs/{job_id}"):
+        await page.goto(f"{running.url}/console{path}")
+        await page.evaluate("navigator.clipboard.writeText('')")
+        await page.locator("main button.copy").first.click()
+        await expect(page.locator("main button.copy code").first).to_have_text("copied")
+        assert await page.evaluate("navigator.clipboard.readText()") == str(job_id)
+
+
 async def test_the_keyboard_goes_everywhere(visit: Visit, maker: Maker) -> None:
     for number in range(3):
         await maker.make("run", scope="user", scope_id=str(number))
