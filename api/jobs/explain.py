@@ -207,7 +207,7 @@ def _reason_of_missing_handler(row: Row, serving: Serving) -> dict[str, Any]:
 def _last_seen(task: str, served: Served) -> str:
     if served.seen_at is None:
         return f"No worker with the code of {task} has been seen."
-    return f"A worker with the code of {task} was last seen at {served.seen_at.isoformat()}."
+    return f"A worker with the code of {task} was last seen at {_to_the_second(served.seen_at)}."
 
 
 def _task_of(handler: str) -> str:
@@ -216,18 +216,23 @@ def _task_of(handler: str) -> str:
     return pipeline if "." in pipeline else handler
 
 
+def _to_the_second(at: datetime) -> str:
+    """The instant in a sentence; the reason's own fields have it whole."""
+    return at.isoformat(timespec="seconds")
+
+
 def _reason_of_later_step(row: Row) -> dict[str, Any]:
     at: datetime | None = row["available_at"]
     if row["signals"]:
         names = " or ".join(row["signals"])
-        message = f"{row['step']} waits for the signal {names}{'' if at is None else f', until {at.isoformat()}'}."
+        message = f"{row['step']} waits for the signal {names}{'' if at is None else f', until {_to_the_second(at)}'}."
         return _reason("waiting_for_signal", message, step=row["step"], signals=row["signals"], until=at)
     if at is None:
         return _reason("waiting_for_steps", f"{row['step']} waits for steps that it started.", step=row["step"])
     if row["status"] == "retry":
-        message = f"{row['step']} failed and is tried again at {at.isoformat()}."
+        message = f"{row['step']} failed and is tried again at {_to_the_second(at)}."
         return _reason("retry_later", message, step=row["step"], until=at, error=row["failure"])
-    return _reason("waiting_until", f"{row['step']} waits until {at.isoformat()}.", step=row["step"], until=at)
+    return _reason("waiting_until", f"{row['step']} waits until {_to_the_second(at)}.", step=row["step"], until=at)
 
 
 def _entry(row: Row) -> dict[str, Any]:

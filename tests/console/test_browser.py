@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, expect
 
@@ -213,6 +214,19 @@ async def test_reading_and_acting_need_no_javascript(visit: Visit, maker: Maker)
     await expect(page.get_by_role("status")).to_contain_text("The job runs again.")
     await page.get_by_role("link", name="Dead letters").click()
     await expect(page.get_by_text("No step has failed for good.")).to_be_visible()
+
+
+async def test_a_long_name_of_a_dead_letter_is_read_whole_on_a_phone(
+    visit: Visit, maker: Maker, client: httpx2.AsyncClient
+) -> None:
+    name = "charge_the_card_of_a_customer_and_archive_the_receipt_of_it"
+    template = {"type": name, "steps": [{"id": "a", "queue": "q"}]}
+    assert (await client.post("/v1/templates", json=template)).status_code == 201
+    await maker.fail(await maker.make("run", template=name))
+    page = await visit("viewer", "/dead-letters", viewport={"width": 390, "height": 800})
+    await expect(page.get_by_text(name)).to_be_visible()
+    wide = page.locator(".wide")
+    assert await wide.evaluate("each => each.scrollWidth") == await wide.evaluate("each => each.clientWidth")
 
 
 async def test_the_id_in_a_row_and_on_a_page_is_copied(visit: Visit, maker: Maker, running: Running) -> None:

@@ -169,7 +169,8 @@ async def test_when_a_worker_with_its_code_was_last_there_outlives_the_worker(
     seen = datetime.fromisoformat(reason["last_seen"])
     assert datetime.now(UTC) - seen < timedelta(minutes=2)
     assert reason["message"] == (
-        f"No worker serves the queue default. A worker with the code of shop.add was last seen at {seen.isoformat()}."
+        "No worker serves the queue default. A worker with the code of shop.add was last seen at"
+        f" {seen.isoformat(timespec='seconds')}."
     )
 
 
