@@ -114,7 +114,8 @@ class Settings(SettingsWithFiles):
         2.0,
         gt=0,
         description="Seconds in which each of several hosts of the URL must accept a connection. After that the next "
-        "host is tried.",
+        "host is tried; after an attempt without an answer each has twice the time, up to its share of "
+        "LEASEHOLD_DATABASE_TIMEOUT.",
     )
 
     # --- the broker

@@ -28,6 +28,9 @@ _REPORTED = ("in_hot_standby", "default_transaction_read_only")
 #: each connection would wait for a silent host that the URL names earlier.
 _last_chosen: dict[tuple[DatabaseUrl, bool], tuple[str, int]] = {}
 #: After one of these errors, `open_connection` tries the next host.
+#: (URL, whether for a replica) -> how many attempts in a row got no answer in time.
+_unanswered: dict[tuple[DatabaseUrl, bool], int] = {}
+_MOST_DOUBLINGS = 10
 _NEXT_HOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
@@ -39,16 +42,26 @@ async def open_connection(
     `replica`: prefer a host that only reads. `timeout`: seconds for all hosts together. `host_timeout`: seconds for
     each host, if the URL names several. `options`: asyncpg's options.
 
+    After an attempt without an answer in time each host has twice the time, up to its share of `timeout`. After a
+    failover all processes connect at once: if each left the busy server as soon as before, it might never serve one.
+
     If no host answers, raises the error of the last host, or TimeoutError.
     """
     if len(url.hosts) < 2:  # noqa: PLR2004 - one host, or what asyncpg finds in the environment
         host, port = url.hosts[0] if url.hosts else (None, None)
         return await _connect(url, host, port, timeout, options)
+    unanswered = _unanswered.get((url, replica), 0)
+    host_timeout = min(host_timeout * 2**unanswered, max(host_timeout, timeout / len(url.hosts)))
     opened: list[_Connection] = []
     chosen: _Connection | None = None
     try:
         async with asyncio.timeout(timeout):
             chosen = await _choose(url, opened, host_timeout, options, replica=replica)
+        _unanswered.pop((url, replica), None)
+    except TimeoutError:
+        if not opened:
+            _unanswered[url, replica] = min(unanswered + 1, _MOST_DOUBLINGS)
+        raise
     finally:
         for connection in opened:
             if connection is not chosen:

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from leasehold.embedded.postgres import DATABASE, USER, Postgres
 from leasehold.settings import Settings
 from tests.api.proxy import proxy_to
 
+SECONDS = 15.0
 NOTE = "INSERT INTO written VALUES (1)"
 
 
@@ -127,6 +129,36 @@ async def test_a_silent_host_costs_its_own_limit_once_and_the_next_is_used(pair:
             silent.setblocking(False)
             with pytest.raises(BlockingIOError):
                 silent.accept()  # the second connection went to the host that took writes before
+
+
+async def test_a_busy_host_gets_more_time_after_attempts_that_nobody_answered(pair: Pair) -> None:
+    """After a failover all processes connect at once. If each gave up as soon as before, none might ever connect."""
+
+    async def answer_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.5)
+        with suppress(OSError):
+            from_server, to_server = await asyncio.open_connection("127.0.0.1", pair.primary.port)
+            await asyncio.gather(_copy(reader, to_server), _copy(from_server, writer))
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with await asyncio.start_server(answer_late, "127.0.0.1", 0) as busy:
+            ports = silent.getsockname()[1], busy.sockets[0].getsockname()[1]
+            settings = pair.settings(*ports, database_timeout=8.0, database_host_timeout=0.2)
+            with pytest.raises(TimeoutError):
+                await connect(settings, "tests")
+            connection = None
+            async with asyncio.timeout(SECONDS):
+                while connection is None:
+                    with suppress(TimeoutError):
+                        connection = await connect(settings, "tests")
+            connection.terminate()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+    writer.close()
 
 
 async def test_hosts_that_are_all_silent_are_a_timeout(pair: Pair) -> None:
