@@ -117,8 +117,8 @@ async def test_being_put_off_by_workers_without_its_code_costs_a_task_no_attempt
 @pytest.mark.parametrize(
     ("age", "is_served", "seconds"),
     [
-        (timedelta(hours=2), False, 600),
-        (timedelta(minutes=3), False, 180),
+        (timedelta(hours=2), False, 120),
+        (timedelta(seconds=90), False, 90),
         (timedelta(0), False, 30),
         (timedelta(hours=2), True, 30),
     ],

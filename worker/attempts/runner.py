@@ -60,7 +60,7 @@ _GRACE_SECONDS = 120.0
 #: Seconds for which a worker puts off a task whose code it lacks: the worker may be of an older release. If no living
 #: worker has the code, the worker puts the task off for as long as the job is old, at most _MAX_UNKNOWN_SECONDS: each
 #: time adds two events to the job's history.
-_UNKNOWN_SECONDS, _MAX_UNKNOWN_SECONDS = 30.0, 600.0
+_UNKNOWN_SECONDS, _MAX_UNKNOWN_SECONDS = 30.0, 120.0
 
 _LAST_ERROR = "SELECT code FROM failure WHERE task_id = $1 AND cause = 'error' ORDER BY epoch DESC LIMIT 1"
 _UNFORESEEN_CODE = Unforeseen("").code
