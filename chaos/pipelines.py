@@ -119,8 +119,7 @@ def declared() -> Pipelines:
 
 def _workflows() -> list[Pipeline]:
     """The workflows of chaos/workflows.py. A process of the release also loads this module: it has no workflows, and
-    gets
-    an empty list.
+    gets an empty list.
     """
     if find_spec("leasehold.workflows") is None:
         return []

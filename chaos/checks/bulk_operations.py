@@ -48,8 +48,7 @@ def _times_acted_on(history: History, operation: Operation, job: str) -> int:
 
 def _must_be_acted_on(history: History, operation: Operation, job: str) -> bool:
     """Whether the operation must have acted on the job. A retry must, if the run had failed before the request. A
-    cancel
-    need not: the job may have ended before. But a job that is cancelled was cancelled by it.
+    cancel need not: the job may have ended before. But a job that is cancelled was cancelled by it.
     """
     if operation.action == "retry":
         return job in operation.targets

@@ -111,8 +111,7 @@ def _owner(history: History, task: str, change: Change) -> Claim | None:
 
 def _takes_away(change: Change, claim: Claim) -> bool:
     """Whether the change took the lease of `claim` from its owner. The owner's own settlement and next claim do not,
-    and
-    the end of the whole job does not.
+    and the end of the whole job does not.
     """
     after: Row = change.after or {}
     is_unchanged = (after["lease_owner"], after["epoch"]) == (claim.owner, claim.epoch)

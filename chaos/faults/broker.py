@@ -141,8 +141,7 @@ class BrokerFaults:
 
     async def _purge(self, _fault: Fault) -> int:
         """Cut the workers off, so that the queues get messages: new hints, and the hints that the workers held. Then
-        empty
-        the queues.
+        empty the queues.
         """
         links = [self._installation.links[worker, "amqp"] for worker in self._installation.plan.workers]
         for link in links:

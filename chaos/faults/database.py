@@ -90,8 +90,7 @@ class DatabaseFaults:
 
     async def _alter_tables(self, fault: Fault) -> int:
         """Add a column to each busy table, as a migration does, and keep the lock for a while: it also stops reads.
-        Returns
-        how many sessions waited for a lock, plus how often this fault did not get a lock and tried again.
+        Returns how many sessions waited for a lock, plus how often this fault did not get a lock and tried again.
         """
         waits = 0
         async with self._installation.connection() as connection:

@@ -55,9 +55,8 @@ class NetworkFaults:
 
     async def _hold_settlement(self, fault: Fault) -> int:
         """Hold the worker's settlements and its heartbeat. The worker cannot renew its leases, so its settlements
-        arrive
-        when another worker has them. The first settlement completes several attempts with results: if the platform
-        accepted one without results by mistake, no invariant would show it.
+        arrive when another worker has them. The first settlement completes several attempts with results: if the
+        platform accepted one without results by mistake, no invariant would show it.
         """
         [link] = self._links(fault)
         traffic = TrafficWatch([link])

@@ -24,8 +24,7 @@ Body = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The outcome of a request with all its tries. `status`: of the last answer; 0: none came. `answered`: the bodies
-    of
-    all 2xx answers, in order.
+    of all 2xx answers, in order.
     """
 
     status: int
@@ -98,8 +97,7 @@ class Client:
         self, method: str, path: str, headers: Mapping[str, str], content: Mapping[str, Any], until: float
     ) -> tuple[httpx2.Response | None, int]:
         """Repeat the request until a final answer, or until `until` (of the monotonic clock). Returns the final answer
-        or
-        None, and the number of tries.
+        or None, and the number of tries.
         """
         tries = 0
         while True:

@@ -56,8 +56,7 @@ async def _limit(diary: Diary, tenant: str) -> None:
 
 async def _webhook(diary: Diary, tenant: str) -> None:
     """Make, change and delete a webhook. Its event never happens in a run, because the checker expects only the
-    messages
-    of the run's own webhook.
+    messages of the run's own webhook.
     """
     client, key = diary.client(tenant), diary.key()
     body = {"url": f"http://127.0.0.1:{diary.installation.receiver.port}/{tenant}", "events": ["run.expired"]}

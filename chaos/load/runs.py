@@ -103,8 +103,7 @@ def canceller(diary: Diary) -> Sender:
 
 def unknown_if_missing(outcome: Outcome) -> str:
     """`unknown` if an API of the release answered, which lacks the endpoint. An API of this code may have done an
-    earlier
-    try.
+    earlier try.
     """
     return "unknown" if outcome.status == HTTPStatus.NOT_FOUND else ""
 
