@@ -344,7 +344,7 @@ async def test_a_backend_for_django_is_a_connection_of_django(
 async def test_a_driver_below_django_that_is_not_supported_is_named(database_url: str) -> None:
     wrapper = OfAThirdParty(database_url)
     wrapper.connection = Odd()  # type: ignore[assignment]  # that is the test
-    with pytest.raises(TypeError, match=r"OfAThirdParty over .*Odd is no connection"):
+    with pytest.raises(TypeError, match=r"OfAThirdParty over .*Odd is not a connection"):
         send_receipt.submit_in(wrapper, Order(id=7))
 
 
@@ -353,7 +353,7 @@ class Odd:
 
 
 async def test_what_is_no_connection_and_a_driver_of_the_other_kind_are_refused(database_url: str) -> None:
-    with pytest.raises(TypeError, match="a str is no connection"):
+    with pytest.raises(TypeError, match="^str is not a connection to submit in"):
         send_receipt.submit_in("postgresql://", Order(id=7))
     with psycopg.connect(database_url) as own, pytest.raises(TypeError, match=r"call task\.submit_in"):
         await send_receipt.asubmit_in(own, Order(id=7))

@@ -33,7 +33,7 @@ def adapter_of(connection: Any) -> Adapter:
             adapter: Adapter = adapter_class(unwrapped)
             return adapter
     below = "" if unwrapped is connection else f" over {name_of_type(unwrapped)}"
-    raise TypeError(f"{name_of_type(connection)}{below} is no connection to submit in: give {_SUPPORTED}")
+    raise TypeError(f"{name_of_type(connection)}{below} is not a connection to submit in: give {_SUPPORTED}")
 
 
 def name_of_type(value: Any) -> str:
