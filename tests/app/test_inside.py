@@ -353,7 +353,7 @@ class Odd:
 
 
 async def test_what_is_no_connection_and_a_driver_of_the_other_kind_are_refused(database_url: str) -> None:
-    with pytest.raises(TypeError, match="^str is not a connection to submit in"):
+    with pytest.raises(TypeError, match=r"^str is not a connection to submit in"):
         send_receipt.submit_in("postgresql://", Order(id=7))
     with psycopg.connect(database_url) as own, pytest.raises(TypeError, match=r"call task\.submit_in"):
         await send_receipt.asubmit_in(own, Order(id=7))
