@@ -142,11 +142,11 @@ async def test_what_must_not_be_done_twice_is_not_sent_twice_unless_it_never_arr
     with pytest.raises(Unavailable) as raised:
         await api.do("retry", job_id)
     assert raised.value.key is None
-    assert (await api.do("get_job", job_id)).status == "pending"
+    assert (await api.do("get_job", job_id)).status == "waiting_worker"
     assert len([path for _, path, _ in front.seen if path.endswith("/retry")]) == 1
     await maker.fail(job_id)
     front.failures = ["429"]
-    assert (await api.do("retry", job_id)).status == "pending"
+    assert (await api.do("retry", job_id)).status == "waiting_worker"
 
 
 async def test_a_refusal_is_not_tried_again(api: Either, front: Front) -> None:

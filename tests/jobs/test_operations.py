@@ -59,9 +59,10 @@ async def ended(client: httpx2.AsyncClient, operation: str) -> dict[str, Any]:
 
 
 async def statuses(rows: Connection, job_ids: list[UUID]) -> list[str]:
-    """A job whose hint the relay has published counts as pending, too."""
+    """A job that waits for a worker, the platform's or an external one, counts as pending."""
+    waits = {"queued": "pending", "waiting_worker": "pending"}
     by_id = {
-        row["id"]: row["status"].replace("queued", "pending") for row in await rows.fetch("SELECT id, status FROM job")
+        row["id"]: waits.get(row["status"], row["status"]) for row in await rows.fetch("SELECT id, status FROM job")
     }
     return [by_id[job_id] for job_id in job_ids]
 
