@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -37,8 +36,8 @@ pytestmark = [
 ]
 QUEUE = "leasehold.media.normal"
 PAUSE = 0.02
-#: Seconds: consumers are back after a node died, was parted from the others, and is together with them again.
-DIED, PARTED, HEALED = 3.0, 10.0, 30.0
+#: Seconds: consumers are back after a node died, froze, was parted from the others, and is together with them again.
+DIED, FROZEN, PARTED, HEALED = 3.0, 10.0, 10.0, 30.0
 #: A fault is felt within these seconds; only then may the stream count as whole again.
 SETTLED = 3.0
 SECONDS = 60.0
@@ -71,7 +70,7 @@ class Stream:
     @property
     def flows(self) -> bool:
         """Whether a hint was both confirmed and delivered just now, by brokers that are connected."""
-        if not self.arrived or not (self.publisher.connected and self.consumer.connected):
+        if not (self.confirmed and self.arrived) or not (self.publisher.connected and self.consumer.connected):
             return False
         recently = time.monotonic() - 10 * PAUSE
         return min(max(self.confirmed.values()), max(self.arrived.values())) > recently
@@ -98,9 +97,9 @@ async def cluster(run_directory: Path, request: pytest.FixtureRequest) -> AsyncI
 
 
 @asynccontextmanager
-async def stream_over(cluster: Cluster, **more: Any) -> AsyncIterator[Stream]:
-    """What was confirmed has arrived when the block ends. `more`: settings of the brokers."""
-    settings = Settings(_env_file=None, amqp_url=SecretStr(cluster.url), amqp_queue_type="quorum", **more)
+async def stream_over(cluster: Cluster) -> AsyncIterator[Stream]:
+    """What was confirmed has arrived when the block ends."""
+    settings = Settings(_env_file=None, amqp_url=SecretStr(cluster.url), amqp_queue_type="quorum")
     brokers = [make_broker(settings) for _ in range(2)]
     publisher, consumer = brokers
     assert isinstance(publisher, AmqpBroker)
@@ -147,18 +146,16 @@ async def test_a_node_is_killed_and_comes_back(cluster: Cluster, role: str) -> N
         await stream.flowing()
 
 
-@pytest.mark.parametrize(
-    ("role", "silence"), [("of the consumer", 5.0), ("of the consumer", 1.5), ("that leads the queue", 5.0)]
-)
-async def test_a_node_is_frozen_and_wakes(cluster: Cluster, role: str, silence: float) -> None:
-    """`silence`: LEASEHOLD_AMQP_SILENCE_SECONDS. The other nodes need a time of their own to choose a new leader."""
-    async with stream_over(cluster, amqp_silence_seconds=silence) as stream:
+@pytest.mark.parametrize("role", ["of the consumer", "that leads the queue"])
+async def test_a_node_is_frozen_and_wakes(cluster: Cluster, role: str) -> None:
+    """RabbitMQ itself takes seconds to notice it: less of LEASEHOLD_AMQP_SILENCE_SECONDS makes no difference."""
+    async with stream_over(cluster) as stream:
         node = await chosen(cluster, stream, role)
         since = time.monotonic()
         with cluster.frozen(node):
             gap = await stream.gap(since)
-        print(f"\nthe node {role} is frozen, {silence} s of silence: no hint for {gap:.2f} s; {stream.twice} twice")  # noqa: T201
-        assert gap < 2 * silence
+        print(f"\nthe node {role} is frozen: no hint for {gap:.2f} s; {stream.twice} hints twice")  # noqa: T201
+        assert gap < FROZEN
         while await cluster.running() < len(cluster.nodes):
             await asyncio.sleep(0.1)
         await stream.flowing()
