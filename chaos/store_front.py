@@ -39,7 +39,7 @@ class Trouble(StrEnum):
     SLOW = "slow"  # 16 KB a second
     CUT = "cut"  # the connection ends in the middle of an answer
     CORRUPT = "corrupt"  # one byte of a step's object is changed
-    REFUSE = "refuse"  # 412 or 409 to a conditional put whose condition holds
+    REFUSE = "refuse"  # 412 or 409 to a conditional put, even if its condition holds
     HANG = "hang"  # no answer at all, until the trouble is over
     LATE = "late"  # 503 or 500 after the write was done
     MUTE = "mute"  # the write is done, and the connection ends before the first byte of an answer
@@ -54,9 +54,10 @@ _AFTER_A_WRITE = {Trouble.LATE, Trouble.MUTE, Trouble.DENY, Trouble.OVERWRITE}
 class StoreFaults:
     """The present trouble, the share of the requests that it hits, and how many it has hit.
 
-    `overwritten`: keys of objects that a put has replaced in spite of create-only.
-    `excused`: ids of uploads in parts that their worker could not end: the trouble hit the answer with the id, or the
-    worker's request to end the upload. Housekeeping ends such uploads once they are old.
+    `overwritten`: keys of objects that a put has replaced in spite of its `If-None-Match: *`.
+    `excused`: ids of uploads in parts that may be open at the end of a run, because their worker could not end them:
+    the trouble hit the answer with the id, or the worker's request to end the upload. Housekeeping ends such uploads
+    once they are old.
     """
 
     trouble: Trouble | None = None
@@ -136,11 +137,13 @@ class StoreFront:
             return self._refuse()
         if request.method == "PUT" and self.faults.hold_put and self.faults.hold_put in request.path:
             await self._hold(request)
-        async with self._locks[request.path] if _makes_object(request) else asyncio.Lock():
-            if _makes_object(request) and not await asyncio.to_thread(self._may_put, request):
+        if not _makes_object(request):
+            return await self._forward(request, body, trouble)
+        async with self._locks[request.path]:
+            if not await asyncio.to_thread(self._may_put, request):
                 if trouble is not Trouble.OVERWRITE:
                     return _refused(HTTPStatus.PRECONDITION_FAILED)
-                self.faults.fired += 1
+                self.faults.fired += 1  # the object exists, and this put replaces it
                 self.faults.overwritten.add(_key(request))
                 trouble = None
             return await self._forward(request, body, trouble)
@@ -194,12 +197,12 @@ class StoreFront:
                     self._begun |= dict.fromkeys(ids, time.time())
                     self.faults.excused.update(ids if trouble is not None else ())
                 if trouble in _AFTER_A_WRITE and upstream.status < HTTPStatus.BAD_REQUEST:
-                    return self._deny_write(request, trouble)
+                    return self._wrong_answer(request, trouble)
                 return await self._answer(request, upstream, answer_body, trouble)
         except aiohttp.ClientConnectionError:
             return web.Response(status=HTTPStatus.BAD_GATEWAY)
 
-    def _deny_write(self, request: web.Request, trouble: Trouble | None) -> web.Response:
+    def _wrong_answer(self, request: web.Request, trouble: Trouble | None) -> web.Response:
         """The wrong answer to a write that was done."""
         if trouble is Trouble.DENY:
             return self._refuse()
@@ -245,7 +248,7 @@ def _makes_object(request: web.Request) -> bool:
 
 
 def _can_hit(trouble: Trouble, request: web.Request) -> bool:
-    if trouble is Trouble.CORRUPT:  # not an original: no row has its digest, so the platform cannot notice
+    if trouble is Trouble.CORRUPT:  # it spares originals: no row has their digests, so the platform could not notice
         return request.method == "GET" and "original" not in request.path and "list-type" not in request.query_string
     if trouble is Trouble.OVERWRITE and "/probe/" in request.path:
         return False  # the process would learn that the store does not refuse, and would not rely on it

@@ -28,15 +28,13 @@ _PATIENCE_SECONDS = 180.0
 _FIRST = 0.1  # this share of the jobs is not counted: the workers start meanwhile
 _POLL_SECONDS = 0.05
 _OUR_DONE = "SELECT count(*) FROM job WHERE finished_at IS NOT NULL"
-#: The platform's own systems by name: the broker, and the number of workers.
+#: The platform's own systems by name: the broker, and the number of workers. "a worker a core": one for each core.
 OWN_SYSTEMS = {
     "leasehold amqp": ("amqp", 1),
     "leasehold amqp, a worker a core": ("amqp", CORES),
     "leasehold postgres": ("postgres", 1),
     "leasehold postgres, a worker a core": ("postgres", CORES),
 }
-
-Fill = Callable[[int], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -77,7 +75,7 @@ def _ratio(ours: str, name: str, runs: Mapping[str, _Runs]) -> Figure:
 
 
 def _figure(name: str, runs: _Runs, broken: str | None) -> Figure:
-    """The figure of a system. A system that did not work has the rate 0, and the reason in its details."""
+    """The figure of a system. A system without any rate has the rate 0. `broken`: why it did not work."""
     details: dict[str, object] = {"cpu_seconds_a_1000_jobs": runs.cpu}
     if broken is not None:
         details["broken"] = broken
@@ -163,18 +161,21 @@ async def worker_of(
 async def _drain(
     installation: Installation, done: str, jobs: int, start: Callable[[], Awaitable[None]], runs: _Runs
 ) -> None:
+    """Start the workers, and wait until all jobs are done. Adds a rate to `runs`: it counts from the moment when the
+    first jobs are done. `done`: the query that counts the finished jobs.
+    """
     load = os.getloadavg()[0]
     async with installation.connection() as connection, asyncio.timeout(_PATIENCE_SECONDS):
         await start()
-        first = await _until_done(connection, done, int(jobs * _FIRST))
+        done_before = await _until_done(connection, done, int(jobs * _FIRST))
         with Meter() as meter:
             began = monotonic()
-            last = await _until_done(connection, done, jobs)
+            done_after = await _until_done(connection, done, jobs)
             seconds = monotonic() - began
-    measured = last - first
+    measured = done_after - done_before
     runs.rates.append(measured / seconds)
-    spent = sum(seconds for role, seconds in meter.by_role.items() if role != "bench")
-    runs.cpu.append(round(1000 * spent / measured, 2))
+    cpu_seconds = sum(used for role, used in meter.by_role.items() if role != "bench")
+    runs.cpu.append(round(1000 * cpu_seconds / measured, 2))
     runs.load.append(load)
 
 

@@ -99,7 +99,7 @@ class HttpLink:
         return Outcome(run.status, run.ended, error, value, large)
 
     async def cancel(self, run_id: UUID, reason: str) -> str:
-        """Request the cancel of the run. Returns its status from now on. Raises NotFound."""
+        """Ask the API to cancel the run. Returns the status that the run then has. Raises NotFound."""
         path = f"/v1/runs/{run_id}/cancel"
         request = requests.Call("POST", path, models.JobAfterAction.model_validate, body={"reason": reason}, safe=True)
         try:
@@ -115,9 +115,8 @@ class HttpLink:
 
     async def chunks(self, run_id: UUID, after: int) -> Chunks:
         """What the run has emitted behind chunk `after`. Without news it waits a moment. Raises NotFound."""
-        ended = (
-            await _with_platform_errors(self._client.get_run(run_id))
-        ).ended  # first: what was emitted before is on this page
+        # Read before the page: a run that has ended emits nothing more, so no chunk comes after the page was read.
+        ended = (await _with_platform_errors(self._client.get_run(run_id))).ended
         params = {"after": after, "limit": AT_MOST}
         request = requests.Call(
             "GET", f"/v1/runs/{run_id}/stream", lambda page: page["chunks"], params=params, safe=True
@@ -148,7 +147,7 @@ def _refuse_unsupported(call: Call[Any]) -> None:
     if call.options.id is not None:
         _refuse("The API chooses the ids of runs: give a key= in place of id=.")
     if call.debounce_key is not None:
-        _refuse(f"{call.task.name} has a debounce, which is of submissions to the database.")
+        _refuse(f"{call.task.name} has a debounce, which the API cannot do: submit it to the database.")
     if call.key is not None and call.is_key_of_arguments:
         _refuse(f"{call.task.name} is unique by its arguments: give a key= of your own.")
 
@@ -165,17 +164,17 @@ def _request_of(call: Call[Any]) -> requests.Call[models.Accepted]:
         priority=options.priority,
         scheduled_at=call.scheduled_at,
         tags=options.tags,
-        # As in the database: another task may have the same key.
+        # With the task's name: runs of two tasks may have the same key, as when they are submitted to the database.
         key=None if options.key is None else f"{call.task.name}:{options.key}"[:_MAX_KEY],
     )
 
 
 def _batch_of(calls: Sequence[Call[Any]]) -> requests.Call[models.Batch]:
-    """One request for all calls. Raises Invalid for calls that differ in more than arguments and tags."""
+    """One request for all calls. Raises Invalid if they have keys, or differ in more than arguments and tags."""
     first = calls[0]
     shared = {(call.task.name, call.options.priority, call.options.delay) for call in calls}
     if len(shared) > 1 or any(call.options.key is not None for call in calls):
-        _refuse("The calls of one batch have the same priority and delay, and no keys.")
+        _refuse("The calls of one batch are of one task, have the same priority and delay, and no keys.")
     request = requests.submit_many(
         first.task.name, [], priority=first.options.priority, scheduled_at=first.scheduled_at
     )

@@ -18,6 +18,7 @@ from leasehold.client.errors import ApiError, Unavailable
 _AWAY = frozenset({502, 503, 504})
 _TOO_MANY = 429
 _CONFLICT = 409
+#: Another cell (an installation beside this one) serves the tenant of the key.
 _WRONG_CELL = 421
 #: The answer while the API still works on an earlier try of the same request.
 _IN_FLIGHT = "idempotency_key_in_flight"
@@ -35,7 +36,7 @@ class Tries:
         self._seconds = seconds
         self._deadline = monotonic() + seconds
         self._failed = 0
-        self._has_followed = False
+        self._was_redirected = False
 
     def after_error(self, error: httpx2.TransportError) -> float:
         """Seconds until the next try. Raises Unavailable."""
@@ -51,16 +52,17 @@ class Tries:
         """Seconds until the next try; None: the answer is final. Raises ApiError, Unavailable."""
         if not answer.is_error:
             return None
-        if answer.status_code == _WRONG_CELL and self._call.files and not self._has_followed:
-            self._has_followed = True  # the next try sends the form to the address in this answer (requests.KeyAuth)
+        if answer.status_code == _WRONG_CELL and self._call.files and not self._was_redirected:
+            # requests.KeyAuth has noted the cell's address, but cannot send files again: the next try sends them there.
+            self._was_redirected = True
             return 0.0
         problem = problem_of(answer)
         is_away = answer.status_code in _AWAY
-        is_early = answer.status_code == _TOO_MANY or (
+        asks_to_wait = answer.status_code == _TOO_MANY or (
             answer.status_code == _CONFLICT and problem.get("code") == _IN_FLIGHT
         )
         refused = ApiError(answer.status_code, problem, self._call.key)
-        if not is_early and not (is_away and self._call.repeatable):
+        if not (asks_to_wait or (is_away and self._call.repeatable)):
             raise refused
         pause = self._pause(_seconds(answer.headers.get("Retry-After")))
         if pause is not None:

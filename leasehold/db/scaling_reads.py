@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 
-#: The most due tasks that are counted in a queue, and the most leases that are read in all queues of a pool.
+#: At most this many due tasks of each queue are counted, and at most this many leases are read in all queues together.
 MAX_COUNTED = 10_000
 #: A `line` is the tasks of one tenant with one priority in a queue. At most this many lines of a queue are read.
 MAX_LINES = 2000
 
-# The due tasks of each queue. The recursion jumps through the index task_runnable from line to line, as the exporter
-# does, so tasks that are not due yet are not read. The lines of a queue share the $2 tasks evenly: each may count
-# `share.most`.
-# $1 the queues, $2 the most due tasks of a queue, $3 the most lines of a queue.
+# The due tasks of each queue. The recursion jumps through the index task_runnable from line to line, and reads only the
+# first task of each line. Then at most `share.most` due tasks of each line are counted: the lines of a queue share the
+# $2 tasks evenly.
+# $1 the queues, $2 how many due tasks of a queue are counted at most, $3 how many lines of a queue are read at most.
 _DUE = """
 -- scaling_due
 WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
@@ -53,7 +53,7 @@ GROUP BY line.queue
 
 # The running attempts of each queue. At any moment, attempts are half done on average. So an attempt takes about twice
 # the average age.
-# $1 the queues, $2 the most leases.
+# $1 the queues, $2 how many leases are read at most.
 _RUNNING = """
 -- scaling_running
 SELECT lease.queue, w.version, count(*)::int AS running,

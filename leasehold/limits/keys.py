@@ -37,7 +37,8 @@ async def make(
     expires_at: datetime | None = None,
     cell: str = "",
 ) -> NewKey:
-    """Create a key. Its text is stored nowhere. `at_most`: the most valid keys of a tenant. `cell`: as in `create_key`.
+    """Create a key. Its text is stored nowhere. `at_most`: how many valid keys a tenant may have. `cell`: the name of
+    the cell that makes the key; empty: there are no cells.
 
     Raises Invalid as `create_key` does, and Conflict `too_many_keys`.
     """
@@ -77,9 +78,9 @@ async def rotate(
     *,
     cell: str = "",
 ) -> NewKey:
-    """Create a successor of the key. The old key ends after `overlap` (see `credentials.rotate_key`). `at_most`: the
-    most valid keys of a tenant. During overlaps a tenant may have twice as many keys, so that it can rotate all its
-    keys at once. Raises NotFound, and Conflict `too_many_keys`.
+    """Create a successor of the key. The old key ends after `overlap` (see `credentials.rotate_key`). `at_most`: how
+    many valid keys a tenant may have. During overlaps it may have twice as many, so that it can rotate all its keys at
+    once. `cell`: as in `make`. Raises NotFound, and Conflict `too_many_keys`.
     """
     async with connection.transaction():
         row = await find(connection, prefix, tenant_id)

@@ -1,7 +1,7 @@
 """The fences that confine a child process. Three processes set them up, in this order:
 
-1. Before the zygote loads a handler, it gives up: all capabilities; the file system except Python, the handlers and the
-   work directory (Landlock); and the network (a namespace), where the kernel cannot filter system calls.
+1. Before the zygote loads a handler, it gives up all capabilities, and the file system except Python, the handlers and
+   the work directory (Landlock). If the kernel cannot filter system calls, it also gives up the network (a namespace).
 2. Before the child reads a client's bytes, it adds: a filter of system calls (seccomp: no network, no programs, no
    other processes), and a second Landlock layer that grants only the files of its own run.
 3. Before each run, the worker limits the child's memory, CPU, file size and open files with prlimit(2). Code that has
@@ -86,7 +86,9 @@ def limit(pid: int, limits: Limits) -> None:
 
 
 def _bound(pid: int, kind: int, soft: int, hard: int | None = None) -> None:
-    """Set one limit of the process, at most to its hard limit of now. `hard`: None for the same as `soft`."""
+    """Set one limit of the process, but never above the hard limit that it has already. `hard`: None for the same as
+    `soft`.
+    """
     ceiling = resource.prlimit(pid, kind)[1]
     hard = soft if hard is None else hard
     if ceiling != resource.RLIM_INFINITY:
@@ -164,8 +166,9 @@ class Fences:
             self._own_files = landlock.ruleset({**self._grants, landlock.READ: readable})
 
     def restrict_files(self, files: list[Path], directory: Path) -> None:
-        """Call this in a child with the filter. From now on it reads only these `files`, and writes only to this
-        `directory`. Raises OSError.
+        """Call this in a child after `install_syscall_filter`. From then on the child reads only these `files` and what
+        every child may read, such as Python. It writes only to this `directory` and /dev/null. Without Landlock this
+        changes nothing. Raises OSError.
         """
         if not self._has_landlock:
             return
