@@ -1,4 +1,7 @@
-"""The evidence of a run, as its clients, providers and workers recorded it. Times are in seconds since 1970."""
+"""The evidence of a chaos run: what its clients, providers and external workers recorded, and the objects that it left.
+
+`chaos.collect` gathers it, and the checks read it from `chaos.history.History`. Times are in seconds since 1970.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,26 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request of a client, with all its tries. `answer`: accepted, refused or unknown. An accepted request has a
-    `job`. The answer to a cancel is `accepted` if the job was cancelled at once, and `stopping` if a step runs: the
-    step must stop first, or may still succeed.
+    """One request of a client, with all its tries.
 
-    `endpoint`: of a request over HTTP, such as "POST /v1/runs"; then `key` is the Idempotency-Key. Every job that the
-    request may make also has the key: a run as its `scope_id`, a conversion as its `exclusive_key`, a generation in its
-    prompt. `answers`: for each try with a 2xx answer, in order, the ids of the jobs in the answer. `jobs_requested`:
-    how many jobs the request asks for.
+    `kind`: the kind of job that the client asked for, such as "short" or "conversion", or an action, such as "cancel".
+    `answer`: accepted, refused or unknown. The answer to a cancel is `accepted` if the job was cancelled at once, and
+    `stopping` if a step runs: the step must stop first, or may still succeed. `job`: the job that the request made or
+    acted on. Empty: the client knows of none.
+
+    `endpoint`: such as "POST /v1/runs". Empty: the request went to PostgreSQL or to the object store instead.
+    `answers`: for each try with a 2xx answer, in order, the ids in the answer. `jobs_requested`: how many jobs the
+    request asks for.
+
+    The jobs of a request can be found by its `key`: a run has the key as its `scope_id`, a conversion as its
+    `exclusive_key`, a generation in its prompt.
     """
 
     kind: str
     tenant: str
-    key: str  # the Idempotency-Key, for a picture also the file's name; without one, the job's id
+    #: The Idempotency-Key; for a picture also the file's name. A request without this header has another name here,
+    #: such as "cancel" and the id of a job.
+    key: str
     asked_at: float
     answered_at: float
     answer: str
@@ -37,7 +47,7 @@ class Request:
 
 @dataclass
 class Bound:
-    """A declared limit, in force from `since` to `until`."""
+    """A declared limit, in force from `since` to `until`. `key`: what it limits, such as "template:short"."""
 
     tenant: str
     key: str
@@ -91,14 +101,16 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The settings and declarations of the run's workers that the checks compare with."""
+    """What the checks must know about the run's workers: their settings, and the steps of their pipelines. In the
+    mappings and the set, (pipeline, step) names a step.
+    """
 
     lease_seconds: float
     sweep_seconds: float
     max_losses: int
     max_crashes: int
-    max_attempts: Mapping[tuple[str, str], int]  # by pipeline and step
-    needs: Mapping[tuple[str, str], tuple[str, ...]]
-    inline: frozenset[tuple[str, str]]  # steps whose handlers keep a journal
+    max_attempts: Mapping[tuple[str, str], int]
+    needs: Mapping[tuple[str, str], tuple[str, ...]]  # the steps that must succeed before the step begins
+    inline_steps: frozenset[tuple[str, str]]  # run in the worker's own process; their handlers write the journal
     writes: Mapping[tuple[str, str], str]  # the output that a success of the step must have
     trust_margin_seconds: float = 1.0  # a worker must stop trusting its lease this long before the lease passes

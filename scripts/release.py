@@ -75,15 +75,17 @@ def agreed_version(*, rehearse: bool) -> str:
 
 def check_changelog(text: str, version: str) -> None:
     """Check that `## Unreleased` is empty, and that the next heading is `## VERSION - DATE`. Raises NotReady if not."""
-    headings = r"^## Unreleased\n(.*?)^## (\S+) - (\d{4}-\d\d-\d\d)\n(.*?)(?=^## |\Z)"
-    match = re.search(headings, text, re.MULTILINE | re.DOTALL)
-    if match is None or match[2] != version:
+    unreleased = r"^## Unreleased\n(?P<unreleased>.*?)"
+    newest = r"^## (?P<version>\S+) - \d{4}-\d\d-\d\d\n(?P<lines>.*?)(?=^## |\Z)"
+    match = re.search(unreleased + newest, text, re.MULTILINE | re.DOTALL)
+    if match is None or match["version"] != version:
         raise NotReady(f"CHANGELOG.md needs `## {version} - YYYY-MM-DD` below an empty `## Unreleased`")
-    if match[1].strip():
+    if match["unreleased"].strip():
         raise NotReady(
-            f"CHANGELOG.md has lines under `## Unreleased`: they belong to {version}, or are not committed yet"
+            f"CHANGELOG.md has lines under `## Unreleased`: move them under `## {version}`, or release a commit without"
+            " their changes"
         )
-    if not match[4].strip():
+    if not match["lines"].strip():
         raise NotReady(f"CHANGELOG.md has no lines under `## {version}`")
 
 

@@ -33,7 +33,8 @@ CONVERSION_WRITE = "conversion:write"
 CONVERSION_READ = "conversion:read"
 GENERATION_WRITE = "generation:write"
 GENERATION_READ = "generation:read"
-#: For jobs of all kinds, at /v1/jobs. A key also needs the scope of a job's own kind.
+#: The next three are for /v1/jobs, which has the jobs of all kinds. For each job a key also needs the scope of the
+#: job's kind, such as RUNS_READ to read a run.
 JOBS_READ = "jobs:read"
 JOBS_OPERATE = "jobs:operate"
 JOBS_DELETE = "jobs:delete"
@@ -99,7 +100,9 @@ class Require:
         return caller
 
     async def identify(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
-        """The caller whose key the request has. Raises Unauthenticated, or one of TRY_AGAIN."""
+        """The caller whose key the request has. Raises Unauthenticated, WrongCell, or one of TRY_AGAIN
+        (leasehold.runtime.transient) if PostgreSQL does not answer.
+        """
         if credentials is None or len(request.headers.getlist("authorization")) != 1:
             raise Unauthenticated("missing_api_key", "Send `Authorization: Bearer <API key>`.")
         return located(request, await services_of(request).keyring.identify(credentials.credentials))

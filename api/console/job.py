@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, RUNS_WRITE
 from leasehold.api.console.graph import graph_of
-from leasehold.api.console.rendering import content_of, go_to, once_of, page
+from leasehold.api.console.rendering import content_of, form_idempotency_key, go_to, page
 from leasehold.api.console.routes import Fields, typed_json
 from leasehold.api.console.session import SignedIn
 from leasehold.api.console.signal_form import inputs_of, payload_of
@@ -42,9 +42,10 @@ Signaller = Annotated[Caller, Depends(SignedIn(RUNS_WRITE))]
 Deleter = Annotated[Caller, Depends(SignedIn(JOBS_DELETE))]
 #: The largest payload in a command to copy, and in a form, in characters.
 _MAX_COMMAND = 2000
-#: The largest numbers of events, entries of the ledger, steps, outputs and lines of the log on one page.
-_MAX_EVENTS, _MAX_SHOWN, _MAX_STEPS, _MAX_OUTPUTS, _MAX_LINES = 100, 100, 100, 40, 100
-#: How much the page's explanation reads. An open page of an unfinished job is refreshed every two seconds.
+#: The page shows at most this many of each. The ledger of a job says which worker claimed and wrote what.
+_MAX_EVENTS, _MAX_LEDGER_ENTRIES, _MAX_STEPS, _MAX_OUTPUTS, _MAX_LOG_LINES = 100, 100, 100, 40, 100
+#: How much `explain` reads for the page: less than for the endpoint, because an open page of an unfinished job is
+#: refreshed every two seconds. `entries` of the ledger, waiting `steps`, and tasks or jobs `ahead` of this job.
 _DEPTH = Depth(entries=1000, steps=20, ahead=1000)
 _PICTURE_HEADERS = {"Content-Security-Policy": "default-src 'none'; sandbox", "Cache-Control": "private, max-age=600"}
 #: Types of pictures that browsers show, and that cannot contain a script.
@@ -58,38 +59,40 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     tenant_id, now = access.caller.tenant_id, datetime.now(UTC)
     body = answer(access)
     steps, outputs = body["steps"], body["outputs"]
+    has_ended = access.row["status"] in JOB_TERMINAL
     job = with_links(services, access, body | {"outputs": outputs[:_MAX_OUTPUTS]})
     explanation = await explain(services, tenant_id, access.row, _DEPTH)
+    ledger = explanation["ledger"]
+    is_ledger_cut = len(ledger) == _DEPTH.entries  # then earlier entries were perhaps not read
     async with services.pool.acquire() as connection:
         events = await event_reads.events_after(
             connection, tenant_id, job_id, max(0, access.row["event_seq"] - _MAX_EVENTS), _MAX_EVENTS
         )
         tasks = await job_reads.step_links(connection, tenant_id, job_id)
-        lines = await log_reads.log_end(connection, tenant_id, job_id, _MAX_LINES)
-        has_journal = access.row["is_run"] and access.row["status"] not in JOB_TERMINAL
-        waits = await signals.waits_of(connection, job_id, tenant_id) if has_journal else []
-    ended, is_cut = access.row["status"] in JOB_TERMINAL, len(explanation["ledger"]) == _DEPTH.entries
+        log_lines = await log_reads.log_end(connection, tenant_id, job_id, _MAX_LOG_LINES)
+        is_unfinished_run = access.row["is_run"] and not has_ended
+        waits = await signals.waits_of(connection, job_id, tenant_id) if is_unfinished_run else []
     return page(
         request,
         "job.html",
-        live=None if ended else 2,
+        live=None if has_ended else 2,
         live_url=str(request.url.path),
         job=job,
         kind=access.kind,
         steps=steps[:_MAX_STEPS],
         more_steps=len(steps) - _MAX_STEPS,
         more_outputs=len(outputs) - _MAX_OUTPUTS,
-        ended=ended,
+        ended=has_ended,
         why=explanation,
         waits=[{"name": row["name"], "due_at": row["due_at"], "inputs": inputs_of(row["schema"])} for row in waits],
-        once=once_of(request, "signal", str(job_id)),
-        line=timeline(job, steps, explanation["ledger"], tasks, now, is_cut=is_cut),
+        once=form_idempotency_key(request, "signal", str(job_id)),
+        timeline=timeline(job, steps, ledger, tasks, now, is_cut=is_ledger_cut),
         graph=graph_of(tasks),
-        ledger=explanation["ledger"][-_MAX_SHOWN:],
-        more_ledger=is_cut or len(explanation["ledger"]) > _MAX_SHOWN,
+        ledger=ledger[-_MAX_LEDGER_ENTRIES:],
+        more_ledger=is_ledger_cut or len(ledger) > _MAX_LEDGER_ENTRIES,
         events=list(reversed(events)),
-        lines=lines,
-        most_lines=_MAX_LINES,
+        log_lines=log_lines,
+        max_log_lines=_MAX_LOG_LINES,
         pictures=[output for output in job["outputs"] if _is_picture(services, access, output)],
         may_retry=may_retry(access),
         payload=_editable(job),

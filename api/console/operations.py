@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import ValidationError
 
 from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ
-from leasehold.api.console.rendering import content_of, go_to, once_of, page
+from leasehold.api.console.rendering import content_of, form_idempotency_key, go_to, page
 from leasehold.api.console.routes import Fields, form_error, whole_number
 from leasehold.api.console.session import SignedIn
 from leasehold.api.http.cursors import IdCursor
@@ -58,7 +58,7 @@ async def preview(
         request,
         "operation_new.html",
         found=preview_answer,
-        once=once_of(request, "operation", action, q),
+        once=form_idempotency_key(request, "operation", action, q),
     )
 
 

@@ -166,7 +166,7 @@ def is_path(text: str) -> bool:
     return text.startswith("/") and not text.startswith("//") and "\\" not in text and text.isprintable()
 
 
-def once_of(request: Request, *names: str) -> str:
+def form_idempotency_key(request: Request, *names: str) -> str:
     """An idempotency key for a form, so that a second press of its button does nothing. The key of a new page changes
     every minute.
     """

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import ValidationError
 
 from leasehold.api.auth.security import JOBS_READ, RUNS_READ, RUNS_WRITE
-from leasehold.api.console.rendering import content_of, go_to, once_of, page
+from leasehold.api.console.rendering import content_of, form_idempotency_key, go_to, page
 from leasehold.api.console.routes import Fields, form_error, typed_instant, typed_json
 from leasehold.api.console.session import SignedIn
 from leasehold.api.http.cursors import IdCursor
@@ -60,7 +60,7 @@ async def show_schedule(request: Request, schedule_id: UUID, caller: Reader) -> 
         live_url=request.url.path,
         schedule=_with_words(schedule),
         runs=runs,
-        once=once_of(request, "run-now", str(schedule_id)),
+        once=form_idempotency_key(request, "run-now", str(schedule_id)),
     )
 
 
@@ -113,7 +113,7 @@ async def preview_backfill(
         ticks=[(tick, tick.astimezone(own_zone).strftime(_IN_ZONE)) for tick in ticks],
         start=body.start.isoformat(),
         end=body.end.isoformat(),
-        once=once_of(request, "backfill", str(schedule_id), start, end),
+        once=form_idempotency_key(request, "backfill", str(schedule_id), start, end),
     )
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Request, Response
 
 from leasehold.api.auth.security import WEBHOOKS_WRITE
-from leasehold.api.console.rendering import content_of, go_to, once_of, page
+from leasehold.api.console.rendering import content_of, form_idempotency_key, go_to, page
 from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn
 from leasehold.api.http.may_lag import may_lag
@@ -51,7 +51,7 @@ async def show_webhook(request: Request, webhook_id: UUID, caller: Owner) -> Res
         live_url=request.url.path,
         webhook=webhook,
         deliveries=answer["deliveries"],
-        once=once_of(request, "send", str(webhook_id)),
+        once=form_idempotency_key(request, "send", str(webhook_id)),
     )
 
 

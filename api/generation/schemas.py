@@ -1,4 +1,7 @@
-"""The JSON of the generation endpoints: Pydantic models of their requests and answers."""
+"""The JSON of the generation endpoints: Pydantic models of their requests and answers.
+
+JsonNumber, Number and Flag refuse values that Pydantic would convert, such as "1" or `true` for a number.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ MAX_EXTRA_BYTES = 8 * 1024  # the size of the member `extra` as JSON
 MAX_SIDE_PIXELS = 16_384
 
 TASK_ID = r"^[!-+\--~]{1,200}$"  # printable ASCII without spaces and commas: clients join ids by commas
+# A label of workers (LEASEHOLD_WORKER_LABELS).
 SERVER_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 
 
@@ -53,7 +57,7 @@ class GenerationRequest(BaseModel):
     height: Annotated[int, Field(ge=1, le=MAX_SIDE_PIXELS), JsonNumber] | None = None
     sample_strength: Annotated[float, Field(ge=0, le=1), JsonNumber] | None = None
     images: list[SourcePicture] = Field(default=[], max_length=MAX_IMAGES)
-    is_pro: Flag = False
+    is_pro: Flag = False  # the provider decides what it means
     duration: Annotated[int, Field(ge=1, le=600_000), JsonNumber] | None = Field(
         None, description="The length of a video, in milliseconds."
     )

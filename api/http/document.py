@@ -54,7 +54,7 @@ _LINKS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def complete(document: dict[str, Any], scopes: Mapping[tuple[str, str], Sequence[str]]) -> None:
+def complete_document(document: dict[str, Any], scopes: Mapping[tuple[str, str], Sequence[str]]) -> None:
     """Complete the document in place. `scopes`: (path, method) -> the scopes that a key needs for this operation."""
     operations_by_id = {}
     for path, method, operation in _operations(document):

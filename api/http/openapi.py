@@ -13,7 +13,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
-from leasehold.api.http.document import complete
+from leasehold.api.http.document import complete_document
 from leasehold.api.http.may_lag import LAG_HEADER, lags
 from leasehold.api.http.problem_schema import ProblemAnswer
 from leasehold.api.http.problems import MEDIA_TYPE
@@ -34,8 +34,8 @@ _ALWAYS = {
 
 #: The codes of 429 for every operation that creates a job.
 REFUSED_FOR_NOW = "`rate_limited`, `queue_full`, `too_many_unfinished`, `storage_full`"
-#: The code of 429 for every operation that checks a payload.
-CHECKED_LATER = "`evaluations_waiting`"
+#: The code of 429 for every operation that checks a payload: too many payloads of the tenant wait for their check.
+TOO_MANY_CHECKS = "`evaluations_waiting`"
 
 
 def problems(codes: dict[HTTPStatus, str]) -> dict[int | str, dict[str, Any]]:
@@ -67,7 +67,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         schemas = built.setdefault("components", {}).setdefault("schemas", {})
         schemas.update(problem_schema.pop("$defs", {}))
         schemas["ProblemAnswer"] = problem_schema
-        complete(built, app.state.scopes)
+        complete_document(built, app.state.scopes)
         _describe_lags(built, app)
         app.openapi_schema = built
     return app.openapi_schema

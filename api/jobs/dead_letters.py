@@ -18,7 +18,7 @@ from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, RUNS_READ, RUNS
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
 from leasehold.api.http.may_lag import may_lag
-from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
+from leasehold.api.http.openapi import REFUSED_FOR_NOW, TOO_MANY_CHECKS, problems
 from leasehold.api.http.responses import json_response, publish_and_admit_run
 from leasehold.api.jobs.access import JobAccess, access_of, check_retry
 from leasehold.api.jobs.ending import record
@@ -201,7 +201,7 @@ async def _replay(services: Services, connection: Connection, caller: Caller, jo
         HTTPStatus.CONFLICT: "`resource_invalid_state`, `same_scope_running`, `same_key_running`, "
         "`pipeline_not_served`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_complex`, `payload_fixed`, `unknown_step`",
-        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {CHECKED_LATER}",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {TOO_MANY_CHECKS}",
     }),
 )  # fmt: skip
 async def replay_one(request: Request, task_id: UUID, caller: Writer, body: RetryRequest | None = None) -> Response:

@@ -14,7 +14,7 @@ from pydantic import Field
 from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.etags import WaitSeconds, matches, may_be_current, weak_etag
-from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
+from leasehold.api.http.openapi import REFUSED_FOR_NOW, TOO_MANY_CHECKS, problems
 from leasehold.api.http.responses import encoded, json_response
 from leasehold.api.http.streams import HEADERS, LastEventId, content_of, event_number, stream
 from leasehold.api.jobs.access import JobAccess, find
@@ -166,7 +166,7 @@ async def cancel_job(request: Request, job_id: UUID, caller: Operator, body: Rea
         HTTPStatus.CONFLICT: "`resource_invalid_state`: only a failed job can be retried; `same_scope_running`, "
         "`same_key_running`, `pipeline_not_served`, `template_not_found`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_complex`, `payload_fixed`, `unknown_step`",
-        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {CHECKED_LATER}",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {TOO_MANY_CHECKS}",
     }),
 )  # fmt: skip
 async def retry_job(request: Request, job_id: UUID, caller: Operator, body: RetryRequest | None = None) -> Response:

@@ -13,7 +13,7 @@ from leasehold.api.http.callback_urls import REFUSED_URL, check_callback_url
 from leasehold.api.http.early import refuse_early
 from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
-from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
+from leasehold.api.http.openapi import REFUSED_FOR_NOW, TOO_MANY_CHECKS, problems
 from leasehold.api.http.quick import QuickRoute
 from leasehold.api.http.responses import json_response, publish_and_admit
 from leasehold.api.process.keyring import Caller
@@ -49,7 +49,7 @@ router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=QuickRoute)
         HTTPStatus.CONFLICT: "`template_disabled`, `same_key_running`, `idempotency_key_in_flight`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`, `payload_too_complex`, "
         f"`nothing_to_do`, `invalid_request`, `batch_not_supported`, `batch_too_large`, {REFUSED_URL}",
-        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `bulk_writes_waiting`, {CHECKED_LATER}",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `bulk_writes_waiting`, {TOO_MANY_CHECKS}",
     }),
 )  # fmt: skip
 async def create_runs(

@@ -21,7 +21,7 @@ from leasehold.api.http.callback_urls import REFUSED_URL, check_callback_url
 from leasehold.api.http.early import refuse_early
 from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
-from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
+from leasehold.api.http.openapi import REFUSED_FOR_NOW, TOO_MANY_CHECKS, problems
 from leasehold.api.http.quick import QuickRoute
 from leasehold.api.http.responses import encoded, json_response, publish_and_admit_run
 from leasehold.api.http.tags import json_of_request
@@ -61,7 +61,7 @@ _DUPLICATE_TRIES = 5
         "`idempotency_key_in_flight`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`, `payload_too_complex`, "
         f"`nothing_to_do`, `invalid_request`, {REFUSED_URL}",
-        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {CHECKED_LATER}",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {TOO_MANY_CHECKS}",
     }),
 )  # fmt: skip
 async def create_run(

@@ -15,7 +15,7 @@ from leasehold.api.auth.security import RUNS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
-from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
+from leasehold.api.http.openapi import REFUSED_FOR_NOW, TOO_MANY_CHECKS, problems
 from leasehold.api.http.responses import json_response, publish_and_admit_run
 from leasehold.api.jobs.retrying import retry
 from leasehold.api.jobs.schemas import RetryRequest
@@ -45,7 +45,7 @@ Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
         HTTPStatus.CONFLICT: "`resource_invalid_state`: only a failed run can be retried; `same_scope_running`, "
         "`same_key_running`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_complex`, `unknown_step`",
-        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {CHECKED_LATER}",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {TOO_MANY_CHECKS}",
     }),
 )  # fmt: skip
 async def retry_run(request: Request, run_id: UUID, caller: Writer, body: RetryRequest | None = None) -> Response:

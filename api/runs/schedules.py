@@ -25,7 +25,7 @@ from leasehold.api.http.callback_urls import REFUSED_URL, CallbackUrl, check_cal
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
 from leasehold.api.http.may_lag import may_lag
-from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
+from leasehold.api.http.openapi import REFUSED_FOR_NOW, TOO_MANY_CHECKS, problems
 from leasehold.api.http.responses import encoded, json_response, publish_and_admit_run
 from leasehold.api.http.tags import Tags, json_of_request
 from leasehold.api.process.keyring import Caller
@@ -174,7 +174,7 @@ async def _check_payload(services: Services, tenant_id: str, schedule: dict[str,
         HTTPStatus.CONFLICT: "`not_schedulable`, `too_many_schedules`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cron`, `invalid_timezone`, `invalid_payload`, `invalid_request`, "
         f"{REFUSED_URL}",
-        HTTPStatus.TOO_MANY_REQUESTS: CHECKED_LATER,
+        HTTPStatus.TOO_MANY_REQUESTS: TOO_MANY_CHECKS,
     }),
 )  # fmt: skip
 async def create_schedule(
@@ -280,7 +280,7 @@ async def get_schedule(request: Request, schedule_id: UUID, caller: Reader) -> R
         HTTPStatus.NOT_FOUND: "`schedule_not_found`, `template_not_found`",
         HTTPStatus.CONFLICT: "`not_schedulable`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "as for createSchedule",
-        HTTPStatus.TOO_MANY_REQUESTS: CHECKED_LATER,
+        HTTPStatus.TOO_MANY_REQUESTS: TOO_MANY_CHECKS,
     }),
 )  # fmt: skip
 async def change_schedule(request: Request, schedule_id: UUID, body: Changes, caller: Writer) -> Response:
@@ -342,7 +342,7 @@ async def delete_schedule(request: Request, schedule_id: UUID, caller: Writer) -
     status_code=202,
     responses=problems(_MISSING | {
         HTTPStatus.CONFLICT: "`not_started`: the schedule's `last_error` gives the reason",
-        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {CHECKED_LATER}",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {TOO_MANY_CHECKS}",
     }),
 )  # fmt: skip
 async def run_now(
@@ -390,7 +390,7 @@ async def run_now(
     status_code=202,
     responses=problems(_MISSING | {
         HTTPStatus.UNPROCESSABLE_ENTITY: "`range_too_long`, `range_not_past`, `batch_too_large`",
-        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `bulk_writes_waiting`, {CHECKED_LATER}",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `bulk_writes_waiting`, {TOO_MANY_CHECKS}",
     }) | {200: {"description": "What a `dry_run` found."}},
 )  # fmt: skip
 async def backfill(

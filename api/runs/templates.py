@@ -16,7 +16,7 @@ from leasehold.api.auth.security import RUNS_READ, TEMPLATES_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import VersionCursor, cursor_of_version, version_at
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
-from leasehold.api.http.openapi import CHECKED_LATER, problems
+from leasehold.api.http.openapi import TOO_MANY_CHECKS, problems
 from leasehold.api.http.responses import encoded, json_response
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
@@ -66,7 +66,7 @@ def _list_response(page: TemplatePage) -> Response:
         HTTPStatus.CONFLICT: "`template_exists`, `template_version_used`: this version or a later version was deleted; "
         "`template_reserved`, `too_many_templates`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`unknown_worker_type`, `schema_too_complex`, `invalid_request`",
-        HTTPStatus.TOO_MANY_REQUESTS: CHECKED_LATER,
+        HTTPStatus.TOO_MANY_REQUESTS: TOO_MANY_CHECKS,
     }),
 )  # fmt: skip
 async def create_template(

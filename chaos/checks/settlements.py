@@ -75,4 +75,4 @@ def _is_settlement(before: Row, after: Row) -> bool:
 
 def _is_inline(history: History, task: Row) -> bool:
     job = history.job_by_id.get(task["job_id"])
-    return job is not None and (job["pipeline"], task["step"]) in history.terms.inline
+    return job is not None and (job["pipeline"], task["step"]) in history.terms.inline_steps

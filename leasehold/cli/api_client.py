@@ -26,7 +26,9 @@ class Interrupted(Refused):
 
 
 class ApiClient:
-    """`with ApiClient(url, key) as api_client`. Each request raises Refused."""
+    """`with ApiClient(url, key) as api_client`. Each method that sends a request raises Refused if the API refuses the
+    request, and Interrupted if the API does not answer.
+    """
 
     def __init__(self, url: str, key: str) -> None:
         self._http = httpx2.Client(base_url=url, auth=KeyAuth(url, key), timeout=40.0)
@@ -65,7 +67,9 @@ class ApiClient:
     def _open_stream(
         self, path: str, params: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> Iterator[httpx2.Response]:
-        """Yields the answer to a GET. The block reads its body. Raises Interrupted when the connection breaks."""
+        """Yields the answer to a GET before its body has arrived: the caller's `with` block reads the body. Raises
+        Refused if the answer is an error, and Interrupted when the connection breaks.
+        """
         try:
             with self._http.stream("GET", path, params=_without_none(params), headers=headers) as answer:
                 if answer.is_error:

@@ -27,11 +27,13 @@ _REPORTED = ("in_hot_standby", "default_transaction_read_only")
 #: (URL, whether for a replica) -> the host that was chosen last. The next connection tries this host first: otherwise
 #: each connection would wait for a silent host that the URL names earlier.
 _last_chosen: dict[tuple[DatabaseUrl, bool], tuple[str, int]] = {}
-#: After one of these errors, `open_connection` tries the next host.
-#: (URL, whether for a replica) -> how many attempts in a row got no answer in time.
+#: (URL, whether for a replica) -> how many calls of `open_connection` since the last that succeeded ended with
+#: TimeoutError before any host accepted a connection.
 _unanswered: dict[tuple[DatabaseUrl, bool], int] = {}
+#: The time of a host is doubled at most this many times.
 _MOST_DOUBLINGS = 10
-_NEXT_HOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+#: After one of these errors at a host, `_choose` tries the next host.
+_HOST_ERRORS = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
 async def open_connection(
@@ -42,8 +44,9 @@ async def open_connection(
     `replica`: prefer a host that only reads. `timeout`: seconds for all hosts together. `host_timeout`: seconds for
     each host, if the URL names several. `options`: asyncpg's options.
 
-    After an attempt without an answer in time each host has twice the time, up to its share of `timeout`. After a
-    failover all processes connect at once: if each left the busy server as soon as before, it might never serve one.
+    A call that ends with TimeoutError before any host accepts a connection doubles the `host_timeout` of the next call,
+    up to `timeout` divided by the number of hosts. The reason: after a failover all processes connect at once, and the
+    new primary is slow. If every process always left it after the same short time, none might ever connect.
 
     If no host answers, raises the error of the last host, or TimeoutError.
     """
@@ -51,14 +54,15 @@ async def open_connection(
         host, port = url.hosts[0] if url.hosts else (None, None)
         return await _connect(url, host, port, timeout, options)
     unanswered = _unanswered.get((url, replica), 0)
-    host_timeout = min(host_timeout * 2**unanswered, max(host_timeout, timeout / len(url.hosts)))
+    longest = max(host_timeout, timeout / len(url.hosts))
+    host_timeout = min(host_timeout * 2**unanswered, longest)
     opened: list[_Connection] = []
     chosen: _Connection | None = None
     try:
         async with asyncio.timeout(timeout):
             chosen = await _choose(url, opened, host_timeout, options, replica=replica)
         _unanswered.pop((url, replica), None)
-    except TimeoutError:
+    except TimeoutError:  # of all hosts together, or of the last host
         if not opened:
             _unanswered[url, replica] = min(unanswered + 1, _MOST_DOUBLINGS)
         raise
@@ -81,8 +85,8 @@ async def _choose(
             connection = await _connect(url, host, port, host_timeout, options)
             opened.append(connection)
             takes_writes = await _takes_writes(connection, host_timeout)
-        except _NEXT_HOST as refused:
-            error = refused
+        except _HOST_ERRORS as host_error:
+            error = host_error
             continue
         if takes_writes is not replica:
             _last_chosen[url, replica] = (host, port)

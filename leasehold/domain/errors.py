@@ -117,7 +117,7 @@ class Gone(RequestError):
 
 
 class WrongCell(RequestError):
-    """Another installation serves the caller's tenant. `address`: the URL of its API."""
+    """The caller's tenant belongs to another cell, which is another installation. `address`: the URL of its API."""
 
     #: The header of the HTTP answer with the address.
     HEADER = "Leasehold-Cell-Address"
@@ -237,17 +237,19 @@ class TaskFailed(LeaseholdError):
 
 
 class SignalInvalid(TaskFailed):
-    """The payload of a signal does not fit the model of the wait that consumed it. Either the signal came before the
-    wait, when nothing could check it, or only a validator of the model itself refuses it. `path`: the JSON pointer to
-    the value that does not fit. Empty: the payload as a whole.
+    """The payload of a signal does not fit the model of the wait that consumed it. When the signal came, it was not
+    refused, for one of two reasons. The wait had not begun, so its model was unknown. Or the payload fits the JSON
+    Schema of the model, and only a validator of the model refuses it.
+
+    `path`: the JSON pointer to the value that does not fit. Empty: the payload as a whole.
     """
 
     def __init__(self, signal: str, path: str, reason: str) -> None:
         super().__init__(
             "signal_invalid",
-            f"the payload of the signal {signal} does not fit at {path or 'its root'}: {reason}. It is consumed."
-            " The workflow may catch SignalInvalid and wait again; a run that this error ended waits again when it is"
-            " retried. Then whoever has the scope runs:write can send the signal again",
+            f"the payload of the signal {signal} does not fit at {path or 'its root'}: {reason}. This signal"
+            " is consumed. The workflow may catch SignalInvalid and wait again. If this error ended the run, a retry of"
+            " the run waits again. Then a caller with the scope runs:write can send the signal again",
         )
         self.signal = signal
         self.path = path
@@ -255,8 +257,9 @@ class SignalInvalid(TaskFailed):
 
 
 class NotWhileUndoing(LeaseholdError):
-    """A workflow whose run is being cancelled awaited a call that such a run cannot make. No worker would claim the
-    step of the call, and the end of the grace would interrupt a wait. `call`: the call's kind and name.
+    """A workflow awaited a call that it cannot make while its run is being cancelled, such as a step or a wait. No
+    worker would claim the step. A wait could last longer than the grace, which is the time that a cancelled run has to
+    undo its work. `call`: the call's kind and name.
     """
 
     def __init__(self, call: str) -> None:
@@ -290,7 +293,7 @@ class StepError(LeaseholdError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = str(code)
-        self.message = str(message)  # handlers without type checks pass exceptions, too
+        self.message = str(message)  # a handler may pass an exception, against the annotation
 
 
 class Retryable(StepError):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 
 def insert_numbered(table: str, sequence: str, columns: str) -> str:
-    """SQL: the end of a statement whose CTE `chunk` has a row for each row that `table` gets. `chunk.running` is the
-    number of the job's items up to and with that row. `sequence`: the column of `tail` that numbers the items.
-    `columns`: the columns of `chunk` that only this `table` has.
+    """SQL: the end of a statement whose CTE `chunk` has a row for each row that `table` gets. `chunk.n` is the
+    number of items in that row, and `chunk.running_total` the number of the job's items up to and with that row.
+    `sequence`: the column of `tail` that numbers the items. `columns`: the columns of `chunk` that only this `table`
+    has.
+
     The statement may be repeated: `first` makes a chunk's second copy a conflict. The copy's numbers then stay unused.
     """
     return f"""numbered AS (
@@ -22,8 +24,8 @@ def insert_numbered(table: str, sequence: str, columns: str) -> str:
     SELECT job_id, sum(n) AS n FROM chunk GROUP BY job_id
 )
 INSERT INTO {table} (job_id, last, tenant_id, task_id, step, epoch, attempt, first, n, {columns})
-SELECT c.job_id, numbered.{sequence} - total.n + c.running, c.tenant_id, c.id, c.step, c.epoch, c.attempt, c.first, c.n,
-       {", ".join(f"c.{column}" for column in columns.split(", "))}
+SELECT c.job_id, numbered.{sequence} - total.n + c.running_total, c.tenant_id, c.id, c.step, c.epoch, c.attempt,
+       c.first, c.n, {", ".join(f"c.{column}" for column in columns.split(", "))}
 FROM chunk c JOIN numbered ON numbered.job_id = c.job_id JOIN total ON total.job_id = c.job_id
 ORDER BY c.nth
 ON CONFLICT (task_id, epoch, first) DO NOTHING

@@ -3,7 +3,7 @@ WITH without_disk AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true) AS setting
 ), chunk AS MATERIALIZED (
     SELECT t.job_id, t.tenant_id, t.id, t.step, c.epoch, t.attempt, c.first, c.n, c.chunks, c.restarts, c.nth,
-           sum(c.n) OVER (PARTITION BY t.job_id ORDER BY c.nth) AS running, without_disk.setting
+           sum(c.n) OVER (PARTITION BY t.job_id ORDER BY c.nth) AS running_total, without_disk.setting
     FROM without_disk
     CROSS JOIN unnest($1::uuid[], $2::uuid[], $3::int[], $4::int[], $5::int[], $6::bool[], $7::jsonb[])
         WITH ORDINALITY AS c(owner, id, epoch, first, n, restarts, chunks, nth)
@@ -17,8 +17,8 @@ WITH without_disk AS MATERIALIZED (
     SELECT job_id, sum(n) AS n FROM chunk GROUP BY job_id
 )
 INSERT INTO job_stream (job_id, last, tenant_id, task_id, step, epoch, attempt, first, n, restarts, chunks)
-SELECT c.job_id, numbered.stream_seq - total.n + c.running, c.tenant_id, c.id, c.step, c.epoch, c.attempt, c.first, c.n,
-       c.restarts, c.chunks
+SELECT c.job_id, numbered.stream_seq - total.n + c.running_total, c.tenant_id, c.id, c.step, c.epoch, c.attempt,
+       c.first, c.n, c.restarts, c.chunks
 FROM chunk c JOIN numbered ON numbered.job_id = c.job_id JOIN total ON total.job_id = c.job_id
 ORDER BY c.nth
 ON CONFLICT (task_id, epoch, first) DO NOTHING

@@ -1,7 +1,8 @@
-"""The two kinds of promotion target: another bucket, or an HTTP file service.
+"""The two kinds of promotion target: another bucket, or an HTTP file service. To promote a conversion is to copy its
+artifacts there.
 
-`copying` calls them. `create` writes an object only if the key holds none, and `replace` overwrites the object there.
-`call_id` is the id of the call (ownership.PromoteCall).
+copying.py uses these classes. `create` writes an object only if the key holds none, and `replace` overwrites the object
+there. `call_id`: the id of the call of the promote endpoint that writes the object (ownership.PromoteCall).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 #: Seconds that the transfer of one artifact may take.
 _MAX_SECONDS = 300.0
-#: The largest object that can be replaced, because the installation's store holds a backup of it meanwhile.
+#: The largest object of a file service that can be replaced. It is first downloaded, to be backed up.
 _MAX_BACKUP_BYTES = 2 * 1024**3
 _BINARY = "application/octet-stream"
 #: The metadata field of an object that names the call that wrote it.
@@ -104,7 +105,9 @@ def _failed(key: str) -> BadGateway:
 
 
 class _Bucket:
-    """Another bucket. `conditional`: the store can refuse a put to a key that holds an object."""
+    """Another bucket. `conditional`: `create` asks the store to refuse the put if the key holds an object. If not, or
+    if the store ignores `If-None-Match`, `create` overwrites an object that was put there after `existing`.
+    """
 
     def __init__(self, store: ObjectStore, target_store: ObjectStore, *, conditional: bool) -> None:
         self._store = store
@@ -120,7 +123,7 @@ class _Bucket:
             await self._copy(self._store, source, self._target_store, key, size, call_id, only_new=self._conditional)
         except PutRefused:
             raise target_exists(key) from None
-        return True
+        return True  # the metadata of the object names the call, so `remove` removes no object of another call
 
     async def replace(self, key: str, source: str, size: int, call_id: str) -> None:
         await self._copy(self._store, source, self._target_store, key, size, call_id)
