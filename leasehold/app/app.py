@@ -40,8 +40,8 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What an app opens once in each worker, for all attempts of its tasks (`attempt.opened`). `state`: what the app's
-    lifespan yielded.
+    """What an app opens once in each worker. All attempts of its tasks share it, as `attempt.opened`. `state`: what the
+    app's lifespan yielded.
     """
 
     settings: Settings
@@ -64,7 +64,7 @@ class App:
         self.name = name
         self.connections = Connections(name)
         self.tasks: dict[str, Task[..., Any]] = {}
-        self._others: list[Pipeline | Kind] = []
+        self._added_kinds: list[Pipeline | Kind] = []
         self._schedules: list[DeclaredSchedule] = []
         self._middleware: list[Middleware] = []
         self._lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None
@@ -85,7 +85,7 @@ class App:
     @overload
     def task(self, function: Callable[Concatenate[A, Q], T], /) -> PositionalTask[A, Q, T, T]: ...
     @overload
-    def task(  # type: ignore[overload-cannot-match]  # functions with named parameters only do
+    def task(  # type: ignore[overload-cannot-match]  # functions with only named parameters match
         self, function: Callable[P, Coroutine[Any, Any, T]], /
     ) -> KeywordTask[P, T, Coroutine[Any, Any, T]]: ...
     @overload
@@ -140,9 +140,9 @@ class App:
         """Declare the `async def` below, whose first parameter is a Context, as a workflow. Raises DeclarationError.
 
         `name`: the workflow's name, if it is not the function's. `queue`: only workers that serve this queue run it.
-        `version`: new runs have it as `ctx.version`.
-        `timeout`: the longest time between two waits of the function. `cancel_grace`: how long a cancelled run may
-        take to undo its work, in whole seconds, at most an hour; then the platform ends the run.
+        `version`: the value of `ctx.version` in new runs. `timeout`: the longest time between two waits of the
+        function. `cancel_grace`: how long a cancelled run may take to undo its work, in whole seconds, at most an hour;
+        then the platform ends the run.
         """
         terms = WorkflowTerms(**options)
         if function:
@@ -154,17 +154,19 @@ class App:
         return declare
 
     def _declare_workflow(
-        self, function: Callable[..., Any], terms: WorkflowTerms, names: Mapping[str, Any]
+        self, function: Callable[..., Any], terms: WorkflowTerms, local_names: Mapping[str, Any]
     ) -> Workflow:
-        workflow = workflow_of(self.name, function, terms, names, self.connections)
+        workflow = workflow_of(self.name, function, terms, local_names, self.connections)
         self.register(workflow)
         return workflow
 
-    def _declare(self, function: Callable[..., Any], terms: TaskTerms, names: Mapping[str, Any]) -> Task[..., Any]:
-        kind: Any = PositionalTask if _takes_positional(function) else KeywordTask
+    def _declare(
+        self, function: Callable[..., Any], terms: TaskTerms, local_names: Mapping[str, Any]
+    ) -> Task[..., Any]:
+        task_class: Any = PositionalTask if _takes_positional(function) else KeywordTask
         if terms.batch is not None:
-            kind = BatchTask
-        task: Task[..., Any] = kind(self.name, function, terms, names, self.connections)
+            task_class = BatchTask
+        task: Task[..., Any] = task_class(self.name, function, terms, local_names, self.connections)
         self.register(task)
         return task
 
@@ -183,7 +185,7 @@ class App:
         `expression`: five fields, or @hourly, @daily, @weekly, @monthly, @yearly. `zone`: an IANA time zone. `overlap`:
         what happens when a run is due while the run before is unfinished. `catch_up`: after a pause, which of the runs
         that were due within `catch_up_within` still start. `options`: those of `task`. All parameters of the function
-        need defaults. A worker writes the schedule when it starts. It pauses schedules that the code no longer has.
+        need defaults. When a worker starts, it writes the schedule, and pauses schedules that the code no longer has.
         """
         terms = TaskTerms(**options)
 
@@ -198,18 +200,18 @@ class App:
                 raise declaration_error(function, f"the clock calls it without arguments: {error.message}") from error
             except Invalid as error:
                 raise declaration_error(function, error.message) from error
-            within = int(catch_up_within.total_seconds())
-            schedule = DeclaredSchedule(task.name, expression, zone, payload, overlap, catch_up, within)
+            within_seconds = int(catch_up_within.total_seconds())
+            schedule = DeclaredSchedule(task.name, expression, zone, payload, overlap, catch_up, within_seconds)
             self._schedules.append(schedule)
             return task
 
-        declared: Any = declare
-        decorator: TaskDecorator = declared
+        untyped: Any = declare
+        decorator: TaskDecorator = untyped
         return decorator
 
     def lifespan(self, function: Callable[[], AsyncIterator[T]], /) -> Callable[[], AsyncIterator[T]]:
-        """Declare the async generator below as the app's lifespan. A worker runs it to its `yield` before it serves the
-        app, and to its end when it stops. Tasks read the yielded value as `current().state`.
+        """Declare the async generator below as the app's lifespan. A worker runs the generator to its `yield` before it
+        serves the app, and to the end when the worker stops. Tasks read the yielded value as `current().state`.
 
         Raises DeclarationError for a second lifespan, and for a function that is not an async generator.
         """
@@ -251,7 +253,7 @@ class App:
             yield Opened(settings, state, processes, Batches())
 
     def register(self, task: Task[..., Any]) -> None:
-        """Add a task. Raises DeclarationError if the app has one of its name."""
+        """Add a task. Raises DeclarationError if its name is taken, or if it may not use its queue."""
         other = self.tasks.get(task.name)
         if other is not None:
             raise DeclarationError(f"{task.place}: {task.name} is declared already, at {other.place}")
@@ -261,19 +263,19 @@ class App:
         self.tasks[task.name] = task
 
     def _refuse_mixed_queue(self, task: Task[..., Any]) -> None:
-        """Raises DeclarationError if the queue of the task has tasks both isolated and not isolated."""
+        """Raises DeclarationError if the task's queue would have isolated tasks and others."""
         (step,) = task.pipeline.steps
         for other in self.tasks.values():
             (other_step,) = other.pipeline.steps
             if other_step.queue == step.queue and other_step.isolated is not step.isolated:
                 raise DeclarationError(
                     f"{task.place}: {task.name} and {other.name} ({other.place}) are both in the queue {step.queue}, "
-                    "and only one is isolated: a worker serves a whole queue behind fences, or none of it"
+                    "and only one is isolated: a queue has isolated tasks only, or none"
                 )
 
-    def add(self, *others: Pipeline | Kind) -> None:
+    def add(self, *kinds: Pipeline | Kind) -> None:
         """Serve further pipelines and kinds with the app, for jobs with several steps or with files."""
-        self._others += others
+        self._added_kinds += kinds
 
     def use(self, settings: Settings) -> None:
         """Submit with these settings instead of the environment's."""
@@ -311,9 +313,9 @@ class App:
 
     def pipelines(self) -> Pipelines:
         """All that a worker serves: the app's tasks, the pipelines given to `add`, and deliveries of webhooks."""
-        from leasehold.pipelines import with_deliveries  # noqa: PLC0415 - declaring a task needs none of it
+        from leasehold.pipelines import with_deliveries  # noqa: PLC0415 - declaring a task loads no pipelines
 
-        registry = with_deliveries(*self._pipelines(), *self._others)
+        registry = with_deliveries(*self._pipelines(), *self._added_kinds)
         registry.schedules[self.name] = tuple(self._schedules)
         return registry
 

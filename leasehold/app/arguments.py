@@ -39,14 +39,14 @@ class Arguments:
                 raise declaration_error(function, f"{sign}{parameter.name}: a task takes named parameters only")
             if parameter.name not in hints:
                 raise declaration_error(
-                    function, f"parameter {parameter.name!r} has no type: its JSON is checked against it"
+                    function, f"parameter {parameter.name!r} has no type: a worker checks the JSON against the type"
                 )
-        self._single: str | None = None
-        first = hints[parameters[0].name] if len(parameters) == 1 else None
+        self._model_parameter: str | None = None  # the only parameter, if its type is used as the model
+        only_type = hints[parameters[0].name] if len(parameters) == 1 else None
         try:
-            if isinstance(first, type) and issubclass(first, BaseModel) and _is_object(first):
-                self._single = parameters[0].name
-                self.model: type[BaseModel] = first
+            if isinstance(only_type, type) and issubclass(only_type, BaseModel) and _is_object(only_type):
+                self._model_parameter = parameters[0].name
+                self.model: type[BaseModel] = only_type
             else:
                 self.model = _model_of(function, parameters, hints)
             self.model.model_json_schema()  # raises for a type without JSON; clients also read the schema
@@ -74,38 +74,37 @@ class Arguments:
             raise InvalidArguments(error.path, error.reason) from None
         except (PydanticSerializationError, ValueError) as error:  # pydantic raises a ValueError for a circular list
             raise InvalidArguments("", str(error)) from None
-        if not isinstance(encoded, dict):  # a serialiser of the model's own
+        if not isinstance(encoded, dict):  # the model may have a serialiser of its own
             raise InvalidArguments("", f"the JSON of {self.model.__name__} is a {type(encoded).__name__}, no object")
         return encoded
 
     def _bound(self, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """The values of `model`'s fields, or the instance of the single model. Raises InvalidArguments."""
+        """The values of `model`'s fields, or the instance of `model` that the call has. Raises InvalidArguments."""
         try:
             call = self._signature.bind(*positional, **named)
         except TypeError as error:
             raise InvalidArguments("", f"{error}") from None
-        if self._single is None:
+        if self._model_parameter is None:
             return call.arguments
         call.apply_defaults()  # `f(x: M = M(a=3))` called without arguments gets a=3, not the default of M.a
-        return call.arguments[self._single]
+        return call.arguments[self._model_parameter]
 
     def decoded(self, params: BaseModel) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The positional and the named arguments of a call with these checked parameters."""
-        if self._single is not None:
-            values: dict[str, Any] = {self._single: params}
+        if self._model_parameter is not None:
+            values: dict[str, Any] = {self._model_parameter: params}
         else:
             values = {name: getattr(params, _field(name)) for name in self.names}
         positional = [p.name for p in self._signature.parameters.values() if p.kind is p.POSITIONAL_ONLY]
         return tuple(values.pop(name) for name in positional), values
 
 
-def hints_of(function: Callable[..., Any], names: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The annotations of the function, evaluated. `names`: the local names of the declaring scope, because an
-    annotation may name a local class. Raises DeclarationError for a name that is not defined yet, and for what is no
-    type.
+def hints_of(function: Callable[..., Any], local_names: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The annotations of the function, evaluated. `local_names`: of the declaring scope, because an annotation may name
+    a local class. Raises DeclarationError for a name that is not defined yet, and for an annotation that is no type.
     """
     try:
-        return get_type_hints(inspect.unwrap(function), localns=dict(names or {}), include_extras=True)
+        return get_type_hints(inspect.unwrap(function), localns=dict(local_names or {}), include_extras=True)
     except NameError as error:
         raise declaration_error(
             function, f"an annotation names {error.name!r}, which is not defined above it"
@@ -115,7 +114,7 @@ def hints_of(function: Callable[..., Any], names: Mapping[str, Any] | None = Non
 
 
 def _is_object(model: type[BaseModel]) -> bool:
-    """Whether the model's JSON is an object. That of a RootModel may be anything."""
+    """Whether the model's JSON is an object. The JSON of a RootModel may be anything."""
     if not issubclass(model, RootModel):
         return True
     schema = model.model_json_schema()

@@ -24,19 +24,19 @@ class BatchTask(PositionalTask[A, [], R, C], Generic[A, R, C]):
         return result
 
     @staticmethod
-    def _hints(function: Callable[..., Any], names: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _hints(function: Callable[..., Any], local_names: Mapping[str, Any] | None) -> dict[str, Any]:
         """The types of one item and of its result. Raises DeclarationError."""
-        hints = hints_of(function, names)
+        hints = hints_of(function, local_names)
         parameters = list(inspect.signature(function).parameters.values())
-        items = hints.get(parameters[0].name) if len(parameters) == 1 else None
-        if get_origin(items) is not list or not get_args(items):
+        items_type = hints.get(parameters[0].name) if len(parameters) == 1 else None
+        if get_origin(items_type) is not list or not get_args(items_type):
             raise declaration_error(function, "a task with a batch takes one parameter, a list[...] of items")
         if parameters[0].kind not in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
             raise declaration_error(function, "a worker gives the items by their position: write no * before them")
-        returned = hints.get("return", list[Any])
-        if get_origin(returned) is not list or not get_args(returned):
+        results_type = hints.get("return", list[Any])
+        if get_origin(results_type) is not list or not get_args(results_type):
             raise declaration_error(function, "a task with a batch returns a list[...], the result of each item")
-        return {parameters[0].name: get_args(items)[0], "return": get_args(returned)[0]}
+        return {parameters[0].name: get_args(items_type)[0], "return": get_args(results_type)[0]}
 
     def _handler(self) -> Callable[..., Any]:
         if self.terms.process or self.terms.isolated:

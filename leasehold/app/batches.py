@@ -18,27 +18,28 @@ from leasehold.runtime.gather import being_cancelled
 
 #: Calls the function with a list of items. Returns what the function returned.
 CallAll: TypeAlias = "Callable[[list[Any]], Awaitable[Any]]"
-_Item: TypeAlias = "tuple[Any, asyncio.Future[Any]]"
+#: An item, and the future of its result.
+_Entry: TypeAlias = "tuple[Any, asyncio.Future[Any]]"
 
 
 class Batches:
     """The batches of one app in one worker."""
 
     def __init__(self) -> None:
-        self._collecting: dict[tuple[str, str], _Collector] = {}  # by task and tenant
+        self._collectors: dict[tuple[str, str], _Collector] = {}  # by task and tenant
 
     async def result_of(self, task: str, tenant: str, batch: Batch, item: Any, call_all: CallAll) -> Any:
         """The item's result, from a call that also has the items of other attempts of the task. Raises the error that
         the function raised, or that it returned for this item.
         """
-        collecting = self._collecting.setdefault((task, tenant), _Collector(batch))
-        collecting.users += 1
+        collector = self._collectors.setdefault((task, tenant), _Collector(batch))
+        collector.users += 1
         try:
-            return await collecting.result_of(item, call_all)
+            return await collector.result_of(item, call_all)
         finally:
-            collecting.users -= 1
-            if collecting.users == 0:
-                del self._collecting[task, tenant]
+            collector.users -= 1
+            if collector.users == 0:
+                del self._collectors[task, tenant]
 
 
 async def result_alone(item: Any, call_all: CallAll) -> Any:
@@ -47,7 +48,7 @@ async def result_alone(item: Any, call_all: CallAll) -> Any:
 
 
 def result_of_one(returned: Any) -> Any:
-    """The result of a call with one item. Raises what the function returned for the item, and Permanent."""
+    """The result of a call with one item. Raises the error that the function returned for the item, and Permanent."""
     (result,) = _checked(returned, 1)
     if isinstance(result, BaseException):
         raise result
@@ -60,11 +61,12 @@ class _Collector:
     def __init__(self, batch: Batch) -> None:
         self.users = 0  # attempts that wait for a result
         self._batch = batch
-        self._waiting: list[_Item] = []
+        self._waiting: list[_Entry] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._calls: dict[asyncio.Task[None], list[_Item]] = {}
+        self._calls: dict[asyncio.Task[None], list[_Entry]] = {}
 
     async def result_of(self, item: Any, call_all: CallAll) -> Any:
+        """Add the item to the next call, and wait for its result."""
         loop = asyncio.get_running_loop()
         entry = (item, loop.create_future())
         self._waiting.append(entry)
@@ -81,43 +83,43 @@ class _Collector:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        items, self._waiting = self._waiting, []
-        if items:
-            # The call gets an empty context: neither the log nor `current()` of a single run belongs to all items.
-            task = asyncio.get_running_loop().create_task(_call_for(items, call_all), context=Context())
-            self._calls[task] = items
+        entries, self._waiting = self._waiting, []
+        if entries:
+            # The call gets an empty context: `current()` and the log of a single run do not belong to all items.
+            task = asyncio.get_running_loop().create_task(_call_for(entries, call_all), context=Context())
+            self._calls[task] = entries
             task.add_done_callback(self._calls.pop)
 
-    def _remove(self, entry: _Item) -> None:
+    def _remove(self, entry: _Entry) -> None:
         """Forget the item of an attempt that has its result or was cancelled. Cancel a call whose attempts were all
         cancelled.
         """
         if entry in self._waiting:
             self._waiting.remove(entry)
-        for task, items in list(self._calls.items()):
-            if entry in items and all(future.cancelled() for _, future in items):
+        for task, entries in list(self._calls.items()):
+            if entry in entries and all(future.cancelled() for _, future in entries):
                 task.cancel()
 
 
-async def _call_for(items: list[_Item], call_all: CallAll) -> None:
+async def _call_for(entries: list[_Entry], call_all: CallAll) -> None:
     """Call the function with the items. If it raises, each item gets the error."""
     try:
-        results = _checked(await call_all([item for item, _ in items]), len(items))
+        results = _checked(await call_all([item for item, _ in entries]), len(entries))
     except (Exception, asyncio.CancelledError, Cancelled) as error:  # each item's attempt raises it
         if being_cancelled():
             raise
-        results = [error] * len(items)
+        results = [error] * len(entries)
     except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
-        results = [contained(error)] * len(items)
-    _give_results(items, results)
+        results = [contained(error)] * len(entries)
+    _give_results(entries, results)
 
 
-def _give_results(items: list[_Item], results: list[Any]) -> None:
+def _give_results(entries: list[_Entry], results: list[Any]) -> None:
     """Give each attempt that still waits the result or the error of its item."""
-    for (_, future), result in zip(items, results, strict=True):
+    for (_, future), result in zip(entries, results, strict=True):
         if future.done():
             continue
-        if isinstance(result, StopIteration):  # a future cannot hold it
+        if isinstance(result, StopIteration):  # a future cannot hold a StopIteration
             future.set_exception(RuntimeError(f"the function gave a StopIteration for an item: {result!r}"))
         elif isinstance(result, BaseException):
             future.set_exception(result)

@@ -18,8 +18,9 @@ from leasehold.domain.tags import check_tags
 R = TypeVar("R")
 Priority = Literal["high", "normal", "low"]
 PRIORITIES = ("high", "normal", "low")
-#: The longest delay of a run, and the longest key.
+#: The longest delay of a run.
 MAX_DELAY = timedelta(days=3660)
+#: The most characters of a key.
 MAX_KEY = 200
 
 
@@ -110,8 +111,8 @@ class Call(Generic[R]):
 
     @property
     def is_key_of_arguments(self) -> bool:
-        """Whether the key is made of the arguments. If the caller gave the key, a repetition must also have the same
-        arguments.
+        """Whether the caller gave no key: `key` is then None, or made of the arguments. If the caller gave the key, a
+        repetition must also have the same arguments.
         """
         return self.options.key is None
 

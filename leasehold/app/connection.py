@@ -1,6 +1,6 @@
 """Opens and closes the connections of one app in one process.
 
-The first submitted run opens them, with the settings that are in force at that moment.
+The first call that needs a connection opens it, with the settings that the app has at that moment.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ def settings_of_folder() -> Settings:
         def settings_customise_sources(
             cls, settings_cls: type[BaseSettings], *sources: Any, **named_sources: Any
         ) -> tuple[Any, ...]:
-            dev = EnvSettingsSource(settings_cls)
-            dev.env_vars = {name.lower(): value for name, value in dev_variables().items()}
-            return *sources, *named_sources.values(), dev
+            dev_source = EnvSettingsSource(settings_cls)
+            dev_source.env_vars = {name.lower(): value for name, value in dev_variables().items()}
+            return *sources, *named_sources.values(), dev_source
 
     return FolderSettings()
 
 
 @dataclass(slots=True)
 class _Opened:
-    """A portal, and what was opened in its loop."""
+    """A portal, and the link that was opened in its loop. `stack` closes the link."""
 
     portal: Portal
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -66,7 +66,7 @@ class Connections:
         self._api: ApiAccess | None = None
         self._opened: _Opened | None = None
         self._renew_lock()
-        _all.add(self)
+        _all_connections.add(self)
 
     def _renew_lock(self) -> None:
         """Make a new lock. If another thread held the old lock at the fork, nothing in the child would release it."""
@@ -81,7 +81,7 @@ class Connections:
 
     @property
     def chosen(self) -> Settings | None:
-        """The settings that `use` was given, or that `settings` has read. None: neither was called."""
+        """The settings that `use` was given, or that `settings` has read. None: neither has happened."""
         return self._settings
 
     def use(self, settings: Settings | None) -> None:
@@ -118,14 +118,14 @@ class Connections:
         if opened is None:
             raise PortalClosed
         link = opened.link
-        # An opening that failed or was cancelled is tried again.
+        # If the last try to open the link failed or was cancelled, try again.
         if link is None or (link.done() and (link.cancelled() or link.exception() is not None)):
             link = opened.link = asyncio.create_task(self._open(opened.stack))
         return await asyncio.shield(link)
 
     async def _open(self, stack: AsyncExitStack) -> Link:
         if self._api is not None:
-            from leasehold.app.http_link import HttpLink  # noqa: PLC0415 - as below
+            from leasehold.app.http_link import HttpLink  # noqa: PLC0415 - declaring a task loads no client
 
             return await stack.enter_async_context(HttpLink.opened(self._api))
         from leasehold.app.link import DatabaseLink  # noqa: PLC0415 - declaring a task loads no driver
@@ -146,11 +146,11 @@ class Connections:
             opened.portal.close()
 
 
-_all: WeakSet[Connections] = WeakSet()
+_all_connections: WeakSet[Connections] = WeakSet()
 
 
 def _renew_locks() -> None:
-    for connections in _all:
+    for connections in _all_connections:
         connections._renew_lock()  # noqa: SLF001 - of the same module
 
 

@@ -36,7 +36,7 @@ class TaskDecorator(Protocol):
     @overload
     def __call__(self, function: Callable[Concatenate[A, Q], T], /) -> PositionalTask[A, Q, T, T]: ...
     @overload
-    def __call__(  # type: ignore[overload-cannot-match]  # functions with named parameters only do
+    def __call__(  # type: ignore[overload-cannot-match]  # functions with only named parameters match
         self, function: Callable[P, Coroutine[Any, Any, T]], /
     ) -> KeywordTask[P, T, Coroutine[Any, Any, T]]: ...
     @overload

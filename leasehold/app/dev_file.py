@@ -21,11 +21,11 @@ def dev_file(variables: Mapping[str, str]) -> Iterator[Path]:
     folder.mkdir(mode=0o700, exist_ok=True)
     (folder / ".gitignore").write_text("*\n")
     path = folder / NAME
-    new = folder / f"{NAME}.{os.getpid()}"
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    new_path = folder / f"{NAME}.{os.getpid()}"
+    with os.fdopen(os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(f"{_HEAD}{os.getpid()}\n")
         file.writelines(f"{name}={_quoted(value)}\n" for name, value in variables.items())
-    new.replace(path)
+    new_path.replace(path)
     try:
         yield path
     finally:
@@ -34,7 +34,7 @@ def dev_file(variables: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _quoted(value: str) -> str:
-    """The value as a shell's word."""
+    """The value, quoted as one word for a shell."""
     return "'" + value.replace("'", "'\\''") + "'"
 
 
@@ -46,9 +46,9 @@ def living_dev_file() -> Path | None:
         return None
     try:
         os.kill(pid, 0)
-    except PermissionError:  # the process lives, and is another user's
+    except PermissionError:  # the process lives, and belongs to another user
         return path
-    except OSError:  # it was killed, and could not delete its file
+    except OSError:  # the process was killed, and could not delete its file
         return None
     return path
 
@@ -58,7 +58,7 @@ def dev_variables() -> dict[str, str]:
     path = living_dev_file()
     try:
         lines = [] if path is None else path.read_text().splitlines()[1:]
-    except FileNotFoundError:  # it ended at this moment
+    except FileNotFoundError:  # the `leasehold dev` has ended and deleted it
         return {}
     return {name: "".join(shlex.split(value)) for name, _, value in (line.partition("=") for line in lines)}
 

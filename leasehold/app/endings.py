@@ -11,7 +11,7 @@ from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.telemetry.outages import DATABASE
 
 #: Seconds between two queries: short while runs end or waiters come, longer while nothing happens.
-_SHORTEST, _LONGEST, _GROWTH = 0.004, 0.15, 1.3
+_SHORTEST_PAUSE, _LONGEST_PAUSE, _PAUSE_GROWTH = 0.004, 0.15, 1.3
 
 _ENDED = """
 -- app_ended
@@ -27,7 +27,7 @@ class Endings:
         self._pool = pool
         self._waiters: dict[UUID, set[asyncio.Future[None]]] = {}
         self._task: asyncio.Task[None] | None = None
-        self._pause = _SHORTEST
+        self._pause = _SHORTEST_PAUSE
 
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
         """Whether the run ended within `seconds`; None: wait for as long as it takes. The caller has checked that the
@@ -35,7 +35,7 @@ class Endings:
         """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(run_id, set()).add(waiter)
-        self._pause = _SHORTEST
+        self._pause = _SHORTEST_PAUSE
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._watch(), name="endings")
         try:
@@ -54,9 +54,9 @@ class Endings:
         try:
             while self._waiters:
                 await asyncio.sleep(self._pause)
-                self._pause = min(self._pause * _GROWTH, _LONGEST)
+                self._pause = min(self._pause * _PAUSE_GROWTH, _LONGEST_PAUSE)
                 await self._query()
-        except Exception as error:  # noqa: BLE001 - each waiter raises it: nobody queries for it any more
+        except Exception as error:  # noqa: BLE001 - each waiter raises the error: this loop has ended
             for waiter in [waiter for waiters in self._waiters.values() for waiter in waiters if not waiter.done()]:
                 waiter.set_exception(error)
 
@@ -71,7 +71,7 @@ class Endings:
             DATABASE.record_error(error, "waiting for runs to end")
             return
         for row in rows:
-            self._pause = _SHORTEST
+            self._pause = _SHORTEST_PAUSE
             for waiter in self._waiters.pop(row["id"], ()):
                 if not waiter.done():
                     waiter.set_result(None)

@@ -38,7 +38,7 @@ class Handling:
         self._function = function
         self._arguments = arguments
         self._results = results
-        self._final_errors = terms.retry.never  # exceptions after which no attempt follows
+        self._never_retried = terms.retry.never
         self._batch = terms.batch
 
     def plain(self, attempt: Any) -> Done:
@@ -55,16 +55,15 @@ class Handling:
         token = enter(Current(self._name, attempt))
         try:
             result = await self._function(*positional, **named)
-        except self._final_errors as error:
+        except self._never_retried as error:
             raise permanent_error_of(error) from error
         finally:
             leave(token)
         return await self._done(attempt, self._results.encoded(result))
 
     async def batched(self, attempt: Any) -> Done:
-        """Handle a leasehold.Attempt whose function takes the items of several attempts. In its first attempt an item
-        may share a call with others; in later attempts it is alone. So an item that always fails makes others fail only
-        once.
+        """Handle a leasehold.Attempt whose function takes the items of several attempts. From its second attempt on, an
+        item gets a call of its own. So an item that always fails costs other items only one attempt.
         """
         assert self._batch is not None
         positional, named = self._arguments.decoded(attempt.params)
@@ -79,13 +78,13 @@ class Handling:
             else:
                 batches: Batches = attempt.opened.batches
                 result = await batches.result_of(self._name, attempt.tenant_id, self._batch, item, call_all)
-        except self._final_errors as error:
+        except self._never_retried as error:
             raise permanent_error_of(error) from error
         return await self._done(attempt, self._results.encoded(result))
 
     @staticmethod
     def room(attempt: Any) -> AbstractAsyncContextManager[bool]:
-        """Keep a process for an attempt at a `process` task. Yields False if no process became free in time."""
+        """Reserve a process for an attempt of a `process` task. Yields False if none became free in time."""
         processes: Processes = attempt.opened.processes
         return processes.room()
 
@@ -126,7 +125,7 @@ class Handling:
         token = enter(Current(self._name, attempt))
         try:
             result = self._function(*positional, **named)
-        except self._final_errors as error:
+        except self._never_retried as error:
             raise permanent_error_of(error) from error
         finally:
             leave(token)

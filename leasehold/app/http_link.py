@@ -41,8 +41,8 @@ _ERRORS: Mapping[int, type[errors.RequestError]] = {
 
 @dataclass(frozen=True, slots=True)
 class ApiAccess:
-    """`url`, `key`: None for LEASEHOLD_URL and LEASEHOLD_API_KEY. `timeout`: for how many seconds a request is repeated
-    while the API does not answer, or answers that it is overloaded.
+    """How an app reaches the API. `url`, `key`: None for LEASEHOLD_URL and LEASEHOLD_API_KEY. `timeout`: for how many
+    seconds a request is repeated while the API does not answer, or answers that it is overloaded.
     """
 
     url: str | None = None
@@ -63,7 +63,7 @@ class HttpLink:
     @classmethod
     @asynccontextmanager
     async def opened(cls, access: ApiAccess) -> AsyncIterator[HttpLink]:
-        """Opening connects to nothing yet. Raises ClientError for a malformed URL or key."""
+        """Make a link, which connects at its first request. Raises ClientError for a malformed URL or key."""
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(AsyncClient(access.url, access.key, timeout=access.timeout))
             store = await stack.enter_async_context(httpx2.AsyncClient(timeout=_STORE_SECONDS))
@@ -90,8 +90,8 @@ class HttpLink:
         run = await _with_platform_errors(self._client.get_run(run_id))
         error = None
         if run.ended and run.status != "succeeded":
-            found = run.error
-            error = (run.status, f"the run is {run.status}") if found is None else (found.code, found.message)
+            problem = run.error
+            error = (run.status, f"the run is {run.status}") if problem is None else (problem.code, problem.message)
         value = (run.result or {}).get(STEP)
         large = None
         if run.status == "succeeded" and value is not None and "output" in value:
@@ -114,17 +114,17 @@ class HttpLink:
         await _with_platform_errors(self._client.signal(run_id, name, payload))
 
     async def chunks(self, run_id: UUID, after: int) -> Chunks:
-        """What the run has emitted behind chunk `after`. Without news it waits a moment. Raises NotFound."""
-        # Read before the page: a run that has ended emits nothing more, so no chunk comes after the page was read.
+        """The chunks after number `after`. If there is none, waits a moment before it returns. Raises NotFound."""
+        # Read the end first: what was emitted before it is on this page.
         ended = (await _with_platform_errors(self._client.get_run(run_id))).ended
         params = {"after": after, "limit": AT_MOST}
         request = requests.Call(
             "GET", f"/v1/runs/{run_id}/stream", lambda page: page["chunks"], params=params, safe=True
         )
-        found = chunks_of(await _with_platform_errors(self._client.send(request)), after, ended=ended)
-        if not found.items and not found.is_end:
+        chunks = chunks_of(await _with_platform_errors(self._client.send(request)), after, ended=ended)
+        if not chunks.items and not chunks.is_end:
             await asyncio.sleep(PAUSE_SECONDS)
-        return found
+        return chunks
 
     async def _read(self, run_id: UUID) -> bytes:
         """The result that the object store holds, by the link that /v1/jobs gives. Raises Unavailable, and Forbidden
@@ -164,7 +164,7 @@ def _request_of(call: Call[Any]) -> requests.Call[models.Accepted]:
         priority=options.priority,
         scheduled_at=call.scheduled_at,
         tags=options.tags,
-        # With the task's name: runs of two tasks may have the same key, as when they are submitted to the database.
+        # The task's name comes first, as in the database: another task may have the same key.
         key=None if options.key is None else f"{call.task.name}:{options.key}"[:_MAX_KEY],
     )
 
@@ -172,9 +172,9 @@ def _request_of(call: Call[Any]) -> requests.Call[models.Accepted]:
 def _batch_of(calls: Sequence[Call[Any]]) -> requests.Call[models.Batch]:
     """One request for all calls. Raises Invalid if they have keys, or differ in more than arguments and tags."""
     first = calls[0]
-    shared = {(call.task.name, call.options.priority, call.options.delay) for call in calls}
-    if len(shared) > 1 or any(call.options.key is not None for call in calls):
-        _refuse("The calls of one batch are of one task, have the same priority and delay, and no keys.")
+    shared_fields = {(call.task.name, call.options.priority, call.options.delay) for call in calls}
+    if len(shared_fields) > 1 or any(call.options.key is not None for call in calls):
+        _refuse("The calls of one batch have the same priority and delay, and no keys.")
     request = requests.submit_many(
         first.task.name, [], priority=first.options.priority, scheduled_at=first.scheduled_at
     )

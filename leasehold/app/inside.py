@@ -33,7 +33,7 @@ async def awrite_in(connection: Any, calls: Sequence[Call[Any]], connections: Co
 
 
 def _settings_of(connections: Connections) -> Settings:
-    """Raises TransactionRefused for an app that goes through the API."""
+    """The app's settings. Raises TransactionRefused for an app that submits through the API."""
     if connections.is_over_http:
         raise TransactionRefused(
             "submit_in writes into Leasehold's tables by your connection, and this app submits over HTTP: submit after "
@@ -44,9 +44,10 @@ def _settings_of(connections: Connections) -> Settings:
 
 async def _write(adapter: Adapter, calls: Sequence[Call[Any]], settings: Settings) -> list[UUID]:
     await adapter.check()
-    connection: Any = adapter  # it has the asyncpg methods that `write` uses
+    connection: Any = adapter  # the adapter has the asyncpg methods that `write` uses
     ids: list[UUID] = []
-    # PIECE_SIZE calls at a time: for more, `jobs.submit` would wait in an event loop, which a sync driver lacks.
+    # PIECE_SIZE calls at a time: between larger pieces `jobs.submit` would wait in an event loop, and a sync driver has
+    # none.
     for first in range(0, len(calls), PIECE_SIZE):
         written = await write(
             connection, calls[first : first + PIECE_SIZE], settings.tenant, settings.retention_days * 86_400

@@ -100,7 +100,7 @@ class DatabaseLink:
     @classmethod
     @asynccontextmanager
     async def opened(cls, settings: Settings, tenant: str) -> AsyncIterator[DatabaseLink]:
-        """Opening connects to nothing yet, so it does not fail while a server is away."""
+        """Make a link, which connects when it is first used. So making it does not fail while a server is away."""
         refuse_bad_urls(settings)
         log_to_the_program()
         async with AsyncExitStack() as stack:
@@ -122,19 +122,17 @@ class DatabaseLink:
             limit = self._settings.batch_max_tasks
             raise Invalid("batch_too_large", f"At most {limit} runs are submitted at once, not {len(calls)}.")
         deadline = monotonic() + self._settings.submit_seconds
-        known: dict[
-            UUID, UUID
-        ] = {}  # {id of a call: id of its run}, of calls that an earlier try or submission has written
+        existing_ids: dict[UUID, UUID] = {}  # {id of a call: id of its run}, of runs that were written earlier
         while True:
-            new = [call for call in calls if call.run_id not in known]
+            new_calls = [call for call in calls if call.run_id not in existing_ids]
             try:
-                written = await self._write(new)
+                written = await self._write(new_calls)
                 break
             except asyncpg.UniqueViolationError as error:
-                existing = await self._existing(calls)  # an earlier try may have written some of them
-                if not existing.keys() - known.keys():
+                stored_ids = await self._existing(calls)
+                if not stored_ids.keys() - existing_ids.keys():
                     raise Conflict("run_exists", "Another run has one of these ids.") from error
-                known = existing
+                existing_ids = stored_ids
                 continue
             except TRY_AGAIN as error:
                 if not may_try_again(error):
@@ -143,7 +141,7 @@ class DatabaseLink:
                     raise Unanswered([call.run_id for call in calls], self._settings.submit_seconds) from error
             await asyncio.sleep(_PAUSE_SECONDS)
         self._announce_soon(written)
-        ids = known | dict(zip((call.run_id for call in new), written.ids, strict=True))
+        ids = existing_ids | dict(zip((call.run_id for call in new_calls), written.ids, strict=True))
         return [ids[call.run_id] for call in calls]
 
     async def _write(self, calls: Sequence[Call[Any]]) -> Written:
@@ -253,7 +251,7 @@ class DatabaseLink:
 
     async def signal(self, run_id: UUID, name: str, payload: Any) -> None:
         """Send a signal to the run. Raises NotFound, Conflict `run_ended`, TooMany, and Unreachable. The signal itself
-        is sent once, because it would be stored twice if only its answer was lost.
+        is sent once: if PostgreSQL stored it and only the answer was lost, a repetition would store it twice.
         """
 
         async def begin() -> tuple[AsyncExitStack, Connection]:
@@ -274,7 +272,7 @@ class DatabaseLink:
         self._announcer.announce(hints)
 
     async def chunks(self, run_id: UUID, after: int) -> Chunks:
-        """What the run has emitted behind chunk `after`. Without news it waits a moment. Raises NotFound, and
+        """The chunks after number `after`. If there is none, waits a moment before it returns. Raises NotFound, and
         Unreachable.
         """
 
@@ -287,10 +285,10 @@ class DatabaseLink:
 
         if not after:
             await self._row_of(run_id)
-        found = await self._repeat_while_away(run_id, read)
-        if not found.items and not found.is_end:
+        chunks = await self._repeat_while_away(run_id, read)
+        if not chunks.items and not chunks.is_end:
             await asyncio.sleep(PAUSE_SECONDS)
-        return found
+        return chunks
 
     async def _repeat_while_away(self, run_id: UUID, work: Callable[[], Awaitable[T]]) -> T:
         """What `work` returns. While PostgreSQL is away, repeat `work` for `submit_seconds`; so it must be safe to
@@ -305,7 +303,7 @@ class DatabaseLink:
             raise Unreachable(run_id, f"it was away for {seconds:g} s") from error
 
     async def _open_store(self) -> ObjectStore:
-        async with self._opening_store:  # two readers at the same time must not open two
+        async with self._opening_store:  # two readers at the same time must not open two stores
             if self._store is None:
                 store = ObjectStore.from_settings(self._settings)
                 await store.open()

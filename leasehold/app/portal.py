@@ -48,7 +48,7 @@ class Portal:
         return self._pid == os.getpid() and self._thread.is_alive() and not self._is_closed
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the loop, and block the calling thread meanwhile. Raises PortalClosed."""
+        """Run `work` in the loop, and block the calling thread until it ends. Raises PortalClosed."""
         future = self._scheduled(work)
         try:
             return future.result()

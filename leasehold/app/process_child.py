@@ -27,16 +27,16 @@ from leasehold.domain.registry import import_from_current_folder
 from leasehold.runtime.foreign_errors import text_of
 from leasehold.worker.sandbox.fences import die_with
 
-#: Threads of a function may send at the same time.
-_sending = Lock()
+#: Held while a frame is sent: threads of a function may send at the same time.
+_send_lock = Lock()
 
 
 def _send(channel: socket.socket, kind: Kind, body: bytes) -> None:
-    with _sending:
+    with _send_lock:
         send(channel, kind, body)
 
 
-class _Sender(logging.Handler):
+class _LogSender(logging.Handler):
     """Sends the function's log lines to the worker, which stores them with the job and bounds their number."""
 
     def __init__(self, channel: socket.socket) -> None:
@@ -49,7 +49,7 @@ class _Sender(logging.Handler):
             trace = "" if error is None else "".join(traceback.format_exception(error))
             line = LineOfProcess(level=record.levelno, logger=record.name, message=record.getMessage(), trace=trace)
             _send(self._channel, Kind.LOG, line.model_dump_json().encode())
-        except Exception:  # noqa: BLE001 - as every handler of `logging`
+        except Exception:  # noqa: BLE001 - a handler of `logging` raises nothing
             self.handleError(record)
 
 
@@ -95,11 +95,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import_from_current_folder()
     with socket.socket(fileno=descriptor) as channel:
-        logging.getLogger().addHandler(_Sender(channel))
+        logging.getLogger().addHandler(_LogSender(channel))
         while (frame := receive(channel)) is not None:
             call = CallOfProcess.model_validate_json(frame[1])
             logging.getLogger().setLevel(call.log_level)
-            # The function may have left a directory that cannot be deleted. Its result must not be lost for that.
+            # The function may have left a directory that cannot be deleted. That must not lose its result.
             with tempfile.TemporaryDirectory(prefix="leasehold-", ignore_cleanup_errors=True) as directory:
                 kind, body = _answer(call, ProcessAttempt(call, channel, Path(directory)))
             _send(channel, kind, body)

@@ -84,13 +84,14 @@ class Process:
 
     async def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # the leader's id is the group's, also after its end
+            # The process leads its group, so its id is the group's, even after its end.
+            os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         self._writer.close()
 
 
 class Processes:
-    """The worker's pool for one app. A process stays for the next call unless its call was interrupted."""
+    """The worker's pool for one app. A process is reused for the next call, unless a call of it was interrupted."""
 
     def __init__(self, settings: Settings) -> None:
         self._free = asyncio.Semaphore(settings.worker_children or os.cpu_count() or 1)
@@ -112,20 +113,21 @@ class Processes:
 
     async def run(self, call: CallOfProcess, attempt: Any) -> bytes:
         """Run the call, and return the JSON of its result. Raises an error of the function as a StepError, and
-        Cancelled. If the task of the caller is cancelled, the process is killed.
+        Cancelled. If the caller's asyncio task is cancelled, the process is killed.
         """
         process = await self._process()
         call = call.model_copy(update={"log_level": child_logs.level()})
-        watching = asyncio.create_task(_watch(process, attempt))
-        may_stay = False
+        watch_task = asyncio.create_task(_watch(process, attempt))
+        is_reusable = False
         try:
-            kind, body = await process.call(call, partial(_pass_on, attempt, process.pid))
-            may_stay = kind is not Kind.CANCELLED and not watching.done()
+            kind, body = await process.call(call, partial(_report, attempt, process.pid))
+            # A process that was asked to stop would also stop its next call.
+            is_reusable = kind is not Kind.CANCELLED and not watch_task.done()
         finally:
             try:
-                await cancel_and_wait(watching)
+                await cancel_and_wait(watch_task)
             finally:  # also if this call is cancelled meanwhile
-                if may_stay:
+                if is_reusable:
                     self._idle.append(process)
                 else:
                     await process.kill()
@@ -160,7 +162,7 @@ async def _watch(process: Process, attempt: Any) -> None:
             return
 
 
-def _pass_on(attempt: Any, child: int, kind: Kind, body: bytes) -> None:
+def _report(attempt: Any, child: int, kind: Kind, body: bytes) -> None:
     """Give the attempt what its function reports from the process `child`."""
     if kind is Kind.PROGRESS:
         attempt.progress(*orjson.loads(body))

@@ -23,13 +23,13 @@ class ResultLimits:
 
     @classmethod
     def of_worker(cls, opened: Any) -> Self:
-        """The limits from the worker's settings. `opened`: an app's `Opened`, which has these settings. None, as in a
-        child process: the limits are the defaults of the settings.
+        """The limits that the worker's settings give. `opened`: what the app opened in this worker, with its settings.
+        In a child process it is None: the limits are then the defaults of the settings.
         """
         if opened is not None:
             settings: Settings = opened.settings
             return cls(settings.result_inline_bytes, settings.result_max_bytes, settings.object_store == "s3")
-        from leasehold.settings import Settings  # noqa: PLC0415 - declaring a task does not load the settings
+        from leasehold.settings import Settings  # noqa: PLC0415 - declaring a task loads no settings
 
         fields = Settings.model_fields
         return cls(fields["result_inline_bytes"].default, fields["result_max_bytes"].default, store=True)

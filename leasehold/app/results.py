@@ -1,6 +1,6 @@
 """Converts the result of a function to JSON and back. PostgreSQL keeps a small result, the object store a large one.
 
-A step's value is `{"value": JSON}`, or `{"output": NAME}` when the JSON is that output of the step.
+A step's value is `{"value": JSON}`, or `{"output": NAME}` when the step's output NAME has the JSON.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Results:
             raise Permanent("result_not_serialisable", sentence) from error
 
     def decoded(self, encoded: bytes | str) -> Any:
-        """The result of the JSON. Raises ResultUnreadable: another release of the code wrote it."""
+        """The result, read from its JSON. Raises ResultUnreadable if the JSON is of another release of the code."""
         try:
             return self._adapter.validate_json(encoded)
         except ValidationError as error:
@@ -61,5 +61,5 @@ def inline(encoded: bytes) -> dict[str, Any]:
 
 
 def stored() -> dict[str, Any]:
-    """The value of a step whose result is its output OUTPUT."""
+    """The value of a step whose result is in its output OUTPUT."""
     return {"output": OUTPUT}

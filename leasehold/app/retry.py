@@ -19,8 +19,8 @@ class Retry:
 
     The first delay is `delay`; each further one is `factor` times as long, and none is longer than `longest`. The
     worker shortens each delay at random, by up to half, so that tasks which failed together are not tried again
-    together. `never`: exceptions after which no attempt follows. If it has `StepTimeout`, no attempt follows one that
-    exceeded its time limit.
+    together. `never`: exceptions after which no attempt follows. With `StepTimeout` among them, an attempt that
+    exceeds its time limit is the last.
     """
 
     times: int = 4

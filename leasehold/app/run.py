@@ -50,21 +50,21 @@ class Run(Generic[R]):
     def status(self) -> str:
         """pending, queued, running, cancel_requested, succeeded, failed, cancelled or expired.
 
-        As each method of a Run, it raises NotFound, and Unreachable when PostgreSQL does not answer for
+        Like every method of a Run, raises NotFound, and Unreachable when PostgreSQL does not answer for
         LEASEHOLD_SUBMIT_SECONDS.
         """
         return self._connections.call(self._outcome()).status
 
     def wait(self, timeout: float | None = None) -> Run[R]:
         """Wait for the end, for at most `timeout` seconds. Returns the run. Raises TimeoutError, NotFound, and
-        Unreachable as `status`; an outage that begins during the wait only prolongs it.
+        Unreachable as `status` does. An outage that begins during the wait only prolongs it.
         """
         self._refuse_in_loop("wait", "awaited")
         self._connections.call(self._wait(timeout))
         return self
 
     def result(self, timeout: float | None = None) -> R:
-        """Wait for the end, and return the result. Raises TaskFailed unless the run succeeds, and as `wait`."""
+        """Wait for the end, and return the result. Raises TaskFailed unless the run succeeds, and as `wait` does."""
         self._refuse_in_loop("result", "aresult")
         return self._decoded(self._connections.call(self._ended(timeout)))
 
@@ -89,9 +89,9 @@ class Run(Generic[R]):
         self._refuse_in_loop("stream", "astream")
         after, is_end = 0, False
         while not is_end:
-            found = self._connections.call(self._chunks(after))
-            yield from found.items
-            after, is_end = found.after, found.is_end
+            chunks = self._connections.call(self._chunks(after))
+            yield from chunks.items
+            after, is_end = chunks.after, chunks.is_end
 
     # --- in a loop
 
@@ -120,10 +120,10 @@ class Run(Generic[R]):
         """As `stream`."""
         after, is_end = 0, False
         while not is_end:
-            found = await self._connections.acall(self._chunks(after))
-            for chunk in found.items:
+            chunks = await self._connections.acall(self._chunks(after))
+            for chunk in chunks.items:
                 yield chunk
-            after, is_end = found.after, found.is_end
+            after, is_end = chunks.after, chunks.is_end
 
     # --- in the link's loop
 
@@ -157,9 +157,10 @@ class Run(Generic[R]):
         result: R = self._results.decoded(encoded)
         return result
 
-    def _refuse_in_loop(self, name: str, other: str) -> None:
+    def _refuse_in_loop(self, name: str, async_name: str) -> None:
+        """Raises RuntimeError in an event loop. `async_name`: the method to use there."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             return
-        raise RuntimeError(f"run.{name}() would block the event loop that runs here: await run.{other}()")
+        raise RuntimeError(f"run.{name}() would block the event loop that runs here: await run.{async_name}()")

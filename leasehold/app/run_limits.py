@@ -18,8 +18,8 @@ from leasehold.domain.errors import DeclarationError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
     """At most `at_most` runs of a task run at once, and at most `per_minute` start each minute; further runs wait. The
-    limit counts the runs of each tenant apart. `by`: a JSON pointer into the arguments: runs with different values
-    there are counted apart, too.
+    limit counts the runs of each tenant separately. `by`: a JSON pointer into the arguments. Runs with different values
+    there are also counted separately.
     """
 
     at_most: int | None = None
@@ -30,7 +30,7 @@ class Limit:
         if self.at_most is None and self.per_minute is None:
             raise DeclarationError("a Limit needs at_most, per_minute or both")
         if any(bound is not None and bound < 1 for bound in (self.at_most, self.per_minute)):
-            raise DeclarationError("a Limit of nothing would hold every run: at_most and per_minute are at least 1")
+            raise DeclarationError("at_most and per_minute must be at least 1: a limit of 0 would hold every run")
         if self.by is not None and not self.by.startswith("/"):
             raise DeclarationError(f"Limit.by is a JSON pointer such as /customer, not {self.by!r}")
 

@@ -42,7 +42,7 @@ ISOLATED_QUEUE = "isolated"
 class Task(Generic[P, R]):
     """A declared function. `name`: `APP.TASK`, the name of its pipeline. `place`: file and line of the function."""
 
-    #: How many leading parameters of the function are no arguments: 1 for a workflow, whose first is its context.
+    #: How many parameters come before the arguments: 1 for a workflow, whose first parameter is its context.
     _leading_parameters = 0
 
     def __init__(
@@ -50,16 +50,16 @@ class Task(Generic[P, R]):
         app: str,
         function: Callable[..., Any],
         terms: TaskTerms,
-        names: Mapping[str, Any] | None = None,
+        local_names: Mapping[str, Any] | None = None,
         connections: Connections | None = None,
     ) -> None:
-        """`names`: local names of the declaring scope. Raises DeclarationError with file and line."""
+        """`local_names`: of the declaring scope. Raises DeclarationError with file and line."""
         check_function(function)
         self._connections = connections if connections is not None else Connections(app)
         self.function = function
         self.place = place_of(function)
         self.terms = terms
-        hints = self._hints(function, names)
+        hints = self._hints(function, local_names)
         self.arguments = Arguments(function, hints, skip=self._leading_parameters)
         self.results = Results(function, hints)
         self.pipeline = pipeline_of(app, function, terms, self.arguments)
@@ -72,9 +72,9 @@ class Task(Generic[P, R]):
         self.pipeline.handlers[STEP] = self._handler()
 
     @staticmethod
-    def _hints(function: Callable[..., Any], names: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    def _hints(function: Callable[..., Any], local_names: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """The types of the arguments and of the result."""
-        return hints_of(function, names)
+        return hints_of(function, local_names)
 
     def _declare_limits(self) -> None:
         if self.terms.limit is not None:
@@ -121,7 +121,7 @@ class Task(Generic[P, R]):
 
     def options(self, **options: Unpack[SubmitOptions]) -> Prepared[P, R]:
         """The task with options: `task.options(key="k").submit(1, b=2)`. A type checker then sees the function's
-        parameters. It is also the way if a parameter has the name of an option.
+        parameters. Use it also if a parameter has the name of an option.
         """
         return Prepared(self, Options(**options))
 
@@ -130,7 +130,7 @@ class Task(Generic[P, R]):
         return Call(self, self.arguments.encoded(args, kwargs))
 
     def find(self, run_id: UUID) -> Run[R]:
-        """The handle of the run of this task with this id. It is not looked up before its first use."""
+        """The handle of the run of this task with this id. The run is looked up when the handle is first used."""
         return Run(run_id, self.name, self.results, self._connections)
 
     def _call_with_options(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call[R]:
@@ -234,7 +234,7 @@ class Prepared(Generic[P, R]):
 
 
 class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
-    """A task with at least one parameter. `C`: what calling it gives, the result or a coroutine of it."""
+    """A task with at least one parameter. `C`: what a call returns: the result, or a coroutine of it."""
 
     def __call__(self, argument: A, /, *args: Q.args, **kwargs: Q.kwargs) -> C:
         result: C = self.function(argument, *args, **kwargs)
@@ -247,7 +247,7 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
     def submit(self, *args: Any, **kwargs: Any) -> Run[R]:  # type: ignore[misc]  # it checks the arguments itself
         """Submit a run: a worker will run the function. Returns once it is committed.
 
-        Raises InvalidArguments where the arguments do not fit, Invalid for options, and Unanswered.
+        Raises InvalidArguments if the arguments do not fit, Invalid for options, and Unanswered.
         """
         return self._submit([self._call_with_options(args, kwargs)])[0]
 
@@ -264,7 +264,7 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
     @overload
     def submit_in(self, connection: Any, argument: A, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
     def submit_in(self, connection: Any, /, *args: Any, **kwargs: Any) -> Run[R]:
-        """Submit in the caller's own transaction: the run exists once that has committed, and not if it rolls back.
+        """Submit in the caller's own transaction: the run exists once the transaction has committed.
 
         `connection`: a Session or Connection of SQLAlchemy, a psycopg 3 Connection, or Django's. Raises as `submit`,
         and TransactionRefused, before anything is written, in autocommit and in a transaction that has failed.
@@ -282,7 +282,7 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
         return (await self._asubmit_in(connection, [self._call_with_options(args, kwargs)]))[0]
 
     def submit_many(self, arguments: Iterable[A | Call[R]]) -> list[Run[R]]:
-        """Submit a run for each: an argument, or a `task.call(...)`. All or none; the runs are in the same order."""
+        """Submit a run for each argument or `task.call(...)`: all or none. Returns the runs in the same order."""
         return self._submit([self._call_of(argument) for argument in arguments])
 
     async def asubmit_many(self, arguments: Iterable[A | Call[R]]) -> list[Run[R]]:
@@ -333,7 +333,7 @@ class KeywordTask(Task[P, R], Generic[P, R, C]):
         return (await self._asubmit_in(connection, [self._call_with_options(args, kwargs)]))[0]
 
     def submit_many(self, calls: Iterable[Call[R]]) -> list[Run[R]]:
-        """Submit a run for each `task.call(...)`. All or none; the runs are in the same order."""
+        """Submit a run for each `task.call(...)`: all or none. Returns the runs in the same order."""
         return self._submit(list(calls))
 
     async def asubmit_many(self, calls: Iterable[Call[R]]) -> list[Run[R]]:
@@ -367,7 +367,7 @@ def pipeline_of(app: str, function: Callable[..., Any], terms: TaskTerms, argume
             max_attempts=terms.retry.times + 1,
             timeout=terms.timeout,
             retry_ladder=terms.retry.ladder,
-            timeout_is_final=any(issubclass(StepTimeout, kind) for kind in terms.retry.never),
+            timeout_is_final=any(issubclass(StepTimeout, error) for error in terms.retry.never),
         )
         return Pipeline(
             f"{app}.{name}",

@@ -12,7 +12,7 @@ from leasehold.app.retry import Retry
 from leasehold.app.run_limits import Batch, Limit, Unique
 from leasehold.domain.pipeline import Pipeline
 
-#: The one step of a task's pipeline.
+#: The name of the only step of a task's pipeline.
 STEP = "run"
 
 

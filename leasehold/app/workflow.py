@@ -47,7 +47,7 @@ class WorkflowHandling:
 
     async def run_until_wait(self, attempt: Any) -> Any:
         """Run the function until it ends or waits. Returns a Done, or the suspension that the worker settles."""
-        from leasehold.workflows.context import Context  # noqa: PLC0415 - declaring a workflow needs no engine
+        from leasehold.workflows.context import Context  # noqa: PLC0415 - declaring a workflow does not load it
 
         positional, named = self._arguments.decoded(attempt.params)
 
@@ -66,15 +66,15 @@ class WorkflowHandling:
 
 
 class _WorkflowTask(Task[P, R]):
-    """What both kinds of workflows do in another way than a task."""
+    """What a workflow does differently from a task. PositionalWorkflow and KeywordWorkflow share it."""
 
     _leading_parameters = 1  # the context
 
     @staticmethod
-    def _hints(function: Callable[..., Any], names: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        hints = hints_of(function, names)
-        first = next(iter(inspect.signature(function).parameters))
-        if not _may_be_context(first, hints.get(first)):
+    def _hints(function: Callable[..., Any], local_names: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        hints = hints_of(function, local_names)
+        first_name = next(iter(inspect.signature(function).parameters))
+        if not _may_be_context(first_name, hints.get(first_name)):
             raise declaration_error(function, _FIRST_PARAMETER)
         return hints
 
@@ -110,18 +110,20 @@ Workflow: TypeAlias = "PositionalWorkflow[Any, ..., Any] | KeywordWorkflow[..., 
 
 
 def workflow_of(
-    app: str, function: Callable[..., Any], terms: WorkflowTerms, names: Mapping[str, Any], connections: Connections
+    app: str,
+    function: Callable[..., Any],
+    terms: WorkflowTerms,
+    local_names: Mapping[str, Any],
+    connections: Connections,
 ) -> Workflow:
-    """The workflow of a function. `names`: local names of the declaring scope. Raises DeclarationError with file
-    and line.
-    """
+    """The workflow of a function. `local_names`: of the declaring scope. Raises DeclarationError with file and line."""
     _check(function)
     takes_positional = any(
         parameter.kind in _POSITIONAL for parameter in list(inspect.signature(function).parameters.values())[1:]
     )
-    kind: Any = PositionalWorkflow if takes_positional else KeywordWorkflow
+    workflow_class: Any = PositionalWorkflow if takes_positional else KeywordWorkflow
     task_terms = TaskTerms(name=terms.name, queue=terms.queue, timeout=terms.timeout, cancel_grace=terms.cancel_grace)
-    workflow: Workflow = kind(app, function, task_terms, names, connections)
+    workflow: Workflow = workflow_class(app, function, task_terms, local_names, connections)
     workflow.pipeline.version = terms.version
     return workflow
 
@@ -141,9 +143,9 @@ def _check(function: Callable[..., Any]) -> None:
 
 
 def _may_be_context(name: str, annotation: Any) -> bool:
-    """Whether the parameter may be the context. Without an annotation only its name can tell."""
+    """Whether the parameter may be the context. Without an annotation, its name decides."""
     if annotation is None:
         return name in ("ctx", "context")
-    from leasehold.workflows.context import Context  # noqa: PLC0415 - who names it has loaded it
+    from leasehold.workflows.context import Context  # noqa: PLC0415 - a function with this annotation has loaded it
 
     return annotation in (Any, Context)

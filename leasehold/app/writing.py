@@ -37,26 +37,28 @@ class Written:
 
 
 async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str, keep_seconds: int) -> Written:
-    """Write a run for each call, or none. Call it in a transaction.
+    """Write a run for each call: all or none. Call it in a transaction.
 
     Raises Invalid: a key that came with other arguments, or a payload that is too large.
     """
     written = Written([call.run_id for call in calls])
     plain_runs: list[NewRun] = []
-    debounced: dict[tuple[str, str], list[int]] = {}
+    debounced_indexes: dict[tuple[str, str], list[int]] = {}  # of calls, by task and debounce key
     for index, call in enumerate(calls):
         encoded = encoded_payload(call.params)
-        new = _new_run(call, tenant, keep_seconds)
+        new_run = _new_run(call, tenant, keep_seconds)
         key = call.key
         if call.debounce_key is not None:
-            debounced.setdefault((call.task.name, call.debounce_key), []).append(index)
+            debounced_indexes.setdefault((call.task.name, call.debounce_key), []).append(index)
         elif key is None:
-            plain_runs.append(new)
+            plain_runs.append(new_run)
         else:
-            request = b"" if call.is_key_of_arguments else encoded
-            written.ids[index] = await _write_keyed(connection, new, key, request, written)
-    if debounced:
-        plain_runs += await _write_debounced(connection, calls, list(debounced.values()), tenant, keep_seconds, written)
+            arguments = b"" if call.is_key_of_arguments else encoded
+            written.ids[index] = await _write_keyed(connection, new_run, key, arguments, written)
+    if debounced_indexes:
+        plain_runs += await _write_debounced(
+            connection, calls, list(debounced_indexes.values()), tenant, keep_seconds, written
+        )
     if plain_runs:
         created = await runs.create_together(connection, plain_runs)
         written.hints += created.hints
@@ -87,22 +89,24 @@ async def _write_debounced(
     keep_seconds: int,
     written: Written,
 ) -> list[NewRun]:
-    """Debounce the calls. Calls with one key become one run: it has the id of the first call and the arguments of the
+    """Debounce the calls. Calls with one key become one run, with the id of the first call and the arguments of the
     last.
 
-    If a run with the key waits already, it gets the last call's arguments and waits again. Otherwise the run is new:
-    the caller must write the returned runs.
+    If a run with the key waits already, that run gets the last call's arguments and waits again. All other runs are
+    new: they are returned, and the caller must write them.
     """
-    firsts = [calls[indexes[0]] for indexes in indexes_by_key]
-    lasts = [calls[indexes[-1]] for indexes in indexes_by_key]
-    waiting = await debounce.postpone(connection, tenant, [_debounced(call) for call in lasts])
-    new: list[NewRun] = []
-    for indexes, first, last, run_id in zip(indexes_by_key, firsts, lasts, waiting, strict=True):
-        if run_id is None:
-            new.append(replace(_new_run(last, tenant, keep_seconds), id=first.run_id, dedupe_key=last.debounce_key))
+    first_calls = [calls[indexes[0]] for indexes in indexes_by_key]
+    last_calls = [calls[indexes[-1]] for indexes in indexes_by_key]
+    waiting_ids = await debounce.postpone(connection, tenant, [_debounced(call) for call in last_calls])
+    new_runs: list[NewRun] = []
+    for indexes, first, last, waiting_id in zip(indexes_by_key, first_calls, last_calls, waiting_ids, strict=True):
+        if waiting_id is None:
+            new_runs.append(
+                replace(_new_run(last, tenant, keep_seconds), id=first.run_id, dedupe_key=last.debounce_key)
+            )
         for index in indexes:
-            written.ids[index] = run_id or first.run_id
-    return new
+            written.ids[index] = waiting_id or first.run_id
+    return new_runs
 
 
 def _debounced(call: Call[Any]) -> debounce.Debounced:
@@ -111,23 +115,23 @@ def _debounced(call: Call[Any]) -> debounce.Debounced:
     return debounce.Debounced(call.task.name, call.debounce_key, call.params, call.task.terms.debounce.total_seconds())
 
 
-async def _write_keyed(connection: Connection, new: NewRun, key: str, arguments: bytes, written: Written) -> UUID:
-    """Write the run, unless a run with the same key was written before. Returns the id of the run. `arguments`: a
-    repetition must have the same bytes here; else `write` raises Invalid.
+async def _write_keyed(connection: Connection, new_run: NewRun, key: str, arguments: bytes, written: Written) -> UUID:
+    """Write the run, unless a run with the same key was written before. Returns the id of the run. Raises Invalid
+    if that run has other `arguments`.
     """
-    name = new.template_version.template.type
-    request = idempotency.fingerprint(name.encode(), arguments)
+    name = new_run.template_version.template.type
+    fingerprint = idempotency.fingerprint(name.encode(), arguments)
     try:
-        reserved = await idempotency.reserve(connection, new.tenant_id, f"task:{name}:{key}", request)
+        reservation = await idempotency.reserve(connection, new_run.tenant_id, f"task:{name}:{key}", fingerprint)
     except Invalid as error:
         raise Invalid(error.code, f"The key {key!r} of {name} was used with other arguments.") from None
-    if isinstance(reserved, idempotency.StoredAnswer):
-        return UUID(orjson.loads(reserved.body)["id"])
-    created = await runs.create_together(connection, [new])
-    await idempotency.store(connection, reserved, _ACCEPTED, orjson.dumps({"id": str(new.id)}))
+    if isinstance(reservation, idempotency.StoredAnswer):
+        return UUID(orjson.loads(reservation.body)["id"])
+    created = await runs.create_together(connection, [new_run])
+    await idempotency.store(connection, reservation, _ACCEPTED, orjson.dumps({"id": str(new_run.id)}))
     written.hints += created.hints
     written.limits += created.limits
-    return new.id
+    return new_run.id
 
 
 def _new_run(call: Call[Any], tenant: str, keep_seconds: int) -> NewRun:

@@ -154,7 +154,7 @@ async def test_a_worker_keeps_nothing_of_a_batch_that_has_ended() -> None:
     batches = Batches()
     for tenant in ("acme", "globex"):
         assert await batches.result_of("t", tenant, Batch(size=1), 7, call_all) == 7
-    assert batches._collecting == {}
+    assert batches._collectors == {}
 
 
 async def test_an_item_whose_result_is_a_stop_iteration_holds_up_no_other() -> None:
