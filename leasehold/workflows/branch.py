@@ -19,20 +19,20 @@ class Branch(Pending[Any]):
     """A coroutine, and how far it has come. A branch is also a Pending: its result is what the coroutine returns or
     raises.
 
-    `number`: the number of the last call. `now`: the time of the newest result. `waits_for`: the Pending that the
-    coroutine awaits. `cancelled`: Cancelled was raised in the coroutine.
+    `number`: the number of the last call. `now`: the time of the newest result. `patches`: the answers of `ctx.patched`
+    so far. `waits_for`: the Pending that the coroutine awaits. `cancelled`: Cancelled was raised in the coroutine.
     """
 
     __slots__ = (
         "cancelled",
         "coroutine",
-        "gathers",
+        "gather_count",
         "now",
         "number",
         "patches",
         "path",
-        "randoms",
-        "uuids",
+        "random_count",
+        "uuid_count",
         "waits_for",
     )
 
@@ -45,19 +45,19 @@ class Branch(Pending[Any]):
         self.now = now
         self.cancelled = cancelled
         self.number = 0
-        self.gathers = 0
-        self.uuids = 0
-        self.randoms = 0
+        self.gather_count = 0
+        self.uuid_count = 0
+        self.random_count = 0
         self.patches: dict[str, bool] = {}
         self.waits_for: Pending[Any] | None = None
 
     def uuid(self, run_id: UUID) -> UUID:
         """A new UUID at each call. A replay gives the same UUIDs in the same order."""
-        self.uuids += 1
-        digest = hashlib.sha256(f"{run_id}/{self.path}/uuid/{self.uuids}".encode()).digest()
+        self.uuid_count += 1
+        digest = hashlib.sha256(f"{run_id}/{self.path}/uuid/{self.uuid_count}".encode()).digest()
         return UUID(bytes=digest[:16], version=4)
 
     def random(self, run_id: UUID) -> random.Random:
-        """A generator with the same numbers at each replay."""
-        self.randoms += 1
-        return random.Random(f"{run_id}/{self.path}/random/{self.randoms}")  # noqa: S311 - it must be repeatable
+        """A new generator at each call. A replay gives generators with the same numbers."""
+        self.random_count += 1
+        return random.Random(f"{run_id}/{self.path}/random/{self.random_count}")  # noqa: S311 - it must be repeatable

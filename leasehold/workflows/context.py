@@ -90,7 +90,7 @@ class Context:
 
     def named(self, name: str) -> Context:
         """A context whose `run` gives its step this name instead of the task's: `ctx.named("deposit").run(...)`."""
-        return Context(self._driver, _checked(name), detach=self._detach)
+        return Context(self._driver, _checked_name(name), detach=self._detach)
 
     def start(self, task: TaskOf[P, R], *args: P.args, **kwargs: P.kwargs) -> Pending[Child[R]]:
         """Start a separate run of a workflow or a task. Gives its handle. The new run is cancelled when this run is
@@ -103,7 +103,7 @@ class Context:
 
     @property
     def detached(self) -> Context:
-        """The same context, whose `start` starts runs that outlive this one."""
+        """A copy of this context. The runs that its `start` starts go on when this run ends."""
         return Context(self._driver, self._name, detach=True)
 
     def sleep(self, duration: timedelta | float) -> Pending[None]:
@@ -123,7 +123,9 @@ class Context:
         adapter: TypeAdapter[Any] = TypeAdapter(model)
         schema = None if model is Any else adapter.json_schema()
         seconds = None if timeout is None else _seconds(timeout)
-        return SignalCall(_checked(name), seconds, lambda payload: adapter.validate_json(orjson.dumps(payload)), schema)
+        return SignalCall(
+            _checked_name(name), seconds, lambda payload: adapter.validate_json(orjson.dumps(payload)), schema
+        )
 
     @overload
     def gather(self, *calls: Awaitable[T], return_exceptions: bool = False) -> Pending[list[T]]: ...
@@ -145,9 +147,9 @@ class Context:
         that may differ the next time. If the worker dies before the result is recorded, the function is called again.
         Raises TaskFailed if the function raises.
         """
-        adapter: TypeAdapter[Any] = TypeAdapter(_returned(function))
+        adapter: TypeAdapter[Any] = TypeAdapter(_return_type(function))
         return LocalCall(
-            _checked(getattr(function, "__name__", type(function).__name__)),
+            _checked_name(getattr(function, "__name__", type(function).__name__)),
             partial(function, *args, **kwargs),
             lambda result: _encoded(adapter, result),
             adapter.validate_json,
@@ -157,7 +159,7 @@ class Context:
         """Whether this run takes the new code: False for a run that passed this point before the code changed, else
         True.
         """
-        return self._driver.patched(_checked(name))
+        return self._driver.patched(_checked_name(name))
 
     def now(self) -> datetime:
         """The time of the newest result in this branch: of a step, a run, a sleep or a signal. Before the first result
@@ -175,18 +177,19 @@ class Context:
 
 
 def _seconds(duration: timedelta | float) -> float:
+    """The duration in seconds: from 0 to the longest that a wait may take."""
     seconds = duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
     return capped(max(0.0, seconds))  # in this order: NaN counts as 0
 
 
-def _checked(name: str) -> str:
+def _checked_name(name: str) -> str:
     if not 1 <= len(name) <= MAX_NAME or not name.isprintable() or any(sign in name for sign in "#/"):
         raise Permanent("bad_name", f"a name has 1 to {MAX_NAME} printable characters without # and /, not {name!r}")
     return name
 
 
-def _returned(function: Callable[..., Any]) -> Any:
-    """The type that the function is declared to return, as far as it is known here."""
+def _return_type(function: Callable[..., Any]) -> Any:
+    """The type that the function is declared to return; Any if it is not declared, or not known here."""
     from typing import get_type_hints  # noqa: PLC0415 - beside its only use
 
     try:

@@ -75,21 +75,22 @@ class Driver:
         self.news = 0
         self._start = start
         self._max_calls = max_calls
-        self._length = 0
+        self._row_count = 0  # rows of the journal that were read or written, for the limit `max_calls`
         self._replay = Replay(())
         self._signals: deque[StoredSignal] = deque()
-        self._misfits: list[tuple[SignalCall[Any], int]] = []  # waits that raised SignalInvalid, with the signal's id
+        # Waits that raised SignalInvalid, each with the id of its signal.
+        self._invalid_signals: list[tuple[SignalCall[Any], int]] = []
         self._main: Branch | None = None
         self._active: Branch | None = None
         self._ready: deque[Branch] = deque()
-        self._waiting: dict[tuple[str, int], Journaled[Any]] = {}
-        self._waiters: dict[int, list[Branch | Gather]] = {}
-        self._branches: dict[str, Branch] = {}
-        self._counts: dict[tuple[str, str], int] = {}
-        self._locals: dict[asyncio.Task[Any], LocalCall[Any] | StartCall[Any]] = {}
+        self._waiting_calls: dict[tuple[str, int], Journaled[Any]] = {}  # by place
+        self._waiters: dict[int, list[Branch | Gather]] = {}  # by the id() of the Pending that they wait for
+        self._branches: dict[str, Branch] = {}  # by path
+        self._step_counts: dict[tuple[str, str], int] = {}  # of the calls of `run`, by branch and name
+        self._local_tasks: dict[asyncio.Task[Any], LocalCall[Any] | StartCall[Any]] = {}
         self._cancelling = False
-        self._cancelled_at: datetime | None = None  # as the journal says
-        self._has_met_cancel = False  # a branch got Cancelled
+        self._cancelled_at: datetime | None = None  # when the cancel was requested, by the journal
+        self._has_met_cancel = False  # Cancelled was raised in a branch
 
     # --- for the worker
 
@@ -104,14 +105,14 @@ class Driver:
         assert main is not None
         try:
             while await self._go_on(port, main):
-                if not self._locals:
-                    return Outcome(ended=False, ends=needed_ends(main), delay=self._delay())
-                await self._finish_locals(port)
+                if not self._local_tasks:
+                    return Outcome(ended=False, ends=needed_ends(main), delay=self._seconds_to_deadline())
+                await self._finish_local_task(port)
         finally:
-            for task in self._locals:
+            for task in self._local_tasks:
                 task.cancel()
         await self._reopen(port, main.error)
-        outcome = self._ended(main)
+        outcome = self._outcome_of(main)
         # `calls` may still have a signal that was consumed last. A cancel that is requested now came after the end of
         # the code, and must not change how the run ends.
         if not await self._commit(port):
@@ -123,7 +124,7 @@ class Driver:
         """Close the coroutines. Their `finally` blocks run, but must not call the context."""
         for branch in self._branches.values():
             if not branch.is_done:
-                with suppress(BaseException):  # it awaits in a `finally`, or raises there: the run goes on elsewhere
+                with suppress(BaseException):  # its `finally` awaits or raises: no matter, the run goes on elsewhere
                     branch.coroutine.close()
 
     async def _go_on(self, port: Port, main: Branch) -> bool:
@@ -138,7 +139,9 @@ class Driver:
         self.calls = []
 
     async def _commit(self, port: Port) -> bool:
-        """Write `calls` to the journal now. False: the run is being cancelled, and the workflow has not seen it."""
+        """Write `calls` to the journal now. False: nothing is written, because a cancel was requested that the workflow
+        has not seen.
+        """
         calls, self.calls = self.calls, []  # the next commit writes the calls that are made meanwhile
         if not calls or await port.record(calls, cancelling=self._cancelling):
             return True
@@ -146,12 +149,13 @@ class Driver:
         return False
 
     async def _reopen(self, port: Port, error: BaseException | None) -> None:
-        """If the payload of a signal ends the run, record its wait as open, without the signal: a run that is retried
-        then waits for another one. If the wait is recorded as done already, a retry meets the same payload.
+        """If the payload of a signal ends the run, record the wait as open and the signal as consumed. So a retried run
+        waits for another signal. Exception: if the journal already has the wait as done, the retried run gets the same
+        payload again.
         """
-        for call, signal in self._misfits:
-            if call.error is error and any(written.signal == signal for written in self.calls):
-                self.calls = [_opened(call, signal) if one.signal == signal else one for one in self.calls]
+        for call, signal in self._invalid_signals:
+            if call.error is error and any(row.signal == signal for row in self.calls):
+                self.calls = [_open_wait(call, signal) if row.signal == signal else row for row in self.calls]
                 await self._commit(port)
 
     # --- for the context
@@ -186,25 +190,25 @@ class Driver:
         if self._main is None:
             journal = await port.read(None)
             self._replay = Replay(journal.entries)
-            self._length = self._replay.length
+            self._row_count = self._replay.length
             self.version = journal.version
             self._main = self._branches[""] = Branch("", self._start(self), journal.started_at)
             self._ready.append(self._main)
             self._take_news(journal)
             return
-        journal = await port.read(list(self._waiting))
-        if len(journal.entries) < len(self._waiting):
+        journal = await port.read(list(self._waiting_calls))
+        if len(journal.entries) < len(self._waiting_calls):
             raise JournalLost
         self._take_news(journal)
-        signalled = []
+        signal_calls = []
         for entry in journal.entries:
-            call = self._waiting[entry.branch, entry.number]
+            call = self._waiting_calls[entry.branch, entry.number]
             if isinstance(call, SignalCall):
-                signalled.append((call, entry))
+                signal_calls.append((call, entry))
             else:
                 await self._receive(port, call, entry)
-        for call, entry in signalled:
-            self._match(call, entry)
+        for call, entry in signal_calls:
+            self._match_signal(call, entry)
 
     def _take_news(self, journal: Journal) -> None:
         self.news = journal.news
@@ -212,9 +216,9 @@ class Driver:
         self._cancelled_at = journal.cancelled_at
 
     async def _receive(self, port: Port, call: Journaled[Any], entry: Entry) -> None:
-        """Give the call its result from the journal's entry. If the entry has none yet, the call waits."""
+        """Give the call its result from the journal's entry. If the entry has no result yet, the call waits."""
         if entry.state == "cancelled":
-            self._refuse(call)
+            self._reject_as_cancelled(call)
         elif self._ended_by_cancel(call, entry):
             self._wait(call, None)
         else:
@@ -242,7 +246,7 @@ class Driver:
         elif isinstance(call, LocalCall) and entry.state == "failed":
             self._reject(call, TaskFailed(entry.value["code"], entry.value["message"]))
         elif isinstance(call, SignalCall):
-            self._match(call, entry)
+            self._match_signal(call, entry)
         else:
             self._wait(call, entry.seconds)
 
@@ -260,9 +264,9 @@ class Driver:
             return call.task.decode_result(orjson.loads(await port.fetch(entry.child, entry.value["output"])))
         return call.task.decode_result(None if entry.value is None else entry.value.get("value"))
 
-    def _match(self, call: SignalCall[Any], entry: Entry | None) -> None:
+    def _match_signal(self, call: SignalCall[Any], entry: Entry | None) -> None:
         """Give the call the signal that the journal recorded for it, else the oldest unconsumed signal of its name.
-        Without either, time out or wait.
+        If there is neither, the call times out or waits.
         """
         branch = self._branch_of(call)
         if entry is not None and entry.state == "timed_out":
@@ -275,13 +279,13 @@ class Driver:
             self._write(Call(call.branch, call.number, "signal", call.name, "done", value, signal=signal.id))
             self._deliver(call, branch, signal.payload, signal.at)
             if call.error is not None:
-                self._misfits.append((call, signal.id))
+                self._invalid_signals.append((call, signal.id))
         elif entry is not None and entry.seconds == 0:
             self._write(Call(call.branch, call.number, "signal", call.name, "timed_out"))
             self._reject(call, TimeoutError(f"no signal {call.name} came in time"))
         else:
             if entry is None:
-                self._write(_opened(call))
+                self._write(_open_wait(call))
             self._wait(call, call.seconds if entry is None else entry.seconds)
 
     def _deliver(self, call: SignalCall[Any], branch: Branch, payload: Any, at: datetime) -> None:
@@ -306,13 +310,13 @@ class Driver:
     def _wake(self, pending: Pending[Any]) -> None:
         """Let the branches and gathers that wait for `pending` go on."""
         if isinstance(pending, Journaled):
-            self._waiting.pop((pending.branch, pending.number), None)
+            self._waiting_calls.pop((pending.branch, pending.number), None)
         for waiter in self._waiters.pop(id(pending), ()):
             if isinstance(waiter, Branch):
                 self._ready.append(waiter)
             else:
-                waiter.left -= 1
-                if waiter.left == 0:
+                waiter.open_count -= 1
+                if waiter.open_count == 0:
                     self._settle_gather(waiter)
 
     def _settle_gather(self, gather: Gather) -> None:
@@ -339,7 +343,7 @@ class Driver:
                 port.check()
 
     async def _step(self, port: Port, branch: Branch) -> None:
-        """Run the branch until it awaits a call or ends. Then issue the call, or wake those who wait for the branch."""
+        """Run the branch until it awaits a call or ends. Then issue the call, or wake what waits for the branch."""
         if self._cancelling and branch.waits_for is not None and isinstance(branch.waits_for.error, Cancelled):
             branch.cancelled = True
         self._active = branch
@@ -347,14 +351,14 @@ class Driver:
             awaited = branch.coroutine.send(None)
         except StopIteration as end:
             branch.resolve(end.value)
-        except (Exception, Cancelled) as error:  # noqa: BLE001 - the workflow's own; it belongs to whoever awaits the branch
+        except (Exception, Cancelled) as error:  # noqa: BLE001 - of the workflow's code: awaiting the branch raises it
             branch.fail(error)
         except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
             branch.fail(contained(error))
         else:
             branch.waits_for = awaited if isinstance(awaited, Pending) else None
             if not isinstance(awaited, Pending):
-                raise _refused(awaited)
+                raise _wrong_await(awaited)
             self._waiters.setdefault(id(awaited), []).append(branch)
             await self._issue(port, awaited, branch)
             return
@@ -370,56 +374,57 @@ class Driver:
         elif isinstance(pending, Gather):
             await self._issue_gather(port, pending, branch)
         elif isinstance(pending, Journaled):
-            if pending.number:  # it waits already, for another branch
+            if pending.number:  # another branch awaits it already
                 return
             branch.number += 1
             pending.branch, pending.number = branch.path, branch.number
             if isinstance(pending, RunCall):
                 key = (pending.branch, pending.name)
-                self._counts[key] = self._counts.get(key, 0) + 1
+                self._step_counts[key] = self._step_counts.get(key, 0) + 1
             entry = self._replay.take(pending)
             if entry is not None:
                 await self._receive(port, pending, entry)
-            elif not self._cancelling or _undoes(pending, branch):
+            elif not self._cancelling or _may_undo(pending, branch):
                 self._begin(port, pending)
             elif branch.cancelled:
                 self._reject(pending, NotWhileUndoing(f"{pending.kind} {pending.name}"))
             else:
-                self._refuse(pending)
-            if self._cancelling and (pending.branch, pending.number) in self._waiting:
-                self._stop(pending)
+                self._reject_as_cancelled(pending)
+            if self._cancelling and (pending.branch, pending.number) in self._waiting_calls:
+                self._cancel_call(pending)
 
     async def _issue_gather(self, port: Port, gather: Gather, branch: Branch) -> None:
-        branch.gathers += 1
+        branch.gather_count += 1
         gather.owner = branch
         for number, element in enumerate(gather.elements):
             if isinstance(element, Pending):
                 gather.parts.append(element)
             elif isinstance(element, Coroutine):
-                path = f"{branch.path}{branch.gathers}.{number}/"
+                path = f"{branch.path}{branch.gather_count}.{number}/"
                 self._branches[path] = Branch(path, element, branch.now, cancelled=branch.cancelled)
                 gather.parts.append(self._branches[path])
             else:
-                raise _refused(element)
-        gather.left = 1  # counts this function, so that the gather cannot settle before all of its parts have begun
+                raise _wrong_await(element)
+        # This function counts as one part, so that the gather cannot settle before all of its parts have begun.
+        gather.open_count = 1
         for part in gather.parts:
             if part.is_done:
                 continue
-            gather.left += 1
+            gather.open_count += 1
             self._waiters.setdefault(id(part), []).append(gather)
             if isinstance(part, Branch):
                 self._ready.append(part)
             else:
                 await self._issue(port, part, branch)
-        gather.left -= 1
-        if gather.left == 0:
+        gather.open_count -= 1
+        if gather.open_count == 0:
             self._settle_gather(gather)
 
     def _begin(self, port: Port, call: Journaled[Any]) -> None:
         """Make a call that the journal does not have yet."""
         match call:
             case RunCall():
-                step = f"{call.branch}{call.name}#{self._counts[call.branch, call.name]}"
+                step = f"{call.branch}{call.name}#{self._step_counts[call.branch, call.name]}"
                 self._write(
                     Call(call.branch, call.number, "run", call.name, child=new_id(), step=step, argument=call.argument,
                          handler=call.task.handler, **call.task.new_step())
@@ -429,37 +434,37 @@ class Driver:
                 self._write(Call(call.branch, call.number, "sleep", call.name, delay=call.seconds))
                 self._wait(call, call.seconds)
             case SignalCall():
-                self._match(call, None)
+                self._match_signal(call, None)
             case StartCall():
                 state = "done" if call.detach else "open"
                 record = Call(call.branch, call.number, "start", call.name, state, child=new_id())
-                self._length += 1
-                self._locals[asyncio.ensure_future(self._started(port, call, record))] = call
+                self._row_count += 1
+                self._local_tasks[asyncio.ensure_future(self._start_run(port, call, record))] = call
             case ResultCall():
                 self._write(Call(call.branch, call.number, "result", call.name, child=call.child))
-                # The run may have ended already: the row is read once more before the workflow waits for it.
+                # The run may have ended already: after 0 seconds the driver reads this row once more.
                 self._wait(call, 0.0)
             case LocalCall():
-                self._locals[asyncio.ensure_future(self._called(port, call))] = call
+                self._local_tasks[asyncio.ensure_future(self._call_function(port, call))] = call
 
-    async def _called(self, port: Port, call: LocalCall[Any]) -> Any:
-        if self._cancelling:  # record first where Cancelled was raised, so that a replay reaches this call, too
+    async def _call_function(self, port: Port, call: LocalCall[Any]) -> Any:
+        if self._cancelling:  # first record where Cancelled was raised, so that a replay also reaches this call
             await self._commit(port)
         return await port.call(call.function)
 
-    async def _started(self, port: Port, call: StartCall[Any], record: Call) -> UUID | None:
-        if not await self._commit(port):  # the earlier calls of the code come first
+    async def _start_run(self, port: Port, call: StartCall[Any], record: Call) -> UUID | None:
+        if not await self._commit(port):  # the journal must have the earlier calls before the run starts
             return None
         return record.child if await port.start(call, record) else None
 
-    async def _finish_locals(self, port: Port) -> None:
+    async def _finish_local_task(self, port: Port) -> None:
         """Wait until a function of `ctx.call` or a `ctx.start` has ended. Commit a function's result before the
         workflow gets it.
         """
-        done, _ = await asyncio.wait(self._locals, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(self._local_tasks, return_when=asyncio.FIRST_COMPLETED)
         ended: list[tuple[LocalCall[Any], Call]] = []
         for task in done:
-            call = self._locals.pop(task)
+            call = self._local_tasks.pop(task)
             if isinstance(call, LocalCall):
                 ended.append((call, _record_of(call, task)))
             elif (child := task.result()) is not None:
@@ -467,7 +472,7 @@ class Driver:
                 self._wake(call)
             else:
                 self._cancel()
-                self._refuse(call)
+                self._reject_as_cancelled(call)
         for _, record in ended:
             self._write(record)
         if ended and not await self._commit(port):
@@ -481,8 +486,9 @@ class Driver:
                 self._wake(call)
 
     def _write(self, call: Call) -> None:
-        self._length += 1
-        if self._length > self._max_calls:
+        """Add a row to `calls`. Raises Permanent `workflow_too_long`."""
+        self._row_count += 1
+        if self._row_count > self._max_calls:
             sentence = (
                 f"a workflow makes at most {self._max_calls} calls (LEASEHOLD_WORKFLOW_MAX_CALLS): start a new run"
             )
@@ -490,62 +496,62 @@ class Driver:
         self.calls.append(call)
 
     def _wait(self, call: Journaled[Any], seconds: float | None) -> None:
-        self._waiting[call.branch, call.number] = call
+        self._waiting_calls[call.branch, call.number] = call
         call.deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
 
     # --- ending
 
     def _cancel(self) -> None:
-        """Raise Cancelled in every branch that waits. `_undoes` says which calls a branch may still make after that."""
+        """Raise Cancelled in every branch that waits. After that a branch may make only the calls of `_may_undo`."""
         self._cancelling = True
         self.calls = [call for call in self.calls if call.state != "open"]
-        for call in list(self._waiting.values()):
-            self._stop(call)
+        for call in list(self._waiting_calls.values()):
+            self._cancel_call(call)
 
-    def _stop(self, call: Journaled[Any]) -> None:
+    def _cancel_call(self, call: Journaled[Any]) -> None:
         """End the call with Cancelled, and record that. The record is committed before the next effect of the code. So
-        a replay ends the call in the same way, even if its result has come meanwhile.
+        a replay also ends the call with Cancelled, even if its result has come meanwhile.
         """
         self.calls.append(Call(call.branch, call.number, call.kind, call.name, "cancelled"))
-        self._refuse(call)
+        self._reject_as_cancelled(call)
 
-    def _refuse(self, call: Journaled[Any]) -> None:
+    def _reject_as_cancelled(self, call: Journaled[Any]) -> None:
         self._has_met_cancel = True
         self._reject(call, Cancelled())
 
-    def _ended(self, main: Branch) -> Outcome:
+    def _outcome_of(self, main: Branch) -> Outcome:
         if self._has_met_cancel:
             raise Cancelled from (None if isinstance(main.error, Cancelled) else main.error)
         if main.error is not None:
-            raise _final(main.error)
+            raise _final_error(main.error)
         self._replay.check_end()
         return Outcome(ended=True, result=main.value)
 
-    def _delay(self) -> float | None:
+    def _seconds_to_deadline(self) -> float | None:
         now = asyncio.get_running_loop().time()
-        deadlines = [call.deadline for call in self._waiting.values() if call.deadline is not None]
+        deadlines = [call.deadline for call in self._waiting_calls.values() if call.deadline is not None]
         return max(min(deadlines) - now, 0.001) if deadlines else None
 
     def _branch_of(self, call: Journaled[Any]) -> Branch:
         return self._branches[call.branch]
 
 
-def _opened(call: SignalCall[Any], signal: int | None = None) -> Call:
-    """The journal's row of a wait that goes on. `signal`: the id of a signal that it consumes and does not take."""
+def _open_wait(call: SignalCall[Any], signal: int | None = None) -> Call:
+    """The journal's row of an open wait. `signal`: the id of a signal that it consumes, although it stays open."""
     schema = None if call.schema is None else {"schema": call.schema}
     return Call(call.branch, call.number, "signal", call.name, value=schema, delay=call.seconds, signal=signal)
 
 
-def _undoes(call: Journaled[Any], branch: Branch) -> bool:
+def _may_undo(call: Journaled[Any], branch: Branch) -> bool:
     """Whether the call may begin while the run is being cancelled, to undo work: only `ctx.call` and
     `ctx.detached.start` may, and only in a branch in which Cancelled was raised.
     """
     return branch.cancelled and (isinstance(call, LocalCall) or (isinstance(call, StartCall) and call.detach))
 
 
-def _final(error: BaseException) -> BaseException:
-    """The error that ends the run, made of what the workflow raised. It is Permanent, because the same code would raise
-    it again. Exceptions: a StepError, LeaseLost and Cancelled keep their meaning.
+def _final_error(error: BaseException) -> BaseException:
+    """The error that ends the run, made of the error that the workflow raised. It is Permanent, because the same code
+    would raise it again. Exceptions: a StepError, LeaseLost and Cancelled keep their meaning.
     """
     if isinstance(error, (StepError, LeaseLost, Cancelled)):
         return error
@@ -555,8 +561,8 @@ def _final(error: BaseException) -> BaseException:
 
 
 def _record_of(call: LocalCall[Any], task: asyncio.Task[Any]) -> Call:
-    """The journal's row of a function that has ended. Raises what ends the attempt, and Permanent for a result that is
-    no JSON.
+    """The journal's row of a function of `ctx.call` that has ended. Raises the errors that end the attempt (LeaseLost,
+    asyncio.CancelledError), and Permanent for a result that is not JSON.
     """
     error = asyncio.CancelledError() if task.cancelled() else task.exception()
     if error is None:
@@ -585,7 +591,7 @@ def _error_of_run(entry: Entry) -> TaskFailed | None:
     return None
 
 
-def _refused(awaited: Any) -> Permanent:
+def _wrong_await(awaited: Any) -> Permanent:
     sentence = (
         f"the workflow awaits a {type(awaited).__name__}: it may await only what its context returns. Do other work "
         "in a task (ctx.run), or in ctx.call"

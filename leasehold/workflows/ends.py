@@ -1,4 +1,4 @@
-"""Computes how many steps must end before a workflow can go on. The driver suspends the workflow for so long."""
+"""Computes how many steps must end before a workflow can go on. The driver suspends the workflow until then."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def needed_ends(pending: Pending[Any] | None) -> int | None:
         return needed_ends(pending.waits_for)
     if not isinstance(pending, Gather):
         return None
-    open_ones = [element for element in pending.parts if not element.is_done]
-    others = [element for element in open_ones if not isinstance(element, RunCall)]
-    if not others:
-        return len(open_ones)
-    return min((ends for element in others if (ends := needed_ends(element)) is not None), default=None)
+    open_parts = [part for part in pending.parts if not part.is_done]
+    other_parts = [part for part in open_parts if not isinstance(part, RunCall)]
+    if not other_parts:
+        return len(open_parts)
+    return min((ends for part in other_parts if (ends := needed_ends(part)) is not None), default=None)

@@ -16,36 +16,36 @@ class Replay:
     """The entries that no call has taken yet, and the last call that matched its entry."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
-        self._left: dict[Place, Entry] = {(entry.branch, entry.number): entry for entry in entries}
-        self.length = len(self._left)
-        self._agreed: str | None = None
+        self._entries: dict[Place, Entry] = {(entry.branch, entry.number): entry for entry in entries}
+        self.length = len(self._entries)
+        self._last_match: str | None = None
 
     def has(self, place: Place) -> bool:
-        return place in self._left
+        return place in self._entries
 
     def at(self, place: Place) -> Entry | None:
-        return self._left.get(place)
+        return self._entries.get(place)
 
     def take(self, call: Journaled[Any]) -> Entry | None:
         """The entry at the call's place. None: the call is new. Raises Permanent `workflow_changed`."""
-        entry = self._left.get((call.branch, call.number))
+        entry = self._entries.get((call.branch, call.number))
         if entry is None:
             return None
         if (entry.kind, entry.name) != (call.kind, call.name):
             raise self._changed(entry, f"{call.kind} {call.name}")
-        del self._left[entry.branch, entry.number]
-        self._agreed = _described(entry)
+        del self._entries[entry.branch, entry.number]
+        self._last_match = _described(entry)
         return entry
 
     def check_end(self) -> None:
-        """Raises Permanent `workflow_changed` if the code has ended before the journal did."""
-        if self._left:
-            raise self._changed(self._left[min(self._left)], "the end of the function")
+        """Raises Permanent `workflow_changed` if the code has ended and the journal has further calls."""
+        if self._entries:
+            raise self._changed(self._entries[min(self._entries)], "the end of the function")
 
-    def _changed(self, expected: Entry, found: str) -> Permanent:
-        agreed = self._agreed or "none"
+    def _changed(self, expected: Entry, actual: str) -> Permanent:
+        agreed = self._last_match or "none"
         sentence = (
-            f"the run's journal has {_described(expected)}, and the code calls {found}; the last call that agreed: "
+            f"the run's journal has {_described(expected)}, and the code calls {actual}; the last call that agreed: "
             f"{agreed}. Let new code begin with ctx.patched(...), or deploy the code that the run began with and replay"
         )
         return Permanent("workflow_changed", sentence)

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Pending(Generic[T]):
-    """A call of the context. Nothing happens before it is awaited. Awaited again, it gives the same result."""
+    """A call of the context. Nothing happens before the workflow awaits it. A second await gives the same result."""
 
     __slots__ = ("error", "is_done", "value")
 
@@ -74,7 +74,7 @@ class Journaled(Pending[T]):
         self.name = name
         self.branch = ""
         self.number = 0
-        self.deadline: float | None = None  # of the loop's clock: when the wait ends by itself
+        self.deadline: float | None = None  # when the wait ends by itself, by the loop's clock
 
 
 class RunCall(Journaled[T]):
@@ -99,7 +99,7 @@ class SleepCall(Journaled[None]):
 
 
 class SignalCall(Journaled[T]):
-    """`ctx.wait_for`. `seconds`: the timeout, or None. `schema`: of the payload."""
+    """`ctx.wait_for`. `seconds`: the timeout, or None. `decode`: checks the payload. `schema`: its JSON schema."""
 
     __slots__ = ("decode", "schema", "seconds")
 
@@ -113,7 +113,7 @@ class SignalCall(Journaled[T]):
 
 
 class LocalCall(Journaled[T]):
-    """`ctx.call`. `encode`: its result as JSON bytes; `decode`: back."""
+    """`ctx.call`. `encode`: makes JSON bytes of the function's result. `decode`: makes the result of the bytes."""
 
     __slots__ = ("decode", "encode", "function")
 
@@ -162,15 +162,15 @@ class Patch(Journaled[bool]):
 class Gather(Pending[list[Any]]):
     """`ctx.gather`. An element is a Pending, or a coroutine that becomes a branch."""
 
-    __slots__ = ("elements", "left", "owner", "parts", "return_exceptions")
+    __slots__ = ("elements", "open_count", "owner", "parts", "return_exceptions")
 
     def __init__(self, elements: tuple[Any, ...], *, return_exceptions: bool) -> None:
         super().__init__()
         self.elements = elements
         self.return_exceptions = return_exceptions
         self.parts: list[Pending[Any]] = []  # the elements, each coroutine as its branch
-        self.left = 0  # parts that are not done
-        self.owner: Any = None  # the branch that awaits it
+        self.open_count = 0  # how many parts are not done
+        self.owner: Any = None  # the branch that awaits the gather
 
 
 @dataclass(slots=True)

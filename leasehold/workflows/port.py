@@ -31,7 +31,7 @@ class Port(Protocol):
         """An output of a step that has succeeded."""
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Call a function of the user's: in the event loop if it returns a coroutine, else in a thread."""
+        """Call a function of the user's code: a coroutine function in the event loop, any other in a thread."""
 
     def cancelled(self) -> bool:
         """Whether a cancel of the run was requested."""
