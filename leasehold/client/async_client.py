@@ -22,7 +22,7 @@ from leasehold.client.uploading import OnProgress, apieces
 MakeForm: TypeAlias = Callable[[ExitStack], dict[str, Any]]
 P = ParamSpec("P")
 T = TypeVar("T")
-#: A request that waits for a change waits this long; the client sends it again.
+#: A request that waits for a change waits this many seconds. Then the client sends it again.
 _WAIT_SECONDS = 20.0
 _REQUEST_SECONDS = 60.0
 
@@ -92,13 +92,13 @@ class AsyncClient:
 
     async def wait(self, run_id: Id, *, timeout: float | None = None) -> models.Run:
         """The run once it has ended. Raises TimeoutError after `timeout` seconds."""
-        until = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = _WAIT_SECONDS if until is None else min(_WAIT_SECONDS, max(0.0, until - time.monotonic()))
-            run = await self.get_run(run_id, wait=left)
+            seconds = _WAIT_SECONDS if deadline is None else min(_WAIT_SECONDS, max(0.0, deadline - time.monotonic()))
+            run = await self.get_run(run_id, wait=seconds)
             if run.ended:
                 return run
-            if until is not None and time.monotonic() >= until:
+            if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"run {run_id} has not ended after {timeout} s: it is {run.status}")
 
     async def result(self, run_id: Id, *, timeout: float | None = None) -> dict[str, Any]:
@@ -147,11 +147,11 @@ class AsyncClient:
         tags: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
     ) -> models.PictureAccepted:
-        """Upload the picture at `path` and begin to process it. `content_type`: by default by the name's ending."""
+        """Upload the picture at `path` and start its processing. `content_type`: by default by the name's ending."""
         path = Path(path)
-        kind = content_type or calls.content_type_of(path)
-        ticket = await self.send(calls.upload_ticket(path, kind))
-        await self._put(calls.put_bytes(ticket, path, kind), path, on_progress)
+        media_type = content_type or calls.content_type_of(path)
+        ticket = await self.send(calls.upload_ticket(path, media_type))
+        await self._put(calls.put_bytes(ticket, path, media_type), path, on_progress)
         return await self.send(calls.complete_upload(ticket, variants, priority=priority, tags=tags))
 
     async def convert(
@@ -183,7 +183,10 @@ class AsyncClient:
     # --- the requests
 
     async def send(self, call: Call[T]) -> T:
-        """Send a request of `leasehold.client.calls`, and again while that may help. Raises ApiError, Unavailable."""
+        """Send a request of `leasehold.client.calls`. Repeat it while the API does not answer and `timeout` allows.
+
+        Raises ApiError, Unavailable.
+        """
         return await self._send(call, None)
 
     async def _send(self, call: Call[T], form: MakeForm | None) -> T:
@@ -223,7 +226,7 @@ class AsyncClient:
             await asyncio.sleep(pause)
 
     async def _follow(self, feed: Feed[T]) -> AsyncIterator[T]:
-        """The items until the job's end. A connection that breaks, or that the API ends, is resumed."""
+        """Yield the items until the job ends. If a connection ends before, the next one goes on after the last item."""
         following = Following(feed)
         tries: Tries | None = None  # the tries since the last answer of the API
         # Whether the job had ended before this connection began. If it had, a connection without new items is the last.

@@ -1,4 +1,6 @@
-"""Describes each request to the API as a value: `Client` and `AsyncClient` send what these functions return."""
+"""Functions that describe requests to the API, each as a `Call`, `Listing` or `Feed`. `Client` and `AsyncClient` send
+the requests.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,7 @@ def _get(path: str, parse: Callable[[Any], T], **params: Any) -> Call[T]:
 
 
 def path_part(value: object) -> str:
-    """A value as one part of a path. `.` and `..` are encoded, too: the HTTP library would leave the folder."""
+    """A value as one part of a path. `.` and `..` are encoded, too: else the HTTP library would shorten the path."""
     part = quote(str(value), safe="")
     return part.replace(".", "%2E") if part in (".", "..") else part
 
@@ -122,8 +124,8 @@ def submit(
 ) -> Call[models.Accepted]:
     """Start a run.
 
-    `dedupe`: a key that at most one unfinished run of the template has; if there is one, it is the answer and no run
-    starts. `callback_url`: the API sends the run's end there. `key`: the idempotency key; None: the client makes one.
+    `dedupe`: a key. If an unfinished run of the template has the same key, that run is the answer, and no run starts.
+    `callback_url`: the API sends the run's end there. `key`: the idempotency key; None: the client makes one.
     """
     body = _without_none(
         template=template,
@@ -152,11 +154,11 @@ def submit_many(
     tags: Mapping[str, str] | None = None,
     key: str | None = None,
 ) -> Call[models.Batch]:
-    """Start up to 1,000 runs of a template, one a payload: all or none."""
-    with_tags = {} if tags is None else {"tags": dict(tags)}
+    """Start up to 1,000 runs of a template, one for each payload: all or none."""
+    tag_field = {} if tags is None else {"tags": dict(tags)}
     body = _without_none(
         template=template,
-        runs=[{"payload": dict(payload)} | with_tags for payload in payloads],
+        runs=[{"payload": dict(payload)} | tag_field for payload in payloads],
         version=version,
         scope=scope,
         priority=priority,
@@ -236,7 +238,7 @@ def retry(job_id: Id, *, from_step: str | None = None, payload: Json | None = No
 
 
 def delete(job_id: Id) -> Call[models.JobAfterAction | None]:
-    """Delete a job with its objects. The result is None if it is deleted; else its running steps must stop first."""
+    """Delete a job with its objects. Returns None, or the job if its running steps must stop before it is deleted."""
     return Call("DELETE", f"/v1/jobs/{path_part(job_id)}", _job_after_action_or_none, safe=True)
 
 

@@ -21,7 +21,7 @@ from leasehold.client.uploading import OnProgress, pieces
 MakeForm: TypeAlias = Callable[[ExitStack], dict[str, Any]]
 P = ParamSpec("P")
 T = TypeVar("T")
-#: A request that waits for a change waits this long; the client sends it again.
+#: A request that waits for a change waits this many seconds. Then the client sends it again.
 _WAIT_SECONDS = 20.0
 _REQUEST_SECONDS = 60.0
 
@@ -95,13 +95,13 @@ class Client:
 
     def wait(self, run_id: Id, *, timeout: float | None = None) -> models.Run:
         """The run once it has ended. Raises TimeoutError after `timeout` seconds."""
-        until = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = _WAIT_SECONDS if until is None else min(_WAIT_SECONDS, max(0.0, until - time.monotonic()))
-            run = self.get_run(run_id, wait=left)
+            seconds = _WAIT_SECONDS if deadline is None else min(_WAIT_SECONDS, max(0.0, deadline - time.monotonic()))
+            run = self.get_run(run_id, wait=seconds)
             if run.ended:
                 return run
-            if until is not None and time.monotonic() >= until:
+            if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"run {run_id} has not ended after {timeout} s: it is {run.status}")
 
     def result(self, run_id: Id, *, timeout: float | None = None) -> dict[str, Any]:
@@ -150,11 +150,11 @@ class Client:
         tags: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
     ) -> models.PictureAccepted:
-        """Upload the picture at `path` and start its processing. `content_type`: None: as the name's ending says."""
+        """Upload the picture at `path` and start its processing. `content_type`: by default by the name's ending."""
         path = Path(path)
-        kind = content_type or calls.content_type_of(path)
-        ticket = self.send(calls.upload_ticket(path, kind))
-        self._put(calls.put_bytes(ticket, path, kind), path, on_progress)
+        media_type = content_type or calls.content_type_of(path)
+        ticket = self.send(calls.upload_ticket(path, media_type))
+        self._put(calls.put_bytes(ticket, path, media_type), path, on_progress)
         return self.send(calls.complete_upload(ticket, variants, priority=priority, tags=tags))
 
     def convert(
@@ -229,7 +229,7 @@ class Client:
             time.sleep(pause)
 
     def _follow(self, feed: Feed[T]) -> Iterator[T]:
-        """The items until the job's end. A connection that breaks, or that the API ends, is resumed."""
+        """Yield the items until the job ends. If a connection ends before, the next one goes on after the last item."""
         following = Following(feed)
         tries: Tries | None = None  # the tries since the last answer of the API
         # Whether the job had ended before this connection began. If it had, a connection without new items is the last.

@@ -9,7 +9,7 @@ from leasehold.domain.errors import LeaseholdError
 
 
 class ClientError(LeaseholdError):
-    """The root of what the clients raise."""
+    """The root of the errors that the clients raise."""
 
 
 class ApiError(ClientError):
@@ -32,15 +32,15 @@ class Unavailable(ClientError):
     """The API did not answer within the client's `timeout`, or the answer to a request that must not be repeated was
     lost.
 
-    `key`: the idempotency key. A repetition with it is not done twice. None: only a request that reads is safe to
-    repeat; for any other, check first whether it was done.
+    `key`: the idempotency key. With the same key, the API does the request only once. None: a request that only reads
+    is safe to repeat; for any other, check first whether it was done.
     """
 
     def __init__(
         self, url: str, seconds: float | None, reason: str, key: str | None, *, may_be_done: bool = False
     ) -> None:
         """`seconds`: how long the client tried the request; None: it tried once. `may_be_done`: the API may have
-        carried it out, and a repetition may do it twice.
+        done the request, and a repetition may do it twice.
         """
         tried = "did not answer" if seconds is None else f"does not answer for {seconds:g} s"
         hint = "" if key is None else f" Try again with key={key!r}."

@@ -32,7 +32,7 @@ from leasehold.runtime.foreign_errors import text_of
 from leasehold.runtime.gather import cancel_and_wait
 
 _CONFLICT, _EXISTS_ALREADY, _TOO_MANY = 409, 412, 429
-#: The API refuses the key itself with these statuses, so it will refuse every further request, also a settlement.
+#: With these statuses the API refuses the key itself. It will then refuse every further request, also a settlement.
 _KEY_REFUSED = (401, 403)
 #: Seconds between two tries, after the API did not answer or was overloaded.
 _OUTAGE_SECONDS = 2.0
@@ -62,7 +62,7 @@ class Task:
     """A leased task. `claim`: the task as the API's answer to the claim describes it."""
 
     claim: dict[str, Any]
-    _ask: Callable[..., Awaitable[dict[str, Any]]] = field(repr=False)
+    _request: Callable[..., Awaitable[dict[str, Any]]] = field(repr=False)
     _store: httpx2.AsyncClient = field(repr=False)
     cancelled: bool = False
     lost: bool = False
@@ -113,7 +113,7 @@ class Task:
         raise KeyError(name)
 
     async def write(self, name: str, data: bytes, content_type: str = "application/octet-stream") -> None:
-        """Upload a file. Others see it once the task is completed. Raises LeaseLost, Refused."""
+        """Upload a file. Other steps and clients see it once the task is completed. Raises LeaseLost, Refused."""
         file = {"name": name, "size": len(data), "content_type": content_type}
         (ticket,) = (await self.post("files", files=[file]))["files"]
         answer = await self._store.put(ticket["url"], content=data, headers=ticket["headers"])
@@ -124,16 +124,17 @@ class Task:
 
     async def post(self, verb: str, **body: Any) -> dict[str, Any]:
         """Send a request about this task, under its lease. Raises LeaseLost, Refused."""
-        return await self._ask(f"/v1/external/tasks/{self.id}/{verb}", epoch=self.claim["epoch"], **body)
+        return await self._request(f"/v1/external/tasks/{self.id}/{verb}", epoch=self.claim["epoch"], **body)
 
     async def progress(self, percent: float, summary: str = "") -> None:
         """Report how far the step is, 0 to 100. Raises LeaseLost, Refused."""
         await self.post("progress", percent=percent, summary=summary)
 
     def log(self, message: str, *, level: str = "info", trace: str = "", **fields: Any) -> None:
-        """Add a line to the run's log: sent within a second, and before the task is settled. `level`: debug, info,
-        warning, error or critical. `trace`: a traceback. `fields`: JSON. Raises TypeError and ValueError for
-        fields that are not JSON.
+        """Add a line to the run's log. It is sent within a second, and before the task is settled.
+
+        `level`: debug, info, warning, error or critical. `trace`: a traceback. `fields`: JSON. Raises TypeError and
+        ValueError for fields that are not JSON.
         """
         line = {"message": _sendable(message)[:_MAX_TEXT], "level": level, "logger": self.step, "fields": fields,
                 "traceback": _sendable(trace)[-_MAX_TEXT:], "at": datetime.now(UTC).isoformat()}  # fmt: skip
@@ -150,7 +151,8 @@ class Task:
     async def flush(self) -> None:
         """Send the log lines and chunks that were not sent yet. Those that the API refuses are dropped.
 
-        Raises httpx2.HTTPError while the API does not answer: a later call sends them again. Raises LeaseLost.
+        Raises httpx2.HTTPError while the API does not answer: a later call sends them again. Raises LeaseLost, and
+        Refused if the API refuses the key.
         """
         for output in (self._lines, self._chunks):
             try:
@@ -161,7 +163,7 @@ class Task:
                 output.drop()
 
     async def _send_items(self, verb: str, name: str, first: int, items: list[Any]) -> bool:
-        """Send the items in the field `name`. `first`: the number of items[0]. True: the API accepts no more."""
+        """Send the items in the field `name`. `first`: the number of items[0]. True: the API takes no more."""
         answer = await self.post(verb, first=first, **{name: items})
         return bool(answer["cut"])
 
@@ -201,7 +203,7 @@ class ExternalWorker:
         await self._store.aclose()
 
     async def serve(self, handle: Handler) -> None:
-        """Work on one task at a time, until cancelled. A cancel releases the current task, which costs the task no
+        """Work on one task at a time, until `serve` is cancelled: then release the current task, which costs it no
         attempt. While the API does not answer, or has no room, wait and try again.
 
         Raises Refused if the API refuses the key or the queues.
@@ -214,28 +216,28 @@ class ExternalWorker:
 
     async def work_once(self, handle: Handler, *, wait: float = 0.0) -> bool:
         """Claim a task, run its handler and settle it. False: no task was due within `wait` seconds (at most 30)."""
-        answer = await self._ask(
+        answer = await self._request(
             "/v1/external/claim", queues=self._queues, wait=wait, lease_seconds=self._lease_seconds
         )
         for claim in answer["tasks"]:
-            await self._do(handle, Task(claim, self._ask, self._store))
+            await self._work_on(handle, Task(claim, self._request, self._store))
         return bool(answer["tasks"])
 
-    async def _do(self, handle: Handler, task: Task) -> None:
-        heartbeats = asyncio.create_task(self._beat(task))
-        sending = asyncio.create_task(self._send_output(task))
+    async def _work_on(self, handle: Handler, task: Task) -> None:
+        heartbeat_task = asyncio.create_task(self._send_heartbeats(task))
+        output_task = asyncio.create_task(self._send_output(task))
         try:
             await self._run(handle, task)
         except LeaseLost:
             return  # another claim has the task: nobody will read this attempt's result
         finally:
-            await cancel_and_wait(heartbeats, sending)
+            await cancel_and_wait(heartbeat_task, output_task)
 
     async def _send_output(self, task: Task) -> None:
         """Send what the task logs and emits while its handler works."""
         while not task.lost:
             await asyncio.sleep(_OUTPUT_SECONDS)
-            with suppress(httpx2.HTTPError, Refused, LeaseLost):  # the flush before the settlement will raise it again
+            with suppress(httpx2.HTTPError, Refused, LeaseLost):  # `_settle` flushes again, and raises the error then
                 await task.flush()
 
     async def _run(self, handle: Handler, task: Task) -> None:
@@ -273,8 +275,8 @@ class ExternalWorker:
                 await task.post("release")
 
     async def _settle(self, task: Task, verb: str, **body: Any) -> None:
-        """Settle the task, after its log lines and chunks were sent. While the API does not answer, try again:
-        heartbeats keep the lease, and the API answers a repetition as it answered the first time.
+        """Send the task's log lines and chunks, and then settle it. While the API does not answer, try again: the
+        heartbeats keep the lease, and the API answers a repeated settlement as it answered the first.
 
         Raises LeaseLost, Refused.
         """
@@ -288,7 +290,7 @@ class ExternalWorker:
             else:
                 return
 
-    async def _beat(self, task: Task) -> None:
+    async def _send_heartbeats(self, task: Task) -> None:
         while True:
             await asyncio.sleep(self._lease_seconds / 3)
             try:
@@ -300,7 +302,7 @@ class ExternalWorker:
                 continue  # try again: the lease may last longer than the outage
             task.cancelled = bool(answer["cancel_requested"])
 
-    async def _ask(self, path: str, **body: Any) -> dict[str, Any]:
+    async def _request(self, path: str, **body: Any) -> dict[str, Any]:
         answer = await self._http.post(path, json={"worker_id": self.id} | body)
         if answer.is_success:
             fields: dict[str, Any] = answer.json()

@@ -13,7 +13,7 @@ _ITEMS_PER_REQUEST = 500
 class OutputBuffer:
     """The items of one attempt that the API does not have yet: the lines of its log, or the chunks of its stream.
 
-    `send(first, items)`: sends the items, and returns whether the API accepts no more of this attempt (it is cut).
+    `send(first, items)`: sends the items, and returns whether the attempt is cut: the API accepts no more of its items.
     `first`: the number of `items[0]` in the attempt, from 1. By this number the API recognises a repeated request. So
     after an outage the same request can be sent again.
     """
@@ -21,8 +21,8 @@ class OutputBuffer:
     def __init__(self, send: Callable[[int, list[Any]], Awaitable[bool]]) -> None:
         self._send = send
         self._items: list[Any] = []
-        self._sent = 0  # items that the API has answered
-        self._sending = 0  # items of the request that has no answer yet
+        self._answered_count = 0  # items that the API has answered
+        self._unanswered_count = 0  # items of the request that has no answer yet
         self._is_cut = False
         self._lock = asyncio.Lock()
 
@@ -36,14 +36,14 @@ class OutputBuffer:
         """Send all items. Raises what `send` raises: then the next `flush` begins with the same request."""
         async with self._lock:
             while self._items:
-                self._sending = self._sending or min(len(self._items), _ITEMS_PER_REQUEST)
-                self._is_cut = await self._send(self._sent + 1, self._items[: self._sending])
+                self._unanswered_count = self._unanswered_count or min(len(self._items), _ITEMS_PER_REQUEST)
+                self._is_cut = await self._send(self._answered_count + 1, self._items[: self._unanswered_count])
                 self.drop()
                 if self._is_cut:
                     self._items.clear()
 
     def drop(self) -> None:
-        """Forget the request that the API has answered or refused."""
-        self._sent += self._sending
-        del self._items[: self._sending]
-        self._sending = 0
+        """Forget the items of the request that the API has answered or refused."""
+        self._answered_count += self._unanswered_count
+        del self._items[: self._unanswered_count]
+        self._unanswered_count = 0

@@ -39,7 +39,7 @@ class Output(Answer):
 
 
 class Accepted(Answer):
-    """A run that was started, or the unfinished one with the same dedupe key."""
+    """A run that was started, or the unfinished run that has the same dedupe key."""
 
     id: UUID
     status: Status

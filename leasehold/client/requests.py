@@ -12,7 +12,7 @@ import httpx2
 from leasehold.client.calls import Call
 from leasehold.client.errors import ClientError, RunFailed
 from leasehold.client.models import Run
-from leasehold.client.uploading import OnProgress, Reported
+from leasehold.client.uploading import OnProgress, ReportedFile
 from leasehold.domain.errors import WrongCell
 
 _NO_CONTENT = 204
@@ -23,8 +23,8 @@ class KeyAuth(httpx2.Auth):
     """Adds the API key to each request, and sends the request to the cell that serves the key's tenant.
 
     A cell may answer that another cell serves the tenant (WrongCell), with its address. Then the request goes to that
-    address, once, and so do all later requests. Exception: an http address is ignored if `url`, the API's, is https:
-    the key would be sent in the clear.
+    address, once, and so do all later requests. Exception: if `url` is https, an http address is
+    ignored, because the key would be sent unencrypted.
     """
 
     def __init__(self, url: str, key: str) -> None:
@@ -34,22 +34,21 @@ class KeyAuth(httpx2.Auth):
     def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
         request.headers["Authorization"] = self._header
         path = request.url.raw_path.removeprefix(self._configured_base.raw_path.rstrip(b"/"))
-        self._address(request, path)
+        self._set_address(request, path)
         answer = yield request
         if answer.status_code != _WRONG_CELL or not self._switch_to(answer.headers.get(WrongCell.HEADER, "")):
             return
-        if isinstance(
-            request.stream, httpx2.ByteStream
-        ):  # a form with files cannot be read twice: `Tries` opens the files anew
-            self._address(request, path)
+        # A form with files cannot be read twice: for the next try (retrying.Tries) the client opens the files again.
+        if isinstance(request.stream, httpx2.ByteStream):
+            self._set_address(request, path)
             yield request
 
-    def _address(self, request: httpx2.Request, path: bytes) -> None:
+    def _set_address(self, request: httpx2.Request, path: bytes) -> None:
         request.url = self._base.copy_with(raw_path=self._base.raw_path.rstrip(b"/") + path)
         request.headers["Host"] = request.url.netloc.decode()
 
     def _switch_to(self, address: str) -> bool:
-        """Send requests to this address from now on. Returns False, and changes nothing, if it cannot be used."""
+        """Send requests to this address from now on. Returns False, and changes nothing, if it is not a usable URL."""
         try:
             base = httpx2.URL(address)
         except httpx2.InvalidURL:
@@ -62,7 +61,7 @@ class KeyAuth(httpx2.Auth):
 
 
 def url_of(url: str | None) -> str:
-    """The API's URL; without one, that of LEASEHOLD_URL. Raises ClientError."""
+    """The API's URL: `url`, else that of LEASEHOLD_URL, else that of a local API. Raises ClientError."""
     url = url or os.environ.get("LEASEHOLD_URL") or "http://127.0.0.1:8000"
     try:
         parsed = httpx2.URL(url)
@@ -74,7 +73,7 @@ def url_of(url: str | None) -> str:
 
 
 def key_of(key: str | None) -> str:
-    """The API key; without one, that of LEASEHOLD_API_KEY. Raises ClientError."""
+    """The API key: `key`, else that of LEASEHOLD_API_KEY. Raises ClientError."""
     key = key or os.environ.get("LEASEHOLD_API_KEY")
     if not key:
         raise ClientError("give an API key, or set LEASEHOLD_API_KEY to one (leasehold keys create)")
@@ -90,10 +89,10 @@ def options_of(call: Call[Any]) -> dict[str, Any]:
 
 
 def form_of(call: Call[Any], on_progress: OnProgress | None, stack: ExitStack) -> dict[str, Any]:
-    """The call's form, with its files open until `stack` closes them: each try reads them anew."""
+    """The call's form, with its files open until `stack` closes them. Each try opens them again."""
     total, sent = sum(path.stat().st_size for _, path in call.files), [0]
     files = [
-        (field, (path.name, Reported(stack.enter_context(path.open("rb")), on_progress, total, sent)))
+        (field, (path.name, ReportedFile(stack.enter_context(path.open("rb")), on_progress, total, sent)))
         for field, path in call.files
     ]
     return {"data": dict(call.form or {}), "files": files}

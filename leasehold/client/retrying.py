@@ -15,7 +15,7 @@ from leasehold.client.calls import Call
 from leasehold.client.errors import ApiError, Unavailable
 
 #: The API, or a proxy in front of it, cannot answer now.
-_AWAY = frozenset({502, 503, 504})
+_AWAY_STATUSES = frozenset({502, 503, 504})
 _TOO_MANY = 429
 _CONFLICT = 409
 #: Another cell (an installation beside this one) serves the tenant of the key.
@@ -35,8 +35,8 @@ class Tries:
         self._url = url
         self._seconds = seconds
         self._deadline = monotonic() + seconds
-        self._failed = 0
-        self._was_redirected = False
+        self._failures = 0
+        self._has_changed_cell = False
 
     def after_error(self, error: httpx2.TransportError) -> float:
         """Seconds until the next try. Raises Unavailable."""
@@ -52,17 +52,17 @@ class Tries:
         """Seconds until the next try; None: the answer is final. Raises ApiError, Unavailable."""
         if not answer.is_error:
             return None
-        if answer.status_code == _WRONG_CELL and self._call.files and not self._was_redirected:
-            # requests.KeyAuth has noted the cell's address, but cannot send files again: the next try sends them there.
-            self._was_redirected = True
+        if answer.status_code == _WRONG_CELL and self._call.files and not self._has_changed_cell:
+            # The next try sends the form to the address in this answer (requests.KeyAuth).
+            self._has_changed_cell = True
             return 0.0
         problem = problem_of(answer)
-        is_away = answer.status_code in _AWAY
-        asks_to_wait = answer.status_code == _TOO_MANY or (
+        is_away = answer.status_code in _AWAY_STATUSES
+        is_busy = answer.status_code == _TOO_MANY or (
             answer.status_code == _CONFLICT and problem.get("code") == _IN_FLIGHT
         )
         refused = ApiError(answer.status_code, problem, self._call.key)
-        if not (asks_to_wait or (is_away and self._call.repeatable)):
+        if not is_busy and not (is_away and self._call.repeatable):
             raise refused
         pause = self._pause(_seconds(answer.headers.get("Retry-After")))
         if pause is not None:
@@ -73,9 +73,9 @@ class Tries:
         """Seconds until the next try: `at_least`, and a part that doubles each time, with jitter. None: no time is
         left.
         """
-        self._failed += 1
-        longest = min(_LAST_PAUSE, _FIRST_PAUSE * 2 ** (self._failed - 1))
-        pause = (at_least or 0.0) + random.uniform(longest / 2, longest)  # noqa: S311 - it guards nothing
+        self._failures += 1
+        longest = min(_LAST_PAUSE, _FIRST_PAUSE * 2 ** (self._failures - 1))
+        pause = (at_least or 0.0) + random.uniform(longest / 2, longest)  # noqa: S311 - no secret
         return pause if monotonic() + pause < self._deadline else None
 
     def _unavailable(self, reason: str) -> Unavailable:

@@ -36,14 +36,14 @@ class Parser:
     def _event(self, line: str) -> ServerEvent | None:
         """The event that ends with this line: an empty line ends an event."""
         if line:
-            self._keep_field(line)
+            self._add_field(line)
             return None
         fields, self._fields = self._fields, {}
         if "data" not in fields:
             return None
         return ServerEvent(fields.get("event", "message"), fields.get("id", ""), json.loads(fields["data"]))
 
-    def _keep_field(self, line: str) -> None:
+    def _add_field(self, line: str) -> None:
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if name == "data" and "data" in self._fields:  # an event may have several lines of data

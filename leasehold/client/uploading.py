@@ -25,12 +25,12 @@ def pieces(path: Path, on_progress: OnProgress | None) -> Iterator[bytes]:
 
 async def apieces(path: Path, on_progress: OnProgress | None) -> AsyncIterator[bytes]:
     """As `pieces`, without blocking the event loop."""
-    reading = pieces(path, on_progress)
-    while (piece := await asyncio.to_thread(next, reading, None)) is not None:
+    piece_iterator = pieces(path, on_progress)
+    while (piece := await asyncio.to_thread(next, piece_iterator, None)) is not None:
         yield piece
 
 
-class Reported:
+class ReportedFile:
     """A file of a form. Each read reports how many bytes of the whole form were sent.
 
     `total`: bytes of all files of the form. `sent`: a list with one number, which all files of the form share.
@@ -49,5 +49,5 @@ class Reported:
             self._on_progress(self._sent[0], self._total)
         return piece
 
-    def __getattr__(self, name: str) -> Any:  # seek, tell, fileno: the client library asks for the length
+    def __getattr__(self, name: str) -> Any:  # seek, tell and fileno: with them the HTTP library finds the length
         return getattr(self._file, name)
