@@ -48,28 +48,28 @@ class Celery:
     say where runs go. Raises NotSupported for other arguments of Celery's.
     """
 
-    def __init__(self, main: str | None = None, *, broker: str = "", backend: str = "", **others: Any) -> None:
+    def __init__(self, main: str | None = None, *, broker: str = "", backend: str = "", **unsupported: Any) -> None:
         del broker, backend
-        for name in others:
+        for name in unsupported:
             raise refused(name)
         self.main = main or "celery"
         self.app = App(_allowed_name(self.main))
-        self.app.middleware(self._bound_errors)  # before those of the program: it bounds their errors, too
+        self.app.middleware(self._end_after_last_retry)  # first, so that it also gets the errors of the program's own
         self.conf = Conf()
         self.tasks: dict[str, CeleryTask] = {}
-        self._of_app: dict[str, CeleryTask] = {}  # by the names of the leasehold.App
+        self._tasks_of_app: dict[str, CeleryTask] = {}  # by their names in the leasehold.App
         self._canvas = self._declare_canvas()
         programs.append(self)
-        for declare in _shared:
+        for declare in _shared_declarations:
             declare(self)
 
     def task(self, *function: Callable[..., Any], **options: Any) -> Any:
         """`@app.task` and `@app.task(...)`. Raises NotSupported and DeclarationError at import."""
 
         def declare(function: Callable[..., Any]) -> CeleryTask:
-            others = dict(options)
-            name = others.pop("name", None) or f"{function.__module__}.{function.__name__}"
-            return CeleryTask(self, function, name, options_of(others, self.conf.task_default_queue))
+            task_options = dict(options)
+            name = task_options.pop("name", None) or f"{function.__module__}.{function.__name__}"
+            return CeleryTask(self, function, name, options_of(task_options, self.conf.task_default_queue))
 
         return declare(function[0]) if function else declare
 
@@ -80,16 +80,16 @@ class Celery:
             return task.work(args, kwargs, expires)
 
         work.__module__, work.__doc__ = task.__module__, task.__doc__
-        short = task.name.rpartition(".")[2] if task.name.startswith(f"{task.__module__}.") else task.name
+        short_name = task.name.rpartition(".")[2] if task.name.startswith(f"{task.__module__}.") else task.name
         declared = self.app.task(
-            name=_allowed_name(short),
+            name=_allowed_name(short_name),
             queue=task.options.queue,
             retry=task.retry_rule,
             timeout=task.options.time_limit,
             limit=task.options.limit,
         )(work)
         self.tasks[task.name] = task
-        self._of_app[declared.name] = task
+        self._tasks_of_app[declared.name] = task
         return declared
 
     def find(self, run_id: UUID) -> Run[Any]:
@@ -101,7 +101,7 @@ class Celery:
         return result.AsyncResult(task_id, self)
 
     def send_task(self, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> result.AsyncResult:
-        """Submit a run of the task `name`. This program must declare the task: it has the task's queue and retries."""
+        """Submit a run of the task `name`. The program must declare the task, with its queue and retries."""
         if name not in self.tasks:
             raise NotSupported(f"leasehold.celery knows no task {name}: import its module, or submit over HTTP")
         return self.tasks[name].apply_async(args, kwargs, **options)
@@ -135,12 +135,12 @@ class Celery:
             raise NotSupported("leasehold.celery gives a chain, group or chord one argument")
         return result.AsyncResult(self._canvas.submit(plan=plan, args=args).id, self)
 
-    async def _bound_errors(self, attempt: Current) -> AsyncIterator[None]:
+    async def _end_after_last_retry(self, attempt: Current) -> AsyncIterator[None]:
         """The middleware around each attempt. After too many errors it ends the run of a task with `bind=True`."""
         try:
             yield
         except Exception as error:
-            task = self._of_app.get(attempt.task)
+            task = self._tasks_of_app.get(attempt.task)
             if task is None or not task.is_last(error, attempt.attempt.errors):
                 raise
             raise Permanent(code_of(error), text_of(error)) from error
@@ -153,27 +153,27 @@ class Celery:
         return self.app.workflow(name=_CANVAS)(run_canvas)
 
 
-_shared: list[Callable[[Program], CeleryTask]] = []
+_shared_declarations: list[Callable[[Program], CeleryTask]] = []
 
 
 def current_app() -> Celery:
-    """The app that was made last. Raises DeclarationError before the first one."""
+    """The app that the program made last. Raises DeclarationError if there is none yet."""
     program = current_program()
     assert isinstance(program, Celery)
     return program
 
 
 class SharedTask:
-    """What `@shared_task` returns. Calls go to the task of the app that was made last."""
+    """What `@shared_task` returns: a task in each app of the program. A call goes to the task of `current_app()`."""
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
         self._function = function
         self._options = options
-        self._tasks: dict[int, CeleryTask] = {}
+        self._tasks: dict[int, CeleryTask] = {}  # by the id() of their apps
         self.__name__ = function.__name__
         self.__wrapped__ = function
         options_of({name: value for name, value in options.items() if name != "name"}, "default")
-        _shared.append(self._declare)
+        _shared_declarations.append(self._declare)
         for app in programs:
             self._declare(app)
 
@@ -193,7 +193,7 @@ def shared_task(*function: Callable[..., Any], **options: Any) -> Any:
     """`@shared_task`: a task of every app of the program. Raises NotSupported at import."""
     if function:
         return SharedTask(function[0], options)
-    return lambda declared: SharedTask(declared, options)
+    return lambda function_below: SharedTask(function_below, options)
 
 
 def _allowed_name(name: str) -> str:

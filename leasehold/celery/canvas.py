@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 #: The calls to run, as JSON: a single call {"task", "args", "kwargs", "immutable"}, {"chain": [plan, ...]},
 #: {"group": [plan, ...]}, or a chord {"group": [plan, ...], "body": plan}.
 Plan = dict[str, Any]
+#: In place of a result: no call has run before.
 _NOTHING = object()
 
 
@@ -60,8 +61,8 @@ class Signature:
         return submitted
 
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The positional and the keyword arguments of a single call: `args` before its own, `kwargs` over its own. An
-        immutable call (`.si`) takes neither.
+        """The positional and the keyword arguments of a single call: `args` come before its own, and `kwargs` replace
+        its own. An immutable call (`.si`) takes neither.
         """
         if self.plan["immutable"]:
             return self.plan["args"], self.plan["kwargs"]
@@ -89,10 +90,11 @@ def chord(header: Any, body: Signature | None = None) -> Any:
     if body is None:
         return lambda body: chord(header, body)()
     if isinstance(header, Signature):
-        members = header.plan.get("group", [header.plan]) if "body" not in header.plan else [header.plan]
+        is_group = "group" in header.plan and "body" not in header.plan
+        header_plans = header.plan["group"] if is_group else [header.plan]
     else:
-        members = [signature.plan for signature in header]
-    return Signature(body.app, {"group": members, "body": body.plan})
+        header_plans = [signature.plan for signature in header]
+    return Signature(body.app, {"group": header_plans, "body": body.plan})
 
 
 def _flat(signatures: Sequence[Any]) -> list[Signature]:
@@ -104,15 +106,15 @@ def _flat(signatures: Sequence[Any]) -> list[Signature]:
     return list(signatures)
 
 
-async def run_plan(ctx: Context, tasks: Mapping[str, Any], plan: Plan, before: Any = _NOTHING) -> Any:
-    """Run the plan in a workflow. `tasks`: CeleryTasks by name. `before`: the result that the first call takes."""
+async def run_plan(ctx: Context, tasks: Mapping[str, Any], plan: Plan, previous_result: Any = _NOTHING) -> Any:
+    """Run the plan in a workflow. `tasks`: CeleryTasks by name. `previous_result`: for the first call."""
     if "chain" in plan:
         for step in plan["chain"]:
-            before = await run_plan(ctx, tasks, step, before)
-        return before
+            previous_result = await run_plan(ctx, tasks, step, previous_result)
+        return previous_result
     if "group" in plan:
-        results = await ctx.gather(*(run_plan(ctx, tasks, member, before) for member in plan["group"]))
+        results = await ctx.gather(*(run_plan(ctx, tasks, member, previous_result) for member in plan["group"]))
         return await run_plan(ctx, tasks, plan["body"], results) if "body" in plan else results
     task = tasks[plan["task"]]
-    args = plan["args"] if before is _NOTHING or plan["immutable"] else [before, *plan["args"]]
+    args = plan["args"] if previous_result is _NOTHING or plan["immutable"] else [previous_result, *plan["args"]]
     return await ctx.run(task.task, args=args, kwargs=plan["kwargs"])

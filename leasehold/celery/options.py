@@ -45,7 +45,7 @@ REFUSED = {
     "task_always_eager": "use leasehold's pytest plugin, or task.local(...)",
     "include": "import the modules, or call autodiscover_tasks([...])",
 }
-#: Settings of Celery that LEASEHOLD_* variables replace, or that hold always.
+#: Settings of Celery that LEASEHOLD_* variables replace, or that are always in force.
 SETTINGS = {
     "broker_url", "broker", "result_backend", "backend", "timezone", "enable_utc", "result_expires",
     "broker_connection_retry_on_startup", "worker_prefetch_multiplier", "worker_concurrency", "task_acks_late",
@@ -56,7 +56,7 @@ _RATE = re.compile(r"(\d+)/([smh])")
 
 
 def refused(name: str) -> NotSupported:
-    """The error for an option or a setting."""
+    """The error for an option or a setting that leasehold.celery does not have."""
     return NotSupported(f"leasehold.celery has no {name}: {REFUSED.get(name, 'see docs/guides/from-celery.md')}")
 
 
@@ -91,31 +91,31 @@ class CeleryOptions:
         return MAX_TIMES if self.max_retries is None else self.max_retries
 
 
-def options_of(given: Mapping[str, Any], default_queue: str) -> CeleryOptions:
+def options_of(given_options: Mapping[str, Any], default_queue: str) -> CeleryOptions:
     """The options that a program gives to `@app.task`. Raises NotSupported."""
-    left = {name: value for name, value in given.items() if name not in IGNORED}
-    backoff = left.pop("retry_backoff", False)
+    unread_options = {name: value for name, value in given_options.items() if name not in IGNORED}
+    backoff = unread_options.pop("retry_backoff", False)
     options = CeleryOptions(
-        bind=left.pop("bind", False),
-        max_retries=left.pop("max_retries", 3),
-        delay=float(left.pop("default_retry_delay", 180)),
-        autoretry_for=tuple(left.pop("autoretry_for", ())),
+        bind=unread_options.pop("bind", False),
+        max_retries=unread_options.pop("max_retries", 3),
+        delay=float(unread_options.pop("default_retry_delay", 180)),
+        autoretry_for=tuple(unread_options.pop("autoretry_for", ())),
         backoff=float(backoff),
-        longest_backoff=float(left.pop("retry_backoff_max", 600)),
-        jitter=left.pop("retry_jitter", True),
-        queue=left.pop("queue", None) or default_queue,
-        time_limit=timedelta(seconds=left.pop("time_limit", None) or 86_400),
-        limit=_limit_of(left.pop("rate_limit", None)),
+        longest_backoff=float(unread_options.pop("retry_backoff_max", 600)),
+        jitter=unread_options.pop("retry_jitter", True),
+        queue=unread_options.pop("queue", None) or default_queue,
+        time_limit=timedelta(seconds=unread_options.pop("time_limit", None) or 86_400),
+        limit=_limit_of(unread_options.pop("rate_limit", None)),
     )
-    if left.get("serializer") == "json":
-        del left["serializer"]
-    for name in left:
+    if unread_options.get("serializer") == "json":
+        del unread_options["serializer"]
+    for name in unread_options:
         raise refused(name)
     return options
 
 
 def _limit_of(rate: str | float | None) -> Limit | None:
-    """The Limit for a `rate_limit`. In Celery it counts for each worker alone; here, for the whole installation."""
+    """The Limit for a `rate_limit`. Celery applies it to each worker; Leasehold, to the whole installation."""
     if rate is None:
         return None
     match = _RATE.fullmatch(rate if isinstance(rate, str) else f"{rate}/s")

@@ -25,12 +25,12 @@ class Program(Protocol):
     def submit_canvas(self, plan: dict[str, Any], args: list[Any]) -> Any: ...
 
 
-#: In the order in which they were made.
+#: The apps, in the order in which the program made them.
 programs: list[Program] = []
 
 
 def current_program() -> Program:
-    """The app that was made last. Raises DeclarationError before the first one."""
+    """The app that the program made last. Raises DeclarationError if there is none yet."""
     if not programs:
         raise DeclarationError("there is no app yet: app = Celery('name')")
     return programs[-1]

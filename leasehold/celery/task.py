@@ -36,8 +36,8 @@ _HIGH_FROM, _LOW_BELOW = 7, 3
 
 
 class Request:
-    """`self.request` of a task that is bound. `attempt`: the attempt that calls the function; None: the program calls
-    it directly, and then the request has no id.
+    """`self.request` of a task with `bind=True`. `attempt`: the attempt that calls the function. None: the program
+    calls it directly, and the request has no id.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class CeleryTask:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.options.bind:
             return self.run(*args, **kwargs)
-        return self.run(_Bound(self, Request(args, kwargs)), *args, **kwargs)
+        return self.run(_BoundSelf(self, Request(args, kwargs)), *args, **kwargs)
 
     # --- submitting
 
@@ -114,12 +114,12 @@ class CeleryTask:
         self.check(args or (), kwargs or {})
         now = datetime.now(UTC)
         delay = timedelta(seconds=countdown or 0) if eta is None else _in_utc(eta) - now
-        until = None if expires is None else _expiry_of(expires, now).isoformat()
+        expires_at = None if expires is None else _expiry_of(expires, now).isoformat()
         run = self.task.options(
             delay=max(delay, timedelta(0)) or None,
-            priority=_priority(priority),
+            priority=_priority_of(priority),
             id=None if task_id is None else UUID(task_id),
-        ).submit(args=list(args or ()), kwargs=dict(kwargs or {}), expires=until)
+        ).submit(args=list(args or ()), kwargs=dict(kwargs or {}), expires=expires_at)
         return AsyncResult(run.id, self.app)
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -149,7 +149,7 @@ class CeleryTask:
             raise Permanent(EXPIRED, f"the run came after its time, {expires}")
         request = Request(args, kwargs, current())
         request.delivery_info["routing_key"] = self.options.queue
-        bound = _Bound(self, request)
+        bound = _BoundSelf(self, request)
         try:
             try:
                 return self.run(bound, *args, **kwargs) if self.options.bind else self.run(*args, **kwargs)
@@ -160,19 +160,19 @@ class CeleryTask:
         except Retry:
             raise
         except StepError as error:
-            # The function's own errors of Leasehold count as retries, too.
-            if isinstance(error, Retryable) and (error is bound.final or request.retries >= self.options.times):
+            # Leasehold's errors that the function raises count as retries, too.
+            if isinstance(error, Retryable) and (error is bound.last_error or request.retries >= self.options.times):
                 raise Permanent(error.code, error.message) from error
             raise
         except Exception as error:
             raise Permanent("handler_error", text_of(error)) from error
 
     def is_last(self, error: Exception, retries: int) -> bool:
-        """Whether no attempt may follow this error. `retries`: those before this attempt.
+        """Whether no attempt may follow this error. `retries`: how many came before this attempt.
 
-        The platform's rule allows a bound task 1,000 retries, because `self.retry` may name as many. Other errors, such
-        as a store that is away or a middleware that fails, have only the task's own `max_retries`. An attempt that has
-        lost its lease decides nothing.
+        The platform's rule allows a bound task 1,000 retries, because `self.retry` may allow as many. Other errors,
+        such as a store that is away or a middleware that fails, have only the task's own `max_retries`. An attempt that
+        has lost its lease decides nothing.
         """
         if not self.options.bind or isinstance(error, Retry | LeaseLost | ObjectExists):
             return False
@@ -187,20 +187,20 @@ class CeleryTask:
     @property
     def retry_rule(self) -> RetryRule:
         """The platform's rule of retries. For a task without `bind=True` it has the task's limit. A bound task counts
-        its retries itself (`is_last`), because `self.retry` may name more than `max_retries`. The error Retry sets the
+        its retries itself (`is_last`), because `self.retry` may allow more than `max_retries`. The error Retry sets the
         delay of each retry (`after`). As in Celery, a run that exceeds its time limit is not tried again.
         """
         times = MAX_TIMES if self.options.bind else self.options.times
         return RetryRule(times=times, delay=timedelta(seconds=self.options.delay), factor=1, never=(StepTimeout,))
 
 
-class _Bound:
-    """`self` of a bound task in one attempt: tasks run in many threads, and each has its own request."""
+class _BoundSelf:
+    """`self` of a bound task in one attempt. Attempts run in many threads, and each has its own request."""
 
     def __init__(self, task: CeleryTask, request: Request) -> None:
         self._task = task
         self.request = request
-        self.final: BaseException | None = None  # what the last `retry` raised, because no attempt follows
+        self.last_error: BaseException | None = None  # what `retry` raised after the last retry
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._task, name)
@@ -235,8 +235,8 @@ class _Bound:
         limit = self._task.options.times if max_retries is None else max_retries
         if self.request.retries >= limit and not self.request.called_directly:
             sentence = f"{self._task.name} was tried again {self.request.retries} times"
-            self.final = exc or MaxRetriesExceededError(sentence, self.request.args, self.request.kwargs)
-            raise self.final
+            self.last_error = exc or MaxRetriesExceededError(sentence, self.request.args, self.request.kwargs)
+            raise self.last_error
         if eta is not None:
             countdown = (_in_utc(eta) - datetime.now(UTC)).total_seconds()
         reason = text_of(exc) if exc is not None else "retry"
@@ -259,7 +259,7 @@ def _in_utc(time: datetime) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def _priority(priority: int | None) -> Any:
+def _priority_of(priority: int | None) -> Any:
     if priority is None:
         return "normal"
     return "high" if priority >= _HIGH_FROM else "low" if priority < _LOW_BELOW else "normal"

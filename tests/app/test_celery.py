@@ -24,7 +24,7 @@ from leasehold.app.local import LocalAttempt
 from leasehold.celery import AsyncResult, Celery, Signature, chain, chord, group, shared_task
 from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, Retry
 from leasehold.celery.programs import programs
-from leasehold.celery.task import Request, _Bound
+from leasehold.celery.task import Request, _BoundSelf
 from leasehold.domain.errors import LeaseLost, ObjectExists, Permanent, Retryable, StoreUnavailable
 from tests.app.conftest import Serve
 
@@ -181,7 +181,7 @@ def test_a_time_without_a_zone_is_of_utc_and_a_past_one_is_now(monkeypatch: pyte
     current = Current("t", LocalAttempt("acme"))
     token = enter(current)
     try:
-        bound: Any = _Bound(flaky, Request(attempt=current))
+        bound: Any = _BoundSelf(flaky, Request(attempt=current))
         for eta, seconds in ((datetime.now(UTC) + timedelta(hours=1), 3600), (datetime.now(UTC) - timedelta(1), 0)):
             with pytest.raises(Retry) as retry:
                 bound.retry(eta=eta.replace(tzinfo=None))
@@ -228,7 +228,7 @@ def bound() -> Iterator[Any]:
     attempt.errors = 2
     current = Current("t", attempt)
     token = enter(current)
-    yield _Bound(flaky, Request([9], {"until": 1}, attempt=current))
+    yield _BoundSelf(flaky, Request([9], {"until": 1}, attempt=current))
     leave(token)
 
 
