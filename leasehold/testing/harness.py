@@ -33,7 +33,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 TENANT = "test"
 _POLL_SECONDS = 0.02
-#: The program of a worker that imports the modules of its arguments first: they declare the app's tasks.
+#: The program of a worker process. It first imports the modules in its arguments: they declare the app's tasks.
 _WORKER = (
     "import importlib, runpy, sys; [importlib.import_module(name) for name in sys.argv[1:]];"
     " sys.argv[1:] = []; runpy.run_module('leasehold.worker', run_name='__main__', alter_sys=True)"
@@ -67,7 +67,7 @@ class Submitted(Generic[R]):
 class TestApp:
     """What the fixture `leasehold_app` gives. Nothing runs before `drain`."""
 
-    __test__ = False  # pytest takes it for a test otherwise
+    __test__ = False  # otherwise pytest would collect the class as a test
 
     def __init__(self, app: App, server: TestServer) -> None:
         self.app = app
@@ -85,14 +85,14 @@ class TestApp:
             isolation="best_effort",
         )
         self._errors: dict[str, list[BaseException]] = defaultdict(list)
-        self._handlers: dict[str, tuple[Task[..., Any], Callable[..., Any]]] = {}  # as they were before fail_next
-        self._death: str | None = None
+        self._original_handlers: dict[str, tuple[Task[..., Any], Callable[..., Any]]] = {}  # from before `fail_next`
+        self._death_point: str | None = None
         self._settings_before = app.connections.chosen
         app.use(self.settings)
 
     def close(self) -> None:
         """Restore the app's handlers and settings, and drop the database."""
-        for task, handler in self._handlers.values():
+        for task, handler in self._original_handlers.values():
             task.pipeline.handlers[STEP] = handler
         self.app.connections.use(self._settings_before)
         self._server.drop(self._url)
@@ -100,7 +100,7 @@ class TestApp:
     # --- running
 
     def drain(self, timeout: float = 30.0) -> None:
-        """Run a worker until nothing is due: no task, no tick of a schedule. What waits for a later time stays.
+        """Run a worker until nothing is due: no task, no tick of a schedule. Tasks that wait for a later time stay.
 
         Raises TimeoutError that names what still runs. Call it outside of an event loop; `adrain` is for inside.
         """
@@ -112,9 +112,9 @@ class TestApp:
 
     async def _drain(self, timeout: float) -> None:
         deadline = monotonic() + timeout
-        if self._death is not None:
-            death, self._death = self._death, None
-            await self._run_until_killed(death, deadline)
+        if self._death_point is not None:
+            point, self._death_point = self._death_point, None
+            await self._run_until_killed(point, deadline)
         with tempfile.TemporaryDirectory(prefix="leasehold-test-") as folder:
             settings = self.settings.model_copy(update={"work_dir": folder} | self._source_of_children())
             async with self.app.serving(settings), connected(self.settings, "testing") as connection:
@@ -150,14 +150,14 @@ class TestApp:
                     await process.wait()
             was_killed = process.returncode == -signal.SIGKILL
             if not was_killed:
-                end = output.decode(errors="replace")[-2000:]
-                raise RuntimeError(f"the worker ended before it reached the point {point}:\n{end}")
+                last_output = output.decode(errors="replace")[-2000:]
+                raise RuntimeError(f"the worker ended before it reached the point {point}:\n{last_output}")
 
     def _environment(self, point: str, folder: str) -> dict[str, str]:
         names = ("broker", "object_store", "result_inline_bytes", "tenant", "poll_seconds", "isolation")
-        own = {f"LEASEHOLD_{name.upper()}": str(getattr(self.settings, name)) for name in names}
+        settings = {f"LEASEHOLD_{name.upper()}": str(getattr(self.settings, name)) for name in names}
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
-        return inherited | own | {
+        return inherited | settings | {
             "LEASEHOLD_DATABASE_URL": self._url,
             "LEASEHOLD_PIPELINES": source_of(self.app),
             "LEASEHOLD_FAILPOINTS": f"{point}:kill",
@@ -178,20 +178,20 @@ class TestApp:
         self._on_connection(travel)
 
     def fail_next(self, task: Task[..., Any], error: BaseException) -> None:
-        """The next attempt at the task raises `error` in place of the function. Calls add up: two calls make the next
-        two attempts fail. Raises DeclarationError for an isolated task, which runs in another process.
+        """The next attempt of the task raises `error` instead of calling the function. Calls add up: two calls make the
+        next two attempts fail. Raises DeclarationError for an isolated task, which runs in another process.
         """
         if task.terms.isolated:
             raise DeclarationError(f"{task.name} is isolated: it runs in a process that fail_next cannot reach")
-        if task.name not in self._handlers:
+        if task.name not in self._original_handlers:
             handler = task.pipeline.handlers[STEP]
-            self._handlers[task.name] = (task, handler)
+            self._original_handlers[task.name] = (task, handler)
             wrapped = _failing_in_loop if iscoroutinefunction(handler) else _failing_in_thread
             task.pipeline.handlers[STEP] = wrapped(handler, self._errors[task.name], task.terms.retry.never)
         self._errors[task.name].append(error)
 
     def die_at(self, point: str) -> None:
-        """The next `drain` begins with a worker process that is killed at this point; then another worker goes on.
+        """The next `drain` begins with a worker process that is killed at this point; then it starts another.
 
         `after_claim`: the task is claimed, and its function has not run. `after_commit`: the result is committed.
         `commit.NAME`: after the commit of a statement, NAME from leasehold/db/commit_points.py. The worker process
@@ -199,12 +199,12 @@ class TestApp:
         Raises DeclarationError for an unknown point.
         """
         failpoints.check(point)
-        self._death = point
+        self._death_point = point
 
     # --- what the test reads
 
     def submitted(self, task: Task[P, R]) -> list[Submitted[R]]:
-        """The runs of the task that were submitted, the oldest first, whatever became of them."""
+        """The runs of the task that were submitted, the oldest first, in any status."""
 
         async def read(connection: Connection) -> list[Any]:
             return await connection.fetch(
@@ -268,8 +268,8 @@ def modules_of(app: App) -> list[str]:
 
 
 def source_of(app: App) -> str:
-    """`module:name` of the app. Modules that declare its tasks come first: importing them declares the tasks. Raises
-    DeclarationError if no module has the app at its top.
+    """`module:name` of the app, of a module that declares its tasks if possible: importing it declares the tasks, too.
+    Raises DeclarationError if no module has the app at its top.
     """
     for module in [*modules_of(app), *sys.modules]:
         for name, value in vars(sys.modules[module]).items():

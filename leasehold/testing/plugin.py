@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:  # a session that uses no fixture of ours loads nothing of it
+if TYPE_CHECKING:  # a session that uses none of these fixtures loads none of these modules
     from leasehold.app.app import App
     from leasehold.testing.harness import TestApp
     from leasehold.testing.server import TestServer
@@ -54,6 +54,6 @@ def leasehold_app(request: pytest.FixtureRequest, leasehold_apps: Callable[[App]
         app = getattr(import_module(module), name)
     except (ModuleNotFoundError, AttributeError) as error:
         if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and imports one that is not
+            raise  # the module exists, and imports another that does not
         raise pytest.UsageError(f"leasehold_app = {source}: {error}") from None
     return leasehold_apps(app)

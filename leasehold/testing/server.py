@@ -1,4 +1,4 @@
-"""One PostgreSQL for a test session, with a migrated database that each test gets a copy of."""
+"""One PostgreSQL for a test session. Each test gets a copy of a migrated database."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _MEMORY = Path("/dev/shm")  # noqa: S108 - RunDirectory makes a name that is fre
 
 
 class TestServer:
-    """`with TestServer() as server`. All of it runs in `portal`'s loop, so that tests need no event loop."""
+    """`with TestServer() as server`. Its coroutines run in the loop of `portal`, so that tests need no event loop."""
 
-    __test__ = False  # pytest takes it for a test otherwise
+    __test__ = False  # otherwise pytest would collect the class as a test
 
     def __init__(self) -> None:
         self.portal = Portal("leasehold testing")
