@@ -438,7 +438,7 @@ class Driver:
             case StartCall():
                 state = "done" if call.detach else "open"
                 record = Call(call.branch, call.number, "start", call.name, state, child=new_id())
-                self._row_count += 1
+                self._count_row()
                 self._local_tasks[asyncio.ensure_future(self._start_run(port, call, record))] = call
             case ResultCall():
                 self._write(Call(call.branch, call.number, "result", call.name, child=call.child))
@@ -487,13 +487,17 @@ class Driver:
 
     def _write(self, call: Call) -> None:
         """Add a row to `calls`. Raises Permanent `workflow_too_long`."""
+        self._count_row()
+        self.calls.append(call)
+
+    def _count_row(self) -> None:
+        """Raises Permanent `workflow_too_long` if the workflow makes more calls than it may."""
         self._row_count += 1
         if self._row_count > self._max_calls:
             sentence = (
                 f"a workflow makes at most {self._max_calls} calls (LEASEHOLD_WORKFLOW_MAX_CALLS): start a new run"
             )
             raise Permanent("workflow_too_long", sentence)
-        self.calls.append(call)
 
     def _wait(self, call: Journaled[Any], seconds: float | None) -> None:
         self._waiting_calls[call.branch, call.number] = call

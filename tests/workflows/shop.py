@@ -395,6 +395,18 @@ async def undoes_for_ever(ctx: Context) -> None:
 
 
 @app.workflow
+async def repeats(ctx: Context, kind: str, count: int) -> None:
+    for number in range(count):
+        match kind:
+            case "start":
+                await ctx.start(double, number)
+            case "call":
+                await ctx.call(_drawn)
+            case "wait":
+                await ctx.sleep(0)
+
+
+@app.workflow
 async def keeps_on(ctx: Context) -> None:
     """Calls only functions: it meets the cancel at one of them."""
     try:

@@ -56,6 +56,17 @@ async def test_a_workflow_has_many_steps(runs: Runs, worker_of: Start, workflow:
     assert len({place[:2] for place in await runs.journal(run)}) == steps
 
 
+@pytest.mark.parametrize("kind", ["start", "call", "wait"])
+async def test_a_workflow_makes_as_many_calls_as_the_settings_allow(runs: Runs, worker_of: Start, kind: str) -> None:
+    await worker_of(workflow_max_calls=3, workflow_memory=0)
+    most = await runs.submit(shop.repeats, kind, 3)
+    assert (await runs.ended(most))[0] == "succeeded"
+    too_many = await runs.submit(shop.repeats, kind, 4)
+    status, error = await runs.ended(too_many)
+    assert (status, error["code"]) == ("failed", "workflow_too_long")
+    assert len(await runs.journal(too_many)) == 3
+
+
 @MEMORY
 async def test_a_failed_step_is_raised_where_it_is_awaited_and_the_run_goes_on(
     runs: Runs, worker_of: Start, memory: int
