@@ -164,9 +164,16 @@ def _request_of(call: Call[Any]) -> requests.Call[models.Accepted]:
         priority=options.priority,
         scheduled_at=call.scheduled_at,
         tags=options.tags,
-        # The task's name comes first, as in the database: another task may have the same key.
-        key=None if options.key is None else f"{call.task.name}:{options.key}"[:_MAX_KEY],
+        key=None if options.key is None else _idempotency_key(call.task.name, options.key),
     )
+
+
+def _idempotency_key(task: str, key: str) -> str:
+    """The key with the task's name before it, as in the database: another task may have the same key. A key that is
+    too long for the API is replaced by its hash.
+    """
+    full_key = f"{task}:{key}"
+    return full_key if len(full_key) <= _MAX_KEY else f"{task}:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
 def _batch_of(calls: Sequence[Call[Any]]) -> requests.Call[models.Batch]:

@@ -22,6 +22,11 @@ def double(number: int) -> int:
     return number * 2
 
 
+@app.task(name="double_" + "d" * 53)
+def double_with_a_long_name(number: int) -> int:
+    return number * 2
+
+
 @app.task
 def large(order: Order) -> str:
     return str(order.id) * 100_000

@@ -103,6 +103,15 @@ async def test_a_key_starts_one_run_of_its_task(rows: Connection) -> None:
 
 
 @pytest.mark.usefixtures("_over_http")
+async def test_the_whole_key_counts_however_long_it_is(rows: Connection) -> None:
+    keys = [f"{'k' * 199}{end}" for end in "12"]
+    runs = [await shop.double_with_a_long_name.asubmit(4, key=key) for key in (*keys, *keys)]
+    assert runs[:2] == runs[2:]
+    assert runs[0] != runs[1]
+    assert await rows.fetchval("SELECT count(*) FROM job") == 2
+
+
+@pytest.mark.usefixtures("_over_http")
 async def test_what_needs_the_database_is_refused_with_what_to_do(rows: Connection) -> None:
     with pytest.raises(InvalidArguments):
         await shop.double.asubmit("no number")  # type: ignore[arg-type]
