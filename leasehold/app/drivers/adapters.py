@@ -22,14 +22,12 @@ from leasehold.domain.errors import TransactionRefused
 
 T = TypeVar("T")
 Row = dict[str, Any]
-_FAILED_TRANSACTION = "25P02"
-_TRANSACTION_FAILED = (
-    "the transaction has failed, so nothing can be written in it: roll it back, and submit in a new one"
-)
+_FAILED_SQLSTATE = "25P02"
+_FAILED_SENTENCE = "the transaction has failed, so nothing can be written in it: roll it back, and submit in a new one"
 
 
 class Adapter(ABC):
-    """The user's connection, with methods of asyncpg. `is_sync`: they never wait for an event loop (see `run_now`)."""
+    """The user's connection, with asyncpg's methods. `is_sync`: the methods wait for no event loop (see `run_now`)."""
 
     is_sync = False
 
@@ -48,8 +46,8 @@ class Adapter(ABC):
         try:
             return await self._rows(statement, arguments)
         except Exception as error:
-            if sqlstate_of(error) == _FAILED_TRANSACTION or type(error).__name__ == "PendingRollbackError":
-                raise TransactionRefused(_TRANSACTION_FAILED) from error
+            if sqlstate_of(error) == _FAILED_SQLSTATE or type(error).__name__ == "PendingRollbackError":
+                raise TransactionRefused(_FAILED_SENTENCE) from error
             raise
 
     async def fetchrow(self, statement: str, *arguments: Any) -> Row | None:
@@ -95,7 +93,7 @@ class _Psycopg(Adapter):
     async def check(self) -> None:
         status = self._connection.info.transaction_status.name
         if status == "INERROR":
-            raise TransactionRefused(_TRANSACTION_FAILED)
+            raise TransactionRefused(_FAILED_SENTENCE)
         if self._connection.autocommit and status == "IDLE":
             raise TransactionRefused("the connection is in autocommit: wrap it in connection.transaction()")
 
@@ -106,42 +104,44 @@ class Psycopg(_Psycopg):
     is_sync = True
 
     async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:
-        with self._connection.cursor(row_factory=_tuples) as cursor:
+        with self._connection.cursor(row_factory=_tuple_rows) as cursor:
             cursor.execute(for_psycopg(statement), named_parameters(arguments))
             if cursor.description is None:
                 return []
-            names = [column.name for column in cursor.description]
-            return [row_of(names, values) for values in cursor.fetchall()]
+            column_names = [column.name for column in cursor.description]
+            return [row_of(column_names, values) for values in cursor.fetchall()]
 
 
 class AsyncPsycopg(_Psycopg):
     """A psycopg.AsyncConnection."""
 
     async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:
-        async with self._connection.cursor(row_factory=_tuples) as cursor:
+        async with self._connection.cursor(row_factory=_tuple_rows) as cursor:
             await cursor.execute(for_psycopg(statement), named_parameters(arguments))
             if cursor.description is None:
                 return []
-            names = [column.name for column in cursor.description]
-            return [row_of(names, values) for values in await cursor.fetchall()]
+            column_names = [column.name for column in cursor.description]
+            return [row_of(column_names, values) for values in await cursor.fetchall()]
 
 
-def _tuples(_cursor: Any) -> Callable[[Any], tuple[Any, ...]]:
+def _tuple_rows(_cursor: Any) -> Callable[[Any], tuple[Any, ...]]:
     """A row factory for psycopg. The factory of the user's connection may give rows of any shape."""
     return tuple
 
 
-#: A setting that lives as long as the transaction: the next statement reads it, unless a commit came between.
+#: Sets a variable until the transaction ends. The next statement reads the variable, unless autocommit came between.
 _SET_MARK = "SELECT set_config('leasehold.in_transaction', '1', true)"
 _READ_MARK = "SELECT current_setting('leasehold.in_transaction', true)"
-_AUTOCOMMIT = "the connection is in autocommit: submit inside a transaction (isolation_level is not AUTOCOMMIT)"
+_AUTOCOMMIT_SENTENCE = (
+    "the connection is in autocommit: submit inside a transaction (isolation_level is not AUTOCOMMIT)"
+)
 
 
 class _SqlAlchemy(Adapter):
     async def check(self) -> None:
         await self.fetchval(_SET_MARK)
         if await self.fetchval(_READ_MARK) != "1":
-            raise TransactionRefused(_AUTOCOMMIT)
+            raise TransactionRefused(_AUTOCOMMIT_SENTENCE)
 
 
 class SqlAlchemy(_SqlAlchemy):
@@ -150,13 +150,13 @@ class SqlAlchemy(_SqlAlchemy):
     is_sync = True
 
     def __init__(self, connection: Any) -> None:
-        self._given = connection
+        self._user_connection = connection
 
     @cached_property
     def _connection(self) -> Any:
-        """The connection, or that of the session. A statement on the session itself would first flush its objects."""
-        is_session = callable(self._given.connection)
-        return self._given.connection() if is_session else self._given
+        """The connection to use. A statement on a session itself would first flush the session's objects."""
+        is_session = callable(self._user_connection.connection)
+        return self._user_connection.connection() if is_session else self._user_connection
 
     async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:
         return _rows_of(self._connection.execute(_text(statement), named_parameters(arguments)))
@@ -166,12 +166,12 @@ class AsyncSqlAlchemy(_SqlAlchemy):
     """An AsyncSession or an AsyncConnection of SQLAlchemy."""
 
     def __init__(self, connection: Any) -> None:
-        self._given = connection
+        self._user_connection = connection
         self._connection: Any = None if hasattr(connection, "sync_session") else connection
 
     async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:
         if self._connection is None:
-            self._connection = await self._given.connection()
+            self._connection = await self._user_connection.connection()
         return _rows_of(await self._connection.execute(_text(statement), named_parameters(arguments)))
 
 

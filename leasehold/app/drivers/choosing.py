@@ -7,7 +7,7 @@ from typing import Any
 
 from leasehold.app.drivers.adapters import Adapter, Asyncpg, AsyncPsycopg, AsyncSqlAlchemy, Psycopg, SqlAlchemy
 
-#: (module, class) of a connection, and its adapter. The first row that fits counts.
+#: (module, class) of a connection, and its adapter. The first row that matches is used.
 _ADAPTERS: tuple[tuple[str, str, type[Any]], ...] = (
     ("sqlalchemy.ext.asyncio", "AsyncSession", AsyncSqlAlchemy),
     ("sqlalchemy.ext.asyncio", "AsyncConnection", AsyncSqlAlchemy),
@@ -28,8 +28,8 @@ def adapter_of(connection: Any) -> Adapter:
     """The adapter of the user's connection. Raises TypeError for a connection of an unknown driver."""
     unwrapped = _unwrapped(connection)
     for module, name, adapter_class in _ADAPTERS:
-        kind = getattr(sys.modules.get(module), name, None)
-        if kind is not None and isinstance(unwrapped, kind):
+        connection_class = getattr(sys.modules.get(module), name, None)
+        if connection_class is not None and isinstance(unwrapped, connection_class):
             adapter: Adapter = adapter_class(unwrapped)
             return adapter
     below = "" if unwrapped is connection else f" over {name_of_type(unwrapped)}"
@@ -38,18 +38,20 @@ def adapter_of(connection: Any) -> Adapter:
 
 def name_of_type(value: Any) -> str:
     """The value's type with its module, because the connections of most drivers have a class `Connection`."""
-    kind = type(value)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    value_class = type(value)
+    name = value_class.__qualname__
+    return name if value_class.__module__ == "builtins" else f"{value_class.__module__}.{name}"
 
 
 def _unwrapped(connection: Any) -> Any:
-    """The session in a scoped_session, or the driver's connection in a connection of Django. Else the connection
+    """The session in a scoped_session, or the driver's connection in a connection of Django; else the connection
     itself.
     """
-    kind = type(connection)
-    if kind.__name__ in ("scoped_session", "async_scoped_session") and kind.__module__.startswith("sqlalchemy."):
+    connection_class = type(connection)
+    is_scoped_session = connection_class.__name__ in ("scoped_session", "async_scoped_session")
+    if is_scoped_session and connection_class.__module__.startswith("sqlalchemy."):
         return connection.registry()
-    if any(base.__module__.startswith("django.") for base in kind.__mro__):
+    if any(base.__module__.startswith("django.") for base in connection_class.__mro__):
         connection.ensure_connection()
         return connection.connection
     return connection

@@ -12,25 +12,25 @@ from uuid import UUID
 
 import orjson
 
-#: Finds a parameter with the cast to JSON that may follow it, or a character that a driver may need escaped.
+#: Finds a parameter with the cast to JSON that may follow it, or a character that some drivers need escaped.
 _TOKEN = re.compile(r"\$(\d+)(::jsonb(?!\[))?|[:%\\]")
 #: The names of all JSON columns in the rows of these statements. Some drivers return them as text.
 _JSON = frozenset({"headers", "limits"})
 
 
 def _converted(statement: str, placeholder: Callable[[str], str], escapes: Mapping[str, str]) -> str:
-    def replaced(token: re.Match[str]) -> str:
+    def replacement(token: re.Match[str]) -> str:
         if token[1] is None:
             return escapes.get(token[0], token[0])
         colons = escapes.get(":", ":") * 2
         return placeholder(token[1]) + (f"{colons}text{colons}jsonb" if token[2] else "")
 
-    return _TOKEN.sub(replaced, statement)
+    return _TOKEN.sub(replacement, statement)
 
 
 @cache
 def for_asyncpg(statement: str) -> str:
-    """For asyncpg, whose connection may have no codec for JSON, or the user's own."""
+    """For asyncpg. JSON is passed as text, because the connection may have no codec for JSON, or the user's own."""
     return _converted(statement, lambda number: f"${number}", {})
 
 
@@ -51,25 +51,25 @@ def parameter(value: Any) -> Any:
     if isinstance(value, Mapping) or (isinstance(value, list) and value and isinstance(value[0], Mapping)):
         return orjson.dumps(value, default=str).decode()
     if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return _plain(value)
+        return [_plain_value(item) for item in value]
+    return _plain_value(value)
 
 
 def named_parameters(arguments: Iterable[Any]) -> dict[str, Any]:
-    """The arguments by the names of their placeholders."""
+    """{name of the placeholder: argument}, for psycopg and SQLAlchemy."""
     return {f"p{number}": parameter(value) for number, value in enumerate(arguments, 1)}
 
 
 def row_of(names: Iterable[str], values: Iterable[Any]) -> dict[str, Any]:
-    """A row by the names of its columns. Columns of JSON have Python values, whatever the driver returned."""
-    return {name: _read(name, value) for name, value in zip(names, values, strict=True)}
+    """A row as {column: value}. A JSON column has a Python value, also if the driver returned text."""
+    return {name: _python_value(name, value) for name, value in zip(names, values, strict=True)}
 
 
-def _plain(value: Any) -> Any:
-    return UUID(int=value.int) if isinstance(value, UUID) else value  # asyncpg has a subclass of its own
+def _plain_value(value: Any) -> Any:
+    return UUID(int=value.int) if isinstance(value, UUID) else value  # asyncpg returns a subclass of UUID
 
 
-def _read(name: str, value: Any) -> Any:
+def _python_value(name: str, value: Any) -> Any:
     if name in _JSON and isinstance(value, (str, bytes)):
         return orjson.loads(value)
     return bytes(value) if isinstance(value, memoryview) else value
