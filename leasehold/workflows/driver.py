@@ -87,6 +87,7 @@ class Driver:
         self._waiters: dict[int, list[Branch | Gather]] = {}  # by the id() of the Pending that they wait for
         self._branches: dict[str, Branch] = {}  # by path
         self._step_counts: dict[tuple[str, str], int] = {}  # of the calls of `run`, by branch and name
+        # The asyncio tasks that carry out `ctx.call` and `ctx.start`.
         self._local_tasks: dict[asyncio.Task[Any], LocalCall[Any] | StartCall[Any]] = {}
         self._cancelling = False
         self._cancelled_at: datetime | None = None  # when the cancel was requested, by the journal
@@ -97,8 +98,8 @@ class Driver:
     async def advance(self, port: Port) -> Outcome:
         """Go on until every branch waits, or the workflow has ended.
 
-        Raises what the workflow raises: a StepError, or Permanent; Cancelled; LeaseLost; and JournalLost, before the
-        workflow's code has gone on.
+        Raises the error with which the workflow ends (`_final_error`), Cancelled and LeaseLost. Raises JournalLost
+        before the workflow's code goes on.
         """
         await self._read(port)
         main = self._main
@@ -187,6 +188,7 @@ class Driver:
     # --- results from the journal
 
     async def _read(self, port: Port) -> None:
+        """Read the journal: at first all of it, later only the rows of the calls that wait."""
         if self._main is None:
             journal = await port.read(None)
             self._replay = Replay(journal.entries)
@@ -500,6 +502,7 @@ class Driver:
             raise Permanent("workflow_too_long", sentence)
 
     def _wait(self, call: Journaled[Any], seconds: float | None) -> None:
+        """Let the call wait for its result. `seconds`: when the wait ends by itself; None: never."""
         self._waiting_calls[call.branch, call.number] = call
         call.deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
 
@@ -524,6 +527,7 @@ class Driver:
         self._reject(call, Cancelled())
 
     def _outcome_of(self, main: Branch) -> Outcome:
+        """How the workflow has ended. Raises its error, and Cancelled if it has met the cancel of its run."""
         if self._has_met_cancel:
             raise Cancelled from (None if isinstance(main.error, Cancelled) else main.error)
         if main.error is not None:
@@ -532,6 +536,7 @@ class Driver:
         return Outcome(ended=True, result=main.value)
 
     def _seconds_to_deadline(self) -> float | None:
+        """Seconds until the first wait ends by itself. None: no wait does."""
         now = asyncio.get_running_loop().time()
         deadlines = [call.deadline for call in self._waiting_calls.values() if call.deadline is not None]
         return max(min(deadlines) - now, 0.001) if deadlines else None
