@@ -58,6 +58,7 @@ class Tries:
             return 0.0
         problem = problem_of(answer)
         is_away = answer.status_code in _AWAY_STATUSES
+        # The API has not begun this request, or still works on an earlier try of it.
         is_busy = answer.status_code == _TOO_MANY or (
             answer.status_code == _CONFLICT and problem.get("code") == _IN_FLIGHT
         )

@@ -154,8 +154,8 @@ class TestApp:
                 raise RuntimeError(f"the worker ended before it reached the point {point}:\n{last_output}")
 
     def _environment(self, point: str, folder: str) -> dict[str, str]:
-        names = ("broker", "object_store", "result_inline_bytes", "tenant", "poll_seconds", "isolation")
-        settings = {f"LEASEHOLD_{name.upper()}": str(getattr(self.settings, name)) for name in names}
+        setting_names = ("broker", "object_store", "result_inline_bytes", "tenant", "poll_seconds", "isolation")
+        settings = {f"LEASEHOLD_{name.upper()}": str(getattr(self.settings, name)) for name in setting_names}
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
         return inherited | settings | {
             "LEASEHOLD_DATABASE_URL": self._url,
@@ -228,6 +228,7 @@ class TestApp:
 
 
 def _arguments(task: Task[..., Any], params: dict[str, Any]) -> dict[str, Any]:
+    """{parameter: argument} of a run, as the task's function gets them."""
     checked: BaseModel = task.arguments.model.model_validate(params)
     positional, named = task.arguments.decoded(checked)
     return dict(zip(task.arguments.names, positional, strict=False)) | named
@@ -237,6 +238,8 @@ _Never = tuple[type[Exception], ...]
 
 
 def _failing_in_loop(handler: Callable[..., Any], errors: list[BaseException], never: _Never) -> Callable[..., Any]:
+    """The handler of an async function, which raises the next of `errors` as long as there is one."""
+
     async def failing(attempt: Any) -> Any:
         _raise_next(errors, never)
         return await handler(attempt)
@@ -245,6 +248,8 @@ def _failing_in_loop(handler: Callable[..., Any], errors: list[BaseException], n
 
 
 def _failing_in_thread(handler: Callable[..., Any], errors: list[BaseException], never: _Never) -> Callable[..., Any]:
+    """As `_failing_in_loop`, for a handler that runs in a thread."""
+
     def failing(attempt: Any) -> Any:
         _raise_next(errors, never)
         return handler(attempt)
