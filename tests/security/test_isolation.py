@@ -69,7 +69,7 @@ async def test_a_worker_without_a_fence_refuses_isolated_queues_in_one_line_and_
 
 async def test_a_worker_that_is_left_with_nothing_ends_with_an_error(settings: Settings, tmp_path: Path) -> None:
     alone = lesser(settings, tmp_path, "without_landlock", "required", worker_queues="partly-isolated")
-    with pytest.raises(DeclarationError, match="no queue is left to serve: no Landlock"):
+    with pytest.raises(DeclarationError, match=r"no queue is left to serve: .*no Landlock"):
         async with Worker(alone, partly.pipelines()):
             pass
 

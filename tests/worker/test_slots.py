@@ -369,7 +369,7 @@ class Sleepers:
 
     async def _poll(self, *_arguments: Any) -> Polled:
         self.polls += 1
-        tasks = [replace(claimed("x"), was=self.was) for _ in range(self.count if self.polls == 1 else 0)]
+        tasks = [replace(claimed("x"), previous_state=self.was) for _ in range(self.count if self.polls == 1 else 0)]
         return Polled(tasks, held_back=self.polls == 1 or self.running > 0)
 
     async def _run(self, *_arguments: Any) -> None:
