@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from http import HTTPStatus
 from itertools import cycle
 
 from chaos.evidence import Bound
+from chaos.load.client import Outcome
 from chaos.load.diary import Diary, Sender
 from chaos.pipelines import gated, paced, short
 from chaos.settings import TENANTS
@@ -31,7 +33,17 @@ async def lift_pace(diary: Diary) -> None:
         client, path = diary.client(bound.tenant), f"/v1/limits/{bound.tenant}/{bound.key}"
         bound.until = time.time()
         outcome = await client.request("DELETE", path)
-        diary.record("limit", bound.tenant, f"lift {path}", outcome, endpoint="DELETE /v1/limits")
+        diary.record(
+            "limit", bound.tenant, f"lift {path}", outcome, endpoint="DELETE /v1/limits", answer=_of_deletion(outcome)
+        )
+
+
+def _of_deletion(outcome: Outcome) -> str:
+    """The value of `Request.answer`. A repeated deletion is answered 404 if an earlier try did it and its answer was
+    lost.
+    """
+    is_done_earlier = outcome.status == HTTPStatus.NOT_FOUND and outcome.tries > 1
+    return "accepted" if is_done_earlier else ""
 
 
 def _pace() -> str:

@@ -10,8 +10,8 @@ from typing import cast
 import httpx2
 import pytest
 
-from chaos.load import PAUSES, Load, client, direct
-from chaos.load.client import Client
+from chaos.load import PAUSES, Load, client, direct, errands
+from chaos.load.client import Client, Outcome
 from chaos.load.conversions import model
 from chaos.load.diary import Diary, Sender
 from chaos.load.runs import start, starter
@@ -189,6 +189,13 @@ def test_limits_are_declared_for_kinds_that_there_are_and_large_objects_go_up_in
     assert {gated.name, paced.name} <= {kind.name for kind in KINDS}
     assert LARGE_BYTES > SINGLE_PUT_BYTES
     assert 0 < len(model()) < 4096
+
+
+@pytest.mark.parametrize(
+    ("status", "tries", "answer"), [(404, 2, "accepted"), (404, 1, ""), (409, 2, ""), (204, 2, "")]
+)
+def test_a_deletion_whose_first_answer_was_lost_is_no_refusal(status: int, tries: int, answer: str) -> None:
+    assert errands._of_deletion(Outcome(status, {}, 0.0, 0.0, tries)) == answer
 
 
 async def test_a_job_of_which_its_client_never_heard_is_recorded_as_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
