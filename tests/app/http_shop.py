@@ -22,7 +22,7 @@ def double(number: int) -> int:
     return number * 2
 
 
-@app.task(name="double_" + "d" * 53)
+@app.task(name="double_" + "d" * 52)
 def double_with_a_long_name(number: int) -> int:
     return number * 2
 

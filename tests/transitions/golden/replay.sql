@@ -19,11 +19,13 @@ WITH locked AS MATERIALIZED (
               t.contained AND before.status = 'failed' AS uncounted
 ), counted AS MATERIALIZED (
     SELECT locked.id, count(r.id)::int AS n, (count(*) FILTER (WHERE r.uncounted))::int AS uncounted,
-           coalesce(bool_or(r.status = 'pending' AND NOT starts_with(r.queue, 'ext:')), false) AS runnable
+           coalesce(bool_or(r.status = 'pending' AND NOT starts_with(r.queue, 'ext:')), false) AS runnable,
+           coalesce(bool_or(r.status = 'pending' AND starts_with(r.queue, 'ext:')), false) AS runnable_outside
     FROM locked LEFT JOIN revived r ON r.job_id = locked.id GROUP BY locked.id
 ), advanced AS (
     UPDATE job j
-    SET status = CASE WHEN counted.runnable THEN 'queued' ELSE 'pending' END,
+    SET status = CASE WHEN counted.runnable THEN 'queued' WHEN counted.runnable_outside THEN 'waiting_worker'
+                      ELSE 'pending' END,
         error = NULL, finished_at = NULL, expires_at = NULL, leased = 0,
         params = coalesce($3::jsonb, j.params), held = $4, gated = j.gated OR $4,
         exclusive_key = CASE WHEN $5 THEN $6 ELSE j.exclusive_key END,
