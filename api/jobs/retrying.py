@@ -12,6 +12,7 @@ from leasehold.api.jobs.ending import invalid_state, record
 from leasehold.api.jobs.schemas import RetryRequest
 from leasehold.api.process.services import Services
 from leasehold.domain.errors import Invalid
+from leasehold.transitions import jobs
 
 
 async def retry(services: Services, access: JobAccess, body: RetryRequest) -> tuple[str, dict[str, str]]:
@@ -40,5 +41,6 @@ async def retry(services: Services, access: JobAccess, body: RetryRequest) -> tu
         has_other_payload = None if params is None else True
         await record(connection, access, "job.retried", from_step=body.from_step, other_payload=has_other_payload)
         await services.admission.add_queues_of(connection, charge, access.id)
+        status = await jobs.state_of(connection, access.id)
     await publish_and_admit_run(services, effects)
-    return effects.status, charge.fields
+    return status, charge.fields

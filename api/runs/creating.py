@@ -109,7 +109,8 @@ async def _create_alone(
             effects = await runs.create(connection, new_run)
             created.append((new_run, effects))
         limit_headers.update(charge.fields)
-        return Answer(HTTPStatus.ACCEPTED, accepted_body(new_run, effects.status))
+        status = runs.first_state(new_run, is_limited=bool(effects.limits))
+        return Answer(HTTPStatus.ACCEPTED, accepted_body(new_run, status))
 
     request_hash = fingerprint(b"POST /v1/runs", json_of_request(body))
     answer = await retry_duplicates(lambda: once(services.pool, caller.tenant_id, idempotency_key, request_hash, work))

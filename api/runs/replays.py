@@ -96,7 +96,8 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
             created.append(effects)
             await record(connection, caller, "job.repeated", run_id, kind="run", new_id=new_run.id)
         limit_headers.update(charge.fields)
-        return Answer(HTTPStatus.ACCEPTED, accepted_body(new_run, effects.status))
+        status = runs.first_state(new_run, is_limited=bool(effects.limits))
+        return Answer(HTTPStatus.ACCEPTED, accepted_body(new_run, status))
 
     request_hash = fingerprint(b"POST /v1/runs/rerun", str(run_id).encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)

@@ -119,7 +119,7 @@ async def _revive_other(
             raise
         raise Conflict("same_key_running", "Another job with the same key is unfinished.") from None
     names = [(limit.tenant_id, limit.key) for limit in all_limits]
-    return None if hints is None else CreatedRun(target.id, await jobs.state_of(connection, target.id), hints, names)
+    return None if hints is None else CreatedRun(target.id, hints, names)
 
 
 def _terms_of_retry(actions: Actions, target: Target) -> RetryTerms:

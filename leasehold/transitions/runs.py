@@ -74,13 +74,11 @@ class CreatedRuns:
 
 @dataclass(frozen=True, slots=True)
 class CreatedRun:
-    """A new or revived run in the state `status`. After the commit publish `hints`, and call `concurrency.admit` with
-    `limits` and `departed`. `departed`: the runs that the new run replaced; `ended`: the replaced runs that ended at
-    once.
+    """A new or revived run. After the commit publish `hints`, and call `concurrency.admit` with `limits` and
+    `departed`. `departed`: the runs that the new run replaced; `ended`: the replaced runs that ended at once.
     """
 
     id: UUID
-    status: str
     hints: Sequence[Announcement]
     limits: Sequence[concurrency.ConcurrencyLimitName]
     departed: Sequence[UUID] = ()
@@ -160,12 +158,12 @@ async def create(connection: Connection, new: NewRun) -> CreatedRun:
     job = _job(new, admission.terms.limits, notify=rules.watched, exclusive=admission.terms.exclusive_key)
     async with _translate_conflicts(connection, new, admission.terms):
         hints = await jobs.submit(connection, [job])
-    return admission.created(new.id, jobs.first_state(job), hints)
+    return admission.created(new.id, hints)
 
 
-def first_state(new: NewRun) -> JobState:
-    """The state of a new run that waits at no limit."""
-    return jobs.first_state(_job(new, (), notify=False))
+def first_state(new: NewRun, *, is_limited: bool = False) -> JobState:
+    """The state in which the run is written. `is_limited`: it waits at its limits first."""
+    return JobState.PENDING if is_limited else jobs.first_state(_job(new, (), notify=False))
 
 
 async def revive(
@@ -200,7 +198,7 @@ async def revive(
             admission.terms,
             followed=_followed(new.template_version.pipeline),
         )
-    return None if hints is None else admission.created(new.id, await jobs.state_of(connection, new.id), hints)
+    return None if hints is None else admission.created(new.id, hints)
 
 
 def _followed(pipeline: Pipeline) -> list[str]:
@@ -218,9 +216,9 @@ class _Admission:
     replaced: Sequence[UUID] = ()
     ended: Sequence[JobEnded] = ()
 
-    def created(self, run_id: UUID, status: str, hints: Sequence[Announcement]) -> CreatedRun:
+    def created(self, run_id: UUID, hints: Sequence[Announcement]) -> CreatedRun:
         names = [(limit.tenant_id, limit.key) for limit in self.terms.limits]
-        return CreatedRun(run_id, status, hints, names, self.replaced, self.ended)
+        return CreatedRun(run_id, hints, names, self.replaced, self.ended)
 
 
 async def _admission_of(connection: Connection, new: NewRun, rules: TenantRules) -> _Admission:

@@ -101,7 +101,7 @@ def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any
             "tenant_id": new.tenant_id,
             "pipeline": new.pipeline.name,
             "pipeline_version": new.pipeline.version,
-            "status": _first_job_state(tasks),
+            "status": _first_job_state([(task["status"], task["queue"].startswith(EXTERNAL)) for task in tasks]),
             "priority": new.priority,
             "steps": sum(task["status"] != "skipped" for task in tasks),
             "keep_seconds": new.keep_seconds,
@@ -129,15 +129,18 @@ def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any
 
 def first_state(new: NewJob) -> JobState:
     """The state in which `submit` writes the job. Raises Invalid `nothing_to_do`."""
-    return _first_job_state(task_records(new))
+    steps, skipped = _steps_of(new)
+    states = [_first_state(step, *_waits_of(new, step, skipped), skipped) for step in steps]
+    return _first_job_state([(state, step.external) for state, step in zip(states, steps, strict=True)])
 
 
-def _first_job_state(tasks: Sequence[Mapping[str, Any]]) -> JobState:
-    first_tasks = [task for task in tasks if task["status"] in ("pending", "waiting")]
-    for_workers = [task for task in first_tasks if not task["queue"].startswith(EXTERNAL)]
-    if first_tasks and not for_workers:
+def _first_job_state(tasks: Sequence[tuple[str, bool]]) -> JobState:
+    """`tasks`: the first state of each task, and whether it is for an external worker."""
+    first_tasks = [task for task in tasks if task[0] in ("pending", "waiting")]
+    states_for_workers = [state for state, is_external in first_tasks if not is_external]
+    if first_tasks and not states_for_workers:
         return JobState.WAITING_WORKER
-    return JobState.QUEUED if any(task["status"] == "pending" for task in for_workers) else JobState.PENDING
+    return JobState.QUEUED if "pending" in states_for_workers else JobState.PENDING
 
 
 def _whole_seconds(duration: timedelta | None) -> int | None:
@@ -151,19 +154,31 @@ def _hint_headers(new: NewJob) -> dict[str, str]:
 
 def task_records(new: NewJob) -> list[dict[str, Any]]:
     """The job's tasks as records of SUBMIT: one for each step, without parts. Raises Invalid `nothing_to_do`."""
-    steps = [step for step in new.pipeline.steps if not step.part]
+    steps, skipped = _steps_of(new)
     ids = {step.name: new_id() for step in steps}
-    skipped = {step.name for step in steps if step.skip_if is not None and step.skip_if.holds(new.params)}
-    if len(skipped) == len(steps):
-        raise Invalid("nothing_to_do", "The parameters skip every step.")
     return [_task_record(new, step, position, ids, skipped) for position, step in enumerate(steps)]
 
 
-def _task_record(new: NewJob, step: Step, position: int, ids: Mapping[str, UUID], skipped: set[str]) -> dict[str, Any]:
+def _steps_of(new: NewJob) -> tuple[list[Step], set[str]]:
+    """The steps that get a task at once, and the names of those that the parameters skip."""
+    steps = [step for step in new.pipeline.steps if not step.part]
+    skipped = {step.name for step in steps if step.skip_if is not None and step.skip_if.holds(new.params)}
+    if len(skipped) == len(steps):
+        raise Invalid("nothing_to_do", "The parameters skip every step.")
+    return steps, skipped
+
+
+def _waits_of(new: NewJob, step: Step, skipped: set[str]) -> tuple[int, datetime | None]:
+    """For how many steps the step waits, and until when."""
     waiting_on = len(set(step.needs) - skipped)  # a template may name a needed step twice: it counts once
     not_before = new.not_before if waiting_on == 0 else None
     if new.limits and waiting_on == 0:
         waiting_on = 1  # all concurrency limits together count as one more step that the task needs
+    return waiting_on, not_before
+
+
+def _task_record(new: NewJob, step: Step, position: int, ids: Mapping[str, UUID], skipped: set[str]) -> dict[str, Any]:
+    waiting_on, not_before = _waits_of(new, step, skipped)
     needed_by = [other for other in new.pipeline.steps if step.name in other.needs]
     return {
         "id": ids[step.name],
