@@ -67,6 +67,15 @@ async def test_runs_of_the_same_scope_wait_their_turn(client: Client, rows: Conn
         await assert_history(Rows(rows), UUID(run))
 
 
+async def test_the_answer_to_a_run_that_waits_at_its_limits_says_pending(client: Client) -> None:
+    """Although its first step is an external worker's, no worker may claim it yet. The rerun waits behind both."""
+    await template(client, "queue_same_scope")
+    answers = [(await client.submit("scoped", scope_id="u1")).json() for _ in range(2)]
+    answers.append((await client.post(f"/v1/runs/{answers[0]['id']}/rerun")).json())
+    assert [answer["status"] for answer in answers] == ["pending"] * 3
+    assert [(await client.look(answer["id"]))["status"] for answer in answers[1:]] == ["pending"] * 2
+
+
 async def test_a_newer_run_replaces_those_before_it(client: Client) -> None:
     await template(client, "replace_same_scope")
     older = [await client.start("scoped", scope_id="u1") for _ in range(3)]
