@@ -6,12 +6,15 @@ Some make a write arrive when its worker has lost the lease.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
+from uuid import UUID
 
 from chaos.faults.effects import FaultMaker, TrafficWatch, wait_until
 from chaos.plan import Fault
 from chaos.proxy import Link, Slowdown
 from chaos.stack import Installation
+from leasehold.runtime.transient import TRY_AGAIN
 
 _HELD = ("leasehold settlements", "leasehold heartbeat")
 _SETTLEMENTS = "leasehold settlements"
@@ -20,6 +23,9 @@ _GATHERING = 1.0
 #: PostgreSQL's documentation, "Message Formats": a Bind message gives a prepared statement its parameters.
 _BIND = b"B"
 _RESULTS = 3
+#: A lease of a run passes after four seconds, and a worker claims the task within one more. A busy machine is slower.
+_NEWER_LEASE_SECONDS = 30.0
+_LOOK_SECONDS = 0.05
 
 
 class NetworkFaults:
@@ -54,22 +60,47 @@ class NetworkFaults:
         return int(await wait_until(lambda: not link.cut_pending))
 
     async def _hold_settlement(self, fault: Fault) -> int:
-        """Hold the worker's settlements and its heartbeat. The worker cannot renew its leases, so its settlements
-        arrive when another worker has them. The first settlement completes several attempts with results: if the
-        platform accepted one without results by mistake, no invariant would show it.
+        """Hold the worker's settlements and its heartbeat until a task of the first held settlement runs again. The
+        worker cannot renew its leases, so they pass, and the settlement arrives when the task has a newer lease. The
+        first settlement completes several attempts with results: if the platform accepted one without results by
+        mistake, no invariant would show it.
+
+        `fault.seconds`: how long to hold if there is no such settlement.
         """
         [link] = self._links(fault)
         traffic = TrafficWatch([link])
         link.hold((_SETTLEMENTS,))
         await asyncio.sleep(_GATHERING)
         link.heal()
-        link.hold_from(_has_results, _HELD)
+        first = _FirstSettlement()
+        link.hold_from(first, _HELD)
         if not await wait_until(lambda: not link.hold_pending):
             link.hold(_HELD)
-        await asyncio.sleep(fault.seconds)
+        settled = {task: epoch for task, epoch in (await self._running()).items() if first.names(task)}
+        if settled:
+            await self._wait_for_newer_lease(settled)
+        else:
+            await asyncio.sleep(fault.seconds)
         held = traffic.since.held
         link.heal()
         return held
+
+    async def _wait_for_newer_lease(self, epochs: Mapping[UUID, int]) -> None:
+        """Wait until one of the tasks runs with a newer epoch, at most _NEWER_LEASE_SECONDS."""
+        until = time.monotonic() + _NEWER_LEASE_SECONDS
+        while time.monotonic() < until:
+            if any(epoch > epochs.get(task, epoch) for task, epoch in (await self._running()).items()):
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _running(self) -> dict[UUID, int]:
+        """The epoch of each running task. Empty while the database is away."""
+        try:
+            async with self._installation.connection() as connection:
+                rows = await connection.fetch("SELECT id, epoch FROM task WHERE status = 'running'")
+        except TRY_AGAIN:
+            return {}
+        return {row["id"]: row["epoch"] for row in rows}
 
     async def _slow(self, fault: Fault) -> int:
         links = self._links(fault)
@@ -120,6 +151,20 @@ class NetworkFaults:
         return traffic.since.lost
 
 
-def _has_results(label: str, request: bytes) -> bool:
-    """Whether the request completes at least `_RESULTS` attempts whose result names their run (chaos.steps)."""
-    return label == _SETTLEMENTS and request[:1] == _BIND and request.count(b'{"run":') >= _RESULTS
+class _FirstSettlement:
+    """Recognises a request that completes at least `_RESULTS` attempts whose result names their run (chaos.steps), and
+    remembers it.
+    """
+
+    def __init__(self) -> None:
+        self._request = b""
+
+    def __call__(self, label: str, request: bytes) -> bool:
+        found = label == _SETTLEMENTS and request[:1] == _BIND and request.count(b'{"run":') >= _RESULTS
+        if found:
+            self._request = request
+        return found
+
+    def names(self, task: UUID) -> bool:
+        """Whether the request settles the task: PostgreSQL's binary format of an id is its 16 bytes."""
+        return task.bytes in self._request
