@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import timeit
+from contextlib import ExitStack
 from statistics import mean, median
 from time import perf_counter
 from uuid import uuid4
@@ -163,12 +164,13 @@ async def _drain(testbed: Testbed, scale: Scale, *, on: bool) -> tuple[float, fl
             await submitting.fill(noop, scale.warm_up_jobs)
             await until_finished(installation, worker)
             since = await now(installation)
-            with paused(main_processes_of("worker")):
-                await submitting.fill(noop, scale.jobs)
-                await testbed.checkpoint()
-        scraping = asyncio.create_task(_keep_scraping(port)) if on else None
-        with Meter() as meter:
-            await until_finished(installation, worker)
+            with ExitStack() as measuring:
+                with paused(main_processes_of("worker")):
+                    await submitting.fill(noop, scale.jobs)
+                    await testbed.checkpoint()
+                    meter = measuring.enter_context(Meter())  # before the worker goes on: it may finish at once
+                scraping = asyncio.create_task(_keep_scraping(port)) if on else None
+                await until_finished(installation, worker)
         if scraping is not None:
             scraping.cancel()
             await asyncio.gather(scraping, return_exceptions=True)

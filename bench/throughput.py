@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from bench.figure import Figure, Goal
@@ -113,12 +114,13 @@ async def drain(testbed: Testbed, scale: Scale, case: Case) -> Run:
         await until_finished(installation, *servers)
         claimed_before, sent_before = await claims_by(ports), await statements_by(ports)
         since = await now(installation)
-        with paused(main_processes_of("worker")):
-            await _fill(installation, scale.jobs)
-            await testbed.checkpoint()
-            load = os.getloadavg()[0]
-            before = await _writes_so_far(installation)
-        with Meter() as meter:
+        with ExitStack() as measuring:
+            with paused(main_processes_of("worker")):
+                await _fill(installation, scale.jobs)
+                await testbed.checkpoint()
+                load = os.getloadavg()[0]
+                before = await _writes_so_far(installation)
+                meter = measuring.enter_context(Meter())  # before the workers go on: they may finish at once
             await until_finished(installation, *servers)
         claimed = _since(claimed_before, await claims_by(ports))
         sent = _since(sent_before, await statements_by(ports))

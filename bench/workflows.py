@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import ExitStack
 from statistics import median
 
 from bench.figure import Figure, Goal, quantile
@@ -37,12 +38,13 @@ async def _drain(testbed: Testbed, scale: Scale) -> Figure:
                 await submitting.fill(threestep, scale.warm_up_jobs)
                 await until_finished(installation, worker)
                 since = await now(installation)
-                with paused(main_processes_of("worker")):
-                    await submitting.fill(threestep, jobs)
-                    await testbed.checkpoint()
-                    load.append(os.getloadavg()[0])
-            with Meter() as meter:
-                await until_finished(installation, worker)
+                with ExitStack() as measuring:
+                    with paused(main_processes_of("worker")):
+                        await submitting.fill(threestep, jobs)
+                        await testbed.checkpoint()
+                        load.append(os.getloadavg()[0])
+                        meter = measuring.enter_context(Meter())  # before the worker goes on: it may finish at once
+                    await until_finished(installation, worker)
             rates.append(jobs / await seconds_of(installation, since))
             cpu_seconds.append(meter.by_role)
     return Figure(

@@ -59,7 +59,7 @@ async def test_jobs_measured_over_amqp_were_claimed_by_hints(testbed: Testbed, s
     assert claims["look"] <= 0.1 * scale.jobs  # the slot that is kept for whose turn it is
     (looked,) = by_look.details["claims"]
     assert (looked["look"], looked.get("hint", 0)) == (scale.jobs, 0)
-    assert all(min(figure.runs) > 0 for figure in figures)
+    assert [figure.name for figure in figures if min(figure.runs) <= 0] == []
 
 
 async def test_every_phase_of_a_job_writes_what_its_statement_changes(testbed: Testbed, scale: Scale) -> None:
