@@ -9,6 +9,7 @@ pool open new connections.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -27,13 +28,13 @@ _REPORTED = ("in_hot_standby", "default_transaction_read_only")
 #: (URL, whether for a replica) -> the host that was chosen last. The next connection tries this host first: otherwise
 #: each connection would wait for a silent host that the URL names earlier.
 _last_chosen: dict[tuple[DatabaseUrl, bool], tuple[str, int]] = {}
-#: (URL, whether for a replica) -> how many calls of `open_connection` since the last that succeeded ended with
-#: TimeoutError before any host accepted a connection.
+#: (URL, whether for a replica) -> in how many calls of `open_connection`, since the last that found what it looked for,
+#: a host was late.
 _unanswered: dict[tuple[DatabaseUrl, bool], int] = {}
 #: The time of a host is doubled at most this many times.
 _MOST_DOUBLINGS = 10
 #: After one of these errors at a host, `_choose` tries the next host.
-_HOST_ERRORS = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+_HOST_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 
 async def open_connection(
@@ -44,11 +45,12 @@ async def open_connection(
     `replica`: prefer a host that only reads. `timeout`: seconds for all hosts together. `host_timeout`: seconds for
     each host, if the URL names several. `options`: asyncpg's options.
 
-    A call that ends with TimeoutError before any host accepts a connection doubles the `host_timeout` of the next call,
-    up to `timeout` divided by the number of hosts. The reason: after a failover all processes connect at once, and the
-    new primary is slow. If every process always left it after the same short time, none might ever connect.
+    If a host does not accept in its time, and no other takes writes, the next call has twice the `host_timeout`, up to
+    `timeout` divided by the number of hosts. The reason: after a failover all processes connect at once, and the new
+    primary is slow. If every process always left it after the same short time, none might ever connect. With `replica`
+    a connection to the primary is enough: then nothing is doubled.
 
-    If no host answers, raises the error of the last host, or TimeoutError.
+    If no host answers, raises the TimeoutError of the first host that was late, or the error of the last host.
     """
     if len(url.hosts) < 2:  # noqa: PLR2004 - one host, or what asyncpg finds in the environment
         host, port = url.hosts[0] if url.hosts else (None, None)
@@ -56,45 +58,62 @@ async def open_connection(
     unanswered = _unanswered.get((url, replica), 0)
     longest = max(host_timeout, timeout / len(url.hosts))
     host_timeout = min(host_timeout * 2**unanswered, longest)
-    opened: list[_Connection] = []
+    asked = _Asked()
     chosen: _Connection | None = None
     try:
         async with asyncio.timeout(timeout):
-            chosen = await _choose(url, opened, host_timeout, options, replica=replica)
-        _unanswered.pop((url, replica), None)
-    except TimeoutError:  # of all hosts together, or of the last host
-        if not opened:
-            _unanswered[url, replica] = min(unanswered + 1, _MOST_DOUBLINGS)
+            chosen = await _choose(url, asked, host_timeout, options, replica=replica)
+    except TimeoutError as late:  # of all hosts together, or of one host
+        asked.late = late
         raise
     finally:
-        for connection in opened:
+        if asked.has_found:
+            _unanswered.pop((url, replica), None)
+        elif asked.late is not None and not (replica and asked.opened):
+            _unanswered[url, replica] = min(unanswered + 1, _MOST_DOUBLINGS)
+        for connection in asked.opened:
             if connection is not chosen:
                 connection.terminate()
     return chosen
 
 
-async def _choose(
-    url: DatabaseUrl, opened: list[_Connection], host_timeout: float, options: dict[str, Any], *, replica: bool
-) -> _Connection:
-    """As `open_connection`, for several hosts and without `timeout`. Adds every connection to `opened`: the caller
-    closes those that are not chosen.
+@dataclass(slots=True)
+class _Asked:
+    """What the hosts answered in one call. `opened`: every connection; the caller closes those that are not chosen.
+    `late`: the error of the first host that did not answer in its time. `has_found`: whether a host is as it was asked
+    for: takes writes, or only reads.
     """
+
+    opened: list[_Connection] = field(default_factory=list)
+    late: TimeoutError | None = None
+    has_found: bool = False
+
+
+async def _choose(
+    url: DatabaseUrl, asked: _Asked, host_timeout: float, options: dict[str, Any], *, replica: bool
+) -> _Connection:
+    """As `open_connection`, for several hosts and without `timeout`. Records in `asked` what the hosts answered."""
     error: BaseException | None = None
     for host, port in _last_chosen_first(url, replica=replica):
         try:
             connection = await _connect(url, host, port, host_timeout, options)
-            opened.append(connection)
+            asked.opened.append(connection)
             takes_writes = await _takes_writes(connection, host_timeout)
+        except TimeoutError as late:
+            asked.late = asked.late or late
+            continue
         except _HOST_ERRORS as host_error:
             error = host_error
             continue
         if takes_writes is not replica:
             _last_chosen[url, replica] = (host, port)
+            asked.has_found = True
             return connection
-    if opened:
-        return opened[0]
-    assert error is not None
-    raise error
+    if asked.opened:
+        return asked.opened[0]
+    last_error = asked.late or error
+    assert last_error is not None
+    raise last_error
 
 
 async def _connect(

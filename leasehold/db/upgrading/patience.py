@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: A lock was not free: the revision is tried again.
 _LOCK_NOT_FREE = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
-_SERVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+_SERVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 _PAUSE_SECONDS, _LONGEST_PAUSE = 0.2, 1.0
 #: `_watched` looks for the holders of locks so many times while one statement waits.
 _SAMPLES = 5
