@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from uuid import UUID
 
 from leasehold.broker import Broker
 from leasehold.broker.amqp.broker import AmqpBroker
+from leasehold.broker.base import Delivery
 from tests.broker.conftest import OpenBroker, hints, publish_until_confirmed, until
 from tests.broker.wire import Wire
 
@@ -67,15 +69,22 @@ async def test_when_a_node_goes_the_next_one_is_used_for_both_roles(amqp_url: st
         await wire.open()
     try:
         broker = await open_broker(f"{wires[0].url},{wires[1].url}")
-        heard: list[object] = []
-        await broker.consume({"media": 10}, heard.append)
+        heard: set[UUID] = set()
+        acks: set[asyncio.Future[None]] = set()
+
+        def hear(delivery: Delivery) -> None:
+            """Unacknowledged hints would fill the prefetch."""
+            heard.add(delivery.hint.task_id)
+            acks.add(asyncio.ensure_future(delivery.ack()))
+
+        await broker.consume({"media": 10}, hear)
         await until(lambda: broker.describe()["consuming"] == dict.fromkeys(broker.describe()["consuming"], True))
         for gone in wires * 2:  # wherever a role is, its node goes at least once
             await gone.close()
             await until(lambda: broker.connected and all(broker.describe()["consuming"].values()))
-            heard.clear()
-            await publish_until_confirmed(broker, hints(1))
-            await until(lambda: bool(heard))
+            [hint] = hints(1)
+            await publish_until_confirmed(broker, [hint])
+            await until(lambda hint=hint: hint.task_id in heard)
             await gone.open()
     finally:
         for wire in wires:

@@ -12,6 +12,7 @@ import pytest
 
 from chaos.faults.database import DatabaseFaults
 from chaos.plan import Fault
+from leasehold.runtime.transient import TRY_AGAIN
 
 
 class Installation:
@@ -35,6 +36,6 @@ async def test_sessions_are_terminated_and_counted(database_url: str) -> None:
     faults = DatabaseFaults(installation, asyncio.Lock())
     assert await faults.makers["F21"](Fault("F21 terminate sessions", 0.0)) == 2
     for session in sessions:
-        with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+        with pytest.raises(TRY_AGAIN):
             await session.fetchval("SELECT 1")
         session.terminate()
