@@ -237,14 +237,17 @@ async def ledger(connection: Connection, tenant_id: str, job_id: UUID, at_most: 
 _WHY_WAITING = """
 -- why_waiting
 WITH unfinished AS (
-    SELECT t.* FROM task t
+    -- `unknown`: the task waits until a worker has its code, and for no time.
+    SELECT t.*, t.status = 'waiting' AND EXISTS (
+        SELECT 1 FROM unknown_task u WHERE u.task_id = t.id AND u.epoch = t.epoch) AS unknown
+    FROM task t
     WHERE t.job_id = $1 AND t.tenant_id = $2 AND t.finished_at IS NULL AND t.status <> 'blocked'
     ORDER BY t.position, t.step LIMIT $3
 ), bound AS (
     SELECT greatest(10, $4 / greatest(count(*), 1))::int AS most FROM unfinished u WHERE u.status <> 'running'
 )
 SELECT t.step, t.status, t.queue, nullif(t.available_at, 'infinity') AS available_at,
-       t.available_at > clock_timestamp() AS later, t.waiting_on,
+       t.available_at > clock_timestamp() AND NOT t.unknown AS later, t.waiting_on,
        (SELECT array_agg(DISTINCT e.name ORDER BY e.name) FROM journal e WHERE e.job_id = t.job_id
           AND NOT t.contained AND e.kind = 'signal' AND e.state = 'open') AS signals,
        t.lease_until, t.lease_owner, t.lease_until < clock_timestamp() AS lapsed,

@@ -288,6 +288,18 @@ note = Table(
     Column("value", JSONB, nullable=False),  # what an attempt wrote down for the next attempt of its step
 )
 
+#: Tasks that wait because no living worker had their code. The row is void after the task's next claim: then the task
+#: has another epoch.
+unknown_task = Table(
+    "unknown_task",
+    metadata,
+    Column("task_id", Uuid, ForeignKey("task.id", ondelete="CASCADE"), primary_key=True),
+    Column("epoch", Integer, nullable=False),  # of the task, when a worker without its code put it off
+    Column("queue", Text, nullable=False),
+    Column("handler", Text, nullable=False),  # the `pipeline.step` of its code
+    Index("unknown_task_handler", "handler", "queue"),
+)
+
 failure = Table(
     "failure",
     metadata,

@@ -27,7 +27,7 @@ from leasehold.runtime import failpoints
 from leasehold.schedules.declared import reconcile
 from leasehold.settings import Settings
 from leasehold.testing.server import TestServer
-from leasehold.transitions.time_travel import let_pass
+from leasehold.transitions.time_travel import end_leases, let_pass
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -115,6 +115,10 @@ class TestApp:
         if self._death_point is not None:
             point, self._death_point = self._death_point, None
             await self._run_until_killed(point, deadline)
+            # The next worker need not see the death. On a busy machine the worker may have died before its heartbeat
+            # had connected, and then only the end of its lease would show it.
+            async with connected(self.settings, "testing") as connection:
+                await end_leases(connection)
         with tempfile.TemporaryDirectory(prefix="leasehold-test-") as folder:
             settings = self.settings.model_copy(update={"work_dir": folder} | self._source_of_children())
             async with self.app.serving(settings), connected(self.settings, "testing") as connection:
@@ -154,7 +158,8 @@ class TestApp:
                 raise RuntimeError(f"the worker ended before it reached the point {point}:\n{last_output}")
 
     def _environment(self, point: str, folder: str) -> dict[str, str]:
-        setting_names = ("broker", "object_store", "result_inline_bytes", "tenant", "poll_seconds", "isolation")
+        setting_names = ("broker", "object_store", "result_inline_bytes", "tenant", "poll_seconds", "isolation",
+                         "presence", "lease_seconds")  # fmt: skip
         settings = {f"LEASEHOLD_{name.upper()}": str(getattr(self.settings, name)) for name in setting_names}
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
         return inherited | settings | {

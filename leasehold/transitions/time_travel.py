@@ -1,4 +1,4 @@
-"""Moves the due times of a database back, so that a test of an app need not wait. For tests only."""
+"""Moves the due times of a database back, and ends leases, so that a test of an app need not wait. For tests only."""
 
 from __future__ import annotations
 
@@ -33,3 +33,15 @@ async def let_pass(connection: Connection, time: timedelta) -> None:
             moved = ", ".join(f"{column} = {column} - $1::interval" for column in columns)
             await connection.execute(f"UPDATE {table} SET {moved}", time)
         await connection.execute(_TICKS, time)
+
+
+_END_LEASES = """
+-- time_travel_end_leases
+WITH resigned AS (DELETE FROM leadership)
+UPDATE task SET lease_until = clock_timestamp() - interval '1 hour' WHERE status = 'running'
+"""
+
+
+async def end_leases(connection: Connection) -> None:
+    """End the leases of all workers, and the term of their leader. Only for a database whose workers have all died."""
+    await connection.execute(_END_LEASES)

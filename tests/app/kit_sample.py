@@ -114,6 +114,15 @@ def test_a_worker_dies_and_another_goes_on(leasehold_app: TestApp, point: str, a
     assert len(leasehold_app.submitted(send_receipt)) == 1
 
 
+def test_a_worker_that_dies_before_other_workers_could_see_it_is_followed_at_once(leasehold_app: TestApp) -> None:
+    """As on a busy machine, where a worker may claim before its heartbeat has connected. Its lease has not passed."""
+    leasehold_app.settings = leasehold_app.settings.model_copy(update={"presence": False, "lease_seconds": 3600.0})
+    run = send_receipt.submit(ORDER)
+    leasehold_app.die_at("after_claim")
+    leasehold_app.drain()
+    assert run.result() == "sent to a@b by attempt 2"
+
+
 def test_an_unknown_point_is_refused(leasehold_app: TestApp) -> None:
     with pytest.raises(Exception, match="no such failpoint"):
         leasehold_app.die_at("nowhere")

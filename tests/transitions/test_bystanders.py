@@ -14,7 +14,8 @@ from tests.factories import THREE, Rows
 from tests.transitions.test_matrix import put_into
 from tests.transitions.test_not_due import VERBS, Prepare, Work, _relay
 
-TABLES = ("job", "task", "event", "outbox", "output", "failure", "result", "note", "gate", "gate_job", "progress")
+TABLES = ("job", "task", "event", "outbox", "output", "failure", "result", "note", "unknown_task", "gate", "gate_job",
+          "progress")  # fmt: skip
 
 
 async def _expire_lease(rows: Rows) -> Work:

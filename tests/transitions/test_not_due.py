@@ -19,7 +19,7 @@ from leasehold.limits import downloads, rates
 from leasehold.pipelines.generation import rows as generations
 from leasehold.pipelines.media.housekeeping import abandoned_uploads
 from leasehold.schedules import firing as schedules
-from leasehold.transitions import claims, concurrency, jobs, notes, progress, settlements, sweeps, wakes
+from leasehold.transitions import claims, concurrency, jobs, notes, progress, settlements, sweeps, unknown_tasks, wakes
 from leasehold.transitions.progress import Progress
 from leasehold.transitions.settlements import Completion, Failure, FanningOut, Part, Snoozing
 from tests.factories import THREE, Rows
@@ -243,6 +243,12 @@ async def _wake(rows: Rows) -> Work:
     return lambda: wakes.wake(rows.connection, claimed.job_id, "t", "only")
 
 
+async def _wake_known(rows: Rows) -> Work:
+    lease = (await rows.leased()).lease
+    await settlements.wait_until(rows.connection, [Snoozing(lease, 60.0, unknown="one.only")])
+    return lambda: unknown_tasks.wake_known(rows.connection, rows.terms.owner, ["default"], ["one.only"], 10)
+
+
 async def _say(rows: Rows) -> Work:
     lease = (await rows.leased()).lease
     return lambda: progress.report(rows.connection, [Progress(lease, 1.0, "")])
@@ -279,7 +285,7 @@ async def _expire_jobs(rows: Rows) -> Work:
 
 VERBS = (
     _look, _look_among_tenants, _claim, _announce, _relay, _renew, _complete, _complete_and_go_on,
-    _fail, _park, _release, _cancel, _hear, _acknowledge, _replay, _wake,
+    _fail, _park, _release, _cancel, _hear, _acknowledge, _replay, _wake, _wake_known,
     _say, _remember, _spread, _admit, _end_cancels, _expire_jobs,
 )  # fmt: skip
 #: Rows and entries that a verb may read of a job of one step, beside a thousand that are over.

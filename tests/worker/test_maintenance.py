@@ -20,6 +20,7 @@ from leasehold.evaluation.templates import Templates
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import jobs
+from leasehold.worker.leases.registration import Registration
 from leasehold.worker.maintenance import relay as relaying
 from leasehold.worker.maintenance.admitter import Admitter
 from leasehold.worker.maintenance.duties import Duties
@@ -194,7 +195,7 @@ async def test_only_the_leader_takes_over_and_it_announces_what_it_frees(
 @pytest.fixture
 def duties(settings: Settings, pool: Pool, announcer: Announcer) -> Duties:
     store = ObjectStore.from_settings(settings)
-    return Duties(settings, new_id(), pool, store, announcer, Templates(of_runs()), None, ())
+    return Duties(settings, Registration(new_id(), ["default"]), pool, store, announcer, Templates(of_runs()), None, ())
 
 
 async def turn_of(duties: Duties, name: str) -> None:

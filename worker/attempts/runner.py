@@ -59,8 +59,9 @@ _logger = logging.getLogger(__name__)  # each call of getLogger takes a lock
 _GRACE_SECONDS = 120.0
 #: Seconds for which a worker puts off a task whose code it lacks: the worker may be of an older release. If no living
 #: worker has the code, the worker puts the task off for as long as the job is old, at most _MAX_UNKNOWN_SECONDS: each
-#: time adds two events to the job's history.
-_UNKNOWN_SECONDS, _MAX_UNKNOWN_SECONDS = 30.0, 120.0
+#: time adds two events to the job's history. A worker that has the code wakes the task earlier
+#: (transitions/unknown_tasks.py); one of an older release does not.
+_UNKNOWN_SECONDS, _MAX_UNKNOWN_SECONDS = 30.0, 86_400.0
 
 _LAST_ERROR = "SELECT code FROM failure WHERE task_id = $1 AND cause = 'error' ORDER BY epoch DESC LIMIT 1"
 _UNFORESEEN_CODE = Unforeseen("").code
@@ -190,7 +191,7 @@ class Runner:
         """
         if declared is None:
             log.error("unknown pipeline or step", pipeline=claimed.pipeline, step=claimed.step)
-            return Snoozing(claimed.lease, await self._seconds_until_known(claimed))
+            return await self._until_known(claimed)
         work = asyncio.ensure_future(self._perform(claimed, *declared, seconds, held, log_and_stream, slot))
         if claimed.cancelling:  # a workflow sees the cancel of its job
             held.cancelled = True
@@ -217,18 +218,19 @@ class Runner:
             return None
         return pipeline, step
 
-    async def _seconds_until_known(self, claimed: Claimed) -> float:
-        """For how long to put off a task whose code this worker lacks."""
+    async def _until_known(self, claimed: Claimed) -> Snoozing:
+        """Put off a task whose code this worker lacks."""
         place = (claimed.queue, _handler_of(claimed))
         try:
             async with self._pool.acquire() as connection:
                 served = await handler_reads.served(connection, [place], await workers.dead(connection))
         except TRY_AGAIN as error:
             log.warning("the worker could not read who has the code", error=type(error).__name__)
-            return _UNKNOWN_SECONDS
+            return Snoozing(claimed.lease, _UNKNOWN_SECONDS)
         if served[place].able:
-            return _UNKNOWN_SECONDS
-        return min(max(_age_of(claimed.job_id), _UNKNOWN_SECONDS), _MAX_UNKNOWN_SECONDS)
+            return Snoozing(claimed.lease, _UNKNOWN_SECONDS)
+        seconds = min(max(_age_of(claimed.job_id), _UNKNOWN_SECONDS), _MAX_UNKNOWN_SECONDS)
+        return Snoozing(claimed.lease, seconds, unknown=_handler_of(claimed))
 
     async def _perform(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from uuid import UUID
@@ -42,6 +42,16 @@ class Registration:
         self._slots_by_queue = slots
         self._worker_pool = pool
         self._handlers = None if handlers is None else sorted(handlers)
+
+    @property
+    def queues(self) -> Sequence[str]:
+        """The queues that the worker serves now."""
+        return self._queues
+
+    @property
+    def handlers(self) -> Sequence[str]:
+        """The `pipeline.step` of each step that the worker has code for."""
+        return self._handlers or ()
 
     @property
     def _slots(self) -> list[int] | None:

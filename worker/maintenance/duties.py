@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from time import monotonic
-from uuid import UUID
 
 from leasehold.broker.announcer import Announcer
 from leasehold.db import audit, history
@@ -31,9 +30,10 @@ from leasehold.schedules import declared
 from leasehold.schedules import firing as schedules
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
-from leasehold.transitions import concurrency, external, jobs, quarantine, sweeps, webhooks, workers
+from leasehold.transitions import concurrency, external, jobs, quarantine, sweeps, unknown_tasks, webhooks, workers
 from leasehold.transitions.concurrency import ConcurrencyLimitName
 from leasehold.transitions.workflows import children
+from leasehold.worker.leases.registration import Registration
 from leasehold.worker.maintenance.housekeeping import Housekeeping
 from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Leadership, Takeover
 
@@ -42,6 +42,9 @@ from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Lead
 _WATCH_SECONDS = 0.5
 #: Seconds between two searches for due schedules, and between two searches for webhooks to send.
 _EVERY_SECONDS = 0.5
+#: Seconds between two searches for tasks whose code this worker has, and that waited because no worker had it.
+_KNOWN_SECONDS = 10.0
+_MAX_KNOWN, _NEXT_KNOWN_SECONDS = 1000, 0.1
 #: Seconds between two turns of retention, partitions and the deletion of old rows.
 _HOUSEKEEPING_SECONDS = 60.0
 #: How many connections the frequent duties share, and how many the housekeeping duties share.
@@ -56,7 +59,7 @@ class Duties:
     def __init__(
         self,
         settings: Settings,
-        worker: UUID,
+        registration: Registration,
         pool: Pool,
         store: ObjectStore,
         announcer: Announcer,
@@ -73,7 +76,8 @@ class Duties:
         self._subjects = subjects_of(kinds)
         self._keep_seconds = settings.retention_days * 86_400
         self._last_limit: ConcurrencyLimitName = ("", "")
-        self._leadership = Leadership(worker, 3 * settings.sweep_seconds)
+        self._registration = registration
+        self._leadership = Leadership(registration.worker, 3 * settings.sweep_seconds)
         self._takeover = Takeover(settings, pool, self._leadership, announcer)
         self._unwritten_schedules = dict(templates.pipelines.schedules)  # by app; the first turn writes them
         self._late_step_pauses = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
@@ -93,6 +97,7 @@ class Duties:
             self._leader_duty(external.DUTY, self._end_late_steps, watch),
             self._leader_duty(children.DUTY, self._follow_children, watch),
             Periodic("schedules", self._fire_schedules, every=_EVERY_SECONDS),
+            Periodic("unknown_tasks", self._wake_known, every=_KNOWN_SECONDS),
             self._leader_duty("retention", housekeeping.retention),
             self._leader_duty("uploads", housekeeping.uploads),
             self._leader_duty("parts", housekeeping.parts),
@@ -173,6 +178,15 @@ class Duties:
                 count_ended_jobs(ended.ended)
                 self._announcer.announce(ended.announcements)
         self._late_step_pauses.done(began)
+
+    async def _wake_known(self) -> float | None:
+        """Wake the tasks whose code this worker has, and that waited because no worker had it."""
+        registration = self._registration
+        async with self._frequent() as connection:
+            count = await unknown_tasks.wake_known(
+                connection, registration.worker, registration.queues, registration.handlers, _MAX_KNOWN
+            )
+        return _NEXT_KNOWN_SECONDS if count == _MAX_KNOWN else None
 
     async def _admit(self) -> None:
         """Admit waiting jobs that the admitter does not admit, because they do not wait for the end of another job. For

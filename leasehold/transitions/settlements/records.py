@@ -67,12 +67,15 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Snoozing:
-    """A step that is to run again after `delay` seconds. `note`: a note that its next attempt reads."""
+    """A step that is to run again after `delay` seconds. `note`: a note that its next attempt reads. `unknown`: the
+    `pipeline.step` of the step's code, if no living worker has it. A worker that has it makes the step due earlier.
+    """
 
     lease: Lease
     delay: float  # seconds
     note: Mapping[str, Any] | None = None
     outputs: Sequence[Output] = ()
+    unknown: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

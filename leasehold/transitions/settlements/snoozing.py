@@ -10,7 +10,8 @@ from leasehold.transitions.settlements.guard import HELD_OR_TO_SEE_CANCEL, lease
 from leasehold.transitions.settlements.outputs_sql import outputs_column, write_outputs
 from leasehold.transitions.settlements.records import Settled, Snoozing
 
-# $4 delays in seconds, $5 notes ('null' keeps the note that is there), $6 outputs
+# $4 delays in seconds, $5 notes ('null' keeps the note that is there), $6 outputs, $7 handlers that no worker has
+# (NULL: a step that snoozes by itself)
 WAIT_UNTIL = f"""-- wait_until
 WITH {HELD_OR_TO_SEE_CANCEL}, snoozed AS (
     -- The guarded write: the attempt does not count.
@@ -18,12 +19,19 @@ WITH {HELD_OR_TO_SEE_CANCEL}, snoozed AS (
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
         available_at = clock_timestamp() + make_interval(secs => p.delay)
     FROM held
-    JOIN unnest($4::float8[], $5::jsonb[]) WITH ORDINALITY AS p(delay, note, nth) ON p.nth = held.nth
+    JOIN unnest($4::float8[], $5::jsonb[], $7::text[]) WITH ORDINALITY AS p(delay, note, unknown, nth)
+        ON p.nth = held.nth
     WHERE t.id = held.id
-    RETURNING t.id, t.job_id, t.tenant_id, t.step, t.epoch, t.available_at, p.note, held.nth AS place
+    RETURNING t.id, t.job_id, t.tenant_id, t.step, t.epoch, t.queue, t.available_at, p.note, p.unknown,
+              held.nth AS place
 ), notes AS (
     INSERT INTO note (task_id, value) SELECT id, note FROM snoozed WHERE jsonb_typeof(note) = 'object'
     ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
+), unknown AS (
+    INSERT INTO unknown_task (task_id, epoch, queue, handler)
+    SELECT id, epoch, queue, unknown FROM snoozed WHERE unknown IS NOT NULL
+    ON CONFLICT (task_id) DO UPDATE
+    SET epoch = excluded.epoch, queue = excluded.queue, handler = excluded.handler
 ), {write_outputs("snoozed", "$6")}, advanced AS (
     UPDATE job j
     SET event_seq = j.event_seq + per_job.snoozed_count,
@@ -55,5 +63,6 @@ async def wait_until(connection: Connection, snoozings: Sequence[Snoozing]) -> S
         [capped(snoozing.delay) for snoozing in snoozings],
         [snoozing.note for snoozing in snoozings],
         outputs_column([snoozing.outputs for snoozing in snoozings]),
+        [snoozing.unknown for snoozing in snoozings],
     )
     return settled_of(rows)

@@ -32,12 +32,19 @@ WITH lease_batch AS MATERIALIZED (
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
         available_at = clock_timestamp() + make_interval(secs => p.delay)
     FROM held
-    JOIN unnest($4::float8[], $5::jsonb[]) WITH ORDINALITY AS p(delay, note, nth) ON p.nth = held.nth
+    JOIN unnest($4::float8[], $5::jsonb[], $7::text[]) WITH ORDINALITY AS p(delay, note, unknown, nth)
+        ON p.nth = held.nth
     WHERE t.id = held.id
-    RETURNING t.id, t.job_id, t.tenant_id, t.step, t.epoch, t.available_at, p.note, held.nth AS place
+    RETURNING t.id, t.job_id, t.tenant_id, t.step, t.epoch, t.queue, t.available_at, p.note, p.unknown,
+              held.nth AS place
 ), notes AS (
     INSERT INTO note (task_id, value) SELECT id, note FROM snoozed WHERE jsonb_typeof(note) = 'object'
     ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
+), unknown AS (
+    INSERT INTO unknown_task (task_id, epoch, queue, handler)
+    SELECT id, epoch, queue, unknown FROM snoozed WHERE unknown IS NOT NULL
+    ON CONFLICT (task_id) DO UPDATE
+    SET epoch = excluded.epoch, queue = excluded.queue, handler = excluded.handler
 ), outputs AS (
     INSERT INTO output (task_id, name, job_id, tenant_id, step, key, size, sha256, content_type)
     SELECT d.id, o.name, d.job_id, d.tenant_id, d.step, o.key, o.size, o.sha256, o.content_type

@@ -1,0 +1,16 @@
+-- wake_known
+WITH known AS MATERIALIZED (
+    SELECT u.task_id, u.epoch FROM unknown_task u JOIN task t ON t.id = u.task_id
+    WHERE u.queue = ANY($2::text[]) AND u.handler = ANY($3::text[])
+      AND NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = $1 AND w.draining)
+    LIMIT $4
+    FOR UPDATE OF t SKIP LOCKED
+), forgotten AS (
+    DELETE FROM unknown_task u USING known WHERE u.task_id = known.task_id AND u.epoch = known.epoch
+), woken AS (
+    -- Another epoch: a worker has claimed the task since.
+    UPDATE task t SET available_at = clock_timestamp()
+    FROM known
+    WHERE t.id = known.task_id AND t.epoch = known.epoch AND CASE WHEN t.status = 'waiting' THEN true ELSE false END
+)
+SELECT count(*) FROM known
