@@ -76,8 +76,10 @@ class Celery:
     def declare(self, task: CeleryTask) -> Any:
         """Declare the leasehold task that runs a CeleryTask, and return it."""
 
-        def work(*, args: list[Any], kwargs: dict[str, Any], expires: str | None = None) -> Any:
-            return task.work(args, kwargs, expires)
+        def work(
+            *, args: list[Any] | None = None, kwargs: dict[str, Any] | None = None, expires: str | None = None
+        ) -> Any:
+            return task.work(args or [], kwargs or {}, expires)
 
         work.__module__, work.__doc__ = task.__module__, task.__doc__
         short_name = task.name.rpartition(".")[2] if task.name.startswith(f"{task.__module__}.") else task.name

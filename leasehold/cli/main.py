@@ -17,7 +17,7 @@ from leasehold.cli.completion import answer_shell, completion
 from leasehold.cli.key_commands import keys
 from leasehold.cli.people_commands import people
 from leasehold.cli.quiet import quiet
-from leasehold.cli.running import environment, run_or_exit, use_source
+from leasehold.cli.running import environment, join_dev, run_or_exit, use_source
 from leasehold.cli.sql import sql
 from leasehold.cli.terminal import console, print_line, print_table
 
@@ -90,7 +90,10 @@ def serve_console(source: _AppSource = None) -> None:
 
 @app.command()
 def worker(source: _AppSource = None) -> None:
-    """Run one worker. SIGTERM drains it."""
+    """Run one worker. SIGTERM drains it. If nothing sets LEASEHOLD_DATABASE_URL, it joins a `leasehold dev` of the
+    current folder.
+    """
+    join_dev()
     use_source(source)
     _become("leasehold.worker")
 

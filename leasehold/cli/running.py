@@ -44,6 +44,20 @@ def _variable(place: tuple[int | str, ...]) -> str:
     return f"LEASEHOLD_{str(place[0]).upper()}" if place else "settings"
 
 
+def join_dev() -> None:
+    """Let this process use the servers of the `leasehold dev` that runs in the current folder, if there is one and
+    neither the environment nor the folder's `.env` names a database.
+    """
+    from leasehold.app.dev_file import dev_variables  # noqa: PLC0415 - each command loads only what it needs
+
+    variables = dev_variables()
+    chosen = {f"LEASEHOLD_{name.upper()}" for name in environment().model_fields_set} if variables else set()
+    if not variables or "LEASEHOLD_DATABASE_URL" in chosen:
+        return
+    os.environ.update({name: value for name, value in variables.items() if name not in chosen})
+    print_line("leasehold: joins the `leasehold dev` of this folder", to=Console(stderr=True))
+
+
 def use_source(source: str | None) -> None:
     """Let this process and its child processes serve the pipelines of `source`, an argument of the command. A source
     that cannot be loaded ends the command with a sentence.

@@ -345,6 +345,20 @@ async def test_chains_groups_and_chords_are_workflows(serve: Serve) -> None:
     await session(serve, program)
 
 
+def test_a_client_may_leave_out_the_positional_or_the_named_arguments() -> None:
+    """Over HTTP: the payload is checked against the task's schema."""
+    program = Celery("over_http")
+
+    @program.task
+    def pair(a: int, b: int = 2) -> list[int]:
+        return [a, b]
+
+    schema = pair.task.pipeline.params.model_json_schema()
+    assert "required" not in schema
+    for payload in ({"args": [1]}, {"kwargs": {"a": 1}}, {"args": [1], "kwargs": {"b": 2}}):
+        assert pair.task.local(**payload) == [1, 2]
+
+
 def test_arguments_that_do_not_fit_raise_where_they_are_submitted() -> None:
     with pytest.raises(TypeError, match="missing a required argument: 'y'"):
         add.delay(1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from leasehold.app.connection import settings_of_folder
 from leasehold.app.dev_file import dev_file, dev_variables, living_dev_file
+from leasehold.cli.running import join_dev
 
 
 def test_every_value_comes_back_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,3 +47,29 @@ def test_a_process_of_another_user_lives(tmp_path: Path, monkeypatch: pytest.Mon
     with dev_file({"A": "b"}) as path:
         monkeypatch.setattr("os.kill", refuse)
         assert living_dev_file() == path
+
+
+@pytest.mark.parametrize("named_by", ["nothing", "the environment", "the .env of the folder"])
+def test_a_worker_joins_the_dev_of_its_folder_unless_a_database_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], named_by: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
+    mine = "postgresql://mine@localhost/mine"
+    if named_by == "the environment":
+        own["LEASEHOLD_DATABASE_URL"] = mine
+    if named_by == "the .env of the folder":
+        (tmp_path / ".env").write_text(f"LEASEHOLD_DATABASE_URL={mine}\n")
+    own["LEASEHOLD_TENANT"] = "me"
+    monkeypatch.setattr(os, "environ", own)
+    theirs = {"LEASEHOLD_DATABASE_URL": "postgresql://dev@localhost/dev", "LEASEHOLD_TENANT": "dev"}
+    joins = named_by == "nothing"
+    with dev_file(theirs):
+        join_dev()
+    assert own.get("LEASEHOLD_DATABASE_URL") == {
+        "nothing": theirs["LEASEHOLD_DATABASE_URL"], "the environment": mine, "the .env of the folder": None
+    }[named_by]  # fmt: skip
+    assert own["LEASEHOLD_TENANT"] == "me"
+    assert ("joins the `leasehold dev` of this folder" in capsys.readouterr().err) is joins
+    join_dev()  # none runs here: nothing changes
+    assert capsys.readouterr().err == ""

@@ -109,6 +109,7 @@ async def test_node_submits_follows_and_reads_whatever_the_network_does(
         "stream": [["chunk", "a"], ["chunk", {"b": 1}]],
         "result": {"a": {"done": True}, "b": {"done": True}},
         "failed": "broken",
+        "without url": "new Leasehold({ url, key }) needs the URL of the API and an API key",
         "away": "string",
     }
     assert (len(keys), len(set(keys))) == (4, 1)

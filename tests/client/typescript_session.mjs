@@ -26,5 +26,10 @@ say("logs", (await all(leasehold.logs(job, { after: 1 }))).map((line) => line.me
 say("stream", (await all(leasehold.stream(job))).map((item) => [item.event, item.chunk ?? null]));
 say("result", await leasehold.result(job));
 say("failed", await leasehold.result(failed).catch((error) => error instanceof JobFailed && error.job.error.code));
+try {
+  new Leasehold({ url: process.env.NOT_SET, key: "lh_x" });
+} catch (error) {
+  say("without url", error.message);
+}
 const away = new Leasehold({ url: "http://127.0.0.1:1", key: "lh_x", timeout: 0.5 });
 say("away", await away.submit({ template: "t" }).catch((error) => error instanceof Unavailable && typeof error.key));

@@ -82,6 +82,7 @@ export class Leasehold {
    * @param {{ url: string, key: string, timeout?: number, fetch?: typeof globalThis.fetch }} options
    */
   constructor({ url, key, timeout = 60, fetch = globalThis.fetch }) {
+    if (!url || !key) throw new TypeError("new Leasehold({ url, key }) needs the URL of the API and an API key");
     this.#url = url.replace(/\/+$/, "");
     this.#key = key;
     this.#timeout = timeout * 1000;

@@ -95,7 +95,10 @@ class _Psycopg(Adapter):
         if status == "INERROR":
             raise TransactionRefused(_FAILED_SENTENCE)
         if self._connection.autocommit and status == "IDLE":
-            raise TransactionRefused("the connection is in autocommit: wrap it in connection.transaction()")
+            raise TransactionRefused(
+                "the connection is in autocommit: wrap it in connection.transaction(), or with Django in"
+                " transaction.atomic()"
+            )
 
 
 class Psycopg(_Psycopg):
