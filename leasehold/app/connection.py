@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
 import threading
 from collections.abc import Coroutine
@@ -17,15 +18,20 @@ from weakref import WeakSet
 
 from leasehold.app.dev_file import dev_variables
 from leasehold.app.portal import Portal, PortalClosed
+from leasehold.runtime.gather import cancel_and_wait
 
 if TYPE_CHECKING:
     from pydantic_settings import BaseSettings
 
     from leasehold.app.http_link import ApiAccess
     from leasehold.app.link import Link
+    from leasehold.app.writing import Written
     from leasehold.settings import Settings
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
+#: When an app is closed, announcements of commits have this many seconds to find the installation.
+_ANNOUNCE_SECONDS = 1.0
 
 
 def settings_of_folder() -> Settings:
@@ -55,6 +61,17 @@ class _Opened:
     portal: Portal
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     link: asyncio.Task[Link] | None = None
+    announcing: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    async def close(self) -> None:
+        """Close the link, after the announcements that were begun; they have a moment."""
+        if self.announcing:
+            await asyncio.wait(self.announcing, timeout=_ANNOUNCE_SECONDS)
+        if self.announcing:
+            await cancel_and_wait(*self.announcing)
+        if self.link is not None and not self.link.done():  # it would go on opening what `stack` closes
+            await cancel_and_wait(self.link)
+        await self.stack.aclose()
 
 
 class Connections:
@@ -100,23 +117,47 @@ class Connections:
         return self._api is not None
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._open_portal().call(work)
+        return self._open_portal().portal.call(work)
 
     async def acall(self, work: Coroutine[Any, Any, T]) -> T:
-        return await self._open_portal().acall(work)
+        return await self._open_portal().portal.acall(work)
 
-    def _open_portal(self) -> Portal:
+    def announce_soon(self, written: Written) -> None:
+        """Announce a commit of the user's own transaction in the background. The commit is done, so no failure may
+        reach the user's program: the relay announces what this does not.
+        """
+        try:
+            opened = self._open_portal()
+            opened.portal.start(self._announce(opened, written))
+        except Exception as error:  # noqa: BLE001 - of any kind: see above
+            _log.warning("the relay announces a commit, because the app could not: %r", error)
+
+    async def _announce(self, opened: _Opened, written: Written) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        opened.announcing.add(task)
+        task.add_done_callback(opened.announcing.discard)
+        try:
+            link: Any = await self._link_of(opened)  # a DatabaseLink: over HTTP there is no `submit_in`
+            link.announce_soon(written)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - of any kind: see announce_soon
+            _log.warning("the relay announces a commit, because the app could not: %r", error)
+
+    def _open_portal(self) -> _Opened:
         with self._lock:
             if self._opened is None or not self._opened.portal.is_usable:
                 self._opened = _Opened(Portal(f"leasehold {self._app}"))
                 atexit.register(self.close)
-            return self._opened.portal
+            return self._opened
 
     async def link(self) -> Link:
         """The link to the installation; the first call opens it. Call it in the portal's loop. Raises PortalClosed."""
         opened = self._opened
         if opened is None:
             raise PortalClosed
+        return await self._link_of(opened)
+
+    async def _link_of(self, opened: _Opened) -> Link:
         link = opened.link
         # If the last try to open the link failed or was cancelled, try again.
         if link is None or (link.done() and (link.cancelled() or link.exception() is not None)):
@@ -141,7 +182,7 @@ class Connections:
         if opened is None or not opened.portal.is_usable:
             return
         try:
-            opened.portal.call(opened.stack.aclose())
+            opened.portal.call(opened.close())
         finally:
             opened.portal.close()
 

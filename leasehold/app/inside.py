@@ -1,8 +1,11 @@
-"""Writes runs in the user's own transaction, for `submit_in`. After the commit the relay announces them."""
+"""Writes runs in the user's own transaction, for `submit_in`. After the commit the app announces them, if the driver
+tells of the commit and the app's settings name the database. Else the relay announces them within a second.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -10,7 +13,7 @@ from leasehold.app.calls import Call
 from leasehold.app.connection import Connections
 from leasehold.app.drivers.adapters import Adapter, run_now
 from leasehold.app.drivers.choosing import adapter_of, name_of_type
-from leasehold.app.writing import write
+from leasehold.app.writing import Written, write
 from leasehold.domain.errors import TransactionRefused
 from leasehold.runtime.pacing import PIECE_SIZE
 from leasehold.settings import Settings
@@ -21,7 +24,7 @@ def write_in(connection: Any, calls: Sequence[Call[Any]], connections: Connectio
     adapter = adapter_of(connection)
     if not adapter.is_sync:
         raise TypeError(f"{name_of_type(connection)} needs an event loop: await task.asubmit_in(...)")
-    return run_now(_write(adapter, calls, _settings_of(connections)))
+    return run_now(_write(adapter, calls, connections))
 
 
 async def awrite_in(connection: Any, calls: Sequence[Call[Any]], connections: Connections) -> list[UUID]:
@@ -29,7 +32,7 @@ async def awrite_in(connection: Any, calls: Sequence[Call[Any]], connections: Co
     adapter = adapter_of(connection)
     if adapter.is_sync:
         raise TypeError(f"{name_of_type(connection)} blocks the event loop: call task.submit_in(...)")
-    return await _write(adapter, calls, _settings_of(connections))
+    return await _write(adapter, calls, connections)
 
 
 def _settings_of(connections: Connections) -> Settings:
@@ -42,15 +45,21 @@ def _settings_of(connections: Connections) -> Settings:
     return connections.settings
 
 
-async def _write(adapter: Adapter, calls: Sequence[Call[Any]], settings: Settings) -> list[UUID]:
+async def _write(adapter: Adapter, calls: Sequence[Call[Any]], connections: Connections) -> list[UUID]:
+    settings = _settings_of(connections)
     await adapter.check()
     connection: Any = adapter  # the adapter has the asyncpg methods that `write` uses
-    ids: list[UUID] = []
+    all_written = Written()
     # PIECE_SIZE calls at a time: between larger pieces `jobs.submit` would wait in an event loop, and a sync driver has
     # none.
     for first in range(0, len(calls), PIECE_SIZE):
         written = await write(
             connection, calls[first : first + PIECE_SIZE], settings.tenant, settings.retention_days * 86_400
         )
-        ids += written.ids
-    return ids
+        all_written.ids += written.ids
+        all_written.hints += written.hints
+        all_written.limits += written.limits
+    # A program whose settings name no database may not reach it but by its own connections.
+    if "database_url" in settings.model_fields_set:
+        adapter.on_commit(partial(connections.announce_soon, all_written))
+    return all_written.ids

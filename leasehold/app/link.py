@@ -140,7 +140,7 @@ class DatabaseLink:
                 if monotonic() + _PAUSE_SECONDS > deadline:
                     raise Unanswered([call.run_id for call in calls], self._settings.submit_seconds) from error
             await asyncio.sleep(_PAUSE_SECONDS)
-        self._announce_soon(written)
+        self.announce_soon(written)
         ids = existing_ids | dict(zip((call.run_id for call in new_calls), written.ids, strict=True))
         return [ids[call.run_id] for call in calls]
 
@@ -174,7 +174,7 @@ class DatabaseLink:
             raise Conflict("run_exists", "Another run has one of these ids.")
         return {call_id: run_id for call_id, run_id in run_ids.items() if run_id in tasks}
 
-    def _announce_soon(self, written: Written) -> None:
+    def announce_soon(self, written: Written) -> None:
         """Announce a commit in the background. If the broker is connected, its hints are announced at once."""
         if self._broker.connected:
             self._announcer.announce(written.hints)

@@ -60,6 +60,10 @@ class Portal:
         """Run `work` in the loop, and wait in the caller's own loop. Raises PortalClosed."""
         return await asyncio.wrap_future(self._scheduled(work))
 
+    def start(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run `work` in the loop, and wait for nothing. Raises PortalClosed."""
+        self._scheduled(work)
+
     def _scheduled(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         with self._lock:  # `close` stops the loop: it must not come between the check and the call
             if self._is_closed:

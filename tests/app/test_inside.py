@@ -14,7 +14,7 @@ import psycopg
 import pytest
 import sqlalchemy
 from psycopg.rows import dict_row
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -218,7 +218,14 @@ async def test_the_run_commits_with_the_callers_row_and_a_worker_runs_it(
         bare = await own.submit(nothing)
         assert await counts(connection) == (0,) * 7
         await own.commit()
-    assert await counts(connection) == (1, 2, 2, 2, 2, 2, 1)
+    before = await counts(connection)
+    assert (before[:5], before[6]) == ((1, 2, 2, 2, 2), 1)
+    if "Session" in name:  # it tells of its commit: the app announces it, and no worker is there that could
+        async with asyncio.timeout(SECONDS):
+            while await connection.fetchval("SELECT count(*) FROM outbox"):
+                await asyncio.sleep(0.02)
+    else:
+        assert before[5] == 2
     params = await connection.fetchval("SELECT params FROM job WHERE id = $1", run.id)
     assert params == {"id": 7, "note": "100% :of \\ it"}
     assert (await send_receipt.asubmit(Order(id=7, note="100% :of \\ it"), key="order-7")).id == run.id
@@ -298,6 +305,53 @@ async def test_psycopgs_transaction_block_on_an_autocommit_connection_is_a_trans
     with psycopg.connect(database_url, autocommit=True) as own, own.transaction():
         send_receipt.submit_in(own, Order(id=7))
     assert (await counts(connection))[1] == 1
+
+
+async def test_a_savepoint_and_a_rollback_announce_nothing_and_what_commits_later_is_announced(
+    mine: None, connection: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced: list[int] = []
+    monkeypatch.setattr(app.connections, "announce_soon", lambda written: announced.append(len(written.hints)))
+    engine = sqlalchemy.create_engine(alchemy(database_url, "psycopg"))
+    with Session(engine) as session:
+        nothing.submit_in(session)
+        session.rollback()
+        session.commit()
+        nothing.submit_in(session)
+        with session.begin_nested():
+            nothing.submit_in(session)
+        assert announced == []
+        session.commit()
+        assert announced == [1, 1]
+        session.commit()
+        nothing.submit_in(session)
+        session.commit()
+    assert announced == [1, 1, 1]
+    engine.dispose()
+
+
+async def test_a_program_that_ends_after_its_commit_has_announced_it(
+    mine: None, connection: Connection, database_url: str
+) -> None:
+    """The app has no connection of its own yet. Closing it waits for the announcement."""
+    engine = sqlalchemy.create_engine(alchemy(database_url, "psycopg"))
+    with Session(engine) as session, session.begin():
+        nothing.submit_in(session)
+    await asyncio.to_thread(app.close)
+    engine.dispose()
+    assert await connection.fetchval("SELECT count(*) FROM outbox") == 0
+
+
+async def test_a_commit_succeeds_while_the_installations_servers_are_away(
+    mine: None, connection: Connection, database_url: str, using: Callable[..., App]
+) -> None:
+    using(app, database_url=SecretStr("postgresql://nobody@127.0.0.1:1/nothing"))
+    engine = sqlalchemy.create_engine(alchemy(database_url, "psycopg"))
+    with Session(engine) as session, session.begin():
+        nothing.submit_in(session)
+    await asyncio.to_thread(app.close)
+    engine.dispose()
+    assert await connection.fetchval("SELECT count(*) FROM outbox") == 1  # the relay's
 
 
 async def test_a_scoped_session_is_its_session_and_flushes_nothing(

@@ -30,7 +30,13 @@ print(json.dumps([placed.status_code, placed.json(), refused.status_code, django
 async def test_djangos_order_and_receipt_are_one_transaction(settings: Settings, database_url: str) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", SESSION, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "SHOP_DATABASE_URL": database_url, "LEASEHOLD_TENANT": "me"},
+        env={
+            **os.environ,
+            "SHOP_DATABASE_URL": database_url,
+            "LEASEHOLD_DATABASE_URL": database_url,
+            "LEASEHOLD_BROKER": "postgres",
+            "LEASEHOLD_TENANT": "me",
+        },
     )  # fmt: skip
     output, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()[-4000:]
@@ -38,6 +44,7 @@ async def test_djangos_order_and_receipt_are_one_transaction(settings: Settings,
     assert (created, refused, orders) == (201, 500, 1)
     async with connected(settings, "test") as connection:
         rows = await connection.fetch("SELECT id, pipeline, params FROM job")
+        assert await connection.fetchval("SELECT count(*) FROM outbox") == 0  # the program has announced its commit
     assert [(str(row["id"]), row["pipeline"], row["params"]) for row in rows] == [
         (placed["run"], "django_shop.send_receipt", {"order": placed["order"], "email": "me@home"})
     ]

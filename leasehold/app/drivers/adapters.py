@@ -38,6 +38,11 @@ class Adapter(ABC):
     async def check(self) -> None:
         """Raises TransactionRefused unless the user's transaction can still commit or roll back a write."""
 
+    def on_commit(self, announce: Callable[[], None]) -> None:  # noqa: B027 - most drivers tell nobody of a commit
+        """Call `announce` after the user's transaction has committed, if the driver tells of a commit. `announce` does
+        not block, and raises nothing. It may also be called when nothing was committed: it only sends hints.
+        """
+
     def is_in_transaction(self) -> bool:
         """Always True: `check` refuses a connection that is not in a transaction."""
         return True
@@ -102,9 +107,14 @@ class _Psycopg(Adapter):
 
 
 class Psycopg(_Psycopg):
-    """A psycopg.Connection, also the one below Django's."""
+    """A psycopg.Connection, also the one below Django's. `wrapper`: Django's connection."""
 
     is_sync = True
+    wrapper: Any = None
+
+    def on_commit(self, announce: Callable[[], None]) -> None:
+        if getattr(self.wrapper, "in_atomic_block", False):  # else Django refuses, or calls it at once
+            self.wrapper.on_commit(announce)
 
     async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:
         with self._connection.cursor(row_factory=_tuple_rows) as cursor:
@@ -140,7 +150,37 @@ _AUTOCOMMIT_SENTENCE = (
 )
 
 
+#: Where a session of SQLAlchemy keeps what is to be announced after its commit.
+_PENDING = "leasehold.announce_after_commit"
+
+
+def _after_commit(session: Any) -> None:
+    if not session.in_nested_transaction():  # the release of a savepoint commits nothing
+        pending, session.info[_PENDING] = session.info[_PENDING], []
+        for announce in pending:
+            announce()
+
+
+def _after_rollback(session: Any) -> None:
+    if not session.in_nested_transaction():
+        session.info[_PENDING] = []
+
+
 class _SqlAlchemy(Adapter):
+    _user_connection: Any
+
+    def on_commit(self, announce: Callable[[], None]) -> None:
+        """A Session tells of its commit. A Connection does not: its event `commit` comes before the commit."""
+        from sqlalchemy import event  # noqa: PLC0415 - the user's program has loaded SQLAlchemy
+
+        session = getattr(self._user_connection, "sync_session", self._user_connection)
+        if not hasattr(session, "in_nested_transaction") or not hasattr(session, "flush"):
+            return
+        if _PENDING not in session.info:
+            event.listen(session, "after_commit", _after_commit)
+            event.listen(session, "after_rollback", _after_rollback)
+        session.info.setdefault(_PENDING, []).append(announce)
+
     async def check(self) -> None:
         await self.fetchval(_SET_MARK)
         if await self.fetchval(_READ_MARK) != "1":

@@ -31,6 +31,8 @@ def adapter_of(connection: Any) -> Adapter:
         connection_class = getattr(sys.modules.get(module), name, None)
         if connection_class is not None and isinstance(unwrapped, connection_class):
             adapter: Adapter = adapter_class(unwrapped)
+            if isinstance(adapter, Psycopg) and unwrapped is not connection:
+                adapter.wrapper = connection
             return adapter
     below = "" if unwrapped is connection else f" over {name_of_type(unwrapped)}"
     raise TypeError(f"{name_of_type(connection)}{below} is not a connection to submit in: give {_SUPPORTED}")
