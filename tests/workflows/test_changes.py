@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from leasehold import Context
+from leasehold import App, Context
 from tests.workflows import shop
 from tests.workflows.conftest import Runs, Start
 
@@ -80,3 +80,27 @@ async def test_a_patch_lets_old_runs_end_in_the_old_way_and_new_ones_in_the_new(
     assert [row[2:4] for row in await runs.journal(new)] == [
         ("run", "double"), ("patch", "large"), ("run", "large"), ("signal", "go"),
     ]  # fmt: skip
+
+
+async def _by_version(ctx: Context) -> str:
+    await ctx.wait_for("go")
+    return f"version {ctx.version}"
+
+
+async def test_a_run_keeps_the_version_that_it_was_submitted_with(
+    runs: Runs, worker_of: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`@app.workflow(version=2)`: code chooses by `ctx.version` what an older run has begun."""
+    app = App("versions")
+    old, new = app.workflow(name="w", version=1)(_by_version), App("newer").workflow(name="w", version=2)(_by_version)
+    assert (old.pipeline.version, new.pipeline.version) == (1, 2)
+    code_of = shop.changes.pipeline.handlers["run"].__self__  # type: ignore[attr-defined]  # the workflow's handling
+    monkeypatch.setattr(code_of, "_function", _by_version)
+    await worker_of(workflow_memory=0)
+    run = await runs.submit(shop.changes)
+    await runs.until(run, "EXISTS (SELECT 1 FROM journal e WHERE e.job_id = j.id AND e.kind = 'signal')")
+    monkeypatch.setattr(shop.changes.pipeline, "version", 2)
+    newer = await runs.submit(shop.changes)
+    for each in (run, newer):
+        await runs.signal(each, "go", None)
+    assert [await runs.ended(each) for each in (run, newer)] == [("succeeded", "version 1"), ("succeeded", "version 2")]
