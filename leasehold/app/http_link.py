@@ -15,7 +15,7 @@ import httpx2
 from leasehold.app.calls import Call
 from leasehold.app.chunks import AT_MOST, PAUSE_SECONDS, Chunks, chunks_of
 from leasehold.app.link import Outcome
-from leasehold.app.results import OUTPUT
+from leasehold.app.results import OUTPUT, missing
 from leasehold.app.terms import STEP
 from leasehold.client import calls as requests
 from leasehold.client import models
@@ -86,7 +86,7 @@ class HttpLink:
         return True
 
     async def outcome(self, run_id: UUID) -> Outcome:
-        """Raises NotFound."""
+        """Raises NotFound, and ObjectMissing if the result was stored as an output and the output is gone."""
         run = await _with_platform_errors(self._client.get_run(run_id))
         error = None
         if run.ended and run.status != "succeeded":
@@ -127,11 +127,14 @@ class HttpLink:
         return chunks
 
     async def _read(self, run_id: UUID) -> bytes:
-        """The result that the object store holds, by the link that /v1/jobs gives. Raises Unavailable, and Forbidden
-        for a key without `jobs:read`.
+        """The result that the object store holds, by the link that /v1/jobs gives. Raises Unavailable, ObjectMissing,
+        and Forbidden for a key without `jobs:read`.
         """
         job = await _with_platform_errors(self._client.get_job(run_id))
-        output = next(output for output in job.outputs or () if (output.step, output.name) == (STEP, OUTPUT))
+        results = (output for output in job.outputs or () if (output.step, output.name) == (STEP, OUTPUT))
+        output = next(results, None)
+        if output is None:
+            raise missing(run_id)
         try:
             answer = await self._store.get(output.url or "")
             answer.raise_for_status()

@@ -16,7 +16,7 @@ from leasehold.app.calls import Call
 from leasehold.app.chunks import AT_MOST, PAUSE_SECONDS, Chunks, chunks_of
 from leasehold.app.endings import Endings
 from leasehold.app.logging import log_to_the_program
-from leasehold.app.results import OUTPUT
+from leasehold.app.results import OUTPUT, missing
 from leasehold.app.writing import Written, write, write_plain
 from leasehold.broker import open_broker
 from leasehold.broker.announcer import Announcer, announcing
@@ -214,10 +214,14 @@ class DatabaseLink:
         return row["ended"] or await self._endings.wait(run_id, left)
 
     async def outcome(self, run_id: UUID) -> Outcome:
-        """Raises NotFound: no such run, another tenant's, or its retention has passed; and Unreachable."""
+        """Raises NotFound: no such run, another tenant's, or its retention has passed; Unreachable; and ObjectMissing
+        if the result was stored as an output and the output is gone.
+        """
         row = await self._row_of(run_id)
         large: bytes | None = None
         if row["status"] == "succeeded" and row["value"] is not None and "output" in row["value"]:
+            if row["key"] is None:
+                raise missing(run_id)
             store = await self._open_store()
             limit = self._settings.result_max_bytes
             large = await store.fetch_bytes(row["key"], sha256=row["sha256"], max_bytes=limit)

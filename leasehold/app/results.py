@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+from uuid import UUID
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
@@ -14,7 +15,7 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, SchemaError
 
 from leasehold.app.place import declaration_error
-from leasehold.domain.errors import Permanent, ResultUnreadable
+from leasehold.domain.errors import ObjectMissing, Permanent, ResultUnreadable
 from leasehold.domain.json_pointer import first_mismatch_of
 from leasehold.domain.storable import storable
 
@@ -63,3 +64,8 @@ def inline(encoded: bytes) -> dict[str, Any]:
 def stored() -> dict[str, Any]:
     """The value of a step whose result is in its output OUTPUT."""
     return {"output": OUTPUT}
+
+
+def missing(run_id: UUID) -> ObjectMissing:
+    """The error for a run whose step's value names the output OUTPUT, while the run has no such output."""
+    return ObjectMissing(f"the run {run_id} has no output {OUTPUT}, which would have its result")

@@ -17,6 +17,7 @@ from leasehold.domain.errors import (
     Forbidden,
     Invalid,
     NotFound,
+    ObjectMissing,
     TransactionRefused,
     Unauthenticated,
     Unavailable,
@@ -89,6 +90,16 @@ async def test_typed_tasks_are_submitted_followed_and_cancelled_by_requests(serv
             await shop.double.find(new_id()).astatus()
         said = await shop.speaks.asubmit(600)
         assert [one.chunk async for one in said.astream()] == list(range(600))
+
+
+@pytest.mark.usefixtures("_over_http")
+async def test_a_result_whose_output_is_gone_is_named_as_missing(serve: Serve, rows: Connection) -> None:
+    async with serve(shop.app), asyncio.timeout(SECONDS):
+        run = await shop.large.asubmit(shop.Order(id=7))
+        assert await run == "7" * 100_000
+        await rows.execute("DELETE FROM output WHERE name = 'result.json'")
+        with pytest.raises(ObjectMissing, match=f"the run {run.id} has no output result.json"):
+            await shop.large.find(run.id)
 
 
 @pytest.mark.usefixtures("_over_http")

@@ -18,7 +18,7 @@ from leasehold import App, InvalidArguments, Retry, TaskFailed, current
 from leasehold.app.link import DatabaseLink
 from leasehold.app.writing import write_plain
 from leasehold.db.database import Connection
-from leasehold.domain.errors import Conflict, Invalid, NotFound, Unanswered, Unreachable
+from leasehold.domain.errors import Conflict, Invalid, NotFound, ObjectMissing, Unanswered, Unreachable
 from leasehold.domain.ids import new_id
 from leasehold.embedded.ports import free_port
 from leasehold.settings import Settings
@@ -205,6 +205,15 @@ async def test_a_wait_that_is_too_short_raises_and_the_run_goes_on(connection: C
 async def test_a_large_result_is_read_from_the_store(serve: Serve) -> None:
     async with serve(app), asyncio.timeout(SECONDS):
         assert await (await large.asubmit(5_000_000)) == "x" * 5_000_000
+
+
+async def test_a_result_whose_output_is_gone_is_named_as_missing(serve: Serve, connection: Connection) -> None:
+    async with serve(app), asyncio.timeout(SECONDS):
+        run = await large.asubmit(100_000)
+        await run
+        await connection.execute("DELETE FROM output WHERE job_id = $1", run.id)
+        with pytest.raises(ObjectMissing, match=f"the run {run.id} has no output result.json"):
+            await large.find(run.id)
 
 
 async def test_a_failure_is_raised_with_its_code_where_the_result_is_read(serve: Serve) -> None:
