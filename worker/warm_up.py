@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
+from leasehold.domain.result_limits import ResultLimits
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.settings import Settings
 from leasehold.worker.attempts.workdir import WorkDir
@@ -43,6 +44,7 @@ async def warm_up(settings: Settings, queues: ServedQueues, worker: UUID) -> Asy
             pipelines=sorted(queues.isolated_pipelines),
             work_dir=work_dir,
             source=settings.pipelines,
+            result_limits=ResultLimits.of_settings(settings),
         )
         started = asyncio.create_task(children.start(), name="children")
         try:

@@ -14,10 +14,10 @@ from leasehold.app.arguments import Arguments
 from leasehold.app.batches import Batches, result_alone
 from leasehold.app.current import Current, enter, leave
 from leasehold.app.process_frames import CallOfProcess
-from leasehold.app.result_limits import ResultLimits
 from leasehold.app.results import Results
 from leasehold.app.terms import TaskTerms
 from leasehold.domain.errors import Permanent
+from leasehold.domain.result_limits import ResultLimits
 from leasehold.domain.verdicts import Done, File
 from leasehold.domain.work import Work
 from leasehold.runtime.foreign_errors import text_of
@@ -44,7 +44,7 @@ class Handling:
     def plain(self, attempt: Any) -> Done:
         """Handle a leasehold.PlainAttempt: call a plain function in this thread."""
         encoded = self._call_function(attempt.params, attempt)
-        if ResultLimits.of_worker(attempt.opened).is_small(encoded):
+        if ResultLimits.of_settings(attempt.opened.settings).is_small(encoded):
             return Done(value=encoding.inline(encoded))
         attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE)
         return Done(value=encoding.stored())
@@ -98,11 +98,12 @@ class Handling:
             task_id=str(attempt.task_id),
             tenant=attempt.tenant_id,
             number=attempt.number,
+            result_limits=ResultLimits.of_settings(attempt.opened.settings),
         )
         return await self._done(attempt, await attempt.opened.processes.run(call, attempt))
 
     async def _done(self, attempt: Any, encoded: bytes) -> Done:
-        if ResultLimits.of_worker(attempt.opened).is_small(encoded):
+        if ResultLimits.of_settings(attempt.opened.settings).is_small(encoded):
             return Done(value=encoding.inline(encoded))
         await attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE)
         return Done(value=encoding.stored())
@@ -110,7 +111,8 @@ class Handling:
     def isolated(self, work: Work) -> Done:
         """Handle a leasehold.Work: call the function in this process, which is the sandbox's child."""
         encoded = self._call_function(work.params, work)
-        if ResultLimits.of_worker(None).is_small(encoded):
+        limits = work.result_limits or ResultLimits.default()
+        if limits.is_small(encoded):
             return Done(value=encoding.inline(encoded))
         path = work.directory / encoding.OUTPUT
         path.write_bytes(encoded)

@@ -109,11 +109,13 @@ def _answer(call: CallOfProcess, attempt: ProcessAttempt) -> tuple[Kind, bytes]:
     """Call the function. Returns the kind and the body of the message to the worker."""
     try:
         task = task_of(call.module, call.task)
-        return Kind.DONE, task.handling.call_with_json(call.params, attempt)
+        encoded = task.handling.call_with_json(call.params, attempt)
+        call.result_limits.is_small(encoded)  # raises Permanent: the worker does not read a result that nothing keeps
     except Cancelled:
         return Kind.CANCELLED, b""
     except BaseException as error:  # noqa: BLE001 - SystemExit, too: the worker gets all that a function raises
         return Kind.FAILED, _failed(error).model_dump_json().encode()
+    return Kind.DONE, encoded
 
 
 def task_of(module: str, name: str) -> Task[..., Any]:

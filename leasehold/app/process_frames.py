@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeAlias
 import orjson
 from pydantic import AfterValidator, BaseModel
 
+from leasehold.domain.result_limits import ResultLimits
 from leasehold.domain.storable import storable_text
 
 HEAD = struct.Struct(">BQ")
@@ -35,7 +36,9 @@ _Text: TypeAlias = Annotated[str, AfterValidator(storable_text)]
 
 
 class CallOfProcess(BaseModel):
-    """The call that the process runs: a task of a module, by its name."""
+    """The call that the process runs: a task of a module, by its name. The process sends no result that is larger than
+    `result_limits` allow.
+    """
 
     module: str
     task: str
@@ -44,6 +47,7 @@ class CallOfProcess(BaseModel):
     task_id: str
     tenant: str
     number: int
+    result_limits: ResultLimits
     log_level: int = 30  # the lowest level of `logging` that the process sends
 
 

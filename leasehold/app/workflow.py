@@ -12,10 +12,10 @@ from leasehold.app import results as encoding
 from leasehold.app.arguments import Arguments, hints_of
 from leasehold.app.connection import Connections
 from leasehold.app.place import declaration_error
-from leasehold.app.result_limits import ResultLimits
 from leasehold.app.results import Results
 from leasehold.app.task import KeywordTask, PositionalTask, Task
 from leasehold.app.terms import TaskTerms
+from leasehold.domain.result_limits import ResultLimits
 from leasehold.domain.verdicts import Done
 
 A = TypeVar("A")
@@ -59,7 +59,7 @@ class WorkflowHandling:
         if not outcome.ended:
             return outcome.suspension
         encoded = self._results.encoded(outcome.result)
-        if ResultLimits.of_worker(attempt.opened).is_small(encoded):
+        if ResultLimits.of_settings(attempt.opened.settings).is_small(encoded):
             return Done(value=encoding.inline(encoded))
         await attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE)
         return Done(value=encoding.stored())

@@ -1,9 +1,9 @@
-"""Checks the size of a result, in the process that runs the function."""
+"""Checks the size of a result of an app's task, in the process that runs the function."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from leasehold.domain.errors import Permanent
 
@@ -22,13 +22,12 @@ class ResultLimits:
     store: bool
 
     @classmethod
-    def of_worker(cls, opened: Any) -> Self:
-        """The limits that the worker's settings give. `opened`: what the app opened in this worker, with its settings.
-        In a child process it is None: the limits are then the defaults of the settings.
-        """
-        if opened is not None:
-            settings: Settings = opened.settings
-            return cls(settings.result_inline_bytes, settings.result_max_bytes, settings.object_store == "s3")
+    def of_settings(cls, settings: Settings) -> Self:
+        return cls(settings.result_inline_bytes, settings.result_max_bytes, settings.object_store == "s3")
+
+    @classmethod
+    def default(cls) -> Self:
+        """The limits by the defaults of the settings, for an attempt that no worker runs."""
         from leasehold.settings import Settings  # noqa: PLC0415 - declaring a task loads no settings
 
         fields = Settings.model_fields

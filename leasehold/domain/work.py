@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from leasehold.domain.errors import Cancelled
+from leasehold.domain.result_limits import ResultLimits
 
 
 def percent_of(value: float) -> float:
@@ -41,6 +42,7 @@ class Work:
     `files`: the files that the step reads, by output or input name. The worker has downloaded and verified them.
     `directory`: empty, and used by this attempt alone. The handler writes its outputs there.
     `params`: an instance of the pipeline's params model.
+    `result_limits`: the limits of the result of an app's task. None: no worker runs this attempt.
     """
 
     pipeline: str
@@ -50,6 +52,7 @@ class Work:
     directory: Path
     item: Any = None  # the FanOut item that this part works on
     supervisor: Supervisor = field(default_factory=NoSupervisor, repr=False, compare=False)
+    result_limits: ResultLimits | None = None
 
     def progress(self, percent: float, summary: str = "") -> None:
         """Report how far this step is, 0 to 100. Call it as often as you like: only some reports are passed on."""

@@ -13,9 +13,13 @@ from typing import Any
 import pytest
 
 from leasehold import App, DeclarationError, TaskFailed
+from leasehold.app.process_frames import CallOfProcess, FailedInProcess, Kind
+from leasehold.app.processes import Process
 from leasehold.db import log_reads
 from leasehold.db.database import Connection
 from leasehold.db.log_reads import LogFilter
+from leasehold.domain.ids import new_id
+from leasehold.domain.result_limits import ResultLimits
 from tests.app import child_tasks
 from tests.app.conftest import Serve
 
@@ -90,6 +94,51 @@ async def test_a_cancel_stops_the_function_at_its_next_checkpoint(served: None, 
 async def test_an_isolated_task_runs_in_the_sandbox(served: None) -> None:
     assert await (await child_tasks.shout.asubmit("hello")) == "HELLO"
     assert await (await child_tasks.shout_much.asubmit(100_000)) == "X" * 100_000
+
+
+async def test_the_settings_of_results_hold_for_tasks_in_processes_of_their_own(
+    using: Callable[..., App], serve: Serve, connection: Connection
+) -> None:
+    using(child_tasks.app)
+    changes = {"pipelines": SOURCE, "worker_children": 2, "result_inline_bytes": 1000, "result_max_bytes": 5000}
+    async with serve(child_tasks.app, **changes), asyncio.timeout(SECONDS):
+        for task in (child_tasks.large, child_tasks.shout_much):
+            for size, kept in ((998, "value"), (999, "output")):  # a text has two quotes
+                run = await task.asubmit(size)
+                assert len(await run) == size
+                value = await connection.fetchval(
+                    "SELECT r.value FROM result r JOIN task t ON t.id = r.task_id WHERE t.job_id = $1", run.id
+                )
+                assert (task.name, list(value)) == (task.name, [kept])
+            with pytest.raises(TaskFailed, match="the result has 5001 bytes of JSON; at most 5000 are stored"):
+                await (await task.asubmit(4999))
+
+
+async def test_without_a_store_the_largest_inline_result_of_an_isolated_task_is_kept(
+    using: Callable[..., App], serve: Serve
+) -> None:
+    using(child_tasks.app)
+    size = 1024 * 1024
+    changes = {"pipelines": SOURCE, "worker_children": 1, "result_inline_bytes": size, "object_store": "none"}
+    async with serve(child_tasks.app, **changes), asyncio.timeout(SECONDS):
+        assert len(await (await child_tasks.shout_much.asubmit(size - 2))) == size - 2
+        with pytest.raises(TaskFailed, match=f"without an object store at most {size} are stored"):
+            await (await child_tasks.shout_much.asubmit(size))
+
+
+async def test_a_process_sends_no_result_that_nothing_keeps() -> None:
+    process = await Process.start()
+    try:
+        call = CallOfProcess(
+            module=child_tasks.__name__, task="children.large", params={"size": 100}, job_id=str(new_id()),
+            task_id=str(new_id()), tenant="me", number=1, result_limits=ResultLimits(10, 50, store=True),
+        )  # fmt: skip
+        async with asyncio.timeout(SECONDS):
+            kind, body = await process.call(call, lambda _kind, _body: None)
+    finally:
+        await process.kill()
+    assert kind is Kind.FAILED
+    assert FailedInProcess.model_validate_json(body).code == "result_too_large"
 
 
 def test_what_no_process_could_run_is_refused_at_import() -> None:

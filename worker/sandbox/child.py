@@ -175,7 +175,8 @@ def _work(pipeline: Pipeline, run: frames.Run) -> Work:
         raise Permanent("bad_params", str(error)) from error
     files = {name: Path(path) for name, path in run.files.items()}
     directory = Path(run.directory)
-    return Work(run.pipeline, run.step, params, files, directory, run.item, _WorkerLink(directory))
+    link = _WorkerLink(directory)
+    return Work(run.pipeline, run.step, params, files, directory, run.item, link, run.result_limits)
 
 
 def _use_directory(directory: Path) -> None:

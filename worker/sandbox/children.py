@@ -18,6 +18,7 @@ import structlog
 
 from leasehold.domain.errors import Cancelled, Permanent, Retryable, StepError, Unforeseen
 from leasehold.domain.pipeline import Limits
+from leasehold.domain.result_limits import ResultLimits
 from leasehold.domain.verdicts import Done
 from leasehold.runtime.gather import gather_or_cancel
 from leasehold.settings import Settings
@@ -35,14 +36,22 @@ class Children:
     """Runs steps of `pipelines`, at most `size` at once.
 
     `source`: "module:callable" that returns the registry of pipelines. The inputs and directories of all runs lie
-    beneath `work_dir`. Each child reads and writes those of its own run only.
+    beneath `work_dir`. Each child reads and writes those of its own run only. `result_limits`: the limits of the
+    results of an app's tasks; None: the defaults of the settings.
     """
 
     def __init__(
-        self, size: int, *, pipelines: Sequence[str], work_dir: Path, source: str = "leasehold.pipelines:shipped"
+        self,
+        size: int,
+        *,
+        pipelines: Sequence[str],
+        work_dir: Path,
+        source: str = "leasehold.pipelines:shipped",
+        result_limits: ResultLimits | None = None,
     ) -> None:
         self._size = size
         self._work_dir = work_dir.absolute()
+        self._result_limits = result_limits
         self._spares = {name: Spares(Recipe(source, name, self._work_dir)) for name in pipelines}
         self._slots = asyncio.Semaphore(size)
         self._running: set[ChildProcess] = set()
@@ -114,7 +123,7 @@ class Children:
         Raises what the handler raised (Permanent, Retryable, Cancelled), StepTimeout, or ChildCrashed. Any other
         exception of the handler becomes Unforeseen. An invalid answer becomes Permanent("bad_output").
         """
-        confinement, request = _requests(pipeline, step, params, files, directory, item)
+        confinement, request = self._requests(pipeline, step, params, files, directory, item)
         await self._slots.acquire()
         try:
             child = await self._spares[pipeline].take()
@@ -138,6 +147,27 @@ class Children:
             self._end(child)
         return self._verdict_of(child, answer, directory)
 
+    def _requests(
+        self, pipeline: str, step: str, params: dict[str, Any], files: Mapping[str, Path], directory: Path, item: Any
+    ) -> tuple[bytes, bytes]:
+        """The two messages to a child: its confinement, and the step to run. Raises Permanent `bad_params`."""
+        paths = {name: str(path.absolute()) for name, path in files.items()}
+        writable = str(directory.absolute())
+        run = frames.Run(
+            pipeline=pipeline,
+            step=step,
+            params=params,
+            files=paths,
+            directory=writable,
+            item=item,
+            result_limits=self._result_limits,
+            log_level=child_logs.level(),
+        )
+        try:
+            return frames.encode(frames.Confinement(files=list(paths.values()), directory=writable)), frames.encode(run)
+        except frames.FrameError as error:
+            raise Permanent("bad_params", f"the parameters cannot be sent to a child process: {error}") from error
+
     def _end(self, child: ChildProcess) -> None:
         """Kill the child now. Its slot becomes free later, together with its memory."""
         child.kill()
@@ -155,7 +185,8 @@ class Children:
 
     def _verdict_of(self, child: ChildProcess, answer: frames.Answer, directory: Path) -> Done:
         if isinstance(answer, frames.Finished):
-            return checked(answer, directory.absolute())
+            result_bytes = 0 if self._result_limits is None else self._result_limits.inline
+            return checked(answer, directory.absolute(), result_bytes)
         if answer.error == "cancelled":
             raise Cancelled
         error = _error_of(answer)
@@ -196,27 +227,6 @@ class _Lines:
         if self._remaining:
             self._remaining -= 1
             child_logs.log_line(line.logger, line.level, line.message, trace=line.traceback, child=self._child)
-
-
-def _requests(
-    pipeline: str, step: str, params: dict[str, Any], files: Mapping[str, Path], directory: Path, item: Any
-) -> tuple[bytes, bytes]:
-    """The two messages to a child: its confinement, and the step to run. Raises Permanent `bad_params`."""
-    paths = {name: str(path.absolute()) for name, path in files.items()}
-    writable = str(directory.absolute())
-    run = frames.Run(
-        pipeline=pipeline,
-        step=step,
-        params=params,
-        files=paths,
-        directory=writable,
-        item=item,
-        log_level=child_logs.level(),
-    )
-    try:
-        return frames.encode(frames.Confinement(files=list(paths.values()), directory=writable)), frames.encode(run)
-    except frames.FrameError as error:
-        raise Permanent("bad_params", f"the parameters cannot be sent to a child process: {error}") from error
 
 
 def number_of_children(settings: Settings) -> int:

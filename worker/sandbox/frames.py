@@ -12,9 +12,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from leasehold.domain.result_limits import ResultLimits
+
 LENGTH = struct.Struct(">I")
-#: The reader refuses larger frames.
-MAX_FRAME = 1024 * 1024
+#: The reader refuses larger frames. A frame has room for a result of 1 MiB, the most of LEASEHOLD_RESULT_INLINE_BYTES.
+MAX_FRAME = 1280 * 1024
 MAX_TEXT = 2000
 #: The name of a file beside a run's `out` directory, which asks the handler to stop.
 CANCEL = "cancel"
@@ -56,7 +58,7 @@ class Confinement(_Frame):
 
 
 class Run(_Frame):
-    """Worker to child, second: run this step now, in `directory`, on `files`."""
+    """Worker to child, second: run this step now, in `directory`, on `files`. `result_limits`: for a task of an app."""
 
     pipeline: str
     step: str
@@ -64,6 +66,7 @@ class Run(_Frame):
     files: dict[str, str]
     directory: str
     item: Any = None  # for a part of a fanned-out step: the item that this run handles
+    result_limits: ResultLimits | None = None
     log_level: int = 30  # the lowest level of `logging` that the child sends
 
 

@@ -22,13 +22,15 @@ _CONTENT_TYPE = re.compile(r"[a-z0-9][a-z0-9.+-]*/[a-z0-9][a-z0-9.+-]*(; ?[a-z0-
 MAX_VALUE_BYTES = 64 * 1024
 
 
-def checked(finished: frames.Finished, directory: Path) -> Done:
-    """The child's answer as a verdict. The paths in the answer are relative to `directory`.
+def checked(finished: frames.Finished, directory: Path, result_bytes: int = 0) -> Done:
+    """The child's answer as a verdict. The paths in the answer are relative to `directory`. `result_bytes`: the most
+    bytes of a result of an app's task, which the value may have besides its other bytes.
 
     Raises Permanent("bad_output") when a name, a path, a content type or the value is not allowed.
     """
-    if finished.value is not None and len(to_json(finished.value)) > MAX_VALUE_BYTES:
-        raise _bad(f"the value is larger than {MAX_VALUE_BYTES} bytes")
+    at_most = MAX_VALUE_BYTES + result_bytes
+    if finished.value is not None and len(to_json(finished.value)) > at_most:
+        raise _bad(f"the value is larger than {at_most} bytes")
     files: dict[str, File] = {}
     for name, output in finished.files.items():
         if not _is_safe(name):
