@@ -105,8 +105,9 @@ def _failed(key: str) -> BadGateway:
 
 
 class _Bucket:
-    """Another bucket. `conditional`: `create` asks the store to refuse the put if the key holds an object. If not, or
-    if the store ignores `If-None-Match`, `create` overwrites an object that was put there after `existing`.
+    """Another bucket. `conditional`: `create` asks the store, by `If-None-Match`, to refuse the put if the key holds an
+    object. A store may not honour the header. So `create` also reads the head of the key when all bytes have arrived:
+    without the header, `create` overwrites only an object that was put there in the moment after that.
     """
 
     def __init__(self, store: ObjectStore, target_store: ObjectStore, *, conditional: bool) -> None:
@@ -120,19 +121,19 @@ class _Bucket:
 
     async def create(self, key: str, source: str, size: int, call_id: str) -> bool:
         try:
-            await self._copy(self._store, source, self._target_store, key, size, call_id, only_new=self._conditional)
+            await self._copy(self._store, source, self._target_store, key, key, size, call_id, only_new=True)
         except PutRefused:
             raise target_exists(key) from None
         return True  # the metadata of the object names the call, so `remove` removes no object of another call
 
     async def replace(self, key: str, source: str, size: int, call_id: str) -> None:
-        await self._copy(self._store, source, self._target_store, key, size, call_id)
+        await self._copy(self._store, source, self._target_store, key, key, size, call_id)
 
     async def back_up(self, key: str, backup: str) -> None:
-        await self._copy(self._target_store, key, self._store, backup, None, "")
+        await self._copy(self._target_store, key, self._store, backup, key, None, "")
 
     async def restore(self, key: str, backup: str) -> None:
-        await self._copy(self._store, backup, self._target_store, key, None, "")
+        await self._copy(self._store, backup, self._target_store, key, key, None, "")
 
     async def remove(self, key: str, call_id: str) -> None:
         with _as_bad_gateway(key):
@@ -149,20 +150,30 @@ class _Bucket:
         self,
         source_store: ObjectStore,
         source: str,
-        destination: ObjectStore,
-        key: str,
+        destination_store: ObjectStore,
+        destination: str,
+        target_key: str,
         size: int | None,
         call_id: str,
         *,
         only_new: bool = False,
     ) -> None:
-        with _as_bad_gateway(key):
-            metadata = {_CALL_FIELD: call_id} if call_id else {}
-            async with destination.upload(key, content_type=_BINARY, metadata=metadata, only_new=only_new) as upload:
+        """Copy the object `source` to the key `destination`. `target_key`: the key at the target, which errors name: a
+        client does not know the keys of the installation's store. `only_new`: raises PutRefused if `destination` holds
+        an object.
+        """
+        metadata = {_CALL_FIELD: call_id} if call_id else {}
+        upload = destination_store.upload(
+            destination, content_type=_BINARY, metadata=metadata, only_new=only_new and self._conditional
+        )
+        with _as_bad_gateway(target_key):
+            async with upload:
                 async for piece in source_store.pieces(source):
                     await upload.write(piece)
                 if size is not None and upload.size != size:
-                    raise _failed(key)
+                    raise _failed(target_key)
+                if only_new and await destination_store.head(destination) is not None:
+                    raise PutRefused(destination)
                 await upload.finish()
 
 
