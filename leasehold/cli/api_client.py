@@ -93,19 +93,23 @@ class ApiClient:
         if answer.status_code == _NO_CONTENT:
             return {}
         try:
-            body: dict[str, Any] = answer.json()
+            body = answer.json()
         except ValueError as error:
-            raise Refused(
-                f"{self._http.base_url} answered {answer.status_code} without JSON: is it a Leasehold API?"
-            ) from error
+            raise self._not_understood(answer, "without JSON") from error
+        if not isinstance(body, dict):
+            raise self._not_understood(answer, "with JSON that is no object")
         if answer.is_error:
             raise Refused(_refusal(body, answer.status_code))
         return body
 
+    def _not_understood(self, answer: httpx2.Response, how: str) -> Refused:
+        return Refused(f"{self._http.base_url} answered {answer.status_code} {how}: is it a Leasehold API?")
+
 
 def _refusal(problem: Mapping[str, Any], status: int) -> str:
     """The problem as a sentence, with the first wrong values that it names."""
-    errors = [error for error in problem.get("errors", ()) if isinstance(error, dict)][:_MAX_ERRORS]
+    errors = problem.get("errors")
+    errors = [error for error in errors if isinstance(error, dict)][:_MAX_ERRORS] if isinstance(errors, list) else []
     places = [f"{error.get('parameter') or error.get('pointer')}: {error.get('detail')}" for error in errors]
     return "; ".join([f"{problem.get('code', status)}: {problem.get('detail', 'no reason given')}", *places])
 

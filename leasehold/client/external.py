@@ -49,7 +49,7 @@ _MAX_RETRY_AFTER = timedelta(days=7)
 
 
 class Refused(LeaseholdError):
-    """The API refused a request. `status`: of HTTP. `code`: the problem's code."""
+    """The API refused a request, or the answer is none of the API. `status`: of HTTP. `code`: the problem's code."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(f"{status} {code}: {message}")
@@ -305,8 +305,7 @@ class ExternalWorker:
     async def _request(self, path: str, **body: Any) -> dict[str, Any]:
         answer = await self._http.post(path, json={"worker_id": self.id} | body)
         if answer.is_success:
-            fields: dict[str, Any] = answer.json()
-            return fields
+            return _object_of(answer)
         if answer.is_server_error or answer.status_code == _TOO_MANY:
             answer.raise_for_status()
         problem = problem_of(answer)
@@ -314,6 +313,18 @@ class ExternalWorker:
             raise LeaseLost
         code = str(problem.get("code", f"http_{answer.status_code}"))
         raise Refused(answer.status_code, code, str(problem.get("detail", "The API gave no reason.")))
+
+
+def _object_of(answer: httpx2.Response) -> dict[str, Any]:
+    """The answer's JSON object. Raises Refused for an answer that the API does not give, such as a proxy's page."""
+    try:
+        fields = answer.json()
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        sentence = f"{answer.url} answered without a JSON object: is it a Leasehold API?"
+        raise Refused(answer.status_code, "answer_not_understood", sentence) from None
+    return fields
 
 
 def _check_json(value: Any) -> None:

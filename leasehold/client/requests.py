@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 
@@ -14,6 +14,8 @@ from leasehold.client.errors import ClientError, RunFailed
 from leasehold.client.models import Run
 from leasehold.client.uploading import OnProgress, ReportedFile
 from leasehold.domain.errors import WrongCell
+
+T = TypeVar("T")
 
 _NO_CONTENT = 204
 _WRONG_CELL = 421
@@ -106,6 +108,17 @@ def json_of(answer: httpx2.Response) -> Any:
         return answer.json()
     except ValueError:
         raise ClientError(f"{answer.url} answered {answer.status_code} without JSON: is it a Leasehold API?") from None
+
+
+def parsed(call: Call[T], answer: httpx2.Response) -> T:
+    """The result of the call. Raises ClientError for an answer that the API does not give."""
+    body = json_of(answer)
+    try:
+        return call.parse(body)
+    except (LookupError, TypeError, ValueError) as error:  # pydantic's ValidationError is a ValueError
+        raise ClientError(
+            f"{answer.url} answered {answer.status_code} with JSON of another form: is it a Leasehold API?"
+        ) from error
 
 
 def result_of(run: Run) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
 from leasehold.worker.worker import Worker
 from tests.api.conftest import Running
+from tests.client.front import fronting
 from tests.runs.conftest import SCOPES, running, runs_settings, worker  # noqa: F401 - fixtures
 
 
@@ -93,6 +94,22 @@ async def test_a_refusal_is_a_sentence_and_an_exit_code(cli: Cli, arguments: tup
     assert err.endswith("\n")
     assert sentence in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        ("page", "answered 200 without JSON: is it a Leasehold API?"),
+        ("list", "answered 200 with JSON that is no object: is it a Leasehold API?"),
+        ("refusing list", "answered 400 with JSON that is no object: is it a Leasehold API?"),
+        ("no errors", "invalid_request: no"),
+    ],
+)
+async def test_an_answer_of_another_server_is_a_sentence(running: Running, answer: str, sentence: str) -> None:  # noqa: F811
+    async with fronting(running.url) as front:
+        front.failures = [answer]
+        code, _, err = await Cli(front.url, "lh_x_y")("runs")
+    assert (code, err.strip().endswith(sentence)) == (FAILED, True), err
 
 
 async def test_without_a_key_or_an_api_it_says_so() -> None:

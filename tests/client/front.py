@@ -15,6 +15,11 @@ REFUSALS = {
     "429": (429, b'{"code":"rate_limited","detail":"too many"}', "1"),
     "refuse": (422, b"<html>a firewall</html>", None),
     "502": (502, b"<html>a proxy</html>", None),
+    "page": (200, b"<html>a sign-in page</html>", None),
+    "list": (200, b'["another server"]', None),
+    "another object": (200, b'{"message":"another server"}', None),
+    "refusing list": (400, b'["another server"]', None),
+    "no errors": (422, b'{"code":"invalid_request","detail":"no","errors":null}', None),
 }
 
 

@@ -160,6 +160,16 @@ async def test_a_refusal_is_not_tried_again(api: Either, front: Front) -> None:
     assert front.seen[-1][1].startswith("/v1/runs/..%2Fjobs")
 
 
+@pytest.mark.parametrize("answer", ["page", "list", "another object"])
+async def test_an_answer_of_another_server_is_a_client_error(api: Either, front: Front, answer: str) -> None:
+    front.failures = [answer]
+    with pytest.raises(ClientError, match="is it a Leasehold API"):
+        await api.do("get_run", uuid4())
+    front.failures = [answer]
+    with pytest.raises(ClientError, match="is it a Leasehold API"):
+        await api.all("runs")
+
+
 # --- runs and jobs
 
 

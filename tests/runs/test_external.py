@@ -11,7 +11,7 @@ import pytest
 
 from leasehold.api.auth.security import EXTERNAL_WORK, JOBS_READ
 from leasehold.client import external
-from leasehold.client.external import ExternalWorker, Task
+from leasehold.client.external import ExternalWorker, Refused, Task
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Permanent, Retryable
 from leasehold.security.credentials import create_key
@@ -275,6 +275,27 @@ async def test_the_reference_client_sends_what_a_handler_logs_and_emits(
         ("info", "begin"), ("warning", "odd ?"), ("error", "Permanent: it is broken")
     ]  # fmt: skip
     assert (lines[0]["fields"], "in handle" in lines[2]["traceback"]) == ({"rows": 7}, True)
+
+
+async def test_a_worker_sends_heartbeats_also_after_a_page_of_a_proxy(
+    client: Client, running: Running, rows: Connection, template: str
+) -> None:
+    key = await create_key(rows, tenant_id="acme", client_id="outside", scopes=(EXTERNAL_WORK,))
+
+    async def handle(_task: Task) -> None:
+        front.failures, before = ["page"], len(front.seen)
+        while len([path for _, path, _ in front.seen[before:] if path.endswith("/heartbeat")]) < 2:
+            await asyncio.sleep(0.02)
+
+    async with fronting(running.url) as front:
+        run = await client.start(template)
+        async with ExternalWorker(front.url, key.text, queues=["reports"], lease_seconds=5.0) as outside:
+            async with asyncio.timeout(30):
+                assert await outside.work_once(handle, wait=5)
+            front.failures = ["page"]
+            with pytest.raises(Refused, match="is it a Leasehold API"):
+                await outside.work_once(handle)
+    assert step_of(await client.look(run), "outside")["state"] == "succeeded"
 
 
 async def test_a_worker_of_a_cut_attempt_sends_no_more(
