@@ -32,6 +32,7 @@ from leasehold.api.process.services import Services, services_of
 from leasehold.api.runs.signals import Name, SignalRequest, signal_run
 from leasehold.db import event_reads, job_reads, log_reads
 from leasehold.domain.errors import Invalid, NotFound
+from leasehold.domain.sentences import full_stop
 from leasehold.domain.states import JOB_TERMINAL, JobState
 from leasehold.transitions.workflows import signals
 
@@ -170,7 +171,7 @@ def _retry_request(request: Request, form: Mapping[str, str]) -> RetryRequest:
     try:
         return RetryRequest(payload=payload, from_step=form.get("from_step") or None)
     except ValidationError as error:
-        raise Invalid("invalid_payload", f"The payload cannot be used: {error.errors()[0]['msg']}.") from None
+        raise Invalid("invalid_payload", full_stop(f"The payload cannot be used: {error.errors()[0]['msg']}")) from None
 
 
 @router.post("/jobs/{job_id}/signals/{name}")

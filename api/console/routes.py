@@ -31,6 +31,7 @@ from leasehold.api.http.strict_json import refusal
 from leasehold.api.process.services import services_of
 from leasehold.domain.cron import FIRST, LAST
 from leasehold.domain.errors import Invalid, LeaseholdError, Unauthenticated
+from leasehold.domain.sentences import full_stop
 
 log = structlog.get_logger(__name__)
 #: The largest number of fields of a form. The largest form has the picked jobs of a page, and a few further fields.
@@ -164,7 +165,7 @@ def form_error(error: ValidationError, whole: str) -> Invalid:
     """
     first_error = error.errors()[0]
     field = ".".join(str(part) for part in first_error["loc"])
-    return Invalid("invalid_request", f"{field or whole}: {first_error['msg']}.")
+    return Invalid("invalid_request", full_stop(f"{field or whole}: {first_error['msg']}"))
 
 
 def whole_number(form: Form, name: str) -> int | None:
@@ -209,4 +210,4 @@ def typed_json(request: Request, text: str) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise Invalid("invalid_payload", f"The payload is not JSON: {error}.") from None
+        raise Invalid("invalid_payload", full_stop(f"The payload is not JSON: {error}")) from None

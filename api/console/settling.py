@@ -20,6 +20,7 @@ from leasehold.api.jobs import unsettled as endpoints
 from leasehold.api.jobs.schemas import BulkSettleRequest, SettleItem
 from leasehold.api.process.keyring import Caller
 from leasehold.domain.errors import Invalid
+from leasehold.domain.sentences import full_stop
 
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
@@ -53,7 +54,7 @@ async def settle(request: Request, caller: Operator, form: Fields) -> Response:
     try:
         body = BulkSettleRequest(settlements=items)
     except ValidationError as error:
-        raise Invalid("invalid_request", f"Nothing was settled: {error.errors()[0]['msg']}.") from None
+        raise Invalid("invalid_request", full_stop(f"Nothing was settled: {error.errors()[0]['msg']}")) from None
     answer = content_of(await endpoints.settle_jobs(request, body, caller))
     settled, refused = len(answer["settled"]), answer["refused"]
     sentence = f"{settled} of {len(picked)} {_ACTIONS_DONE[action]}."
@@ -76,6 +77,8 @@ def _item(form: Form, job_id: str, action: Any) -> SettleItem:
             reason=form.get("reason", "")[:500],
         )
     except ValidationError as error:
-        raise Invalid("invalid_request", f"Nothing was settled: {job_id}: {error.errors()[0]['msg']}.") from None
+        raise Invalid(
+            "invalid_request", full_stop(f"Nothing was settled: {job_id}: {error.errors()[0]['msg']}")
+        ) from None
     except ValueError:
         raise Invalid("invalid_request", "The form names a job by something that is not an id.") from None

@@ -17,6 +17,7 @@ from leasehold.api.process.services import services_of
 from leasehold.api.runs.external import Held, Worker, in_time, lease_of, lost
 from leasehold.domain.errors import Invalid
 from leasehold.domain.json_values import MAX_INTEGER, Integer, JsonInstant
+from leasehold.domain.sentences import full_stop
 from leasehold.limits import external_output
 from leasehold.limits.external_output import Line, StoredItems
 from leasehold.telemetry.attempt_logs import MAX_FIELDS, MAX_NAME
@@ -101,7 +102,7 @@ async def add_chunks(request: Request, task_id: UUID, body: NewChunks, caller: W
             try:
                 stored = await external_output.emit(connection, services.settings, lease, body.first, body.chunks)
             except ValueError as error:
-                raise Invalid("invalid_request", f"chunks: {error}.") from None
+                raise Invalid("invalid_request", full_stop(f"chunks: {error}")) from None
     return _answer(stored)
 
 

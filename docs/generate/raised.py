@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from leasehold.domain.sentences import full_stop
+
 _ROOT = Path(__file__).parents[2]
 #: The class of answers without an exception: `Problem(status, code, detail)`.
 _PROBLEM = "Problem"
@@ -60,6 +62,9 @@ def _text(node: ast.expr) -> str:
         return "".join(_text(part) for part in node.values)
     if isinstance(node, ast.FormattedValue):
         return "{" + _name(node.value) + "}"
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == full_stop.__name__:
+        text = _text(node.args[0])
+        return text and full_stop(text)
     return ""
 
 

@@ -22,6 +22,7 @@ from leasehold.client import models
 from leasehold.client.async_client import AsyncClient
 from leasehold.client.errors import ApiError, Unavailable
 from leasehold.domain import errors
+from leasehold.domain.sentences import full_stop
 
 T = TypeVar("T")
 
@@ -139,7 +140,7 @@ class HttpLink:
             answer = await self._store.get(output.url or "")
             answer.raise_for_status()
         except httpx2.HTTPError as error:
-            raise errors.Unavailable("store_unavailable", f"The result cannot be read: {error}.") from error
+            raise errors.Unavailable("store_unavailable", full_stop(f"The result cannot be read: {error}")) from error
         if hashlib.sha256(answer.content).hexdigest() != output.sha256:
             raise errors.Unavailable("store_unavailable", "The bytes of the result are not those that were stored.")
         return answer.content

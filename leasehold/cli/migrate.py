@@ -20,6 +20,7 @@ from leasehold.db.upgrading.plan import Plan, plan_of
 from leasehold.db.upgrading.rendering import passed_revision
 from leasehold.domain.errors import Invalid
 from leasehold.domain.registry import Pipelines
+from leasehold.domain.sentences import full_stop
 from leasehold.kinds.schemas import schemas_of
 from leasehold.pipelines import kinds_of
 from leasehold.runtime.transient import TRY_AGAIN
@@ -40,7 +41,7 @@ def _known_revision() -> Iterator[None]:
     try:
         yield
     except (CommandError, RevisionError) as error:
-        raise Invalid("unknown_revision", f"{error}.") from None
+        raise Invalid("unknown_revision", full_stop(str(error))) from None
 
 
 async def upgrade(settings: Settings, revision: str, waiting: Callable[[str], None] = lambda _: None) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from leasehold.domain.errors import LeaseholdError
+from leasehold.domain.sentences import full_stop
 
 
 class ClientError(LeaseholdError):
@@ -46,7 +47,7 @@ class Unavailable(ClientError):
         hint = "" if key is None else f" Try again with key={key!r}."
         if may_be_done:
             hint = " The request may have been done: check before you send it again."
-        super().__init__(f"{url} {tried}: {reason}.{hint}")
+        super().__init__(f"{url} {tried}: {full_stop(reason)}{hint}")
         self.key = key
 
 

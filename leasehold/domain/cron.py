@@ -19,6 +19,7 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 
 from leasehold.domain.errors import Invalid
+from leasehold.domain.sentences import full_stop
 
 #: Names that a schedule may use in place of a cron expression.
 ALIASES = {
@@ -74,7 +75,7 @@ def ticks(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
     try:
         local_ticks = CronSim(expression, after.astimezone(zone(timezone)))
     except CronSimError as error:
-        raise Invalid("invalid_cron", f"Not a cron expression: {error}.") from None
+        raise Invalid("invalid_cron", full_stop(f"Not a cron expression: {error}")) from None
     except OverflowError:
         raise Invalid("range_too_long", "This instant does not exist in this time zone.") from None
     return _in_utc(local_ticks)

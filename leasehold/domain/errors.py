@@ -55,6 +55,8 @@ from math import ceil
 from typing import Any
 from uuid import UUID
 
+from leasehold.domain.sentences import full_stop
+
 
 class LeaseholdError(Exception):
     """The root: catch it to catch everything the platform raises on purpose."""
@@ -197,7 +199,7 @@ class Unreachable(Unavailable):
     """PostgreSQL did not answer a program about its run `run_id`. The run itself goes on."""
 
     def __init__(self, run_id: UUID, reason: str) -> None:
-        super().__init__("database_unreachable", f"No answer of PostgreSQL about run {run_id}: {reason}.")
+        super().__init__("database_unreachable", full_stop(f"No answer of PostgreSQL about run {run_id}: {reason}"))
         self.run_id = run_id
 
 
@@ -247,7 +249,7 @@ class SignalInvalid(TaskFailed):
     def __init__(self, signal: str, path: str, reason: str) -> None:
         super().__init__(
             "signal_invalid",
-            f"the payload of the signal {signal} does not fit at {path or 'its root'}: {reason}. This signal"
+            f"the payload of the signal {signal} does not fit at {path or 'its root'}: {full_stop(reason)} This signal"
             " is consumed. The workflow may catch SignalInvalid and wait again. If this error ended the run, a retry of"
             " the run waits again. Then a caller with the scope runs:write can send the signal again",
         )

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, m
 from leasehold.domain.errors import DeclarationError, Invalid
 from leasehold.domain.json_values import MAX_SMALLINT, Flag, Integer, JsonNumber
 from leasehold.domain.pipeline import Concurrency, Pipeline, RunTerms, SkipIf, Step
+from leasehold.domain.sentences import full_stop
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 #: `external`, or `pipeline.step`: a step whose code the workers have.
@@ -168,7 +169,7 @@ def encoded_payload(payload: Mapping[str, Any]) -> bytes:
     try:
         encoded = orjson.dumps(payload)
     except TypeError as error:
-        raise Invalid("invalid_payload", f"The payload cannot be stored: {error}.") from None
+        raise Invalid("invalid_payload", full_stop(f"The payload cannot be stored: {error}")) from None
     if len(encoded) > MAX_PAYLOAD:
         sentence = f"The payload has {len(encoded)} bytes; at most {MAX_PAYLOAD} are accepted."
         raise Invalid("payload_too_large", sentence)

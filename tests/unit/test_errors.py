@@ -63,6 +63,11 @@ def test_a_problem_of_something_between_is_an_api_error_too(problem: dict[str, o
         (Call("POST", "/x", str), httpx2.ConnectError("refused"), "http://a does not answer for 0 s: refused."),
         (Call("GET", "/x", str, safe=True), httpx2.ReadError("reset"), "http://a does not answer for 0 s: reset."),
         (
+            Call("GET", "/x", str, safe=True),
+            httpx2.RemoteProtocolError("Server disconnected without sending a response."),
+            "http://a does not answer for 0 s: Server disconnected without sending a response.",
+        ),
+        (
             Call("POST", "/x", str, keyed=True, key="k"),
             httpx2.ReadError("reset"),
             "http://a does not answer for 0 s: reset. Try again with key='k'.",

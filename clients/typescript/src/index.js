@@ -411,7 +411,8 @@ class Tries {
   /** @param {string} reason */
   #unavailable(reason) {
     const hint = this.#key === undefined ? "" : ` Try again with the key ${this.#key}.`;
-    return new Unavailable(`No answer for ${this.#timeout / 1000} s: ${reason}.${hint}`, this.#key);
+    const stopped = /[.!?]$/.test(reason) ? reason : `${reason}.`;
+    return new Unavailable(`No answer for ${this.#timeout / 1000} s: ${stopped}${hint}`, this.#key);
   }
 }
 

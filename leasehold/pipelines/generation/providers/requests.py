@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import orjson
 
+from leasehold.domain.sentences import full_stop
 from leasehold.pipelines.generation.provider import OutcomeUnknown, ProviderError, Rejected, TryLater
 from leasehold.security.egress import AnswerTooLarge, Egress, EgressFailed, EgressRefused
 from leasehold.settings import Settings
@@ -111,7 +112,7 @@ class RequestSender:
         except EgressFailed as error:
             if not error.sent:
                 raise TryLater("provider_unreachable", "The provider could not be reached.") from None
-            raise OutcomeUnknown("provider_no_answer", f"The provider gave {error}.") from None
+            raise OutcomeUnknown("provider_no_answer", full_stop(f"The provider gave {error}")) from None
         return ProviderAnswer(answer.status, _json(answer.body), _retry_after(answer.headers.get("retry-after", "")))
 
 

@@ -1,0 +1,21 @@
+"""The parts of sentences: they are right for one, and for what other programs say."""
+
+from __future__ import annotations
+
+import pytest
+
+from leasehold.domain.sentences import full_stop
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("reset", "reset."),
+        ("The server is away.", "The server is away."),
+        ("is it a Leasehold API?", "is it a Leasehold API?"),
+        ("and so on...", "and so on..."),
+        ("reset\n", "reset."),
+    ],
+)
+def test_a_sentence_has_one_mark_at_its_end(text: str, sentence: str) -> None:
+    assert full_stop(text) == sentence
