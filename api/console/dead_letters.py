@@ -19,6 +19,7 @@ from leasehold.api.jobs.schemas import BulkReplayRequest
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.domain.errors import Invalid
+from leasehold.domain.sentences import counted
 
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ, or_scope=RUNS_READ))]
@@ -81,9 +82,10 @@ async def replay_group(request: Request, caller: Writer, fingerprint: str, form:
     replayed, refused = answer["replayed"], answer["refused"]
     if canary and replayed:
         return go_to(request, f"/jobs/{replayed[0]}", "This job runs again, as a trial of its group.")
-    sentence = f"{len(replayed)} jobs run again."
+    sentence = f"{counted(len(replayed), 'job runs', 'jobs run')} again."
     if refused:
-        sentence += f" {len(refused)} were refused, the first because: {refused[0]['detail']}"
+        were_refused = counted(len(refused), "was refused, because", "were refused, the first because")
+        sentence += f" {were_refused}: {refused[0]['detail']}"
     return go_to(request, "/dead-letters", sentence, good=not refused)
 
 

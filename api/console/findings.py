@@ -19,6 +19,7 @@ from leasehold.api.process.services import Services
 from leasehold.db import job_reads, overview_reads, run_reads, unsettled
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
+from leasehold.domain.sentences import counted
 from leasehold.transitions.jobs import EXTERNAL
 
 #: The largest counts: of the tasks of a queue, of the tasks of all queues together, and of dead letters.
@@ -115,7 +116,10 @@ async def _findings_about_fleet(connection: Connection, numbers: Numbers) -> lis
         findings += _findings_about_queue(row, any_worker=bool(numbers.workers))
     for row in await overview_reads.quarantined(connection):
         findings.append(
-            Finding("warn", f"The duty {row['duty']} leaves {row['n']} things alone for now: {row['code']}.")
+            Finding(
+                "warn",
+                f"The duty {row['duty']} leaves {counted(row['n'], 'thing', 'things')} alone for now: {row['code']}.",
+            )
         )
     return findings
 

@@ -35,6 +35,7 @@ from leasehold.domain.errors import Invalid, RequestError
 from leasehold.domain.ids import id_at as id_at_instant
 from leasehold.domain.ids import instant_of
 from leasehold.domain.job_filter import MAX_CHARACTERS, InvalidFilter, parse
+from leasehold.domain.sentences import counted
 from leasehold.domain.states import JobState
 
 router = APIRouter()
@@ -204,7 +205,10 @@ async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Res
             refused[error.message] = refused.get(error.message, 0) + 1
     done = len(ids) - sum(refused.values())
     word = "retried" if action == "retry" else "asked to stop"
-    sentences = [f"{done} of {len(ids)} jobs {word}.", *(f"{n} refused: {why}" for why, n in refused.items())]
+    sentences = [
+        f"{done} of {counted(len(ids), 'job', 'jobs')} {word}.",
+        *(f"{n} refused: {why}" for why, n in refused.items()),
+    ]
     return go_to(request, form.get("back", "/jobs"), " ".join(sentences), good=not refused)
 
 

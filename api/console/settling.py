@@ -20,7 +20,7 @@ from leasehold.api.jobs import unsettled as endpoints
 from leasehold.api.jobs.schemas import BulkSettleRequest, SettleItem
 from leasehold.api.process.keyring import Caller
 from leasehold.domain.errors import Invalid
-from leasehold.domain.sentences import full_stop
+from leasehold.domain.sentences import counted, full_stop
 
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
@@ -59,7 +59,8 @@ async def settle(request: Request, caller: Operator, form: Fields) -> Response:
     settled, refused = len(answer["settled"]), answer["refused"]
     sentence = f"{settled} of {len(picked)} {_ACTIONS_DONE[action]}."
     if refused:
-        sentence += f" {len(refused)} refused, the first because: {refused[0]['detail']}"
+        were_refused = counted(len(refused), "was refused, because", "were refused, the first because")
+        sentence += f" {were_refused}: {refused[0]['detail']}"
     return go_to(request, "/to-settle", sentence, good=not refused)
 
 

@@ -19,6 +19,7 @@ from leasehold.api.process.services import Services
 from leasehold.db import job_reads
 from leasehold.db.job_reads import Row
 from leasehold.domain.errors import Forbidden, Gone, NotFound
+from leasehold.domain.sentences import to_the_second
 from leasehold.kinds.job_kinds import JobKind, NameableJobs
 from leasehold.pipelines.operations.pipeline import bulk_operation
 
@@ -110,7 +111,8 @@ async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool 
         raise NotFound("job_not_found", "There is no such job.")
     if tombstone is not None:
         code = "job_deleted" if tombstone["because"] == "deleted" else "job_expired"
-        raise Gone(code, f"The job was {tombstone['because']} at {tombstone['at'].isoformat()}.")
+        because, at = tombstone["because"], to_the_second(tombstone["at"])
+        raise Gone(code, f"The job was {because} at {at}.")
     scope = kind.scopes.write if write else kind.scopes.read
     if scope not in caller.scopes:
         raise Forbidden("insufficient_scope", f"The API key lacks the scope {scope}.")

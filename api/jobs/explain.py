@@ -15,6 +15,7 @@ from leasehold.db import handler_reads, job_reads
 from leasehold.db.database import Connection
 from leasehold.db.handler_reads import Place, Served
 from leasehold.db.job_reads import MAX_COUNTED, Row
+from leasehold.domain.sentences import counted, to_the_second
 from leasehold.domain.states import JOB_TERMINAL
 from leasehold.transitions import workers
 from leasehold.transitions.concurrency import without_value
@@ -122,12 +123,12 @@ def _reason_of_limit(row: Row) -> dict[str, Any]:
     if key.startswith("scope:"):
         return _reason("same_scope", "A job of the same scope is unfinished.", ahead=row["ahead"])
     if row["at_most"] is not None and row["inside"] >= row["at_most"]:
-        message = f"The limit {key} admits {row['at_most']} jobs at once, and {row['inside']} are running."
+        running = counted(row["inside"], "is running", "are running")
+        message = f"The limit {key} admits {counted(row['at_most'], 'job', 'jobs')} at once, and {running}."
         return _reason("limit", message, limit=key, at_most=row["at_most"], running=row["inside"], ahead=row["ahead"])
     if row["per_minute"] is not None and row["lately"] >= row["per_minute"]:
-        message = (
-            f"The limit {key} admits {row['per_minute']} jobs a minute, and {row['lately']} started in the last minute."
-        )
+        per_minute = counted(row["per_minute"], "job", "jobs")
+        message = f"The limit {key} admits {per_minute} a minute, and {row['lately']:,} started in the last minute."
         return _reason("rate", message, limit=key, per_minute=row["per_minute"], ahead=row["ahead"])
     if row["cut"]:
         message = f"The job waits at the limit {key}, which has admitted at least {MAX_COUNTED:,} jobs."
@@ -177,8 +178,10 @@ def _reason_of_runnable_step(row: Row, serving: Serving) -> dict[str, Any]:
         return _reason_of_unserved_queue(row, served)
     if _is_handler_missing(row, serving):
         return _reason_of_missing_handler(row, serving)
-    count = f"at least {ahead}" if ahead >= row["most_ahead"] else str(ahead)
-    return _reason("behind_others", f"{step} is runnable, behind {count} others.", step=step, queue=queue, ahead=ahead)
+    others = counted(ahead, "other", "others")
+    if ahead >= row["most_ahead"]:
+        others = f"at least {others}"
+    return _reason("behind_others", f"{step} is runnable, behind {others}.", step=step, queue=queue, ahead=ahead)
 
 
 def _reason_of_unserved_queue(row: Row, served: Served) -> dict[str, Any]:
@@ -207,7 +210,7 @@ def _reason_of_missing_handler(row: Row, serving: Serving) -> dict[str, Any]:
 def _last_seen(task: str, served: Served) -> str:
     if served.seen_at is None:
         return f"No worker with the code of {task} has been seen."
-    return f"A worker with the code of {task} was last seen at {_to_the_second(served.seen_at)}."
+    return f"A worker with the code of {task} was last seen at {to_the_second(served.seen_at)}."
 
 
 def _task_of(handler: str) -> str:
@@ -216,23 +219,18 @@ def _task_of(handler: str) -> str:
     return pipeline if "." in pipeline else handler
 
 
-def _to_the_second(at: datetime) -> str:
-    """The instant in a sentence; the reason's own fields have it whole."""
-    return at.isoformat(timespec="seconds")
-
-
 def _reason_of_later_step(row: Row) -> dict[str, Any]:
     at: datetime | None = row["available_at"]
     if row["signals"]:
         names = " or ".join(row["signals"])
-        message = f"{row['step']} waits for the signal {names}{'' if at is None else f', until {_to_the_second(at)}'}."
+        message = f"{row['step']} waits for the signal {names}{'' if at is None else f', until {to_the_second(at)}'}."
         return _reason("waiting_for_signal", message, step=row["step"], signals=row["signals"], until=at)
     if at is None:
         return _reason("waiting_for_steps", f"{row['step']} waits for steps that it started.", step=row["step"])
     if row["status"] == "retry":
-        message = f"{row['step']} failed and is tried again at {_to_the_second(at)}."
+        message = f"{row['step']} failed and is tried again at {to_the_second(at)}."
         return _reason("retry_later", message, step=row["step"], until=at, error=row["failure"])
-    return _reason("waiting_until", f"{row['step']} waits until {_to_the_second(at)}.", step=row["step"], until=at)
+    return _reason("waiting_until", f"{row['step']} waits until {to_the_second(at)}.", step=row["step"], until=at)
 
 
 def _entry(row: Row) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from leasehold.api.jobs.schemas import SettleRequest
 from leasehold.api.process.services import Services
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid
+from leasehold.domain.sentences import to_the_second
 from leasehold.kinds.job_kinds import UnknownOrders
 from leasehold.transitions.jobs import resolve, resolving
 from leasehold.transitions.jobs.resolving import Unresolved
@@ -73,7 +74,8 @@ async def _write_settlement(
     if settlement is None:
         raise _not_unsettled(access)
     decision = _DECISIONS[settlement["action"]].format(ref=settlement["ref"])
-    raise Conflict("already_settled", f"{settlement['actor']} {decision} at {settlement['at'].isoformat()}.")
+    actor, at = settlement["actor"], to_the_second(settlement["at"])
+    raise Conflict("already_settled", f"{actor} {decision} at {at}.")
 
 
 def _not_unsettled(access: JobAccess) -> Conflict:

@@ -26,6 +26,7 @@ from leasehold.domain.errors import (
     StepTimeout,
     StoreUnavailable,
 )
+from leasehold.domain.sentences import counted
 from leasehold.runtime.foreign_errors import text_of
 
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ class _BoundSelf:
             raise NotSupported(f"leasehold.celery tries a run again at most {MAX_TIMES} times, not {max_retries}")
         limit = self._task.options.times if max_retries is None else max_retries
         if self.request.retries >= limit and not self.request.called_directly:
-            sentence = f"{self._task.name} was tried again {self.request.retries} times"
+            sentence = f"{self._task.name} was tried again {counted(self.request.retries, 'time', 'times')}"
             self.last_error = exc or MaxRetriesExceededError(sentence, self.request.args, self.request.kwargs)
             raise self.last_error
         if eta is not None:

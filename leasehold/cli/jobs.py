@@ -14,6 +14,7 @@ from leasehold.cli.running import WRONG_USE, print_failure
 from leasehold.cli.terminal import print_line
 from leasehold.client.calls import path_part
 from leasehold.domain.job_filter import InvalidFilter, parse
+from leasehold.domain.sentences import counted, to_the_second
 
 app = typer.Typer(no_args_is_help=True, help="Find, show, explain, retry, cancel and delete jobs of every kind.")
 _SHOWN = ("id", "kind", "template", "status", "created_at", "started_at", "finished_at", "tags", "parameters")
@@ -33,6 +34,11 @@ def _checked_filter(words: list[str] | None) -> str:
     return text
 
 
+def _number_of_jobs(count: dict[str, Any], one: str, many: str) -> str:
+    """The count of an answer, which may be an estimate, with its noun."""
+    return ("" if count["exact"] else "about ") + counted(count["n"], one, many)
+
+
 @app.command("list")
 def list_jobs(
     words: Annotated[
@@ -50,11 +56,12 @@ def list_jobs(
 
     def print_summary() -> None:
         print_fields(answer["jobs"], "id", "kind", "template", "status", "created_at", "finished_at", "error")
-        counted = answer.get("count")
-        if counted is not None:
-            print_line(f"{'' if counted['exact'] else 'about '}{counted['n']} match")
+        count_of_all = answer.get("count")
+        if count_of_all is not None:
+            print_line(_number_of_jobs(count_of_all, "job matches", "jobs match"))
         if answer.get("searched_back_to") is not None:
-            print_line(f"Searched back to {answer['searched_back_to']}: older jobs may match")
+            instant = to_the_second(datetime.fromisoformat(answer["searched_back_to"]))
+            print_line(f"Searched back to {instant}: older jobs may match")
         print_next_page(answer)
 
     show(answer, as_json, print_summary)
@@ -276,7 +283,7 @@ def submit_operation(action: str, filter_: str, options: dict[str, Any], *, as_j
     def print_summary() -> None:
         if "dry_run" in answer:
             total = answer["total"]
-            print_line(f"{'' if total['exact'] else 'about '}{total['n']} jobs, at most {answer['rate']} a second")
+            print_line(f"{_number_of_jobs(total, 'job', 'jobs')}, at most {answer['rate']} a second")
             print_fields(answer["examples"], "id", "kind", "template", "status", "created_at", "finished_at", "error")
         else:
             print_line(answer["id"])

@@ -48,6 +48,7 @@ from leasehold.db.database import Connection, connected
 from leasehold.db.poolers import refuse_shared_sessions
 from leasehold.domain.errors import Conflict, Invalid, NotFound, StoreError
 from leasehold.domain.ids import new_id
+from leasehold.domain.sentences import counted
 from leasehold.limits.uploads import remove_below
 from leasehold.security.cells import parse
 from leasehold.security.sealing import Sealing, Unsealable
@@ -295,9 +296,10 @@ async def _drain(cells: _Cells, move: Move) -> None:
     deadline = monotonic() + move.drain_seconds
     while count := await running(cells.source, move.tenant):
         if monotonic() > deadline:
+            steps, verb = counted(count, "step", "steps"), "runs" if count == 1 else "run"
             raise Conflict(
                 "still_running",
-                f"{count} steps of {move.tenant} still run. The tenant waits: run the command again, or with --abort.",
+                f"{steps} of {move.tenant} still {verb}. The tenant waits: run the command again, or with --abort.",
             )
         await asyncio.sleep(_POLL_SECONDS)
 
@@ -454,9 +456,10 @@ async def _refuse_open_uploads(cells: _Cells, move: Move) -> None:
     """Raises Conflict `uploads_open` while this cell's URLs accept uploads of the tenant, or a form may arrive."""
     row = await cells.source.fetchrow(_OPEN_UPLOADS, move.tenant)
     if row is not None and row["uploads"]:
+        uploads = counted(row["uploads"], "upload", "uploads")
         raise Conflict(
             "uploads_open",
-            f"Clients may still send {row['uploads']} uploads of {move.tenant} to cell {cells.own}:"
+            f"Clients may still send {uploads} of {move.tenant} to cell {cells.own}:"
             f" run the command again after {row['last']:%H:%M:%S} UTC.",
         )
 

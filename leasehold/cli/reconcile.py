@@ -23,6 +23,7 @@ from leasehold.domain.errors import LeaseholdError
 from leasehold.domain.ids import instant_of
 from leasehold.domain.kind import NamedObjects, Objects
 from leasehold.domain.registry import Pipelines
+from leasehold.domain.sentences import counted
 from leasehold.pipelines import kinds_of
 from leasehold.settings import Settings
 from leasehold.storage import ObjectStore, Stored
@@ -112,14 +113,16 @@ async def reconcile(settings: Settings, *, apply: bool, even_so: bool = False) -
                     "PostgreSQL is in recovery, so that rows may be missing which still come: nothing was deleted. "
                     "Apply it when `SELECT pg_is_in_recovery()` is false"
                 )
+            orphans = counted(result.orphaned.count, "object has", "objects have")
+            owned = counted(result.owned, "has", "have")
             if settings.cell and not even_so:
                 raise SuspiciousBucket(
-                    f"{result.orphaned.count} objects have no row in this database, that of cell {settings.cell}: "
+                    f"{orphans} no row in this database, that of cell {settings.cell}: "
                     f"do other cells have the bucket {settings.s3_bucket}, too? --even-so deletes them nevertheless"
                 )
             if result.orphaned.count > result.owned and not even_so:
                 raise SuspiciousBucket(
-                    f"{result.orphaned.count} objects have no row in this database, and {result.owned} have one: is "
+                    f"{orphans} no row in this database, and {owned} one: is "
                     f"the bucket {settings.s3_bucket} another installation's, too? --even-so deletes them nevertheless"
                 )
             async for orphaned in _orphaned(connection, store, sections, Reconciliation()):

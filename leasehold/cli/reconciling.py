@@ -11,6 +11,7 @@ from leasehold.cli.quiet import quiet
 from leasehold.cli.reconcile import Finding, Reconciliation, reconcile
 from leasehold.cli.running import run_or_exit
 from leasehold.cli.terminal import print_line
+from leasehold.domain.sentences import counted
 from leasehold.settings import Settings
 
 
@@ -24,22 +25,28 @@ def command(settings: Settings, *, apply: bool, even_so: bool, as_json: bool) ->
     if as_json:
         typer.echo(json.dumps(asdict(result)))
     elif apply:
-        print_line(f"Deleted {result.deleted} objects.")
+        print_line(f"Deleted {counted(result.deleted, 'object', 'objects')}.")
     else:
         _show(result)
     return int(bool(result.missing.count or result.orphaned.count > result.deleted))
 
 
 def _show(result: Reconciliation) -> None:
-    print_line(f"{result.rows} rows name an object; {result.objects} objects are in the store.")
-    _list("rows without their object", result.missing, "stay as they are: restore the objects, or delete the jobs")
-    _list("objects without a row", result.orphaned, "--apply deletes them")
+    rows = counted(result.rows, "row names", "rows name")
+    print_line(f"{rows} an object; {counted(result.objects, 'object is', 'objects are')} in the store.")
+    missing = counted(result.missing.count, "row without its object", "rows without their object")
+    _list(missing, result.missing, "not changed: restore the objects, or delete the jobs")
+    orphaned = counted(result.orphaned.count, "object without a row", "objects without a row")
+    _list(orphaned, result.orphaned, "--apply deletes them")
     if result.young:
-        print_line(f"{result.young} objects without a row are less than an hour old, and stay.")
+        if result.young == 1:
+            print_line("1 object without a row is less than an hour old, and stays.")
+        else:
+            print_line(f"{result.young:,} objects without a row are less than an hour old, and stay.")
 
 
 def _list(what: str, finding: Finding, remedy: str) -> None:
-    print_line(f"{finding.count} {what} ({finding.bytes} bytes){f': {remedy}' if finding.count else ''}")
+    print_line(f"{what} ({finding.bytes} bytes){f': {remedy}' if finding.count else ''}")
     for key in finding.examples:
         print_line(f"  {key}")
     if finding.count > len(finding.examples):

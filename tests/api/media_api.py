@@ -62,6 +62,10 @@ async def put(url: str, data: bytes, content_type: str) -> httpx2.Response:
         return await client.put(url, content=data, headers={"Content-Type": content_type})
 
 
+#: The pattern of an instant in a sentence.
+TO_THE_SECOND = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00"
+
+
 def problem(answer: httpx2.Response, status: int, code: str) -> dict[str, Any]:
     """The problem in `answer`, which must be one, complete, of that status and code."""
     assert answer.headers["content-type"] == "application/problem+json", answer.text

@@ -315,7 +315,7 @@ async def test_the_command_shows_aborts_and_cleans_a_move(two: Two, tmp_path: Pa
             "UPDATE task SET status = 'running', lease_owner = gen_random_uuid(), lease_until = 'infinity'"
         )
     code, _, errors = await move(two, tmp_path, "--drain-seconds", "0")
-    assert (code, "1 steps of acme still run" in errors) == (1, True)
+    assert (code, "1 step of acme still runs" in errors) == (1, True)
     code, printed, _ = await move(two, tmp_path, "--status", "--json")
     state = json.loads(printed.splitlines()[-1])
     assert (code, state["tenant"], state["stage"], state["running"]) == (0, "acme", "drain", 1)

@@ -312,7 +312,7 @@ async def test_a_move_waits_for_steps_that_run_and_says_so(two: Two) -> None:
             " WHERE job_id = $1",
             job,
         )
-        with pytest.raises(Conflict, match="1 steps of acme still run") as refused:
+        with pytest.raises(Conflict, match="1 step of acme still runs") as refused:
             await moved(two, Move("acme", "b", drain_seconds=0))
         assert refused.value.code == "still_running"
         await rows.execute("UPDATE task SET status = 'pending', lease_owner = NULL, lease_until = NULL")

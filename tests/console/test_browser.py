@@ -124,7 +124,7 @@ async def test_why_does_this_job_wait(visit: Visit, maker: Maker, rows: Connecti
     for role in ROLES:
         page = await visit(role, f"/jobs/{waiting}")
         await expect(page.get_by_label("Why it waits")).to_contain_text(
-            "The limit tenant admits 1 jobs at once, and 1 are running."
+            "The limit tenant admits 1 job at once, and 1 is running."
         )
 
 

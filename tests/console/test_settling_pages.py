@@ -38,7 +38,7 @@ async def test_orders_are_settled_in_bulk_and_each_refusal_is_told(
     assert "2 of 2 given up." in await somebody.do("/to-settle/settle", job=[str(one), str(other)], action="give_up")
     assert "No order waits for a person." in await somebody.see("/to-settle")
     again = await somebody.do("/to-settle/settle", job=[str(one)], action="again", back="/to-settle")
-    assert "0 of 1 ordered again. 1 refused, the first because: somebody gave the order up" in again
+    assert "0 of 1 ordered again. 1 was refused, because: somebody gave the order up" in again
     acts = await rows.fetch("SELECT target FROM audit WHERE action = 'job.settled'")
     assert {act["target"] for act in acts} == {str(one), str(other)}
 

@@ -176,15 +176,15 @@ async def test_a_restore_to_a_moment_is_reconciled_with_the_store(
 
         status, printed = await doctor(settings, backup.url)
         assert status == 1
-        assert "1 rows without their object (10 bytes): stay as they are" in printed
-        assert "1 objects without a row (10 bytes): --apply deletes them" in printed
+        assert "1 row without its object (10 bytes): not changed" in printed
+        assert "1 object without a row (10 bytes): --apply deletes them" in printed
         assert lost in printed
         assert later in printed
-        assert "1 objects without a row are less than an hour old" in printed
+        assert "1 object without a row is less than an hour old" in printed
         assert await store.head(later) is not None  # only said
 
         status, printed = await doctor(settings, backup.url, "--apply")
-        assert printed.index(later) < printed.index("Deleted 1 objects.")  # first what it will do
+        assert printed.index(later) < printed.index("Deleted 1 object.")  # first what it will do
         assert status == 1  # one object is still missing
         assert await store.head(later) is None
         for left in (first, kept, young, *NOT_OURS):

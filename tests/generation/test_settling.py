@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -26,7 +27,7 @@ from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.settlements import Completion, Verdict
 from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
-from tests.api.media_api import problem
+from tests.api.media_api import TO_THE_SECOND, problem
 from tests.factories import Rows, assert_history
 from tests.generation.conftest import PLAIN, buying, ordered
 from tests.generation.simulator.server import Simulator
@@ -144,7 +145,7 @@ async def test_of_two_who_settle_the_same_order_one_wins_and_the_other_sees_what
     loser = next(answer for answer in answers if not answer.is_success)
     said = problem(loser, 409, "already_settled")
     deed = {"again": "ordered again", "give_up": "gave the order up", "adopt": "adopted the order"}[action]
-    assert said["detail"].startswith(f"{winner} {deed}")
+    assert re.fullmatch(rf"{winner} {deed}.* at {TO_THE_SECOND}\.", said["detail"]), said["detail"]
     problem(await people[1].post(f"/v1/jobs/{job_id}/settle", json=body), 409, "already_settled")
     if action == "adopt":
         await until(people[0], job_id, "succeeded")

@@ -59,7 +59,7 @@ async def test_a_failed_picture_is_found_explained_and_retried(cli: Cli, maker: 
     await maker.fail(await maker.make("run"))
     assert [job["id"] for job in (await said(cli, "list", "kind:media", "tag.order:7"))["jobs"]] == [job_id]
     counted = await cli("list", "--count")
-    assert "2 match" in counted.stdout
+    assert "2 jobs match" in counted.stdout
     assert (await said(cli, "explain", job_id))["reasons"]
     assert (await said(cli, "events", job_id))["events"][0]["kind"] == "submitted"
     claimed = await maker.claim((await maker.rows.fetchrow("SELECT id FROM job WHERE pipeline = 'media'"))["id"])

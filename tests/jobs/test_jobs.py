@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from uuid import UUID
 
@@ -16,7 +17,7 @@ from leasehold.transitions import settlements, sweeps
 from leasehold.transitions.settlements import Completion
 from tests.api.conftest import Running
 from tests.api.driver import finish_all
-from tests.api.media_api import MediaApi, problem
+from tests.api.media_api import TO_THE_SECOND, MediaApi, problem
 from tests.factories import Rows, assert_history
 from tests.jobs.conftest import KINDS, SCOPES, TENANT_SCOPES, MakeClient, Maker
 
@@ -186,7 +187,8 @@ async def test_an_ended_job_is_deleted_with_all_that_it_has(
     await maker.fail(job_id)
     assert (await client.delete(f"/v1/jobs/{job_id}")).status_code == 204
     for method, path in REQUESTS:
-        problem(await client.request(method, f"/v1/jobs/{job_id}{path}"), 410, "job_deleted")
+        gone = problem(await client.request(method, f"/v1/jobs/{job_id}{path}"), 410, "job_deleted")
+        assert re.fullmatch(rf"The job was deleted at {TO_THE_SECOND}\.", gone["detail"]), gone["detail"]
     assert await ids(client, "status:failed") == []
     assert [stored.key async for stored in running.services.store.list(f"{prefix}/")] == []
     tables = ("job", "task", "run", "media", "conversion", "generation", "failure", "output")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.domain.sentences import full_stop
+from leasehold.domain.sentences import counted, full_stop
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,8 @@ from leasehold.domain.sentences import full_stop
 )
 def test_a_sentence_has_one_mark_at_its_end(text: str, sentence: str) -> None:
     assert full_stop(text) == sentence
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 jobs"), (1, "1 job"), (2, "2 jobs"), (2000, "2,000 jobs")])
+def test_a_number_has_its_noun(number: int, text: str) -> None:
+    assert counted(number, "job", "jobs") == text

@@ -21,6 +21,7 @@ from leasehold.db.job_lists import Bound, Listing, Scope
 from leasehold.domain.attempt import Attempt
 from leasehold.domain.errors import Invalid, Permanent, TooMany
 from leasehold.domain.job_filter import parse
+from leasehold.domain.sentences import counted
 from leasehold.domain.verdicts import Done, Snooze
 from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.pipelines.operations.batch_size import MAX_BATCH, BatchSize
@@ -113,7 +114,7 @@ class _OperationAttempt:
             retry_after = await self._commit(batch)
             if retry_after is not None:
                 return self._snooze(retry_after)
-            self._attempt.progress(self._progress.percent, f"{self._progress.done} jobs")
+            self._attempt.progress(self._progress.percent, counted(self._progress.done, "job", "jobs"))
 
     def _snooze(self, seconds: float) -> Snooze:
         return Snooze(timedelta(seconds=seconds), self._progress.note())
@@ -260,7 +261,8 @@ class _OperationAttempt:
         canary = self._progress.canary
         if self._progress.refused:
             codes = ", ".join(sorted(self._progress.codes))
-            await self._stop("canary_refused", f"{self._progress.refused} of the canary jobs were refused: {codes}.")
+            refused = counted(self._progress.refused, "of the canary jobs was", "of the canary jobs were")
+            await self._stop("canary_refused", f"{refused} refused: {codes}.")
         if self._operation.action != "delete":
             async with self._attempt.connection() as connection:
                 operation = self._operation
@@ -271,7 +273,9 @@ class _OperationAttempt:
                 await self._stop("canary_failed", f"{failed} of {len(canary.job_ids)} canary jobs did not succeed.")
             if unfinished:
                 if time() > (canary.until or 0.0):
-                    await self._stop("canary_late", f"{unfinished} canary jobs had not ended in time.")
+                    await self._stop(
+                        "canary_late", f"{counted(unfinished, 'canary job', 'canary jobs')} had not ended in time."
+                    )
                 return False
         canary.passed, canary.job_ids = True, []
         return True

@@ -1,0 +1,47 @@
+"""The sentences of an explanation, which people read: they are right for one, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from leasehold.api.jobs.explain import explanation
+from leasehold.domain.ids import new_id
+
+
+def message_of(step: dict[str, Any] | None = None, limit: dict[str, Any] | None = None) -> str:
+    job = {"id": new_id(), "status": "pending", "held": limit is not None, "error": None}
+    steps = [] if step is None else [step]
+    limits = [] if limit is None else [limit]
+    (reason,) = explanation(job, steps, limits, [])["reasons"]
+    return str(reason["message"])
+
+
+@pytest.mark.parametrize(
+    ("ahead", "words"),
+    [(0, "behind 0 others"), (1, "behind 1 other"), (2, "behind 2 others"), (20, "at least 20 others")],
+)
+def test_a_waiting_step_says_how_many_are_before_it(ahead: int, words: str) -> None:
+    step = {
+        "step": "work", "status": "queued", "later": False, "queue": "q", "paused_because": None, "handler": "a.work",
+        "ahead": ahead, "most_ahead": 20,
+    }  # fmt: skip
+    assert message_of(step).endswith(f"{words}.")
+
+
+@pytest.mark.parametrize(
+    ("at_most", "inside", "message"),
+    [
+        (1, 1, "The limit l admits 1 job at once, and 1 is running."),
+        (3, 1200, "The limit l admits 3 jobs at once, and 1,200 are running."),
+    ],
+)
+def test_a_full_limit_says_how_many_it_admits(at_most: int, inside: int, message: str) -> None:
+    limit = {"key": "l", "at_most": at_most, "inside": inside, "per_minute": None, "lately": 0, "ahead": 0}
+    assert message_of(limit=limit) == message
+
+
+def test_a_limit_of_one_job_a_minute_says_so() -> None:
+    limit = {"key": "l", "at_most": None, "inside": 0, "per_minute": 1, "lately": 1, "ahead": 0}
+    assert message_of(limit=limit) == "The limit l admits 1 job a minute, and 1 started in the last minute."
