@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
+from uuid import UUID
 
 import typer
 
@@ -19,6 +20,9 @@ from leasehold.client.requests import key_of, url_of
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Cursor = Annotated[str | None, typer.Option(help="Show the page after the one that ended with this `next_cursor`.")]
+
+#: An id, as sentences show what it looks like.
+_ID = "0199d3f0-6c1e-7a52-9d1b-3f6a2b8c4d5e"
 
 
 @contextmanager
@@ -40,6 +44,23 @@ def api_client() -> Iterator[ApiClient]:
         raise print_failure(str(error), WRONG_USE) from None
     except Refused as error:
         raise print_failure(str(error), UNREACHABLE if isinstance(error, Interrupted) else FAILED) from None
+
+
+def id_of(what: str) -> Callable[[typer.Context, Any], Any]:
+    """The callback of an argument that is the id of `what`, or several ids. Another text ends the command with a
+    sentence.
+    """
+
+    def check(context: typer.Context, value: Any) -> Any:
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        for text in () if context.resilient_parsing else ids:  # while a shell completes the line, nothing is printed
+            try:
+                UUID(text)
+            except ValueError:
+                raise print_failure(f"{text!r} is not the id of {what}: an id looks like {_ID}", WRONG_USE) from None
+        return value
+
+    return check
 
 
 def json_argument(payload: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from leasehold.cli.answers import AsJson, Cursor, api_client, json_argument, print_fields, print_next_page, show
+from leasehold.cli.answers import AsJson, Cursor, api_client, id_of, json_argument, print_fields, print_next_page, show
 from leasehold.cli.running import WRONG_USE, print_failure
 from leasehold.cli.terminal import print_line
 from leasehold.client.calls import path_part
@@ -18,7 +18,7 @@ from leasehold.domain.sentences import counted, to_the_second
 
 app = typer.Typer(no_args_is_help=True, help="Find, show, explain, retry, cancel and delete jobs of every kind.")
 _SHOWN = ("id", "kind", "template", "status", "created_at", "started_at", "finished_at", "tags", "parameters")
-JobId = Annotated[str, typer.Argument(help="The job's id.")]
+JobId = Annotated[str, typer.Argument(help="The job's id.", callback=id_of("a job"))]
 
 
 def _checked_filter(words: list[str] | None) -> str:
@@ -118,7 +118,8 @@ def list_events(
 
 
 OptionalJobId = Annotated[
-    str | None, typer.Argument(help="The job's id. Leave it out to act on all jobs that --filter finds.")
+    str | None,
+    typer.Argument(help="The job's id. Leave it out to act on all jobs that --filter finds.", callback=id_of("a job")),
 ]
 Filter = Annotated[
     str | None,
@@ -209,7 +210,7 @@ def list_unsettled(
 
 @app.command("settle")
 def settle_jobs(
-    jobs: Annotated[list[str], typer.Argument(help="The ids of the jobs.")],
+    jobs: Annotated[list[str], typer.Argument(help="The ids of the jobs.", callback=id_of("a job"))],
     adopt: Annotated[
         str | None, typer.Option(help="The provider has the order under this id. Name a single job.")
     ] = None,

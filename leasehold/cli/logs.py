@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from leasehold.cli.answers import AsJson, api_client
+from leasehold.cli.answers import AsJson, api_client, id_of
 from leasehold.cli.api_client import ApiClient, Interrupted
 from leasehold.cli.terminal import console, harmless
 from leasehold.client.calls import path_part
@@ -25,7 +25,7 @@ _STYLES = {"warning": "yellow", "error": "red", "critical": "red", "debug": "dim
 
 
 def logs(
-    job: Annotated[str, typer.Argument(help="The id of a job of any kind, such as a run.")],
+    job: Annotated[str, typer.Argument(help="The id of a job of any kind, such as a run.", callback=id_of("a job"))],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the job ends.")] = False,
     step: Annotated[str | None, typer.Option(help="Print only lines of this step.")] = None,
     attempt: Annotated[

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from leasehold.cli.answers import AsJson, Cursor, api_client, print_fields, print_next_page, show
+from leasehold.cli.answers import AsJson, Cursor, api_client, id_of, print_fields, print_next_page, show
 from leasehold.cli.terminal import print_line
 from leasehold.client.calls import path_part
 
 app = typer.Typer(no_args_is_help=True, help="List, show and abort bulk operations.")
-OperationId = Annotated[str, typer.Argument(help="The operation's id.")]
+OperationId = Annotated[str, typer.Argument(help="The operation's id.", callback=id_of("an operation"))]
 _SHOWN = ("id", "action", "filter", "status", "by", "rate", "canary", "total", "acted", "refused", "percent", "error")
 
 

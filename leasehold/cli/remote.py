@@ -13,7 +13,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
 from leasehold.cli import jobs, operations
-from leasehold.cli.answers import AsJson, Cursor, api_client, json_argument, print_fields, print_next_page, show
+from leasehold.cli.answers import AsJson, Cursor, api_client, id_of, json_argument, print_fields, print_next_page, show
 from leasehold.cli.api_client import ApiClient
 from leasehold.cli.jobs import show_explanation
 from leasehold.cli.logs import logs
@@ -27,7 +27,13 @@ queues = typer.Typer(no_args_is_help=True, help="List, pause and resume queues."
 workers = typer.Typer(no_args_is_help=True, help="List and drain workers.")
 dead_letters = typer.Typer(no_args_is_help=True, help="List and replay steps that failed for good.")
 
-RunId = Annotated[str, typer.Argument(help="The run's id.")]
+RunId = Annotated[str, typer.Argument(help="The run's id.", callback=id_of("a run"))]
+ScheduleId = Annotated[
+    str, typer.Argument(help="The schedule's id, as `schedules list` shows it.", callback=id_of("a schedule"))
+]
+WorkerId = Annotated[
+    str, typer.Argument(help="The worker's id, as `workers list` shows it.", callback=id_of("a worker"))
+]
 _ENDED = ("succeeded", "failed", "cancelled", "expired")
 _POLL_SECONDS = 10
 
@@ -192,13 +198,13 @@ def create_schedule(
 
 
 @schedules.command("pause")
-def pause_schedule(schedule: str, as_json: AsJson = False) -> None:
+def pause_schedule(schedule: ScheduleId, as_json: AsJson = False) -> None:
     """Pause a schedule. It then fires no more."""
     _enable(schedule, as_json, enabled=False)
 
 
 @schedules.command("resume")
-def resume_schedule(schedule: str, as_json: AsJson = False) -> None:
+def resume_schedule(schedule: ScheduleId, as_json: AsJson = False) -> None:
     """Resume a schedule. It fires again from now on."""
     _enable(schedule, as_json, enabled=True)
 
@@ -210,7 +216,7 @@ def _enable(schedule: str, as_json: bool, *, enabled: bool) -> None:
 
 
 @schedules.command("run-now")
-def run_schedule_now(schedule: str, as_json: AsJson = False) -> None:
+def run_schedule_now(schedule: ScheduleId, as_json: AsJson = False) -> None:
     """Start a run of a schedule now."""
     with api_client() as client:
         answer = client.post(f"/v1/schedules/{path_part(schedule)}/run-now")
@@ -218,7 +224,7 @@ def run_schedule_now(schedule: str, as_json: AsJson = False) -> None:
 
 
 @schedules.command("delete")
-def delete_schedule(schedule: str, as_json: AsJson = False) -> None:
+def delete_schedule(schedule: ScheduleId, as_json: AsJson = False) -> None:
     """Delete a schedule. Its runs stay."""
     with api_client() as client:
         answer = client.delete(f"/v1/schedules/{path_part(schedule)}")
@@ -301,7 +307,7 @@ def list_workers(as_json: AsJson = False) -> None:
 
 
 @workers.command("drain")
-def drain_worker(worker: str, as_json: AsJson = False) -> None:
+def drain_worker(worker: WorkerId, as_json: AsJson = False) -> None:
     """Let a worker finish its tasks and then exit."""
     with api_client() as client:
         answer = client.post(f"/v1/workers/{path_part(worker)}/drain")

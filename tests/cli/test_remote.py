@@ -86,11 +86,19 @@ async def test_schedules_queues_and_workers_are_seen_and_steered(cli: Cli, worke
         (("runs", "--status", "nope"), "status: Input should be"),
         (("submit", "scripted", "{"), "not JSON"),
         (("submit", "scripted", "--tag", "x"), "NAME=VALUE"),
+        (("explain", "nonsense"), "'nonsense' is not the id of a run: an id looks like "),
+        (("logs", "nonsense"), "'nonsense' is not the id of a job: an id looks like "),
+        (("jobs", "cancel", "nonsense"), "'nonsense' is not the id of a job: an id looks like "),
+        (("jobs", "settle", "nonsense", "--again"), "'nonsense' is not the id of a job: an id looks like "),
+        (("operations", "show", "nonsense"), "'nonsense' is not the id of an operation: an id looks like "),
+        (("schedules", "pause", "nonsense"), "'nonsense' is not the id of a schedule: an id looks like "),
+        (("workers", "drain", "nonsense"), "'nonsense' is not the id of a worker: an id looks like "),
     ],
 )
 async def test_a_refusal_is_a_sentence_and_an_exit_code(cli: Cli, arguments: tuple[str, ...], sentence: str) -> None:
     code, out, err = await cli(*arguments)
-    assert (code, out) == (WRONG_USE if sentence in ("not JSON", "NAME=VALUE") else FAILED, "")
+    is_wrong_use = sentence in ("not JSON", "NAME=VALUE") or "is not the id of" in sentence
+    assert (code, out) == (WRONG_USE if is_wrong_use else FAILED, "")
     assert err.endswith("\n")
     assert sentence in err
     assert "Traceback" not in err

@@ -28,6 +28,7 @@ from tests.jobs.test_job_logs import line
 pytestmark = pytest.mark.usefixtures("own_width")
 
 Cli = Callable[..., Awaitable[Result]]
+ANY_ID = "0199d3f0-6c1e-7a52-9d1b-3f6a2b8c4d5e"
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[")
 
 
@@ -143,13 +144,13 @@ async def test_a_rate_of_nothing_is_not_a_rate_without_a_limit(cli: Cli, action:
     ("arguments", "sentence"),
     [
         (("retry",), "name one job"),
-        (("cancel", "X", "--filter", "kind:media"), "name one job"),
+        (("cancel", ANY_ID, "--filter", "kind:media"), "name one job"),
         (("retry", "--filter", "kind:media", "--from-step", "a"), "for one job"),
         (("retry", "--filter", "kind:media", "--payload", ""), "for one job"),
         (("retry", "--filter", "kind:media", "--from-step", ""), "for one job"),
-        (("delete", "X", "--dry-run"), "go with --filter"),
-        (("cancel", "X", "--rate", "0"), "go with --filter"),
-        (("retry", "X", "--canary", "0"), "go with --filter"),
+        (("delete", ANY_ID, "--dry-run"), "go with --filter"),
+        (("cancel", ANY_ID, "--rate", "0"), "go with --filter"),
+        (("retry", ANY_ID, "--canary", "0"), "go with --filter"),
         (("delete", "--filter", "kindd:media"), "There is no term"),
     ],
 )
