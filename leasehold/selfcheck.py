@@ -125,7 +125,7 @@ async def _check_schema(connection: Connection, schema: Schema) -> Finding:
 
 def check_broker(broker: Broker, settings: Settings) -> list[Finding]:
     """Check the broker: its connection, product and version, and the queue type."""
-    if settings.broker == "postgres":
+    if not broker.delivers_hints:
         return [Finding("broker", True, "none", "workers poll the database: a little slower, with the same guarantees")]
     properties = broker.describe()
     version = f"{properties.get('product') or 'AMQP'} {properties.get('version') or ''}".strip()

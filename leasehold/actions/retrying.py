@@ -14,7 +14,6 @@ from leasehold.actions.context import Actions, Target
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
-from leasehold.domain.kind import RUN
 from leasehold.evaluation.templates import TemplateVersion
 from leasehold.kinds.job_kinds import FailedJob, RetryTerms
 from leasehold.transitions import jobs, limits, runs
@@ -124,7 +123,7 @@ async def _revive_other(
 
 def _terms_of_retry(actions: Actions, target: Target) -> RetryTerms:
     before_retry = target.kind.operations.before_retry
-    if before_retry is None or target.kind.name == RUN:
+    if before_retry is None:
         return RetryTerms()
     job = FailedJob(target.tenant_id, target.row["params"], target.queue.partition("@")[2] or None)
     return before_retry(actions.settings, actions.opened.get(target.kind.name), job)

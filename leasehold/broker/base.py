@@ -42,7 +42,11 @@ class Delivery:
 class Broker(Protocol):
     """Reconnects by itself for as long as it is open. No method raises because a server is away."""
 
+    #: For people: in logs, metrics and the answer about the process's health.
     name: str
+    #: Whether hints arrive one by one, each with its task. False: the broker only wakes the worker (`on_wake`), because
+    #: some task of a queue may be due.
+    delivers_hints: bool
 
     @property
     def connected(self) -> bool:

@@ -39,6 +39,7 @@ class PostgresBroker:
     """A Broker without deliveries: it only calls `on_wake`, so that the worker polls the queue."""
 
     name = "postgres"
+    delivers_hints = False
 
     def __init__(self, settings: Settings) -> None:
         self._notifier = _Session(settings.direct().database_url, "notify", self._notify)

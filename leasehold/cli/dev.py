@@ -73,7 +73,7 @@ def _app_welcome_text(installation: Installation) -> str:
     source = installation.environment["LEASEHOLD_PIPELINES"]
     module = source.partition(":")[0]
     registry = Pipelines.from_source(source)
-    names = [pipeline.name for pipeline in registry if pipeline.name != "webhook"]
+    names = [pipeline.name for pipeline in registry if not pipeline.terms.unlimited]
     program = program_that_submits(module)
     logs = ", ".join(str(path) for path in installation.logs.values())
     return (

@@ -170,7 +170,7 @@ async def test_a_hint_of_the_task_that_a_poll_has_claimed_is_acknowledged_and_in
 
     held: set[UUID] = set()
     claimer: Any = SimpleNamespace(claim=claim, poll=claim_due, holds_for_certain=held.__contains__)
-    broker: Any = SimpleNamespace(name="amqp", connected=True, last_delivery_at=monotonic())
+    broker: Any = SimpleNamespace(delivers_hints=True, connected=True, last_delivery_at=monotonic())
     slot_pool = SlotPool(["q"], 1, claimer=claimer, runner=runner_of(run), broker=broker, poll_seconds=NEVER)
     monkeypatch.setattr(pools, "_FAIR_SECONDS", 0.01)
     keep_turn = slot_pool._keep_slot_if_others_wait
@@ -341,7 +341,7 @@ class Sleepers:
 
     @asynccontextmanager
     async def polling(self) -> AsyncIterator[None]:
-        broker: Any = SimpleNamespace(name="amqp", connected=True, last_delivery_at=monotonic())
+        broker: Any = SimpleNamespace(delivers_hints=True, connected=True, last_delivery_at=monotonic())
         pool = SlotPool(
             ["q"],
             self.slots,

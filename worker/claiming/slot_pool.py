@@ -294,11 +294,10 @@ class SlotPool:
         """Poll on request and every `_pause_seconds`. Poll again sooner while polls find plenty of tasks that no hint
         announced. Returns after `stop_claiming`.
         """
-        has_broker = self._broker.name != "postgres"  # without RabbitMQ the broker only says that some task is due
         while not self._stopping:
             requested, self._poll_requested = self._poll_requested, False
             self._may_poll.clear()
-            hints_arrive = has_broker and self._broker.connected
+            hints_arrive = self._broker.delivers_hints and self._broker.connected
             # While hints arrive, a poll claims only overdue tasks: else a hint and a poll would claim the same task.
             overdue = self._pause_seconds if hints_arrive and not requested else 0.0
             await self._fill_kept_slot(overdue)

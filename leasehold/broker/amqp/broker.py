@@ -21,6 +21,7 @@ class AmqpBroker:
     """The Broker that publishes to RabbitMQ and consumes from it."""
 
     name = "amqp"
+    delivers_hints = True
 
     def __init__(self, settings: Settings) -> None:
         self._topology = Topology(settings.amqp_queue_prefix, settings.amqp_queue_type)
