@@ -122,7 +122,7 @@ class Pipelines:
         Raises DeclarationError when there is no registry, CodeBroken when the module raises an error, and any error
         that the callable raises.
         """
-        registry = _object_at(source)
+        registry = object_at(source)
         is_app = not isinstance(registry, type) and callable(getattr(registry, "pipelines", None))
         if is_app:
             registry = registry.pipelines
@@ -144,8 +144,10 @@ class Pipelines:
             self.add(offered)
 
 
-def _object_at(source: str) -> Any:
-    """The object that `source` ("module:name") names. Raises DeclarationError, and CodeBroken."""
+def object_at(source: str) -> Any:
+    """The object that `source` ("module:name") names. Raises DeclarationError if there is none, and CodeBroken when the
+    module raises an error.
+    """
     module, _, name = source.partition(":")
     if "/" in module or not all(module.split(".")):
         raise DeclarationError(f"{source!r} names no module: write MODULE:NAME, as in shop.tasks:app")

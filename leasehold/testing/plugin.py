@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
@@ -47,13 +46,18 @@ def leasehold_apps(leasehold_server: TestServer) -> Iterator[Callable[[App], Tes
 def leasehold_app(request: pytest.FixtureRequest, leasehold_apps: Callable[[App], TestApp]) -> TestApp:
     """The app of the ini option `leasehold_app`, on a database of the test's own."""
     source: str = request.config.getini("leasehold_app")
-    module, sign, name = source.partition(":")
-    if not sign:
+    if not source:
         raise pytest.UsageError("leasehold_app: set the ini option leasehold_app to MODULE:NAME of the App")
+    from leasehold.app.app import App  # noqa: PLC0415 - see above
+    from leasehold.domain.errors import CodeBroken, DeclarationError  # noqa: PLC0415
+    from leasehold.domain.registry import object_at  # noqa: PLC0415
+
     try:
-        app = getattr(import_module(module), name)
-    except (ModuleNotFoundError, AttributeError) as error:
-        if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module exists, and imports another that does not
+        app = object_at(source)
+    except CodeBroken as error:
+        raise pytest.UsageError(f"leasehold_app = {error}\n{error.trace}") from None
+    except DeclarationError as error:
         raise pytest.UsageError(f"leasehold_app = {source}: {error}") from None
+    if not isinstance(app, App):
+        raise pytest.UsageError(f"leasehold_app = {source}: it is of type {type(app).__name__}, not an App")
     return leasehold_apps(app)

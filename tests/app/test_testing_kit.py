@@ -29,20 +29,40 @@ async def test_the_samples_pass_in_a_session_of_their_own(postgres: Databases, t
 
 
 async def test_an_app_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "shop.py").write_text("")
-    (tmp_path / "test_shop.py").write_text("def test_shop(leasehold_app): ...\n")
-    plugin = [] if _is_installed() else ["-p", "leasehold.testing.plugin"]
-    for option, reason in (("shopp:app", "No module named 'shopp'"), ("shop:app", "no attribute 'app'")):
-        (tmp_path / "pytest.ini").write_text(f"[pytest]\nleasehold_app = {option}\n")
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "pytest", "-q", *plugin, cwd=tmp_path, stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "LEASEHOLD_TEST_DATABASE_URL": "postgresql://nowhere/", "PYTHONPATH": str(tmp_path)},
-        )  # fmt: skip
-        output = (await process.communicate())[0].decode()
+    (tmp_path / "shop.py").write_text("number = 1")
+    for option, reason in (
+        ("shopp:app", "No module named 'shopp'"),
+        ("shop:app", "shop.py has no 'app'"),
+        ("shop:number", "it is of type int, not an App"),
+        (":app", "names no module"),
+    ):
+        output = await _output_of_session(tmp_path, option)
         assert re.search(rf"^E +leasehold_app = {option}: .*{reason}", output, re.MULTILINE) or (
             f"leasehold_app = {option}: " in output and reason in output
         ), output
         assert "importlib" not in output
+
+
+async def test_an_error_of_the_apps_own_module_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text("from shop_parts import prices\n")
+    (tmp_path / "shop_parts.py").write_text("prices = {}.itemz()\n")
+    output = await _output_of_session(tmp_path, "shop:app")
+    place = re.escape(str(tmp_path / "shop_parts.py:1"))
+    assert re.search(rf"leasehold_app = shop:app cannot be loaded: AttributeError at {place}", output), output
+    assert "AttributeError: 'dict' object has no attribute 'itemz'" in output
+    assert "importlib" not in output
+
+
+async def _output_of_session(folder: Path, option: str) -> str:
+    """The output of a session with one test, which uses the app that the ini option names."""
+    (folder / "test_shop.py").write_text("def test_shop(leasehold_app): ...\n")
+    (folder / "pytest.ini").write_text(f"[pytest]\nleasehold_app = {option}\n")
+    plugin = [] if _is_installed() else ["-p", "leasehold.testing.plugin"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pytest", "-q", *plugin, cwd=folder, stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "LEASEHOLD_TEST_DATABASE_URL": "postgresql://nowhere/", "PYTHONPATH": str(folder)},
+    )  # fmt: skip
+    return (await process.communicate())[0].decode()
 
 
 def _is_installed() -> bool:
