@@ -42,9 +42,9 @@ def subset() -> str:
 
 #: The keys whose values are sentences. They are left out, so that a new sentence does not change the generated types.
 _SENTENCES = frozenset({"description", "summary", "title", "examples", "example"})
-#: Fields of the document whose keys are names of fields, schemas or statuses. The value of such a key is no sentence,
-#: even if the key is `title`.
-_KEYED_BY_NAME = frozenset({"properties", "schemas", "responses"})
+#: Fields of the document whose keys are names of fields, schemas, statuses or headers. The value of such a key is no
+#: sentence, even if the key is `title`.
+_KEYED_BY_NAME = frozenset({"properties", "schemas", "responses", "headers"})
 
 
 def _without_sentences(part: Any, field: str = "") -> Any:
@@ -54,7 +54,8 @@ def _without_sentences(part: Any, field: str = "") -> Any:
     if not isinstance(part, dict):
         return part
     if field == "responses":
-        return {status: answer | {"description": ""} for status, answer in part.items() if not _is_error(status)}
+        answers = {status: answer for status, answer in part.items() if not _is_error(status)}
+        return {status: {"description": ""} | _without_sentences(answer) for status, answer in answers.items()}
     return {
         name: _without_sentences(value, "" if field in _KEYED_BY_NAME else name)
         for name, value in part.items()

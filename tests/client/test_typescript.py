@@ -9,7 +9,9 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +51,23 @@ needs_node = only_where(node_version() >= OLDEST, f"there is no Node.js {OLDEST}
 def test_the_document_is_that_of_the_api() -> None:
     wrong = "run scripts/reference, then `npm ci && npm run types` in clients/typescript"
     assert (FOLDER / "openapi.json").read_text() == subset(), wrong
+
+
+def test_the_document_has_no_sentences_so_that_a_new_sentence_changes_no_type() -> None:
+    document = json.loads((FOLDER / "openapi.json").read_text())
+    assert list(sentences([document["paths"], document["components"]])) == []
+
+
+def sentences(part: Any, name: str = "") -> Iterator[str]:
+    """The descriptions, summaries and titles in a part of the document, but for those that are empty."""
+    if isinstance(part, str) and name in ("description", "summary", "title") and part:
+        yield part
+    elif isinstance(part, dict):
+        for inner_name, inner in part.items():
+            yield from sentences(inner, inner_name)
+    elif isinstance(part, list):
+        for inner in part:
+            yield from sentences(inner)
 
 
 def test_the_types_are_generated_from_that_document() -> None:
