@@ -42,6 +42,8 @@ def api_client() -> Iterator[ApiClient]:
             yield client
     except ClientError as error:
         raise print_failure(str(error), WRONG_USE) from None
+    except UnicodeEncodeError:  # Python keeps such bytes of the command line as halves of surrogate pairs
+        raise print_failure("an argument has bytes that are no text in UTF-8", WRONG_USE) from None
     except Refused as error:
         raise print_failure(str(error), UNREACHABLE if isinstance(error, Interrupted) else FAILED) from None
 
@@ -64,11 +66,19 @@ def id_of(what: str) -> Callable[[typer.Context, Any], Any]:
 
 
 def json_argument(payload: str) -> Any:
-    """The JSON value of an argument. A text that is not JSON ends the command with a sentence."""
+    """The JSON value of an argument. A text that is not JSON, or that no request can carry, ends the command with a
+    sentence.
+    """
     try:
-        return json.loads(payload)
+        value = json.loads(payload)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # as the HTTP library does: NaN is refused
+    except RecursionError:
+        raise print_failure("the payload is nested too deep", WRONG_USE) from None
+    except UnicodeEncodeError:
+        raise print_failure("the payload has a text that has no form in UTF-8", WRONG_USE) from None
     except ValueError as error:
         raise print_failure(f"the payload is not JSON: {error}", WRONG_USE) from None
+    return value
 
 
 def show(answer: Any, as_json: bool, otherwise: Callable[[], None]) -> None:

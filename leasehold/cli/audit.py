@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -108,21 +109,37 @@ def _check_file(file: Path) -> Iterator[dict[str, Any]]:
     """Check the chains of an export. Each begins with a line that has its head. Yields each chain as it is printed."""
     head: dict[str, Any] | None = None
     chain, broken = Chain(""), None
-    for line in _lines(file):
+    for number, line in _lines(file):
         if "head" in line:
             if head is not None:
                 yield _result_of(head, broken or chain.check_end(head))
-            head, broken = line["head"], None
-            chain = Chain.from_head(line["head"])
+            with _naming_line(number, "the head of a chain"):
+                given = line["head"]
+                head, broken = {**given, "seq": int(given["seq"]), "hash": str(given["hash"])}, None
+                chain = Chain.from_head(head)
         elif head is None:
             raise print_failure("the file does not begin with the head of a chain")
         elif broken is None:
-            broken = chain.check(_row(line))
+            with _naming_line(number, "a row of the audit"):
+                broken = chain.check(_row(line))
     if head is not None:
         yield _result_of(head, broken or chain.check_end(head))
 
 
-def _lines(file: Path) -> Iterator[dict[str, Any]]:
+@contextmanager
+def _naming_line(number: int, what: str) -> Iterator[None]:
+    """End the command with a sentence if the block finds that the line lacks a field, or has a field of another type.
+    `what`: what the line should be.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise print_failure(f"line {number} of the file is not {what}: {reason}") from None
+
+
+def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The lines of the file with their numbers."""
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
@@ -131,13 +148,10 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
                 raise print_failure(f"line {number} is not JSON: the export was cut off") from None
             if not isinstance(value, dict):
                 raise print_failure(f"line {number} of the file is not a JSON object")
-            yield value
+            yield number, value
 
 
 def _row(line: dict[str, Any]) -> dict[str, Any]:
     from leasehold.db.audit import details_text  # noqa: PLC0415 - each command loads only what it needs
 
-    try:
-        return {**line, "at": datetime.fromisoformat(line["at"]), "details": details_text(line["details"])}
-    except (KeyError, TypeError, ValueError) as error:
-        raise print_failure(f"a line of the file is not a row of the audit: {error}") from None
+    return {**line, "at": datetime.fromisoformat(line["at"]), "details": details_text(line["details"])}

@@ -194,7 +194,7 @@ def create_schedule(
     }
     with api_client() as client:
         created = client.post("/v1/schedules", body)
-    show(created, as_json, lambda: print_line(f"{created['id']} next at {created['next_run_at']}"))
+    show(created, as_json, lambda: print_line(f"{created['id']} {_next_run(created)}"))
 
 
 @schedules.command("pause")
@@ -212,7 +212,14 @@ def resume_schedule(schedule: ScheduleId, as_json: AsJson = False) -> None:
 def _enable(schedule: str, as_json: bool, *, enabled: bool) -> None:
     with api_client() as client:
         answer = client.patch(f"/v1/schedules/{path_part(schedule)}", {"enabled": enabled})
-    show(answer, as_json, lambda: print_line(f"next at {answer['next_run_at']}"))
+    show(answer, as_json, lambda: print_line(_next_run(answer)))
+
+
+def _next_run(schedule: dict[str, Any]) -> str:
+    if not schedule["enabled"]:
+        return "is paused"
+    at = schedule["next_run_at"]
+    return "fires no more" if at is None else f"next at {at}"
 
 
 @schedules.command("run-now")

@@ -208,6 +208,12 @@ async def test_the_command_line_lists_exports_and_verifies(cli: Cli, rows: Conne
         (lambda lines: [lines[0].replace(b'"first_seq":1', b'"first_seq":2'), *lines[2:]], "row 2: it does not follow"),
         (lambda lines: [*lines[:-1], lines[-1][:20]], "is not JSON"),
         (lambda lines: lines[1:], "does not begin with the head"),
+        (lambda lines: [b'{"head": 7}\n', *lines[1:]], "line 1 of the file is not the head of a chain"),
+        (lambda lines: [lines[0].replace(b'"seq":3', b'"seq":"x"'), *lines[1:]], "line 1 of the file is not the head"),
+        (
+            lambda lines: [lines[0], b'{"at": "2026-01-01T00:00:00Z", "details": {}}\n'],
+            "line 2 of the file is not a",
+        ),
     ],
 )
 async def test_an_export_that_was_changed_is_found_out(

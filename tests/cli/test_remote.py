@@ -69,6 +69,8 @@ async def test_a_failed_run_fails_its_watcher_and_is_replayed_by_its_fingerprint
 async def test_schedules_queues_and_workers_are_seen_and_steered(cli: Cli, worker: Worker) -> None:  # noqa: F811
     made = await cli.said("schedules", "create", "scripted", "0 9 * * *", "--timezone", "Asia/Taipei")
     assert (await cli.said("schedules", "pause", made["id"]))["enabled"] is False
+    assert (await cli("schedules", "resume", made["id"]))[1].startswith("next at 20")
+    assert (await cli("schedules", "pause", made["id"]))[1] == "is paused\n"
     assert (await cli.said("schedules", "list"))["schedules"][0]["id"] == made["id"]
     await cli.said("queues", "pause", "default", "--reason", "a look")
     queues = {one["queue"]: one for one in (await cli.said("queues", "list"))["queues"]}
@@ -85,6 +87,12 @@ async def test_schedules_queues_and_workers_are_seen_and_steered(cli: Cli, worke
         (("schedules", "create", "scripted", "nonsense"), "invalid_cron"),
         (("runs", "--status", "nope"), "status: Input should be"),
         (("submit", "scripted", "{"), "not JSON"),
+        (("submit", "scripted", '{"a": NaN}'), "the payload is not JSON: "),
+        (("submit", "scripted", '{"a": 1e999}'), "the payload is not JSON: "),
+        (("submit", "scripted", "[" * 100_000), "the payload is nested too deep"),
+        (("submit", "scripted", '{"a": "\\ud800"}'), "the payload has a text that has no form in UTF-8"),
+        (("submit", "\udcff"), "an argument has bytes that are no text in UTF-8"),
+        (("queues", "pause", "a\udcff"), "an argument has bytes that are no text in UTF-8"),
         (("submit", "scripted", "--tag", "x"), "NAME=VALUE"),
         (("explain", "nonsense"), "'nonsense' is not the id of a run: an id looks like "),
         (("logs", "nonsense"), "'nonsense' is not the id of a job: an id looks like "),
@@ -97,7 +105,8 @@ async def test_schedules_queues_and_workers_are_seen_and_steered(cli: Cli, worke
 )
 async def test_a_refusal_is_a_sentence_and_an_exit_code(cli: Cli, arguments: tuple[str, ...], sentence: str) -> None:
     code, out, err = await cli(*arguments)
-    is_wrong_use = sentence in ("not JSON", "NAME=VALUE") or "is not the id of" in sentence
+    wrong_use = ("not JSON", "NAME=VALUE", "is not the id of", "the payload ", "an argument has bytes")
+    is_wrong_use = any(words in sentence for words in wrong_use)
     assert (code, out) == (WRONG_USE if is_wrong_use else FAILED, "")
     assert err.endswith("\n")
     assert sentence in err
