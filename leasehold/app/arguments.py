@@ -17,6 +17,7 @@ from pydantic_core import PydanticSerializationError, SchemaError
 from leasehold.app.place import declaration_error
 from leasehold.domain.errors import InvalidArguments
 from leasehold.domain.json_pointer import first_mismatch_of
+from leasehold.domain.sentences import with_article
 from leasehold.domain.storable import NotStorable, storable
 
 _VARIADIC = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -75,7 +76,7 @@ class Arguments:
         except (PydanticSerializationError, ValueError) as error:  # pydantic raises a ValueError for a circular list
             raise InvalidArguments("", str(error)) from None
         if not isinstance(encoded, dict):  # the model may have a serialiser of its own
-            raise InvalidArguments("", f"the JSON of {self.model.__name__} is a {type(encoded).__name__}, no object")
+            raise InvalidArguments("", _no_object(self.model, encoded))
         return encoded
 
     def _bound(self, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -111,6 +112,10 @@ def hints_of(function: Callable[..., Any], local_names: Mapping[str, Any] | None
         ) from error
     except Exception as error:  # an annotation is an expression, and may raise anything
         raise declaration_error(function, f"an annotation is no type: {error}") from error
+
+
+def _no_object(model: type[BaseModel], encoded: object) -> str:
+    return f"the JSON of {model.__name__} is {with_article(type(encoded).__name__)}, no object"
 
 
 def _is_object(model: type[BaseModel]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from leasehold.app.run_limits import Batch
 from leasehold.domain.errors import Cancelled, Permanent
+from leasehold.domain.sentences import counted, with_article
 from leasehold.runtime.foreign_errors import contained
 from leasehold.runtime.gather import being_cancelled
 
@@ -130,6 +131,8 @@ def _give_results(entries: list[_Entry], results: list[Any]) -> None:
 def _checked(results: Any, count: int) -> list[Any]:
     """The results as a list. Raises Permanent `batch_mismatch` unless they are a list of `count` items."""
     if not isinstance(results, list) or len(results) != count:
-        kind = f"{len(results)} results" if isinstance(results, list) else f"a {type(results).__name__}"
-        raise Permanent("batch_mismatch", f"the function got {count} items and returned {kind}: return a list as long")
+        kind = type(results).__name__
+        given = counted(len(results), "result", "results") if isinstance(results, list) else with_article(kind)
+        items = counted(count, "item", "items")
+        raise Permanent("batch_mismatch", f"the function got {items} and returned {given}: return a list as long")
     return results

@@ -55,7 +55,7 @@ from math import ceil
 from typing import Any
 from uuid import UUID
 
-from leasehold.domain.sentences import full_stop
+from leasehold.domain.sentences import full_stop, with_article
 
 
 class LeaseholdError(Exception):
@@ -306,7 +306,7 @@ class Retryable(StepError):
     def __init__(self, message: str, *, code: str = "retryable", after: timedelta | None = None) -> None:
         super().__init__(code, message)
         if not isinstance(after, timedelta | None):
-            raise TypeError(f"after is a timedelta, not a {type(after).__name__}")
+            raise TypeError(f"after is a timedelta, not {with_article(type(after).__name__)}")
         self.after = after
 
 

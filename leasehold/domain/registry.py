@@ -18,6 +18,7 @@ from leasehold.domain.broken_code import broken_code
 from leasehold.domain.errors import DeclarationError, LeaseholdError
 from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import Pipeline
+from leasehold.domain.sentences import with_article
 
 #: A package offers its own work under this entry-point group; each entry is a `Pipeline` or a `Kind`.
 ENTRY_POINTS = "leasehold.pipelines"
@@ -131,7 +132,7 @@ class Pipelines:
                 raise DeclarationError(f"{source!r} needs arguments: name an App, Pipelines, or a function without any")
             registry = registry()
         if not isinstance(registry, cls):
-            raise DeclarationError(f"{source!r} gives a {type(registry).__name__}, not Pipelines")
+            raise DeclarationError(f"{source!r} gives {with_article(type(registry).__name__)}, not Pipelines")
         return registry
 
     def add_installed(self) -> None:
@@ -139,8 +140,8 @@ class Pipelines:
         for entry in entry_points(group=ENTRY_POINTS):
             offered = entry.load()
             if not isinstance(offered, (Pipeline, Kind)):
-                type_name = type(offered).__name__
-                raise DeclarationError(f"entry point {entry.name} is a {type_name}, neither a Pipeline nor a Kind")
+                type_name = with_article(type(offered).__name__)
+                raise DeclarationError(f"entry point {entry.name} is {type_name}, neither a Pipeline nor a Kind")
             self.add(offered)
 
 

@@ -18,6 +18,11 @@ def counted(number: int, one: str, many: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
 
 
+def with_article(name: str) -> str:
+    """The name of a type with its article, such as "a str" and "an int"."""
+    return f"{'an' if name[:1].lower() in ('a', 'e', 'i', 'o') else 'a'} {name}"
+
+
 def to_the_second(at: datetime) -> str:
     """The instant, as sentences show it. The fields of an answer have the whole instant."""
     return at.isoformat(timespec="seconds")

@@ -51,6 +51,7 @@ def leasehold_app(request: pytest.FixtureRequest, leasehold_apps: Callable[[App]
     from leasehold.app.app import App  # noqa: PLC0415 - see above
     from leasehold.domain.errors import CodeBroken, DeclarationError  # noqa: PLC0415
     from leasehold.domain.registry import object_at  # noqa: PLC0415
+    from leasehold.domain.sentences import with_article  # noqa: PLC0415
 
     try:
         app = object_at(source)
@@ -59,5 +60,5 @@ def leasehold_app(request: pytest.FixtureRequest, leasehold_apps: Callable[[App]
     except DeclarationError as error:
         raise pytest.UsageError(f"leasehold_app = {source}: {error}") from None
     if not isinstance(app, App):
-        raise pytest.UsageError(f"leasehold_app = {source}: it is of type {type(app).__name__}, not an App")
+        raise pytest.UsageError(f"leasehold_app = {source}: it is {with_article(type(app).__name__)}, not an App")
     return leasehold_apps(app)

@@ -29,6 +29,7 @@ from leasehold.domain.errors import (
 )
 from leasehold.domain.ids import new_id
 from leasehold.domain.json_pointer import first_mismatch_of
+from leasehold.domain.sentences import with_article
 from leasehold.domain.states import JOB_TERMINAL
 from leasehold.domain.storable import storable_text
 from leasehold.runtime.foreign_errors import contained, text_of
@@ -602,7 +603,7 @@ def _error_of_run(entry: Entry) -> TaskFailed | None:
 
 def _wrong_await(awaited: Any) -> Permanent:
     sentence = (
-        f"the workflow awaits a {type(awaited).__name__}: it may await only what its context returns. Do other work "
-        "in a task (ctx.run), or in ctx.call"
+        f"the workflow awaits {with_article(type(awaited).__name__)}: it may await only what its context returns. Do"
+        " other work in a task (ctx.run), or in ctx.call"
     )
     return Permanent("workflow_awaits", sentence)

@@ -105,7 +105,7 @@ async def test_an_error_in_the_list_is_of_its_item_alone(serve: Serve, connectio
 
 async def test_another_number_of_results_fails_for_good(serve: Serve) -> None:
     async with serve(app), asyncio.timeout(SECONDS):
-        with pytest.raises(TaskFailed, match=r"batch_mismatch.*got 1 items and returned 0 results"):
+        with pytest.raises(TaskFailed, match=r"batch_mismatch.*got 1 item and returned 0 results"):
             await (await too_few.asubmit(1))
 
 

@@ -33,7 +33,7 @@ async def test_an_app_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     for option, reason in (
         ("shopp:app", "No module named 'shopp'"),
         ("shop:app", "shop.py has no 'app'"),
-        ("shop:number", "it is of type int, not an App"),
+        ("shop:number", "it is an int, not an App"),
         (":app", "names no module"),
     ):
         output = await _output_of_session(tmp_path, option)

@@ -73,7 +73,7 @@ def test_a_step_error_made_with_an_exception_has_its_text() -> None:
 
 def test_a_delay_that_is_no_timedelta_is_refused_where_the_handler_raises() -> None:
     after: Any = 5
-    with pytest.raises(TypeError, match="timedelta, not a int"):
+    with pytest.raises(TypeError, match="timedelta, not an int"):
         Retryable("later", after=after)
     assert Retryable("later", after=timedelta(seconds=5)).after == timedelta(seconds=5)
 

@@ -25,6 +25,7 @@ from leasehold.domain.errors import Cancelled, LeaseLost, ObjectMissing, Permane
 from leasehold.domain.lease import Lease
 from leasehold.domain.object_keys import output_key
 from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.sentences import with_article
 from leasehold.domain.verdicts import Done, FanOut, Snooze
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
@@ -378,7 +379,8 @@ def _settlement(attempt: InlineAttempt, returned: object) -> Completion | Snoozi
         case FanOut():
             return FanningOut(attempt.lease, _parts(attempt.pipeline, returned), outputs)
     allowed = "Done, Snooze, FanOut, a mapping or None"
-    raise Permanent("bad_answer", f"the handler of {attempt.step} returned a {type(returned).__name__}, not {allowed}")
+    kind = with_article(type(returned).__name__)
+    raise Permanent("bad_answer", f"the handler of {attempt.step} returned {kind}, not {allowed}")
 
 
 def _parts(pipeline: Pipeline, fan_out: FanOut) -> list[Part]:

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from leasehold.domain.errors import Cancelled, Permanent, Retryable, is_disk_full
 from leasehold.domain.pipeline import Pipeline
+from leasehold.domain.sentences import with_article
 from leasehold.domain.verdicts import Done
 from leasehold.domain.work import Work, percent_of
 from leasehold.runtime.foreign_errors import text_of
@@ -187,7 +188,7 @@ def _use_directory(directory: Path) -> None:
 
 def _finished_frame(done: object, directory: Path) -> frames.Answer:
     if not isinstance(done, Done):
-        raise TypeError(f"the handler returned a {type(done).__name__}, not Done")
+        raise TypeError(f"the handler returned {with_article(type(done).__name__)}, not Done")
     try:
         files = {
             name: frames.OutputFile(
