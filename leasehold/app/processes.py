@@ -17,6 +17,7 @@ import orjson
 
 from leasehold.app.process_frames import HEAD, CallOfProcess, FailedInProcess, Kind, LineOfProcess
 from leasehold.domain.errors import Cancelled, ChildCrashed, LeaseLost, Permanent, Retryable, StepError
+from leasehold.runtime.exits import describe_exit
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.telemetry import child_logs
 
@@ -74,9 +75,8 @@ class Process:
                     return kind, body
                 on_frame(kind, body)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            code = await self._process.wait()
-            ended = signal.Signals(-code).name if code < 0 else f"status {code}"
-            raise ChildCrashed("child_crashed", f"the process of the task ended with {ended}") from error
+            ended = describe_exit(await self._process.wait())
+            raise ChildCrashed("child_crashed", f"the process of the task ended early ({ended})") from error
 
     def request_stop(self) -> None:
         with contextlib.suppress(ProcessLookupError):

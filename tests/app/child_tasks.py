@@ -48,6 +48,8 @@ def fail(kind: str) -> None:
         raise Permanent("no_such_thing", "never was")
     if kind == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "killed by a signal without a name":
+        os.kill(os.getpid(), signal.SIGRTMIN + 1)
     if kind == "exits":
         sys.exit(3)
     if kind == "odd file name":

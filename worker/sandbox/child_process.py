@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from leasehold.domain.errors import ChildCrashed, StepTimeout
 from leasehold.domain.pipeline import Limits
+from leasehold.runtime.exits import describe_exit
 from leasehold.worker import metrics
 from leasehold.worker.sandbox import fences, frames
 from leasehold.worker.sandbox.child_output import ChildOutput
@@ -199,13 +200,3 @@ def _cause_of(status: int) -> str:
         return signal.Signals(-status).name
     except ValueError:
         return "unknown"
-
-
-def describe_exit(status: int) -> str:
-    """How a process ended, for error messages."""
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"

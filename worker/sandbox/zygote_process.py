@@ -15,9 +15,10 @@ import structlog
 from pydantic import ValidationError
 
 from leasehold.domain.errors import DeclarationError
+from leasehold.runtime.exits import describe_exit
 from leasehold.worker.sandbox import frames
 from leasehold.worker.sandbox.child_output import ChildOutput
-from leasehold.worker.sandbox.child_process import ChildProcess, describe_exit, hung_up, kill_child
+from leasehold.worker.sandbox.child_process import ChildProcess, hung_up, kill_child
 
 #: The environment variables that a zygote inherits, because Python needs them. It gets no others: they may be secrets.
 _PASSED_ON = (
