@@ -52,7 +52,9 @@ async def archiving(directory: Path, archive: Path) -> Postgres:
     await migrate(server.url)
     async with connected(server) as connection:
         await connection.execute("ALTER SYSTEM SET archive_mode = on")
-        await connection.execute(f"ALTER SYSTEM SET archive_command = 'cp %p {archive}/%f'")
+        # Renamed when it is complete: else the replay could read half of a file.
+        command = f"cp %p {archive}/%f.part && mv {archive}/%f.part {archive}/%f"
+        await connection.execute(f"ALTER SYSTEM SET archive_command = '{command}'")
     await server.stop()
     await server.start()
     return server
