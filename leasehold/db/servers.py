@@ -58,30 +58,30 @@ async def open_connection(
     unanswered = _unanswered.get((url, replica), 0)
     longest = max(host_timeout, timeout / len(url.hosts))
     host_timeout = min(host_timeout * 2**unanswered, longest)
-    asked = _Asked()
+    answers = _Answers()
     chosen: _Connection | None = None
     try:
         async with asyncio.timeout(timeout):
-            chosen = await _choose(url, asked, host_timeout, options, replica=replica)
+            chosen = await _choose(url, answers, host_timeout, options, replica=replica)
     except TimeoutError as late:  # of all hosts together, or of one host
-        asked.late = late
+        answers.late = late
         raise
     finally:
-        if asked.has_found:
+        if answers.has_found:
             _unanswered.pop((url, replica), None)
-        elif asked.late is not None and not (replica and asked.opened):
+        elif answers.late is not None and not (replica and answers.opened):
             _unanswered[url, replica] = min(unanswered + 1, _MOST_DOUBLINGS)
-        for connection in asked.opened:
+        for connection in answers.opened:
             if connection is not chosen:
                 connection.terminate()
     return chosen
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Answers:
     """What the hosts answered in one call. `opened`: every connection; the caller closes those that are not chosen.
-    `late`: the error of the first host that did not answer in its time. `has_found`: whether a host is as it was asked
-    for: takes writes, or only reads.
+    `late`: the error of the first host that did not answer in its time. `has_found`: whether the chosen host does what
+    the caller needs: takes writes, or only reads.
     """
 
     opened: list[_Connection] = field(default_factory=list)
@@ -90,28 +90,28 @@ class _Asked:
 
 
 async def _choose(
-    url: DatabaseUrl, asked: _Asked, host_timeout: float, options: dict[str, Any], *, replica: bool
+    url: DatabaseUrl, answers: _Answers, host_timeout: float, options: dict[str, Any], *, replica: bool
 ) -> _Connection:
-    """As `open_connection`, for several hosts and without `timeout`. Records in `asked` what the hosts answered."""
+    """As `open_connection`, for several hosts and without `timeout`. Records in `answers` what the hosts answered."""
     error: BaseException | None = None
     for host, port in _last_chosen_first(url, replica=replica):
         try:
             connection = await _connect(url, host, port, host_timeout, options)
-            asked.opened.append(connection)
+            answers.opened.append(connection)
             takes_writes = await _takes_writes(connection, host_timeout)
         except TimeoutError as late:
-            asked.late = asked.late or late
+            answers.late = answers.late or late
             continue
         except _HOST_ERRORS as host_error:
             error = host_error
             continue
         if takes_writes is not replica:
             _last_chosen[url, replica] = (host, port)
-            asked.has_found = True
+            answers.has_found = True
             return connection
-    if asked.opened:
-        return asked.opened[0]
-    last_error = asked.late or error
+    if answers.opened:
+        return answers.opened[0]
+    last_error = answers.late or error
     assert last_error is not None
     raise last_error
 
