@@ -170,7 +170,17 @@ async def open_parts(
         exporter = stack.enter_context(exporting(settings, worker, pool, broker, questions_of(kinds), replica))
         evaluator = await stack.enter_async_context(evaluating(settings))
         templates = Templates(pipelines, evaluator)
-        duties = Duties(settings, registration, pool, store, announcer, templates, pipelines.find("webhook"), kinds)
+        duties = Duties(
+            settings,
+            registration,
+            pool,
+            store,
+            announcer,
+            templates,
+            pipelines.find("webhook"),
+            kinds,
+            router.deliver_here,
+        )
         relay = Relay(pool, broker, announcer)
         yield Parts(
             pool=pool,

@@ -288,7 +288,7 @@ note = Table(
     Column("value", JSONB, nullable=False),  # what an attempt wrote down for the next attempt of its step
 )
 
-#: Tasks that wait because no living worker had their code. The row is void after the task's next claim: then the task
+#: Tasks that a worker put off because it lacked their code. The row is void after the task's next claim: then the task
 #: has another epoch.
 unknown_task = Table(
     "unknown_task",

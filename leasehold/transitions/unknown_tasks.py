@@ -1,7 +1,8 @@
-"""`wake_known`: a worker makes the tasks due whose code it has, and that waited because no worker had their code.
+"""`wake_known`: a worker makes the tasks due whose code it has, and that a worker without their code has put off.
 
-A worker that lacks a task's code puts the task off, and records it in `unknown_task` (settlements.snoozing). Each time
-adds two events to the job's history. So the task is put off for long, and a worker that gets its code wakes it.
+A worker that lacks a task's code records the task in `unknown_task` (settlements.snoozing). Each time adds two events
+to the job's history. So if no worker has the code, the task is put off for long, and a worker that gets the code wakes
+it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from uuid import UUID
 
+from leasehold.broker.base import Hint
+from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, unindexed
 
 # $1 the worker, $2 the queues that it serves, $3 its handlers, $4 the most tasks. Each statement that writes a row of
@@ -17,7 +20,7 @@ from leasehold.db.database import Connection, unindexed
 WAKE_KNOWN = f"""
 -- wake_known
 WITH known AS MATERIALIZED (
-    SELECT u.task_id, u.epoch FROM unknown_task u JOIN task t ON t.id = u.task_id
+    SELECT u.task_id, u.epoch, t.job_id FROM unknown_task u JOIN task t ON t.id = u.task_id
     WHERE u.queue = ANY($2::text[]) AND u.handler = ANY($3::text[])
       AND NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = $1 AND w.draining)
     LIMIT $4
@@ -27,18 +30,22 @@ WITH known AS MATERIALIZED (
 ), woken AS (
     -- Another epoch: a worker has claimed the task since.
     UPDATE task t SET available_at = clock_timestamp()
-    FROM known
+    FROM known JOIN job j ON j.id = known.job_id
     WHERE t.id = known.task_id AND t.epoch = known.epoch AND {unindexed("t.status = 'waiting'")}
+    RETURNING t.id, t.queue, t.priority, j.trace
 )
-SELECT count(*) FROM known
+SELECT w.id AS task_id, w.queue, w.priority, w.trace AS headers, NULL AS outbox_id
+FROM known LEFT JOIN woken w ON w.id = known.task_id
 """
 
 
 async def wake_known(
     connection: Connection, worker: UUID, queues: Collection[str], handlers: Collection[str], at_most: int
-) -> int:
-    """waiting -> waiting, due now: the tasks of these queues that these handlers do, and that no worker knew. Polls
-    find them. Returns the number of tasks that were looked at: if it is `at_most`, there may be more.
+) -> tuple[list[Hint], bool]:
+    """waiting -> waiting, due now: the tasks of these queues that these handlers do, and that a worker without their
+    code put off. Returns their hints, for this worker alone, and whether there may be more such tasks. The hints stand
+    in no outbox: polls find what they miss.
     """
-    count: int = await connection.fetchval(WAKE_KNOWN, worker, list(queues), list(handlers), at_most)
-    return count
+    rows = await connection.fetch(WAKE_KNOWN, worker, list(queues), list(handlers), at_most)
+    hints = [Announcement.from_row(row).hint for row in rows if row["task_id"] is not None]
+    return hints, len(rows) == at_most

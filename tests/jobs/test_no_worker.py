@@ -156,6 +156,25 @@ async def test_a_worker_that_gets_the_code_wakes_the_tasks_that_no_worker_knew_a
     assert snoozing["available_at"] - datetime.now(UTC) > timedelta(hours=20)
 
 
+async def test_a_worker_with_the_code_takes_the_task_beside_workers_without_it_that_poll_more_often(
+    rows: Connection, settings: Settings, tmp_path: Path
+) -> None:
+    """As in a rolling update. Its own polls come after an hour."""
+    async with working(settings, tmp_path / "older", OLDER_SHOP):
+        job = (await add.asubmit(1)).id
+        await put_off(rows, job)
+        async with working(settings, tmp_path / "newer", SHOP, poll_seconds=3600.0) as newer:
+            (duty,) = (loop for name, loop in newer.parts.loops.items() if "unknown_tasks" in name)
+            async with asyncio.timeout(SECONDS):
+                while not await rows.fetchval("SELECT finished_at IS NOT NULL FROM job WHERE id = $1", job):
+                    turn = asyncio.create_task(duty())  # a turn begins at once, and not after half a minute
+                    await asyncio.sleep(0.2)
+                    turn.cancel()
+        assert await add.find(job).aresult() == 2
+    claims = await rows.fetchval("SELECT count(*) FROM history WHERE job_id = $1 AND kind = 'claimed'", job)
+    assert claims <= 4
+
+
 async def test_a_worker_that_drains_or_serves_other_queues_wakes_no_unknown_task(
     rows: Connection, settings: Settings, tmp_path: Path
 ) -> None:
@@ -166,9 +185,9 @@ async def test_a_worker_that_drains_or_serves_other_queues_wakes_no_unknown_task
     for worker, queue in ((draining, "default"), (other, "mail")):
         await workers.register(rows, worker, host="h", pid=1, version="1", queues=[queue], handlers=["shop.add.run"])
     await workers.ask_to_drain(rows, draining)
-    assert await unknown_tasks.wake_known(rows, draining, ["default"], ["shop.add.run"], 10) == 0
-    assert await unknown_tasks.wake_known(rows, other, ["mail"], ["shop.add.run"], 10) == 0
-    assert await unknown_tasks.wake_known(rows, other, ["default"], ["shop.adds.run"], 10) == 0
+    assert await unknown_tasks.wake_known(rows, draining, ["default"], ["shop.add.run"], 10) == ([], False)
+    assert await unknown_tasks.wake_known(rows, other, ["mail"], ["shop.add.run"], 10) == ([], False)
+    assert await unknown_tasks.wake_known(rows, other, ["default"], ["shop.adds.run"], 10) == ([], False)
     assert (await put_off(rows, job))["available_at"] == task["available_at"]
 
 

@@ -195,7 +195,9 @@ async def test_only_the_leader_takes_over_and_it_announces_what_it_frees(
 @pytest.fixture
 def duties(settings: Settings, pool: Pool, announcer: Announcer) -> Duties:
     store = ObjectStore.from_settings(settings)
-    return Duties(settings, Registration(new_id(), ["default"]), pool, store, announcer, Templates(of_runs()), None, ())
+    return Duties(
+        settings, Registration(new_id(), ["default"]), pool, store, announcer, Templates(of_runs()), None, (), [].extend
+    )
 
 
 async def turn_of(duties: Duties, name: str) -> None:

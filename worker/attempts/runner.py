@@ -220,17 +220,18 @@ class Runner:
 
     async def _until_known(self, claimed: Claimed) -> Snoozing:
         """Put off a task whose code this worker lacks."""
-        place = (claimed.queue, _handler_of(claimed))
+        handler = _handler_of(claimed)
+        place = (claimed.queue, handler)
         try:
             async with self._pool.acquire() as connection:
                 served = await handler_reads.served(connection, [place], await workers.dead(connection))
         except TRY_AGAIN as error:
             log.warning("the worker could not read who has the code", error=type(error).__name__)
-            return Snoozing(claimed.lease, _UNKNOWN_SECONDS)
+            return Snoozing(claimed.lease, _UNKNOWN_SECONDS, unknown=handler)
         if served[place].able:
-            return Snoozing(claimed.lease, _UNKNOWN_SECONDS)
+            return Snoozing(claimed.lease, _UNKNOWN_SECONDS, unknown=handler)
         seconds = min(max(_age_of(claimed.job_id), _UNKNOWN_SECONDS), _MAX_UNKNOWN_SECONDS)
-        return Snoozing(claimed.lease, seconds, unknown=_handler_of(claimed))
+        return Snoozing(claimed.lease, seconds, unknown=handler)
 
     async def _perform(
         self,

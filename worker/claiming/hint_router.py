@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leasehold.broker.announcer import Announcer
-from leasehold.broker.base import Delivery
+from leasehold.broker.base import Delivery, Hint
 from leasehold.broker.outbox import Announcement
 from leasehold.worker.claiming.slot_pool import SlotPool
 
@@ -34,10 +34,14 @@ class HintRouter:
         longer through the broker.
         """
         self._announcer.announce(announcements)
-        for announcement in announcements:
-            slot_pool = self._pools.get(announcement.hint.queue)
+        self.deliver_here([announcement.hint for announcement in announcements])
+
+    def deliver_here(self, hints: Sequence[Hint]) -> None:
+        """Deliver the hints to this worker's own slot pools, and to no other worker."""
+        for hint in hints:
+            slot_pool = self._pools.get(hint.queue)
             if slot_pool is not None:
-                slot_pool.deliver(Delivery(announcement.hint, _nothing_to_ack))
+                slot_pool.deliver(Delivery(hint, _nothing_to_ack))
 
 
 async def _nothing_to_ack() -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from time import monotonic
 
 from leasehold.broker.announcer import Announcer
+from leasehold.broker.base import Hint
 from leasehold.db import audit, history
 from leasehold.db.database import Connection, Pool
 from leasehold.domain.errors import DeclarationError
@@ -42,9 +43,9 @@ from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Lead
 _WATCH_SECONDS = 0.5
 #: Seconds between two searches for due schedules, and between two searches for webhooks to send.
 _EVERY_SECONDS = 0.5
-#: Seconds between two searches for tasks whose code this worker has, and that waited because no worker had it.
-_KNOWN_SECONDS = 10.0
-_MAX_KNOWN, _NEXT_KNOWN_SECONDS = 1000, 0.1
+#: Seconds between two searches for tasks whose code this worker has, and that a worker without it has put off.
+_KNOWN_SECONDS = 30.0
+_MAX_KNOWN, _NEXT_KNOWN_SECONDS = 500, 0.5
 #: Seconds between two turns of retention, partitions and the deletion of old rows.
 _HOUSEKEEPING_SECONDS = 60.0
 #: How many connections the frequent duties share, and how many the housekeeping duties share.
@@ -53,7 +54,7 @@ _FREQUENT_CONNECTIONS, _HOUSEKEEPING_CONNECTIONS = 2, 1
 
 class Duties:
     """All duties of one worker. `deliveries`: the pipeline that delivers webhooks, if this installation has one.
-    `kinds`: the kinds of work, which may add duties of their own.
+    `kinds`: the kinds of work, which may add duties of their own. `deliver_here`: HintRouter.deliver_here.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class Duties:
         templates: Templates,
         deliveries: Pipeline | None,
         kinds: Sequence[Kind],
+        deliver_here: Callable[[Sequence[Hint]], None],
     ) -> None:
         self._settings = settings
+        self._deliver_here = deliver_here
         self._pool = pool
         self._announcer = announcer
         self._templates = templates
@@ -180,13 +183,14 @@ class Duties:
         self._late_step_pauses.done(began)
 
     async def _wake_known(self) -> float | None:
-        """Wake the tasks whose code this worker has, and that waited because no worker had it."""
+        """Wake the tasks whose code this worker has, and that a worker without it has put off."""
         registration = self._registration
         async with self._frequent() as connection:
-            count = await unknown_tasks.wake_known(
+            hints, is_cut = await unknown_tasks.wake_known(
                 connection, registration.worker, registration.queues, registration.handlers, _MAX_KNOWN
             )
-        return _NEXT_KNOWN_SECONDS if count == _MAX_KNOWN else None
+        self._deliver_here(hints)  # before a worker without the code polls them again
+        return _NEXT_KNOWN_SECONDS if is_cut else None
 
     async def _admit(self) -> None:
         """Admit waiting jobs that the admitter does not admit, because they do not wait for the end of another job. For

@@ -10,8 +10,8 @@ from leasehold.transitions.settlements.guard import HELD_OR_TO_SEE_CANCEL, lease
 from leasehold.transitions.settlements.outputs_sql import outputs_column, write_outputs
 from leasehold.transitions.settlements.records import Settled, Snoozing
 
-# $4 delays in seconds, $5 notes ('null' keeps the note that is there), $6 outputs, $7 handlers that no worker has
-# (NULL: a step that snoozes by itself)
+# $4 delays in seconds, $5 notes ('null' keeps the note that is there), $6 outputs, $7 handlers that the worker
+# lacks (NULL: a step that snoozes by itself)
 WAIT_UNTIL = f"""-- wait_until
 WITH {HELD_OR_TO_SEE_CANCEL}, snoozed AS (
     -- The guarded write: the attempt does not count.
