@@ -17,9 +17,11 @@ from leasehold.api.auth.security import JOBS_DELETE, OPERATE, tenant_of
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services
 from leasehold.db import job_reads
+from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 from leasehold.domain.errors import Forbidden, Gone, NotFound
 from leasehold.domain.sentences import to_the_second
+from leasehold.domain.states import JobState
 from leasehold.kinds.job_kinds import JobKind, NameableJobs
 from leasehold.pipelines.operations.pipeline import bulk_operation
 
@@ -90,6 +92,22 @@ def nameable_jobs_of(
     return services.job_kinds.nameable_jobs(tenant_of(caller), caller.scopes, write=write, kind=kind)
 
 
+def gone(tombstone: Row) -> Gone:
+    at = to_the_second(tombstone["at"])
+    if tombstone["because"] == "deleted":
+        return Gone("job_deleted", f"The job was deleted at {at}.")
+    return Gone("job_expired", f"The job was kept until {at}, and is deleted.")
+
+
+async def state_now(connection: Connection, access: JobAccess) -> JobState:
+    """The state of the job that `find` has read, which others may have changed since. Raises Gone, NotFound."""
+    row = await job_reads.find_job(connection, access.caller.tenant_id, access.id)
+    if row is not None:
+        return JobState(row["status"])
+    tombstone = await job_reads.find_tombstone(connection, access.caller.tenant_id, access.id)
+    raise gone(tombstone) if tombstone is not None else NotFound("job_not_found", "There is no such job.")
+
+
 async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool = False) -> JobAccess:
     """Read the job. `write`: the caller will change it.
 
@@ -110,9 +128,7 @@ async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool 
     if kind is None or kind.scopes is None or not {kind.scopes.read, kind.scopes.write} & caller.scopes:
         raise NotFound("job_not_found", "There is no such job.")
     if tombstone is not None:
-        code = "job_deleted" if tombstone["because"] == "deleted" else "job_expired"
-        because, at = tombstone["because"], to_the_second(tombstone["at"])
-        raise Gone(code, f"The job was {because} at {at}.")
+        raise gone(tombstone)
     scope = kind.scopes.write if write else kind.scopes.read
     if scope not in caller.scopes:
         raise Forbidden("insufficient_scope", f"The API key lacks the scope {scope}.")

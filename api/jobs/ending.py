@@ -10,7 +10,7 @@ from leasehold.actions import ending
 from leasehold.actions.ending import Effects
 from leasehold.api.auth import audit
 from leasehold.api.http.responses import publish_and_admit
-from leasehold.api.jobs.access import JobAccess
+from leasehold.api.jobs.access import JobAccess, state_now
 from leasehold.api.process.best_effort import best_effort
 from leasehold.api.process.services import Services
 from leasehold.db.database import Connection
@@ -39,12 +39,7 @@ async def cancel(services: Services, access: JobAccess, reason: str) -> JobState
             if status is not None:
                 await record(connection, access, "job.cancelled", reason=reason or None, status=status)
         if status is None:
-            status = JobState(
-                await connection.fetchval(
-                    "SELECT status FROM job WHERE id = $1 AND tenant_id = $2", access.id, access.caller.tenant_id
-                )
-                or access.row["status"]
-            )
+            status = await state_now(connection, access)
             if status in JOB_TERMINAL:
                 raise invalid_state(status)
             if status is not JobState.CANCEL_REQUESTED:

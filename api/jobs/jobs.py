@@ -57,12 +57,12 @@ async def get_job(
     services = services_of(request)
     access = await find(services, caller, job_id)
     body = answer(access)
-    etag = _etag(services, access, body)
+    etag = etag_of(services, access, body)
     if wait and access.row["finished_at"] is None and may_be_current(if_none_match, etag):
         await services.watch.changed(job_id, access.row["event_seq"], wait)
         access = await find(services, caller, job_id)
         body = answer(access)
-        etag = _etag(services, access, body)
+        etag = etag_of(services, access, body)
     headers = {"ETag": etag}
     if access.row["status"] not in JOB_TERMINAL:
         headers["Retry-After"] = "1"
@@ -71,7 +71,7 @@ async def get_job(
     return json_response(with_links(services, access, body), headers=headers)
 
 
-def _etag(services: Services, access: JobAccess, body: dict[str, Any]) -> str:
+def etag_of(services: Services, access: JobAccess, body: dict[str, Any]) -> str:
     """The weak ETag of the answer without its links. If the answer has links, the ETag also changes after every half
     lifetime of a link. So after a 304, the client's links are valid for some time.
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 from leasehold.actions.retrying import revive, template_of
 from leasehold.api.http.early import refuse_early
 from leasehold.api.http.responses import publish_and_admit_run
-from leasehold.api.jobs.access import JobAccess, check_retry
+from leasehold.api.jobs.access import JobAccess, check_retry, state_now
 from leasehold.api.jobs.ending import invalid_state, record
 from leasehold.api.jobs.schemas import RetryRequest
 from leasehold.api.process.services import Services
@@ -37,7 +37,7 @@ async def retry(services: Services, access: JobAccess, body: RetryRequest) -> tu
     ):
         effects = await revive(services.actions, connection, access.target, template_version, params, body.from_step)
         if effects is None:
-            raise invalid_state(access.row["status"])
+            raise invalid_state(await state_now(connection, access))  # somebody else was faster
         has_other_payload = None if params is None else True
         await record(connection, access, "job.retried", from_step=body.from_step, other_payload=has_other_payload)
         await services.admission.add_queues_of(connection, charge, access.id)

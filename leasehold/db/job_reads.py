@@ -89,14 +89,22 @@ async def find_listed(connection: Connection, tenant_id: str | None, job_ids: Se
     return await connection.fetch(LISTED, list(job_ids), tenant_id)
 
 
+# A job that `find_job` does not find any more, and that retention has not deleted yet, counts as deleted.
+TOMBSTONE = f"""
+-- job_tombstone
+SELECT t.pipeline, t.is_run, t.because, t.at FROM tombstone t
+WHERE t.job_id = $1 AND ($2::text IS NULL OR t.tenant_id = $2)
+UNION ALL
+SELECT j.pipeline, EXISTS (SELECT 1 FROM run r WHERE r.job_id = j.id),
+       CASE WHEN j.keep_seconds = 0 THEN 'deleted' ELSE 'expired' END, j.expires_at
+FROM job j WHERE j.id = $1 AND ($2::text IS NULL OR j.tenant_id = $2) AND NOT {LIVES}
+LIMIT 1
+"""
+
+
 async def find_tombstone(connection: Connection, tenant_id: str | None, job_id: UUID) -> Row | None:
-    """The tombstone of a deleted job: `pipeline`, `is_run`, `because`, `at`."""
-    return await connection.fetchrow(
-        "SELECT t.pipeline, t.is_run, t.because, t.at FROM tombstone t"
-        " WHERE t.job_id = $1 AND ($2::text IS NULL OR t.tenant_id = $2)",
-        job_id,
-        tenant_id,
-    )
+    """What is left of a job that is deleted or past its retention: `pipeline`, `is_run`, `because`, `at`."""
+    return await connection.fetchrow(TOMBSTONE, job_id, tenant_id)
 
 
 @dataclass(frozen=True, slots=True)

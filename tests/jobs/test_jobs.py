@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 from uuid import UUID
@@ -13,7 +14,8 @@ from leasehold.api.auth import security
 from leasehold.api.jobs import ending
 from leasehold.api.jobs.schemas import EventPage, JobAnswer, JobList
 from leasehold.db.database import Connection
-from leasehold.transitions import settlements, sweeps
+from leasehold.settings import Settings
+from leasehold.transitions import jobs, settlements, sweeps
 from leasehold.transitions.settlements import Completion
 from tests.api.conftest import Running
 from tests.api.driver import finish_all
@@ -234,7 +236,7 @@ async def test_a_job_with_a_lease_is_deleted_when_its_worker_has_settled(
     assert await sweeps.forgettable_jobs(rows) == []
     await settlements.acknowledge_cancel(rows, [claimed.lease])
     await assert_history(Rows(rows), job_id)
-    problem(await client.get(f"/v1/jobs/{job_id}"), 404, "job_not_found")
+    problem(await client.get(f"/v1/jobs/{job_id}"), 410, "job_deleted")  # retention has not been here yet
     due = await sweeps.forgettable_jobs(rows)
     await sweeps.forget_jobs(rows, [job.job_id for job in due])
     problem(await client.get(f"/v1/jobs/{job_id}"), 410, "job_deleted")
@@ -246,7 +248,7 @@ async def test_a_job_that_is_deleted_is_not_retried_and_one_that_is_retried_is_n
     job_id = await maker.make("run")
     await maker.fail(job_id)
     await rows.execute("UPDATE job SET expires_at = clock_timestamp() - interval '1 second'")
-    problem(await client.post(f"/v1/jobs/{job_id}/retry"), 404, "job_not_found")
+    problem(await client.post(f"/v1/jobs/{job_id}/retry"), 410, "job_expired")
     await rows.execute("UPDATE job SET expires_at = clock_timestamp() + interval '1 hour'")
     assert (await client.post(f"/v1/jobs/{job_id}/retry")).status_code == 202
     assert (await client.delete(f"/v1/jobs/{job_id}")).status_code == 204  # cancelled first: nobody had a lease
@@ -259,8 +261,43 @@ async def test_a_job_past_its_retention_leaves_a_tombstone(
     job_id = await maker.make("run")
     await maker.fail(job_id)
     await rows.execute("UPDATE job SET expires_at = clock_timestamp() - interval '1 second'")
+    problem(await client.get(f"/v1/jobs/{job_id}"), 410, "job_expired")  # retention has not been here yet
     await sweeps.forget_jobs(rows, [job_id])
     problem(await client.get(f"/v1/jobs/{job_id}"), 410, "job_expired")
+
+
+async def test_a_link_to_a_job_that_went_says_so_for_a_day(
+    maker: Maker, client: httpx2.AsyncClient, rows: Connection, settings: Settings
+) -> None:
+    job_id = await maker.make("run")
+    assert (await client.delete(f"/v1/jobs/{job_id}")).status_code == 204
+    for hours, status, code in ((23, 410, "job_deleted"), (25, 404, "job_not_found")):
+        await rows.execute("UPDATE tombstone SET at = clock_timestamp() - make_interval(hours => $1)", hours)
+        await jobs.forget_tombstones(rows, settings.tombstone_hours)
+        problem(await client.get(f"/v1/jobs/{job_id}"), status, code)
+
+
+@pytest.mark.parametrize(
+    ("act", "status", "sentence"),
+    [
+        ("UPDATE job SET status = 'cancelled' WHERE id = $1", 409, "The job is cancelled"),
+        ("UPDATE job SET keep_seconds = 0, expires_at = clock_timestamp() WHERE id = $1", 410, "The job was deleted"),
+    ],
+)
+async def test_who_retries_beside_another_hears_what_the_other_has_made_of_the_job(
+    maker: Maker, client: httpx2.AsyncClient, rows: Connection, act: str, status: int, sentence: str
+) -> None:
+    """The retry has read the job as failed, and waits for its row. It once said that the job is failed."""
+    job_id = await maker.make("run")
+    await maker.fail(job_id)
+    async with asyncio.timeout(30):
+        async with rows.transaction():
+            await rows.execute(act, job_id)
+            second = asyncio.create_task(client.post(f"/v1/jobs/{job_id}/retry"))
+            while not await rows.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+                await asyncio.sleep(0.01)
+        answer = await second
+    assert (answer.status_code, answer.json()["detail"].startswith(sentence)) == (status, True), answer.text
 
 
 async def test_a_stranger_finds_no_job_and_changes_none(
