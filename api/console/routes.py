@@ -100,6 +100,8 @@ class ConsoleRoute(APIRoute):
             except Exception as error:
                 error_page = _error_page(request, error)
                 if error_page is None:
+                    if _accepts_html(request):
+                        request.state.error_response = _bug_page(request, error)  # `Edge` logs the bug, and sends this
                     raise
                 return error_page
 
@@ -120,7 +122,7 @@ async def _read_form(request: Request) -> Form:
 
 def _error_page(request: Request, error: Exception) -> Response | None:
     """The error as a page. None: the client does not accept HTML, or the error is a bug."""
-    if "text/html" not in request.headers.get("accept", ""):
+    if not _accepts_html(request):
         return None
     if not isinstance(error, _EXPLAINED) and not is_database_away(error):
         return None
@@ -130,7 +132,17 @@ def _error_page(request: Request, error: Exception) -> Response | None:
     back = request.state.form.get("back", "") if hasattr(request.state, "form") else ""
     if problem.status < HTTPStatus.INTERNAL_SERVER_ERROR and is_path(back):
         return go_to(request, back, problem.detail, good=False)  # the page with the form shows the current state
-    return page(request, "error.html", problem.status, problem=problem)
+    return page(request, "error.html", problem.status, problem=problem, request_id=None)
+
+
+def _accepts_html(request: Request) -> bool:
+    return "text/html" in request.headers.get("accept", "")
+
+
+def _bug_page(request: Request, error: Exception) -> Response:
+    """The page of an error that nobody foresaw. It names the request, for a search in the log."""
+    problem, identity = problem_of(error), request.state.identity
+    return page(request, "error.html", problem.status, problem=problem, request_id=identity.request_id)
 
 
 def sign_in_page(request: Request, error: Unauthenticated | None = None) -> Response:

@@ -148,7 +148,9 @@ async def _answer_error(error: Exception, identity: Identity, scope: Scope, rece
     else:
         log.error("request failed unexpectedly", error=type(error).__name__, exc_info=error)
     if answer.status is None:
-        await problem_of(error).response(identity.request_id)(scope, receive, answer.send)
+        # The console sets `error_response`: a page in place of the problem.
+        response = scope["state"].get("error_response") or problem_of(error).response(identity.request_id)
+        await response(scope, receive, answer.send)
 
 
 def _record(scope: Scope, status: int | None, seconds: float, span: traces.Span, identity: Identity) -> None:

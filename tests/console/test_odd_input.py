@@ -10,6 +10,7 @@ from leasehold.api.console import session
 from leasehold.api.console.rendering import FLASH
 from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
+from tests.api.media_api import problem
 from tests.console.conftest import MakePerson
 from tests.jobs.conftest import Maker
 
@@ -69,6 +70,22 @@ async def test_a_number_in_a_form_is_read_whole_or_refused(
     answer = await (await person()).send("/limits/set", key="tenant", at_most=typed)
     assert answer.status_code == (422 if stored is None else 303)
     assert await rows.fetchval("SELECT at_most FROM gate WHERE declared") == stored
+
+
+async def test_a_bug_is_a_page_with_the_id_of_its_request(person: MakePerson, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A browser got the JSON of the problem. A program still gets it."""
+    somebody = await person()
+
+    async def fail(*_args: object, **_more: object) -> None:
+        raise LookupError("nobody foresaw this")
+
+    monkeypatch.setattr("leasehold.api.console.jobs.listed", fail)
+    answer = await somebody.http.get("/console/jobs")
+    assert (answer.status_code, answer.headers["content-type"]) == (500, "text/html; charset=utf-8")
+    assert f'data-copy="{answer.headers["x-request-id"]}"' in answer.text
+    assert "Sign out" in answer.text
+    assert "nobody foresaw this" not in answer.text
+    problem(await somebody.http.get("/console/jobs", headers={"Accept": "*/*"}), 500, "internal_error")
 
 
 async def test_a_key_lives_as_long_as_was_typed_or_is_not_made(person: MakePerson, rows: Connection) -> None:
