@@ -30,6 +30,8 @@ _MAX_UNSETTLED, _MAX_SEARCHED = overview_reads.MAX_SILENT, 300
 _DEPTH = Depth(entries=0, steps=5, ahead=100)
 #: A longer wait is a finding.
 _LONG_WAIT = timedelta(minutes=1)
+#: A transaction that is open for longer keeps VACUUM from its work. The alert `LeaseholdSnapshotHeld` says the same.
+_LONG_SNAPSHOT = timedelta(minutes=1)
 #: Reasons for which a job waits on purpose. They are not findings.
 _CHOSEN_REASONS = frozenset(
     {"waiting_until", "waiting_for_external_worker", "waiting_for_signal", "waiting_for_steps", "running"}
@@ -121,6 +123,11 @@ async def _findings_about_fleet(connection: Connection, numbers: Numbers) -> lis
                 f"The duty {row['duty']} leaves {counted(row['n'], 'thing', 'things')} alone for now: {row['code']}.",
             )
         )
+    held = await overview_reads.held_snapshot(connection, _LONG_SNAPSHOT)
+    if held is not None:
+        sentence = f"The session {held['pid']} of PostgreSQL ({held['application']}) has held a snapshot for"
+        since = "since then VACUUM removes no dead rows, and claims become slower."
+        findings.append(Finding("warn", f"{sentence} {span(held['held'].total_seconds())}: {since}"))
     return findings
 
 

@@ -5,6 +5,7 @@ however many jobs there are.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
@@ -98,6 +99,23 @@ WHERE q.retry_at > statement_timestamp() GROUP BY q.duty ORDER BY q.duty
 async def quarantined(connection: Connection) -> Sequence[Row]:
     """For operators, of all tenants: how many failed units each duty of the workers has in quarantine now."""
     return await connection.fetch(_QUARANTINED)
+
+
+_HELD_SNAPSHOT = """
+-- overview_held_snapshot
+SELECT pid, coalesce(nullif(application_name, ''), 'a client') AS application, now() - xact_start AS held
+FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+  AND backend_xmin IS NOT NULL AND xact_start < now() - $1::interval
+ORDER BY xact_start LIMIT 1
+"""
+
+
+async def held_snapshot(connection: Connection, longest: timedelta) -> Row | None:
+    """The oldest transaction in this database that has a snapshot, if it is open for longer: `pid`, `application`,
+    `held`. PostgreSQL shows the transactions of other roles only to members of pg_monitor.
+    """
+    return await connection.fetchrow(_HELD_SNAPSHOT, longest)
 
 
 #: A page shows this many limits. The admitted jobs of a limit, and its waiting jobs, are counted up to MAX_AT_LIMIT.
