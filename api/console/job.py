@@ -5,7 +5,7 @@ delete it.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 from uuid import UUID
@@ -15,12 +15,13 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
 
 from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, RUNS_WRITE
+from leasehold.api.console.acts import acts_on
 from leasehold.api.console.graph import graph_of
-from leasehold.api.console.rendering import content_of, form_idempotency_key, go_to, page
+from leasehold.api.console.rendering import content_of, form_idempotency_key, go_to, page, unchanged
 from leasehold.api.console.routes import Fields, typed_json
 from leasehold.api.console.session import SignedIn
 from leasehold.api.console.signal_form import inputs_of, payload_of
-from leasehold.api.console.timeline import timeline
+from leasehold.api.console.timeline import WRITTEN_BY_WORKERS, timeline
 from leasehold.api.http.strict_json import refusal
 from leasehold.api.jobs import jobs as endpoints
 from leasehold.api.jobs.access import JobAccess, find, may_retry
@@ -31,7 +32,7 @@ from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.api.runs.signals import Name, SignalRequest, signal_run
 from leasehold.db import event_reads, job_reads, log_reads
-from leasehold.domain.errors import Invalid, NotFound
+from leasehold.domain.errors import Conflict, Gone, Invalid, NotFound
 from leasehold.domain.sentences import full_stop
 from leasehold.domain.states import JOB_TERMINAL, JobState
 from leasehold.transitions.workflows import signals
@@ -45,6 +46,10 @@ Deleter = Annotated[Caller, Depends(SignedIn(JOBS_DELETE))]
 _MAX_COMMAND = 2000
 #: The page shows at most this many of each. The ledger of a job says which worker claimed and wrote what.
 _MAX_EVENTS, _MAX_LEDGER_ENTRIES, _MAX_STEPS, _MAX_OUTPUTS, _MAX_LOG_LINES = 100, 100, 100, 40, 100
+#: At most this many chunks of the job's stream, and characters of one step's text.
+_MAX_CHUNKS, _MAX_EMITTED = 1000, 12_000
+#: An open page is refreshed each so many seconds.
+_LIVE_SECONDS, _ENDED_SECONDS = 2, 10
 #: How much `explain` reads for the page: less than for the endpoint, because an open page of an unfinished job is
 #: refreshed every two seconds. `entries` of the ledger, waiting `steps`, and tasks or jobs `ahead` of this job.
 _DEPTH = Depth(entries=1000, steps=20, ahead=1000)
@@ -61,6 +66,10 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     body = answer(access)
     steps, outputs = body["steps"], body["outputs"]
     has_ended = access.row["status"] in JOB_TERMINAL
+    # The page of an ended job stays live: somebody else may retry or delete the job. Such a refresh reads one row.
+    made_of = (endpoints.etag_of(services, access, body), caller.scopes) if has_ended else ()
+    if (same := unchanged(request, made_of)) is not None:
+        return same
     job = with_links(services, access, body | {"outputs": outputs[:_MAX_OUTPUTS]})
     explanation = await explain(services, tenant_id, access.row, _DEPTH)
     ledger = explanation["ledger"]
@@ -71,12 +80,15 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         )
         tasks = await job_reads.step_links(connection, tenant_id, job_id)
         log_lines = await log_reads.log_end(connection, tenant_id, job_id, _MAX_LOG_LINES)
+        chunks = await log_reads.stream_end(connection, tenant_id, job_id, _MAX_CHUNKS)
+        acts = await acts_on(connection, tenant_id, job_id)
         is_unfinished_run = access.row["is_run"] and not has_ended
         waits = await signals.waits_of(connection, job_id, tenant_id) if is_unfinished_run else []
     return page(
         request,
         "job.html",
-        live=None if has_ended else 2,
+        made_of=made_of,
+        live=_ENDED_SECONDS if has_ended else _LIVE_SECONDS,
         live_url=str(request.url.path),
         job=job,
         kind=access.kind,
@@ -89,17 +101,49 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         once=form_idempotency_key(request, "signal", str(job_id)),
         timeline=timeline(job, steps, ledger, tasks, now, is_cut=is_ledger_cut),
         graph=graph_of(tasks),
-        ledger=ledger[-_MAX_LEDGER_ENTRIES:],
+        ledger=_with_workers(ledger)[-_MAX_LEDGER_ENTRIES:],
         more_ledger=is_ledger_cut or len(ledger) > _MAX_LEDGER_ENTRIES,
         events=list(reversed(events)),
         log_lines=log_lines,
         max_log_lines=_MAX_LOG_LINES,
+        emitted=_emitted(chunks),
+        acts=acts,
+        seen=access.row["event_seq"],
         pictures=[output for output in job["outputs"] if _is_picture(services, access, output)],
         may_retry=may_retry(access),
         payload=_editable(job),
         is_writer=access.kind.scopes is not None and access.kind.scopes.write in caller.scopes,
         curl=_curl(services, request, access),
     )
+
+
+def _with_workers(ledger: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The ledger, with the worker in each entry that the worker wrote. The ledger names the worker of a lease at its
+    claim only.
+    """
+    workers = {(entry["step"], entry["epoch"]): entry["worker"] for entry in ledger if "worker" in entry}
+    entries = []
+    for entry in ledger:
+        worker = workers.get((entry.get("step"), entry.get("epoch")))
+        is_its_own = worker is not None and entry["kind"] in WRITTEN_BY_WORKERS
+        entries.append({**entry, "worker": worker} if is_its_own else entry)
+    return entries
+
+
+def _emitted(chunks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The end of the job's stream, as texts with their steps. Texts of one step that follow each other are one text,
+    and any other value has a line of its own.
+    """
+    texts: list[tuple[str, str]] = []
+    for chunk in chunks:
+        value = chunk.get("chunk")
+        is_text = isinstance(value, str)
+        text = str(value) if is_text else f"{'(cut)' if 'cut' in chunk else orjson.dumps(value).decode()}\n"
+        if texts and texts[-1][0] == chunk["step"]:
+            before = texts.pop()[1]
+            text = before + ("" if is_text or before.endswith("\n") else "\n") + text
+        texts.append((chunk["step"], text))
+    return [(step, text[-_MAX_EMITTED:]) for step, text in texts]
 
 
 def _editable(job: Mapping[str, Any]) -> str:
@@ -148,21 +192,58 @@ async def show_picture(request: Request, job_id: UUID, step: str, name: str, cal
 
 @router.post("/jobs/{job_id}/cancel")
 async def cancel(request: Request, job_id: UUID, caller: Operator, form: Fields) -> Response:
-    response = await endpoints.cancel_job(request, job_id, caller, Reason(reason=form.get("reason", "")[:500]))
+    try:
+        response = await endpoints.cancel_job(request, job_id, caller, Reason(reason=form.get("reason", "")[:500]))
+    except Conflict as error:
+        return await _too_late(request, caller, job_id, "job.cancelled", error, "The job is cancelled.")
     status = content_of(response)["status"]
     sentence = "The job is cancelled." if status == JobState.CANCELLED else "The job was asked to stop."
     return go_to(request, f"/jobs/{job_id}", sentence)
 
 
+async def _too_late(
+    request: Request, caller: Caller, job_id: UUID, action: str, error: Conflict, done: str
+) -> Response:
+    """Answer an act that the job's state does not allow any more: the page was stale, or somebody else was faster. The
+    sentence says what the state is now, and who did what last. If the person pressed the button twice, the first press
+    has done it: the answer is `done`. Raises any other error.
+    """
+    if error.code != "resource_invalid_state":
+        raise error
+    services = services_of(request)
+    access = await find(services, caller, job_id)
+    async with services.pool.acquire() as connection:
+        acts = await acts_on(connection, access.caller.tenant_id, job_id, 1)
+    if acts and acts[0].is_first_click(caller, action):
+        return go_to(request, f"/jobs/{job_id}", done)
+    sentences = [error.message, *(act.sentence for act in acts)]
+    return go_to(request, f"/jobs/{job_id}", " ".join(sentences), good=False)
+
+
 @router.post("/jobs/{job_id}/retry")
 async def retry(request: Request, job_id: UUID, caller: Operator, form: Fields) -> Response:
+    """`seen`, a field of the form: the number of the job's last event that the page showed. If the job has changed
+    since, the person has decided about a failure that is over: for example, somebody else retried the job, and it
+    failed again.
+    """
     body = _retry_request(request, form)
-    if body.payload is not None:
-        access = await find(services_of(request), caller, job_id, write=True)
-        if body.payload == access.row["params"]:  # the form shows the payload, and the person has not changed it
-            body = RetryRequest(from_step=body.from_step)
-    await endpoints.retry_job(request, job_id, caller, body)
-    return go_to(request, f"/jobs/{job_id}", "The job runs again.")
+    access = await find(services_of(request), caller, job_id, write=True)
+    if body.payload == access.row["params"]:  # the form shows the payload, and the person has not changed it
+        body = RetryRequest(from_step=body.from_step)
+    done = "The job runs again."
+    try:
+        _check_seen(access, form.get("seen"))
+        await endpoints.retry_job(request, job_id, caller, body)
+    except Conflict as error:
+        return await _too_late(request, caller, job_id, "job.retried", error, done)
+    return go_to(request, f"/jobs/{job_id}", done)
+
+
+def _check_seen(access: JobAccess, seen: str | None) -> None:
+    """Raises Conflict if the job has changed since the page with the form was made."""
+    if seen is not None and seen != str(access.row["event_seq"]):
+        status = str(access.row["status"]).replace("_", " ")
+        raise Conflict("resource_invalid_state", f"The job has changed since you opened its page: it is {status}.")
 
 
 def _retry_request(request: Request, form: Mapping[str, str]) -> RetryRequest:
@@ -191,7 +272,10 @@ async def signal(request: Request, job_id: UUID, name: Name, caller: Signaller, 
 
 @router.post("/jobs/{job_id}/delete")
 async def delete(request: Request, job_id: UUID, caller: Deleter) -> Response:
-    response = await endpoints.delete_job(request, job_id, caller)
+    try:
+        response = await endpoints.delete_job(request, job_id, caller)
+    except Gone as error:  # a second press of the button, or somebody else was faster
+        return go_to(request, "/jobs", error.message)
     must_stop_first = bool(response.body)
     sentence = "The job stops, and is deleted then." if must_stop_first else f"The job {job_id} is deleted."
     return go_to(request, f"/jobs/{job_id}" if must_stop_first else "/jobs", sentence)

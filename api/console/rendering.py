@@ -11,7 +11,6 @@ from collections.abc import Mapping, MutableMapping
 from datetime import UTC, datetime
 from functools import cache
 from http import HTTPStatus
-from operator import is_
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -26,6 +25,7 @@ from leasehold.api.console import assets, session
 from leasehold.api.console.state import LastPage, PageKey, state_of
 from leasehold.api.process.replica_reads import current_lag
 from leasehold.api.process.services import services_of
+from leasehold.transitions.jobs import EXTERNAL
 
 #: The headers of every page. They allow pictures and scripts only from this origin, and no inline scripts.
 HEADERS = {
@@ -41,6 +41,8 @@ FLASH = "leasehold_flash"
 _MAX_JSON = 12_000
 #: The process remembers at most this many last pages.
 _MAX_LAST_PAGES = 2000
+#: A job that waits for longer is marked as late.
+_LATE_SECONDS = 60
 #: The characters of a path and its query that a header contains unescaped. `%` begins an escape.
 _SAFE = "/?&=:%+.,~-_@*'()!$;"
 _RELATIVE_TIME = re.compile(r"(<time[^>]*>)[^<]*")
@@ -63,7 +65,9 @@ def _environment() -> Environment:
     environment.filters.update(
         ago=ago, span=span, lasting=lasting, size=size, json=pretty, number=number, instant=instant, iso=iso
     )
-    environment.globals.update(scopes=security, between=between, quote=quote)
+    environment.globals.update(
+        scopes=security, between=between, quote=quote, due_at=due_at, is_late=is_late, is_behind=is_behind
+    )
     return environment
 
 
@@ -81,18 +85,14 @@ def page(
 ) -> Response:
     """Render the page. The answer to a refresh is 204 if the browser already shows the same page.
 
-    `made_of`: all objects from which the page is rendered, apart from the session. Requests share these objects
-    (shared.py). If a refresh has the same objects as the last page of its session, the page is not rendered.
+    `made_of`: all that the page is rendered from, apart from the session. If a refresh has the same as the last page
+    of its session, the page is not rendered (`unchanged`).
     """
+    if (same := unchanged(request, made_of)) is not None:
+        return same
     services, viewer = services_of(request), session.viewer_or_none(request)
     prefix = path_of(request)
-    flash = _read_flash(request.cookies.get(FLASH, ""))
-    last_pages = _last_pages(request)
-    page_key = (viewer.session.nonce, str(request.url)) if made_of and viewer is not None else None
-    if page_key is not None and flash is None and page_key in last_pages:
-        last_mark, last_parts = last_pages[page_key]
-        if request.headers.get(MARK) == last_mark and all(map(is_, made_of, last_parts)):
-            return Response(status_code=HTTPStatus.NO_CONTENT, headers=HEADERS)
+    flash = _flash_of(request)
     html = (
         _environment()
         .get_template(template)
@@ -113,16 +113,30 @@ def page(
     body = html.encode()
     # Relative times do not count for the mark, because the browser's script updates them itself.
     mark = hashlib.blake2b(_AS_OF.sub("", _RELATIVE_TIME.sub(r"\1", html)).encode(), digest_size=12).hexdigest()
-    if page_key is not None:
-        last_pages[page_key] = (mark, made_of)
+    if made_of and viewer is not None:
+        _last_pages(request)[viewer.session.nonce, str(request.url)] = mark, made_of
     if request.headers.get(MARK) == mark:
         return Response(status_code=HTTPStatus.NO_CONTENT, headers=HEADERS)
     response = Response(body, status, HEADERS | {MARK: mark}, media_type="text/html; charset=utf-8")
     if flash is not None:
         response.delete_cookie(FLASH, path=prefix or "/", httponly=True, samesite="strict")
-    if viewer is not None and "hx-request" not in request.headers:
+    if viewer is not None and not _is_refresh(request):
         session.renew(services, request, response, viewer.session)
     return response
+
+
+def unchanged(request: Request, made_of: tuple[object, ...]) -> Response | None:
+    """204, if the browser refreshes the last page of its session, and that page was made of the same. None: render the
+    page. An endpoint whose page costs many reads calls this before it reads them.
+    """
+    viewer = session.viewer_or_none(request)
+    if not made_of or viewer is None or _flash_of(request) is not None:
+        return None
+    last = _last_pages(request).get((viewer.session.nonce, str(request.url)))
+    # The comparison of tuples compares equal objects by identity first. Requests share most objects (shared.py).
+    if last is None or last != (request.headers.get(MARK), made_of):
+        return None
+    return Response(status_code=HTTPStatus.NO_CONTENT, headers=HEADERS)
 
 
 def _last_pages(request: Request) -> MutableMapping[PageKey, LastPage]:
@@ -174,6 +188,18 @@ def form_idempotency_key(request: Request, *names: str) -> str:
     return f"console-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:32]}"
 
 
+def _is_refresh(request: Request) -> bool:
+    """Whether an open page asks for its own new state."""
+    return "hx-request" in request.headers
+
+
+def _flash_of(request: Request) -> tuple[bool, str] | None:
+    """The sentence for this page. A refresh leaves it to the page that follows the form: a second open page may refresh
+    itself just before the browser opens that page.
+    """
+    return None if _is_refresh(request) else _read_flash(request.cookies.get(FLASH, ""))
+
+
 def _read_flash(cookie: str) -> tuple[bool, str] | None:
     """Whether the action succeeded, and the sentence. None: the browser has no such cookie, or the cookie is
     malformed.
@@ -215,6 +241,26 @@ def ago(value: datetime | str | None) -> Markup:
 def between(start: datetime | str | None, end: datetime | str | None) -> float | None:
     """Seconds from `start` to `end`."""
     return None if start is None or end is None else max(0.0, (_aware(end) - _aware(start)).total_seconds())
+
+
+def due_at(job: Mapping[str, Any]) -> datetime:
+    """From when on the job waits: its submission, or the later time for which its run is scheduled."""
+    scheduled_at = (job.get("run") or {}).get("scheduled_at")
+    created_at = _aware(job["created_at"])
+    return created_at if scheduled_at is None else max(created_at, _aware(scheduled_at))
+
+
+def is_late(job: Mapping[str, Any], now: datetime) -> bool:
+    """Whether the job should have started, and waits."""
+    has_begun = "started_at" in job or "finished_at" in job
+    return not has_begun and (now - due_at(job)).total_seconds() > _LATE_SECONDS
+
+
+def is_behind(queue: Mapping[str, Any], now: datetime) -> bool:
+    """Whether a task of the queue should have started, and waits. External workers take their time."""
+    oldest = queue["oldest"]
+    is_late = oldest is not None and (now - _aware(oldest)).total_seconds() > _LATE_SECONDS
+    return is_late and not queue["queue"].startswith(EXTERNAL)
 
 
 def span(seconds: float | None) -> str:

@@ -20,8 +20,8 @@ _MAX_KEYS = 500
 class Shared(Generic[_Answer]):
     """`seconds`: how long an answer is shared. Requests that arrive while an answer is being made wait for this answer.
 
-    If a new answer equals the answer before it, `get` returns the earlier object. `rendering.page` compares the objects
-    by identity: for the same objects, it does not render the page again.
+    If a new answer equals the answer before it, `get` returns the earlier object. So `rendering.unchanged` compares
+    objects that are mostly the same.
     """
 
     def __init__(self, seconds: float) -> None:

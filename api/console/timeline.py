@@ -32,6 +32,10 @@ _ENDS = {
 }
 
 
+#: The kinds of entries in a ledger that the worker with the lease writes.
+WRITTEN_BY_WORKERS = _ENDS.keys() - {"lost", "taken_over", "cancelled", "expired"}
+
+
 @dataclass(frozen=True, slots=True)
 class Bar:
     """One wait or one attempt. `x`, `width`: in units; the job's time has WIDTH. `shade`: the CSS class."""

@@ -93,6 +93,23 @@ WHERE c.job_id = $1 AND c.tenant_id = $2 AND c.last > $3 AND ($4::text IS NULL O
 ORDER BY c.last LIMIT $6
 """
 
+# As STREAM_PAGE, from the end.
+STREAM_END = """
+-- stream_end
+SELECT c.step, c.chunks
+FROM job_stream c
+WHERE c.job_id = $1 AND c.tenant_id = $2
+  AND NOT EXISTS (SELECT 1 FROM job_stream o WHERE o.task_id = c.task_id AND o.epoch > c.epoch AND o.restarts)
+ORDER BY c.last DESC LIMIT $3
+"""
+
+
+async def stream_end(connection: Connection, tenant_id: str, job_id: UUID, limit: int) -> list[dict[str, Any]]:
+    """The last `limit` chunks that count, in their order, each with its `step`."""
+    rows = await connection.fetch(STREAM_END, job_id, tenant_id, limit)
+    return [{"step": row["step"]} | chunk for row in reversed(rows) for chunk in row["chunks"]][-limit:]
+
+
 STREAM_NUMBERS = """
 -- stream_numbers
 SELECT j.id, CASE WHEN j.finished_at IS NULL THEN coalesce(o.stream_seq, 0) ELSE $2::bigint END AS number

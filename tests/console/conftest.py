@@ -65,8 +65,8 @@ async def person(running: Running, rows: Connection) -> AsyncIterator[MakePerson
     """Somebody with these scopes, who has signed in."""
     opened: list[httpx2.AsyncClient] = []
 
-    async def make(scopes: frozenset[str] = SCOPES, tenant: str = "acme") -> Person:
-        key = await create_key(rows, tenant_id=tenant, client_id="somebody", scopes=sorted(scopes))
+    async def make(scopes: frozenset[str] = SCOPES, tenant: str = "acme", name: str = "somebody") -> Person:
+        key = await create_key(rows, tenant_id=tenant, client_id=name, scopes=sorted(scopes))
         http = httpx2.AsyncClient(base_url=running.url, headers=HTML, timeout=30)
         opened.append(http)
         answer = await http.post("/console/sign-in", data={"key": key.text})

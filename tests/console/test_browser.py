@@ -5,6 +5,7 @@ No page may write an error to the browser's console or ask another origin, and a
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -19,10 +20,12 @@ from leasehold.api.console import tickets
 from leasehold.db.database import Connection
 from leasehold.embedded.process import EmbeddedError
 from leasehold.security.credentials import NewKey, create_key, revoke_key
+from leasehold.transitions import settlements
 from tests.api.conftest import Running
 from tests.console.conftest import ROLES
 from tests.console.test_roles import furnished
 from tests.jobs.conftest import Maker
+from tests.jobs.test_job_logs import emit, write
 from tests.support.chromium import browsing
 from tests.support.not_here import not_here
 
@@ -80,14 +83,15 @@ async def visit(browser: Browser, running: Running, rows: Connection) -> AsyncIt
     assert visit.wrong == []
 
 
+@pytest.mark.parametrize(("role", "theme"), [("operator", "light"), ("admin", "dark")])
 async def test_find_the_failed_pictures_of_the_last_hour_and_retry_them(
-    visit: Visit, maker: Maker, rows: Connection
+    visit: Visit, maker: Maker, rows: Connection, role: str, theme: str
 ) -> None:
     failed = [await maker.make("media") for _ in range(3)]
     for job_id in failed:
         await maker.fail(job_id, "corrupt_image")
     await maker.make("run")
-    page = await visit("operator")
+    page = await visit(role, color_scheme=theme)
     await page.get_by_role("link", name="Dead letters").last.click()
     await expect(page.get_by_role("link", name="corrupt_image")).to_be_visible()
     await page.keyboard.press("g")
@@ -139,6 +143,114 @@ async def test_a_job_is_followed_to_its_end_and_retried_from_a_step(visit: Visit
     await page.get_by_label("From step").select_option("a")
     await page.locator("details[open]").get_by_role("button", name="Retry").click()
     await expect(page.get_by_role("status")).to_contain_text("The job runs again.")
+
+
+async def test_a_job_that_has_failed_shows_that_somebody_else_retried_it(
+    visit: Visit, maker: Maker, rows: Connection
+) -> None:
+    """Two operators have it open. It stayed as it was until somebody loaded it again."""
+    job_id = await maker.make("run")
+    await maker.fail(job_id)
+    one, other = await visit("operator", f"/jobs/{job_id}"), await visit("admin", f"/jobs/{job_id}")
+    await one.get_by_role("button", name="Retry", exact=True).click()
+    await expect(one.get_by_role("status").first).to_contain_text("The job runs again.")
+    await expect(other.locator(".head .state")).to_have_text("waiting worker")
+    await expect(other.locator("main")).to_contain_text("operator retried it")
+    await expect(other.get_by_role("button", name="Retry", exact=True)).to_have_count(0)
+
+
+async def test_a_double_click_acts_once(visit: Visit, maker: Maker, rows: Connection) -> None:
+    made = [await maker.make("run", scope="user", scope_id=str(n)) for n in range(4)]
+    for job_id in made:
+        await maker.fail(job_id)
+    page = await visit("operator", f"/jobs/{made[0]}")
+    await page.get_by_role("button", name="Retry", exact=True).dblclick()
+    await expect(page.get_by_role("status").first).to_have_text("The job runs again.")
+    await page.get_by_role("link", name="Dead letters").click()
+    await page.get_by_role("link", name="broken").click()
+    box = await page.get_by_role("button", name="Retry a canary").bounding_box()
+    assert box is not None
+    place = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    async with rows.transaction():  # the API is still at the first click when the second comes
+        await rows.execute("SELECT 1 FROM job WHERE status = 'failed' FOR UPDATE")
+        await page.mouse.click(*place)
+        while not await rows.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+            await asyncio.sleep(0.01)
+        await page.mouse.click(*place)
+    await expect(page.get_by_role("status").first).to_contain_text("as a trial of its group")
+    await page.goto(f"{visit.running.url}/console/jobs?q=status:failed")
+    await page.get_by_label("Pick all on this page").check()
+    await page.get_by_role("button", name="Retry").dblclick()
+    await expect(page.get_by_role("status").first).to_have_text("2 of 2 jobs retried.")
+    assert await rows.fetchval("SELECT count(*) FROM audit WHERE action = 'job.retried'") == 4
+
+
+async def test_what_a_step_emits_and_logs_is_seen_as_it_comes(visit: Visit, maker: Maker, rows: Connection) -> None:
+    """Nobody loads the page again. A step that runs again begins its stream again."""
+    job_id = await maker.make("run")
+    claimed = await maker.claim(job_id)
+    await emit(rows, claimed, 1, "Once upon")
+    page = await visit("viewer", f"/jobs/{job_id}")
+    stream = page.get_by_label("Stream of a")
+    await expect(stream).to_contain_text("Once upon")
+    await emit(rows, claimed, 2, " a time", {"tokens": 4})
+    await write(rows, claimed, 1, "four tokens so far")
+    await expect(stream).to_contain_text('Once upon a time {"tokens":4}')
+    await expect(page.locator("pre.log", has_text="four tokens so far")).to_be_visible()
+    await settlements.release(rows, [claimed.lease])
+    claimed = await maker.claim(job_id)
+    await emit(rows, claimed, 1, "There was", restarts=True)
+    await expect(stream).to_contain_text("There was")
+    await expect(stream).not_to_contain_text("Once upon")
+
+
+async def test_a_hidden_tab_asks_for_nothing_and_a_shown_one_at_once(visit: Visit, maker: Maker) -> None:
+    job_id = await maker.make("run")
+    page = await visit("viewer")
+    await page.clock.install()
+    await page.goto(f"{visit.running.url}/console/jobs/{job_id}")
+    hide = "Object.defineProperty(document, 'hidden', {get: () => window.isHidden, configurable: true})"
+    await page.evaluate(f"window.isHidden = true; {hide}")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+    await page.clock.run_for(120_000)
+    await page.evaluate("fetch('/console/nothing?fence')")  # what was asked for before has been seen when this is
+    assert asked == ["nothing?fence"]
+    await maker.fail(job_id)
+    await page.evaluate("window.isHidden = false; document.dispatchEvent(new Event('visibilitychange'))")
+    await expect(page.locator(".head .state")).to_have_text("failed")
+    assert asked == ["nothing?fence", str(job_id)]
+    visit.forgive("404")
+
+
+async def test_a_link_to_a_job_leads_through_the_sign_in_to_the_job(visit: Visit, maker: Maker) -> None:
+    job_id = await maker.make("run")
+    page = await visit("viewer")
+    await page.context.clear_cookies()
+    link = f"{visit.running.url}/console/jobs/{job_id}"
+    await page.goto(link)
+    assert visit.key is not None
+    await page.get_by_label("API key").fill(visit.key.text)
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".head .state")).to_have_text("waiting worker")
+    assert page.url == link
+    visit.forgive("401")
+
+
+async def test_a_wrong_filter_is_marked_at_its_character_and_mended_in_place(visit: Visit, maker: Maker) -> None:
+    await maker.make("media")
+    page = await visit("viewer", "/jobs")
+    typed = page.get_by_label("Filter", exact=True)
+    await typed.fill("kind:media staus:failed")
+    await typed.press("Enter")
+    await expect(page.get_by_role("alert").locator("mark")).to_have_text("s")
+    await expect(page.get_by_role("alert")).to_contain_text("There is no term")
+    await expect(typed).to_have_value("kind:media staus:failed")
+    await expect(typed).to_be_focused()
+    await typed.fill("kind:media")
+    await typed.press("Enter")
+    await expect(page.locator("tbody tr")).to_have_count(1)
+    visit.forgive("422")
 
 
 async def test_a_queue_is_paused_with_a_reason(visit: Visit, maker: Maker) -> None:
@@ -301,6 +413,14 @@ OVERLAPS = """() => [...document.querySelectorAll('tbody tr')].flatMap((row) => 
         && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2)
         .map(([other]) => cell.innerText + ' | ' + other.innerText));
 })"""
+
+
+async def test_a_late_job_is_marked_on_a_phone_too(visit: Visit, maker: Maker, rows: Connection) -> None:
+    """Without the column of waits, and not by its colour alone."""
+    job_id = await maker.make("media")
+    await rows.execute("UPDATE job SET created_at = created_at - interval '20 minutes' WHERE id = $1", job_id)
+    page = await visit("viewer", "/jobs", viewport={"width": 390, "height": 844})
+    await expect(page.locator(f"#job-{job_id}").get_by_text("late", exact=True)).to_be_visible()
 
 
 @pytest.mark.parametrize("width", [390, 1024, 1440])

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from leasehold.api.console import overview
+from leasehold.api.console import findings, overview
 from leasehold.api.fleet.health import Check
 from leasehold.db import job_lists
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, connected
 from leasehold.domain.ids import new_id
 from leasehold.selfcheck import Finding as SelfCheck
+from leasehold.settings import Settings
 from leasehold.transitions import fleet, workers
 from tests.api.conftest import Running
 from tests.console.conftest import ROLES, MakePerson
@@ -35,6 +37,25 @@ async def test_a_filter_finds_and_an_error_points_at_its_character(person: MakeP
     assert "<bdi>kind:</bdi><mark>^</mark>" in at_the_end or "<mark>k</mark>" in at_the_end
     assert "No job matches." in await somebody.see("/jobs?q=status:failed")
     assert "There is no kind" in await somebody.see("/jobs?q=kind:nothing", 422)
+
+
+async def test_a_job_that_should_have_started_is_marked_as_late(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    """And not one that is scheduled for later, or that has started."""
+    somebody = await person()
+    later = (datetime.now(UTC) + timedelta(hours=20)).isoformat()
+    waits, new, started = [await maker.make("run", scope="user", scope_id=str(n)) for n in range(3)]
+    planned = await maker.make("run", scope="user", scope_id="planned", scheduled_at=later)
+    await maker.claim(started)
+    await rows.execute("UPDATE job SET created_at = created_at - interval '20 minutes' WHERE id <> $1", new)
+    page = await somebody.see("/jobs")
+    row_of = {job_id: page[page.index(f'id="job-{job_id}"') :].split("</tr>")[0] for job_id in (waits, new, planned)}
+    assert [job_id for job_id, row in row_of.items() if ">late</small>" in row] == [waits]
+    assert ">20 min</time>" in row_of[waits]
+    assert re.search(r"due <time [^>]*>in 19 h 59 min<", row_of[planned])
+    late = [job_id for job_id in (waits, new, started, planned) if ">late<" in await somebody.see(f"/jobs/{job_id}")]
+    assert late == [waits]
 
 
 async def test_the_list_goes_on_in_pages(person: MakePerson, maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +129,6 @@ async def test_acts_of_a_job(person: MakePerson, maker: Maker, rows: Connection)
     await maker.fail(job_id)
     page = await somebody.do(f"/jobs/{job_id}/retry", back=f"/jobs/{job_id}")
     assert "The job runs again." in page
-    page = await somebody.do(f"/jobs/{job_id}/retry", back=f"/jobs/{job_id}")  # a second click, or a stale page
-    assert "flash bad" in page
-    assert "its state does not allow this" in page
     page = await somebody.do(f"/jobs/{job_id}/cancel", reason="ordered by mistake")
     assert "The job is cancelled." in page
     assert "ordered by mistake" in page
@@ -155,7 +173,7 @@ async def test_dead_letters_are_grouped_and_tried_by_a_canary(person: MakePerson
     groups = await somebody.see("/dead-letters")
     found = re.search(r'data-href="/console(/dead-letters/[0-9a-f]{16})"', groups)
     assert found is not None
-    assert '<td class="n">3</td>' in groups
+    assert 'data-label="jobs">3</td>' in groups
     page = await somebody.see(found[1])
     assert page.count("It did not work.") == 3
     operation = re.search(r'href="/console(/operations/new[^"]+)"', page)
@@ -197,6 +215,18 @@ async def test_the_overview_counts_only_what_is_set_aside_now(person: MakePerson
             unit, {"code": "unforeseen", "message": "it failed"}, seconds,
         )  # fmt: skip
     assert "The duty leases leaves 2 things alone for now: unforeseen." in await (await person()).see("/")
+
+
+async def test_the_overview_names_a_session_that_holds_a_snapshot(
+    person: MakePerson, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(findings, "_LONG_SNAPSHOT", timedelta(0))
+    async with connected(settings, "report") as holder, holder.transaction(isolation="repeatable_read"):
+        await holder.execute("SET application_name = 'a report by hand'")
+        pid = await holder.fetchval("SELECT pg_backend_pid()")
+        page = await (await person(ROLES["admin"])).see("/")
+        assert f"The session {pid} of PostgreSQL (a report by hand) has held a snapshot for 0 s" in page
+        assert "held a snapshot" not in await (await person(ROLES["operator"])).see("/")
 
 
 async def test_without_trouble_the_overview_is_calm(

@@ -105,6 +105,17 @@ async def test_a_message_is_shown_although_the_state_is_the_same(person: MakePer
     assert (answer.status_code, "done" in answer.text) == (200, True)
 
 
+async def test_a_message_waits_for_the_page_that_a_form_leads_to(person: MakePerson) -> None:
+    """Another open page that refreshed itself in between once took the message away."""
+    somebody = await person()
+    mark = (await somebody.http.get("/console/")).headers["x-console-mark"]
+    somebody.http.cookies.set(rendering.FLASH, "W3RydWUsImRvbmUiXQ==", domain="127.0.0.1", path="/console")
+    for known in (mark, "another"):
+        answer = await somebody.http.get("/console/", headers={"X-Console-Mark": known, "HX-Request": "true"})
+        assert ("set-cookie" in answer.headers, ">done<" in answer.text) == (False, False)
+    assert '<p class="flash good" role="status">done</p>' in await somebody.see("/")
+
+
 async def test_dead_letters_group_the_latest_alone(
     person: MakePerson, maker: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from tests.api.conftest import Running
 from tests.api.media_api import problem
 from tests.console.conftest import ROLES, MakePerson
 from tests.jobs.conftest import Maker
+from tests.jobs.test_job_logs import emit
 from tests.security.test_public_endpoints import flat
 
 #: By path: the scopes any one of which allows the act. Written by hand, and compared with what the routes declare.
@@ -104,6 +105,10 @@ async def furnished(maker: Maker, rows: Connection) -> list[str]:
     await maker.fail(failed)
     running = await maker.make("run", scope="user", scope_id="b")
     await maker.claim(running)
+    retried = await maker.make("run", scope="user", scope_id="c")
+    await maker.fail(retried)
+    assert (await maker.client.post(f"/v1/jobs/{retried}/retry")).status_code == 202
+    await emit(rows, await maker.claim(retried), 1, "Once upon a time", {"tokens": 4})
     letters = (await maker.client.get("/v1/dead-letters")).json()["dead_letters"]
     schedule = await maker.client.post("/v1/schedules", json={"template": "outside", "cron": "0 9 * * *"})
     assert schedule.status_code == 201, schedule.text
@@ -137,6 +142,7 @@ async def furnished(maker: Maker, rows: Connection) -> list[str]:
     return [
         "/jobs", "/jobs?q=kind:run", "/jobs?q=kind:media", "/operations",
         "/operations/new?action=retry&q=status:failed", f"/jobs/{failed}", f"/jobs/{running}",
+        f"/jobs/{retried}",
         "/dead-letters", f"/dead-letters/{letters[0]['fingerprint']}", "/queues", "/workers", "/limits", "/keys",
         "/limits/jobs?tenant=*&key=queue:media",
         "/schedules", scheduled, f"{scheduled}/backfill?start={past}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from time import time
 
@@ -10,6 +11,8 @@ import pytest
 from pydantic import SecretStr
 
 from leasehold.api.console import session, tickets
+from leasehold.cli import dev
+from leasehold.cli.installation import Installation
 from leasehold.db.database import Connection
 from leasehold.security.credentials import expire_key, revoke_key
 from leasehold.settings import Settings
@@ -182,6 +185,15 @@ async def test_a_link_from_another_site_opens_its_page(person: MakePerson) -> No
         assert '<meta http-equiv="refresh" content="0">' in answer.text
         answer = await http.get("/console/jobs?q=a&count=true", headers={"Sec-Fetch-Site": "same-origin"})
         assert "API key" in answer.text
+
+
+async def test_the_address_that_leasehold_dev_prints_opens_signed_in() -> None:
+    async with Installation() as installation:
+        address = re.search(r"^console  (\S+)$", dev._welcome_text(installation), re.MULTILINE)
+        assert address is not None
+        async with httpx2.AsyncClient(headers=HTML, follow_redirects=True, timeout=30) as http:
+            page = await http.get(address[1])
+            assert (page.status_code, page.url.path, "Sign out" in page.text) == (200, "/console/", True)
 
 
 async def test_the_console_can_be_elsewhere_or_nowhere(settings: Settings) -> None:
