@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -211,8 +211,7 @@ class History:
         return ended
 
     def seconds_held_up(self, since: float, until: float, *, starved: bool = True) -> float:
-        """For how many of the seconds between the two times no worker could end a job: gaps between commits of more
-        than
+        """For how many of the seconds between the two times no worker could end a job: gaps between commits of more than
         _SILENT_SECONDS and, if `starved`, the time for which some process waited for a processor.
         """
         moments = [since, *self._commits[bisect_right(self._commits, since) : bisect_left(self._commits, until)], until]
@@ -257,17 +256,34 @@ class History:
     def _runs(self) -> Iterator[Run]:
         ends = {line["run"]: line["at"] for line in self.journal if line["what"] == "end"}
         lasts = {line["run"]: line["at"] for line in self.journal}
+        begins: dict[tuple[str, str], list[Row]] = defaultdict(list)
         for line in self.journal:
             if line["what"] == "begin":
-                earlier_claims = [
-                    claim
-                    for claim in self.claims.get(line["task"], ())
-                    if claim.process == line["process"] and claim.at <= line["at"]
-                ]
+                begins[line["task"], line["process"]].append(line)
+        claim_of = {line["run"]: claim for lines in begins.values() for line, claim in self._claims_of(lines)}
+        for line in self.journal:
+            if line["what"] == "begin":
                 yield Run(
                     line["run"], line["task"], line["step"], line["process"], line["at"], ends.get(line["run"]),
-                    lasts[line["run"]], earlier_claims[-1] if earlier_claims else None,
+                    lasts[line["run"]], claim_of[line["run"]],
                 )  # fmt: skip
+
+    def _claims_of(self, begins: Sequence[Row]) -> Iterator[tuple[Row, Claim | None]]:
+        """Each run of a task in one process, with its claim: the newest before the run that no later run has. A process
+        may have claimed the task again before it began a run of its earlier claim. Two runs have the same claim only if
+        the process had no other.
+        """
+        taken: set[int] = set()
+        for line in reversed(begins):
+            earlier = [
+                claim
+                for claim in self.claims.get(line["task"], ())
+                if claim.process == line["process"] and claim.at <= line["at"]
+            ]
+            free = [claim for claim in earlier if claim.epoch not in taken] or earlier
+            if free:
+                taken.add(free[-1].epoch)
+            yield line, free[-1] if free else None
 
     def text_param_of(self, job: Row) -> str:
         """The text in the job's parameters, on which its outputs depend."""

@@ -819,12 +819,30 @@ def test_a_lease_that_was_claimed_while_its_owner_was_not_present_may_be_taken()
     assert "I8" not in found(history)
 
 
+def claimed_anew(history: History) -> None:
+    """The worker claims again what it holds, because an answer was lost: it charges no loss."""
+    before = dict(history.changes[CLAIMED_FIRST].after or {})
+    again = before | {"epoch": before["epoch"] + 1}
+    history.changes.insert(CLAIMED_FIRST + 1, Change(0, T0 + 1.05, "", ME, "task", before, again))
+
+
 def test_a_worker_that_claims_anew_what_it_claimed_unheard_takes_it_from_nobody() -> None:
     history = sound()
-    before = dict(history.changes[CLAIMED_FIRST].after or {})
-    again = before | {"epoch": before["epoch"] + 1, "losses": before["losses"] + 1}
-    history.changes.insert(CLAIMED_FIRST + 1, Change(0, T0 + 1.1, ME, "", "task", before, again))
+    claimed_anew(history)
     assert "I8" not in found(history)
+
+
+def test_two_runs_are_of_one_claim_only_if_their_worker_had_no_other() -> None:
+    """The answer of the earlier claim may come when the later claim is committed: both begin then."""
+    for claims, runs, violated in ((2, 2, False), (2, 3, True), (1, 2, True)):
+        history = sound()
+        if claims > 1:
+            claimed_anew(history)
+        (begin,) = (line for line in history.journal if line["what"] == "begin" and line["task"] == "task-first")
+        for nth in range(1, runs):
+            history.journal.append(begin | {"run": f"other-{nth}", "at": begin["at"] + 0.01 * nth})
+        history.journal.sort(key=lambda line: line["at"])
+        assert any("ran twice" in sentence for sentence in found(history).get("I8", ())) is violated
 
 
 def test_the_hint_of_a_job_that_is_being_cancelled_may_be_acknowledged() -> None:

@@ -114,6 +114,28 @@ async def test_a_lease_is_taken_over_when_it_has_passed_and_not_before(
     assert bool(found) is taken
 
 
+@pytest.mark.parametrize("of_another", [False, True])
+async def test_a_claim_repeated_because_its_answer_was_lost_is_no_loss_of_the_task(
+    rows: Rows, of_another: bool
+) -> None:
+    lease = (await rows.leased()).lease
+    if of_another:
+        await rows.lapse(lease.task_id)
+    owner = terms() if of_another else rows.terms
+    (again,) = await claims.claim(rows.connection, owner, [lease.task_id], reclaim=True)
+    assert again.lease.epoch == lease.epoch + 1
+    assert (await rows.task(lease.task_id))["losses"] == of_another
+    await assert_history(rows, (await rows.task(lease.task_id))["job_id"])
+
+
+async def test_a_lease_of_its_own_that_passed_is_a_loss_unless_the_claim_is_repeated(rows: Rows) -> None:
+    """A handler that stops its worker's heartbeat would else run again for ever."""
+    lease = (await rows.leased()).lease
+    await rows.lapse(lease.task_id)
+    await claims.claim(rows.connection, rows.terms, [lease.task_id])
+    assert (await rows.task(lease.task_id))["losses"] == 1
+
+
 async def test_a_takeover_that_waits_for_a_renewal_takes_nothing(rows: Rows, another: Open) -> None:
     """When the claim began the lease had passed: it must judge the row that the renewal left."""
     lease = (await rows.leased()).lease

@@ -25,6 +25,10 @@ _MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t
                             AND (t.lease_until < clock_timestamp() OR {owner_is_dead("$5::uuid[]")})))
                ELSE false END"""
 
+# SQL: the claim charges the task a loss. If the owner claims again what it holds, only an answer was lost, and no
+# attempt: a failover, which loses many answers, charges no task.
+_IS_LOSS = "found.was = 'running' AND NOT ($6 AND t.lease_owner = $2)"
+
 # $1 task ids, $2 owner, $3 duration of the lease, $4 the number of losses from which a running task is not claimed any
 # more, $5 dead owners, $6 whether the owner may claim a task again that it holds itself.
 CLAIM = f"""
@@ -45,7 +49,7 @@ WITH jobs AS MATERIALIZED (
     SELECT hinted.id, hinted.was, {job_columns("jobs")}
     FROM jobs CROSS JOIN LATERAL unnest(jobs.tasks, jobs.statuses) AS hinted(id, was)
     ORDER BY hinted.id
-){mark_claimed(_MAY_BE_CLAIMED)}
+){mark_claimed(_MAY_BE_CLAIMED, _IS_LOSS)}
 SELECT * FROM counted ORDER BY id
 """
 
@@ -60,7 +64,8 @@ async def claim(
 ) -> list[Claimed]:
     """pending | retry | waiting (due), or running with an expired lease or an owner in `dead_owners` -> running.
 
-    `reclaim`: also claim tasks that this owner holds already, because the answer to an earlier claim was lost.
+    `reclaim`: also claim tasks that this owner holds already, because the answer to an earlier claim was lost. This
+    charges them no loss.
 
     A task that is not in the answer has ended, is not due, is unknown, or has a living owner: acknowledge its hint.
     """

@@ -33,13 +33,16 @@ _OUTPUT_PREFIX = """CASE WHEN t.contained THEN found.output_prefix || '/' || rep
                    ELSE found.output_prefix END"""
 
 
-def mark_claimed(may_be_claimed: str) -> str:
+def mark_claimed(may_be_claimed: str, is_loss: str = "found.was = 'running'") -> str:
     """SQL to append to a statement that has the CTE `found`: tasks of locked jobs, with the columns id, `was` (the
     task's status until now) and job_columns. The SQL claims the tasks that fulfil `may_be_claimed`, a condition of the
     rows `t` and `found`. $2 is the owner and $3 the duration of the lease. The statement then reads the CTE `counted`:
     a row for each claimed task, with all columns that `claimed_of` needs.
+
+    `is_loss`: a condition of the same rows, under which the claim charges the task a loss. By default a claim of a
+    running task does, because its worker did not settle it.
     """
-    return _MARK_CLAIMED.replace("MAY_BE_CLAIMED", may_be_claimed)
+    return _MARK_CLAIMED.replace("MAY_BE_CLAIMED", may_be_claimed).replace("IS_LOSS", is_loss)
 
 
 # No earlier part of the statement locks the rows of `task`: each lock would be one more record in PostgreSQL's log. The
@@ -47,14 +50,13 @@ def mark_claimed(may_be_claimed: str) -> str:
 # condition must test the row `t` itself: `found` has the row as it was when the statement began.
 _MARK_CLAIMED = f"""
 , claimed AS (
-    -- A claim of a running task is a loss: its worker did not settle it.
     UPDATE task t
     SET status = 'running',
         lease_owner = $2,
         lease_until = clock_timestamp() + $3::interval,
         epoch = t.epoch + 1,
         attempt = t.attempt + 1,
-        losses = t.losses + (found.was = 'running')::int,
+        losses = t.losses + (IS_LOSS)::int,
         started_at = clock_timestamp()
     FROM found
     WHERE t.id = found.id AND (t.status = 'running') = (found.was = 'running')

@@ -17,14 +17,13 @@ WITH jobs AS MATERIALIZED (
     ORDER BY hinted.id
 )
 , claimed AS (
-    -- A claim of a running task is a loss: its worker did not settle it.
     UPDATE task t
     SET status = 'running',
         lease_owner = $2,
         lease_until = clock_timestamp() + $3::interval,
         epoch = t.epoch + 1,
         attempt = t.attempt + 1,
-        losses = t.losses + (found.was = 'running')::int,
+        losses = t.losses + (found.was = 'running' AND NOT ($6 AND t.lease_owner = $2))::int,
         started_at = clock_timestamp()
     FROM found
     WHERE t.id = found.id AND (t.status = 'running') = (found.was = 'running')

@@ -83,7 +83,6 @@ WITH RECURSIVE served AS MATERIALIZED (
     FOR UPDATE OF j SKIP LOCKED
 )
 , claimed AS (
-    -- A claim of a running task is a loss: its worker did not settle it.
     UPDATE task t
     SET status = 'running',
         lease_owner = $2,
