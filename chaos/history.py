@@ -211,8 +211,8 @@ class History:
         return ended
 
     def seconds_held_up(self, since: float, until: float, *, starved: bool = True) -> float:
-        """For how many of the seconds between the two times no worker could end a job: gaps between commits of more than
-        _SILENT_SECONDS and, if `starved`, the time for which some process waited for a processor.
+        """For how many of the seconds between the two times no worker could end a job: gaps of more than
+        _SILENT_SECONDS between commits and, if `starved`, the time for which some process waited for a processor.
         """
         moments = [since, *self._commits[bisect_right(self._commits, since) : bisect_left(self._commits, until)], until]
         return sum(
