@@ -1,7 +1,7 @@
 """The metrics of a worker. Labels are bounded: pipelines, steps, queues and outcomes, never ids.
 
-Metrics that every attempt updates are tallies. A tally has no lock: only one thread may use it, the main loop's or the
-heartbeat's. All other metrics are objects of the Prometheus client library, which have locks.
+Metrics that every attempt updates are fast metrics. They have no lock: only one thread may use a child, the main loop's
+or the heartbeat's. All other metrics are objects of the Prometheus client library, which have locks.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from collections.abc import Mapping
 from time import perf_counter
 
 from leasehold.domain.pipeline import MIB
-from leasehold.telemetry.meters import QUICK, Bounded, counter, gauge, histogram, spreads, tallies
+from leasehold.telemetry.meters import QUICK, Bounded, counter, fast_counter, fast_histogram, gauge, histogram
 
-HINTS = tallies(
+HINTS = fast_counter(
     "hints_total",
     "Hints that arrived. claimed: this worker got a lease; duplicate: it held the task already; stale: the task is "
     "finished, not due, or another worker's",
     ["result"],
 )
-CLAIMS = tallies(
+CLAIMS = fast_counter(
     "claims_total",
     "Tasks claimed. found_by: hint; look, which is a poll; next, which is the completion of the step before",
     ["found_by"],
 )
-WAIT = spreads(
+WAIT = fast_histogram(
     "task_wait_seconds",
     "Time from when a task became due until its claim. new: first runs; retry: after an error; poll: after a snooze",
     ["queue", "kind"],
 )
-ATTEMPTS = tallies("attempts_total", "Attempts ended", ["pipeline", "step", "outcome"])
-SECONDS = spreads("attempt_duration_seconds", "Claim to settlement", ["pipeline", "step"])
-RETRIES = tallies("retries_total", "Attempts that failed and will be repeated", ["pipeline", "step", "code"])
-DEAD = tallies(
+ATTEMPTS = fast_counter("attempts_total", "Attempts ended", ["pipeline", "step", "outcome"])
+SECONDS = fast_histogram("attempt_duration_seconds", "Claim to settlement", ["pipeline", "step"])
+RETRIES = fast_counter("retries_total", "Attempts that failed and will be repeated", ["pipeline", "step", "code"])
+DEAD = fast_counter(
     "dead_letters_total", "Tasks that failed for good, until somebody replays them", ["pipeline", "step", "code"]
 )
 ADOPTED = counter("outputs_adopted_total", "Attempts that found their work already done", ["pipeline", "step"])
@@ -42,7 +42,7 @@ EXPIRED = counter("leases_expired_total", "Leases of lost workers that this work
 REFUSED = counter(
     "zombie_writes_refused_total", "Settlements that changed nothing, because the lease was another worker's"
 )
-STATEMENTS = spreads(
+STATEMENTS = fast_histogram(
     "statement_duration_seconds", "Round trip of a batched statement: claim, look, settle, renew", ["statement"], QUICK
 )
 RELAYED = counter("outbox_relayed_total", "Hints that the relay sent because their committer did not")

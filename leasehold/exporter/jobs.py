@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leasehold.telemetry.meters import spreads, tallies
+from leasehold.telemetry.meters import fast_counter, fast_histogram
 from leasehold.transitions.endings import JobEnded
 
-JOBS = tallies(
+JOBS = fast_counter(
     "jobs_finished_total",
     "Jobs that ended. rejected: no attempt can succeed with this input; failed: all attempts failed; expired: too late",
     ["pipeline", "outcome"],
 )
-JOB_SECONDS = spreads("job_duration_seconds", "From a job's submission to its success", ["pipeline"])
+JOB_SECONDS = fast_histogram("job_duration_seconds", "From a job's submission to its success", ["pipeline"])
 
 
 def count_ended_jobs(ends: Sequence[JobEnded]) -> None:

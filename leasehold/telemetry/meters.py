@@ -16,8 +16,8 @@ from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.metrics import MetricWrapperBase
 
 from leasehold.settings import Settings
+from leasehold.telemetry.fast_metrics import FastCounter, FastHistogram
 from leasehold.telemetry.listener import Health, listen
-from leasehold.telemetry.tallies import Spreads, Tallies
 
 log = structlog.get_logger(__name__)
 
@@ -27,7 +27,7 @@ SLOW = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 86_4
 #: The most values of a label whose values handlers choose. Further values become `other`.
 MAX_LABEL_VALUES = 100
 
-_metrics: list[MetricWrapperBase | Tallies | Spreads] = []
+_metrics: list[MetricWrapperBase | FastCounter | FastHistogram] = []
 
 
 class Described(NamedTuple):
@@ -67,20 +67,20 @@ def histogram(name: str, meaning: str, labels: Sequence[str] = (), *, buckets: S
     return metric
 
 
-def tallies(name: str, meaning: str, labels: Sequence[str]) -> Tallies:
-    """Make a counter for the hot path: one that costs less per increment than prometheus_client's (see tallies.py)."""
+def fast_counter(name: str, meaning: str, labels: Sequence[str]) -> FastCounter:
+    """Make a counter for the hot path. It costs less per increment than prometheus_client's (see fast_metrics.py)."""
     _describe(name, "counter", labels, meaning)
-    metric = Tallies(name, meaning, labels)
+    metric = FastCounter(name, meaning, labels)
     _metrics.append(metric)
     return metric
 
 
-def spreads(name: str, meaning: str, labels: Sequence[str], bounds: Sequence[float] = SLOW) -> Spreads:
+def fast_histogram(name: str, meaning: str, labels: Sequence[str], bounds: Sequence[float] = SLOW) -> FastHistogram:
     """Make a histogram of seconds for the hot path: it costs less per observation than prometheus_client's
-    (tallies.py).
+    (fast_metrics.py).
     """
     _describe(name, "histogram", labels, meaning)
-    metric = Spreads(name, meaning, labels, bounds)
+    metric = FastHistogram(name, meaning, labels, bounds)
     _metrics.append(metric)
     return metric
 
@@ -100,7 +100,11 @@ class Bounded:
         return word
 
 
-_BUILD = gauge("build_info", "1; its labels say what runs here", ["role", "version", "python"])
+_BUILD = gauge(
+    "build_info",
+    "Always 1. The labels name the role, the version and the Python of the process",
+    ["role", "version", "python"],
+)
 
 
 def expose(settings: Settings, role: str, health: Health | None = None) -> int | None:

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
 
-class Tally:
+class _CounterChild:
     """A child of a counter: one number."""
 
     __slots__ = ("value",)
@@ -33,7 +33,7 @@ class Tally:
         self.value += amount
 
 
-class Spread:
+class _HistogramChild:
     """A child of a histogram: how many values are in each bucket, and the sum of the values."""
 
     __slots__ = ("bounds", "counts", "examples", "total")
@@ -68,11 +68,11 @@ class Spread:
                 yield bound, float(count), Exemplar(dict(labels), value, when)
 
 
-_Child = TypeVar("_Child", Tally, Spread)
+_Child = TypeVar("_Child", _CounterChild, _HistogramChild)
 
 
 class _Family(Collector, Generic[_Child]):
-    """The children by the values of their labels. There are index most `at_most`, because tenants choose the names of
+    """The children by the values of their labels. There are at most `at_most`, because tenants choose the names of
     templates and queues. Further combinations of labels count as `other`.
     """
 
@@ -95,20 +95,20 @@ class _Family(Collector, Generic[_Child]):
         raise NotImplementedError
 
 
-class Tallies(_Family[Tally]):
+class FastCounter(_Family[_CounterChild]):
     """A counter."""
 
-    def _new(self) -> Tally:
-        return Tally()
+    def _new(self) -> _CounterChild:
+        return _CounterChild()
 
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(self._name, self._meaning, labels=self._labels)
-        for values, tally in list(self._children.items()):
-            family.add_metric(values, tally.value)
+        for values, child in list(self._children.items()):
+            family.add_metric(values, child.value)
         yield family
 
 
-class Spreads(_Family[Spread]):
+class FastHistogram(_Family[_HistogramChild]):
     """A histogram. `bounds` ascend."""
 
     at_most = 60  # each child has a line for each bucket
@@ -117,11 +117,11 @@ class Spreads(_Family[Spread]):
         self._bounds = bounds
         super().__init__(name, meaning, labels)
 
-    def _new(self) -> Spread:
-        return Spread(self._bounds)
+    def _new(self) -> _HistogramChild:
+        return _HistogramChild(self._bounds)
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self._name, self._meaning, labels=self._labels)
-        for values, spread in list(self._children.items()):
-            family.add_metric(values, list(spread.buckets()), spread.total)
+        for values, child in list(self._children.items()):
+            family.add_metric(values, list(child.buckets()), child.total)
         yield family

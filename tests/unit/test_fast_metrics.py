@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import REGISTRY, Histogram
 from prometheus_client.metrics_core import Metric
 
-from leasehold.telemetry.tallies import Spreads, Tallies
+from leasehold.telemetry.fast_metrics import FastCounter, FastHistogram
 
 BOUNDS = (0.1, 1.0, 10.0)
 VALUES = (0.05, 0.1, 0.5, 10.0, 11.0)
@@ -17,7 +17,10 @@ def samples(metric: Metric) -> dict[tuple[str, str | None], float]:
 
 
 def test_a_histogram_tells_what_the_client_librarys_own_would() -> None:
-    ours, theirs = Spreads("own_seconds", "m", ["x"], BOUNDS), Histogram("their_seconds", "m", ["x"], buckets=BOUNDS)
+    ours, theirs = (
+        FastHistogram("own_seconds", "m", ["x"], BOUNDS),
+        Histogram("their_seconds", "m", ["x"], buckets=BOUNDS),
+    )
     for value in VALUES:
         ours.labels("a").observe(value)
         theirs.labels("a").observe(value)
@@ -29,33 +32,33 @@ def test_a_histogram_tells_what_the_client_librarys_own_would() -> None:
 
 
 def test_the_last_example_of_a_bucket_is_told_with_it() -> None:
-    spreads = Spreads("example_seconds", "m", [], BOUNDS)
-    spreads.labels().observe(0.5, {"trace_id": "first"})
-    spreads.labels().observe(0.6, {"trace_id": "second"})
-    (metric,) = spreads.collect()
+    histogram = FastHistogram("example_seconds", "m", [], BOUNDS)
+    histogram.labels().observe(0.5, {"trace_id": "first"})
+    histogram.labels().observe(0.6, {"trace_id": "second"})
+    (metric,) = histogram.collect()
     assert [s.exemplar.labels for s in metric.samples if s.exemplar] == [{"trace_id": "second"}]
-    REGISTRY.unregister(spreads)
+    REGISTRY.unregister(histogram)
 
 
 def test_a_counter_adds_up_by_its_labels() -> None:
-    tallies = Tallies("own_total", "m", ["x"])
+    counter = FastCounter("own_total", "m", ["x"])
     for word, amount in (("a", 1), ("b", 2), ("a", 3)):
-        tallies.labels(word).inc(amount)
-    (metric,) = tallies.collect()
+        counter.labels(word).inc(amount)
+    (metric,) = counter.collect()
     assert {(s.name, s.labels["x"]): s.value for s in metric.samples} == {
         ("leasehold_own_total", "a"): 4,
         ("leasehold_own_total", "b"): 2,
     }
-    REGISTRY.unregister(tallies)
+    REGISTRY.unregister(counter)
 
 
 def test_more_words_than_a_page_should_hold_become_one() -> None:
     """Tenants name their templates: a page must not grow with them."""
-    spreads = Spreads("crowded_seconds", "m", ["x"], BOUNDS)
-    for number in range(2 * Spreads.at_most):
-        spreads.labels(f"word-{number}").observe(0.5)
-    (metric,) = spreads.collect()
+    histogram = FastHistogram("crowded_seconds", "m", ["x"], BOUNDS)
+    for number in range(2 * FastHistogram.at_most):
+        histogram.labels(f"word-{number}").observe(0.5)
+    (metric,) = histogram.collect()
     counts = {s.labels["x"]: s.value for s in metric.samples if s.name.endswith("_count")}
-    assert len(counts) == Spreads.at_most + 1
-    assert counts["other"] == Spreads.at_most
-    REGISTRY.unregister(spreads)
+    assert len(counts) == FastHistogram.at_most + 1
+    assert counts["other"] == FastHistogram.at_most
+    REGISTRY.unregister(histogram)
