@@ -128,7 +128,7 @@ async def _objects(installation: Installation) -> dict[str, StoredObject]:
 
 
 async def _uploads(installation: Installation) -> list[str]:
-    """The keys of the open uploads in parts, without those that their worker could not end because of a fault."""
+    """The keys of the open multipart uploads, without those that their worker could not end because of a fault."""
     settings = installation.settings(CLIENT)
     async with get_session().create_client(
         "s3", endpoint_url=settings.s3_endpoint, region_name=settings.s3_region,

@@ -24,7 +24,7 @@ BROKEN, MENDED = "broken", "mended"
 TAKES_BACK, PUT_BACK = "chaos.takes_back", "put_back"
 #: The queue of the external workers.
 ABROAD_QUEUE = "abroad"
-#: More than SINGLE_PUT_BYTES of chaos/settings.py: the object is uploaded in parts.
+#: More than SINGLE_PUT_BYTES of chaos/settings.py: the upload is a multipart upload.
 LARGE_BYTES = 6 * 1024 * 1024
 PARTS = 4
 SOON = (timedelta(seconds=0.5), timedelta(seconds=1), timedelta(seconds=2))
@@ -88,7 +88,7 @@ paced = _pipeline("paced", _step("work"))
 abroad = _pipeline(
     "abroad", _step("before"), _step("far", "before", external=True, queue=ABROAD_QUEUE), _step("after", "far")
 )
-#: Writes an object that is uploaded in parts.
+#: Writes an object with a multipart upload.
 large = _pipeline("large", _step("write", writes="large.bin"))
 
 #: The kinds that clients cancel.

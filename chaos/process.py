@@ -52,7 +52,7 @@ def shorten_reservations() -> None:
 
 
 def shrink_parts() -> None:
-    """Upload smaller objects in parts, so that a run can have many uploads in parts."""
+    """Use multipart uploads for smaller objects, too, so that a run has many of them."""
     store.SINGLE_PUT_BYTES = multipart.PART_BYTES = SINGLE_PUT_BYTES
 
 

@@ -9,8 +9,8 @@ MAX_LOSSES = 20
 EXTERNAL_LEASE_SECONDS = 5.0  # the shortest lease that the API gives
 #: How long the key of a request that died stays reserved.
 IN_FLIGHT_SECONDS = 5.0
-#: An object of more bytes is uploaded in parts of this size, which is the smallest that S3 accepts. With the platform's
-#: own 64 MiB and 16 MiB, a run would have few such objects.
+#: A larger object gets a multipart upload with parts of this size, which is the smallest that S3 accepts. With the
+#: platform's own 64 MiB and 16 MiB, a run would have few multipart uploads.
 SINGLE_PUT_BYTES = 5 * 1024 * 1024
 TENANTS = ("red", "blue", "green")
 #: The tenant that has a webhook for the ends of its runs.

@@ -28,7 +28,7 @@ from leasehold.embedded.s3 import S3
 
 _MAX_BYTES = 64 * 1024 * 1024
 _CHUNK = 4096
-#: A worker begins and ends an upload in parts within this time.
+#: A worker begins and ends a multipart upload within this time.
 _UPLOAD_SECONDS = 20.0
 _UPLOAD_ID = re.compile("<UploadId>([^<]+)</UploadId>")
 _HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive", "expect", "date", "server"}
@@ -55,7 +55,7 @@ class StoreFaults:
     """The present trouble, the share of the requests that it hits, and how many it has hit.
 
     `overwritten`: keys of objects that a put has replaced in spite of its `If-None-Match: *`.
-    `excused`: ids of uploads in parts that may be open at the end of a run, because their worker could not end them:
+    `excused`: ids of multipart uploads that may be open at the end of a run, because their worker could not end them:
     the trouble hit the answer with the id, or the worker's request to end the upload. Housekeeping ends such uploads
     once they are old.
     """
@@ -89,7 +89,7 @@ class StoreFront:
         self.ports: dict[str, int] = {}
         self._s3 = s3
         self._rng = random.Random(seed)  # noqa: S311 - which request is hit
-        self._begun: dict[str, float] = {}  # id of an upload in parts -> when it began
+        self._begun: dict[str, float] = {}  # id of a multipart upload -> when it began
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._runner: web.AppRunner | None = None
         self._client: aiohttp.ClientSession | None = None
@@ -243,7 +243,7 @@ def _begins_upload(request: web.Request) -> bool:
 
 
 def _makes_object(request: web.Request) -> bool:
-    """Whether the request is a put, or ends an upload in parts."""
+    """Whether the request is a put, or ends a multipart upload."""
     return request.method == "PUT" or (request.method == "POST" and "uploadId" in request.query)
 
 

@@ -1,4 +1,4 @@
-"""Judges the rest of the store (I13, I14): each object has a row, and no attempt leaves an upload in parts open."""
+"""Checks the object store (I13, I14): each object has a row, and no attempt leaves a multipart upload open."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def i13(history: History) -> Iterator[Observation]:
     """Every object has a row: an output, an upload, or an unsuccessful job, whose deletion deletes its objects."""
     named = {output["key"] for output in history.outputs} | {media["original_key"] for media in history.media}
     named |= {key for job in history.jobs for key in job["inputs"].values()}
-    # An API may have stored an upload for a job that it then could not submit. Housekeeping checks each upload in time.
+    # An API process may have stored an upload, and then failed to submit its job. Housekeeping deletes it later.
     named |= {upload["key"] for upload in history.upload_rows}
     # The key of an upload of several objects is their prefix, and ends with a slash.
     uploads = (upload["key"] for upload in history.upload_rows if upload["key"].endswith("/"))
@@ -29,7 +29,7 @@ def i13(history: History) -> Iterator[Observation]:
 
 
 def i14(history: History) -> Iterator[Observation]:
-    """An attempt that ends leaves no upload in parts open.
+    """An attempt that ends leaves no multipart upload open.
 
     An attempt may leave one if its worker was lost, or if the store's answer with the upload's id never arrived.
     """
@@ -39,4 +39,4 @@ def i14(history: History) -> Iterator[Observation]:
     for output in large:
         task = tasks[output["job_id"], output["step"]]
         sentence = f"{open_uploads[output['key']]} uploads of {output['key']} are open after {task['epoch']} attempts"
-        yield observed("object in parts", sentence, good=open_uploads[output["key"]] < task["epoch"])
+        yield observed("multipart upload", sentence, good=open_uploads[output["key"]] < task["epoch"])

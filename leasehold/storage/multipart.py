@@ -1,4 +1,4 @@
-"""The upload of a large local file in parts, for ObjectStore.put.
+"""The multipart upload of a large local file, for ObjectStore.put.
 
 Memory is bounded: two parts are read at once. An upload that fails is aborted, so that no parts stay in the store.
 """

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from types_aiobotocore_s3.type_defs import GetObjectOutputTypeDef
 
 
-#: Larger files are uploaded in parts.
+#: Larger files get a multipart upload.
 SINGLE_PUT_BYTES = 64 * 1024 * 1024
 #: The slowest supported network. A transfer of n bytes gets n divided by this as additional seconds.
 _SLOWEST_BYTES_PER_SECOND = 1024 * 1024
@@ -398,7 +398,7 @@ class ObjectStore:
     # --- listing and removing
 
     async def delete(self, *keys: str) -> None:
-        """Delete objects. A key without an object is no error."""
+        """Delete objects. A key without an object is not an error."""
         if self.is_absent:
             return
         for key in keys:

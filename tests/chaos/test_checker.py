@@ -23,7 +23,7 @@ from tests.chaos.histories import ME, OTHER, SHA, T0, at, sound, task_row
 
 #: Where in the sound history's changes what happens.
 SUBMITTED, CLAIMED_FIRST, DONE_FIRST, FREED, CLAIMED_SECOND, DONE_SECOND = 1, 5, 7, 8, 11, 12
-#: The sound history has no object that goes up in parts.
+#: The sound history has no object with a multipart upload.
 UNSEEN = {"I14"}
 
 

@@ -116,7 +116,7 @@ async def test_what_was_created_where_a_leftover_had_been_is_not_overwritten(
 async def test_what_replaces_a_leftover_in_parts_names_the_object_that_it_replaces(
     refusing: ObjectStore, source: Callable[[bytes], Path]
 ) -> None:
-    """The header is what is judged here: moto does not honour `If-Match` at the end of an upload in parts."""
+    """The header is what is judged here: moto does not honour `If-Match` at the end of a multipart upload."""
     sent: list[str | None] = []
     for operation in ("PutObject", "CompleteMultipartUpload"):
         refusing._client.meta.events.register(

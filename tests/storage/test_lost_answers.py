@@ -24,7 +24,7 @@ TEXT: dict[str, Any] = {"content_type": "text/plain", "metadata": {}}
 
 
 def stores_an_object(method: str, path: str) -> bool:
-    """A put of a whole object, or the end of an upload in parts."""
+    """A put of a whole object, or the end of a multipart upload."""
     is_object = path.count("/") > 1 and "probe" not in path
     return is_object and ((method == "PUT" and "partNumber" not in path) or (method == "POST" and "uploadId" in path))
 
