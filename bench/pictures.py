@@ -14,7 +14,7 @@ from statistics import median
 from bench.figure import Figure, Goal
 from bench.image import ok, serving, uploaded
 from bench.jobs import until_finished
-from bench.peers.peer import Install, installed, with_npm, with_pip
+from bench.peers.peer import Install, install_once, with_npm, with_pip
 from bench.picture import photograph
 from bench.scale import Scale
 from bench.testbed import Testbed
@@ -91,7 +91,7 @@ async def _platform(testbed: Testbed, scale: Scale, picture: bytes) -> float:
 
 async def _library(library: _Library, picture: bytes, seconds: float) -> float:
     """The rate of one process for each core, all at once. Raises RuntimeError or TimeoutError."""
-    home = await installed("pictures-" + library.driver.partition("_")[0], library.requirements, library.install)
+    home = await install_once("pictures-" + library.driver.partition("_")[0], library.requirements, library.install)
     program = str(home / library.run) if "/" in library.run else library.run
     with tempfile.TemporaryDirectory() as directory:
         original = Path(directory) / "original.jpg"

@@ -1,4 +1,6 @@
-"""The peers: their packages, and the query that counts the finished jobs of each."""
+"""The peers, which are the job systems that the bench compares with Leasehold: their packages, and for each the query
+that counts its finished jobs.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ class Peer:
 
     async def environment(self) -> Path:
         """Install the peer. Returns its Python. Raises RuntimeError with pip's output."""
-        home = await installed(self.name, self.requirements, with_pip)
+        home = await install_once(self.name, self.requirements, with_pip)
         return home / "bin/python"
 
 
@@ -57,8 +59,10 @@ PEERS = (
 )  # fmt: skip
 
 
-async def installed(name: str, requirements: tuple[str, ...], install: Install) -> Path:
-    """The directory with these versions, which are installed once. Raises RuntimeError with the installer's output."""
+async def install_once(name: str, requirements: tuple[str, ...], install: Install) -> Path:
+    """Install these versions, unless they are installed already. Returns their directory. Raises RuntimeError with the
+    installer's output.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "leasehold" / "peers"
     stamp = hashlib.sha256(" ".join(requirements).encode()).hexdigest()[:12]
     home = cache / f"{name}-{stamp}"
@@ -74,11 +78,11 @@ async def with_pip(home: Path, requirements: tuple[str, ...]) -> None:
 
 
 async def with_npm(home: Path, requirements: tuple[str, ...]) -> None:
-    await asyncio.to_thread(_package, home)
+    await asyncio.to_thread(_write_package_json, home)
     await _run("npm", "install", "--silent", "--no-audit", "--no-fund", *requirements, cwd=home)
 
 
-def _package(home: Path) -> None:
+def _write_package_json(home: Path) -> None:
     home.mkdir(parents=True, exist_ok=True)
     (home / "package.json").write_text("{}")  # otherwise npm looks for one in the directories above
 

@@ -102,7 +102,7 @@ class Arguments:
 
 def hints_of(function: Callable[..., Any], local_names: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The annotations of the function, evaluated. `local_names`: of the declaring scope, because an annotation may name
-    a local class. Raises DeclarationError for a name that is not defined yet, and for an annotation that is no type.
+    a local class. Raises DeclarationError for a name that is not defined yet, and for an annotation that is not a type.
     """
     try:
         return get_type_hints(inspect.unwrap(function), localns=dict(local_names or {}), include_extras=True)
@@ -111,7 +111,7 @@ def hints_of(function: Callable[..., Any], local_names: Mapping[str, Any] | None
             function, f"an annotation names {error.name!r}, which is not defined above it"
         ) from error
     except Exception as error:  # an annotation is an expression, and may raise anything
-        raise declaration_error(function, f"an annotation is no type: {error}") from error
+        raise declaration_error(function, f"an annotation is not a type: {error}") from error
 
 
 def _no_object(model: type[BaseModel], encoded: object) -> str:

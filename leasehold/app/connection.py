@@ -97,7 +97,7 @@ class Connections:
         return self._settings
 
     @property
-    def chosen(self) -> Settings | None:
+    def settings_in_use(self) -> Settings | None:
         """The settings that `use` was given, or that `settings` has read. None: neither has happened."""
         return self._settings
 

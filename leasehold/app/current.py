@@ -83,7 +83,7 @@ def current() -> Current:
     try:
         return _current.get()
     except LookupError:
-        raise NotInTask("current() is for code that a task runs; nothing runs here") from None
+        raise NotInTask("current() works only in code that a task runs") from None
 
 
 def enter(attempt: Current) -> Token[Current]:

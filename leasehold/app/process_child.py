@@ -128,7 +128,7 @@ def task_of(module: str, name: str) -> Task[..., Any]:
     for value in values:
         if isinstance(value, Task) and value.name == name:
             return value
-    raise Permanent("task_not_found", f"the module {module} has no task {name} at its top level")
+    raise Permanent("task_not_found", f"the module {module} has no module-level task {name}")
 
 
 def _failed(error: BaseException) -> FailedInProcess:

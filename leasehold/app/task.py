@@ -108,7 +108,7 @@ class Task(Generic[P, R]):
         if self.terms.process:
             if "<locals>" in self.function.__qualname__:
                 raise declaration_error(
-                    self.function, "a process imports the function by its name: declare it at the top of a module"
+                    self.function, "a process imports the function by its name: declare it at module level"
                 )
             self.pipeline.room = self.handling.room
             return self.handling.process
@@ -345,7 +345,7 @@ def check_function(function: Callable[..., Any]) -> None:
     """Raises DeclarationError for a function that no worker could call."""
     inner: Any = inspect.unwrap(function)
     if not inspect.isfunction(inner):
-        raise DeclarationError(f"{function!r} is no function: a task is declared above a def")
+        raise DeclarationError(f"{function!r} is not a function: a task is declared above a def")
     if inner.__name__ == "<lambda>":
         raise declaration_error(function, "a lambda has no name that a worker could find: write a def")
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):

@@ -106,24 +106,39 @@ def _result_of(head: dict[str, Any], broken: BrokenRow | None) -> dict[str, Any]
 
 
 def _check_file(file: Path) -> Iterator[dict[str, Any]]:
-    """Check the chains of an export. Each begins with a line that has its head. Yields each chain as it is printed."""
-    head: dict[str, Any] | None = None
-    chain, broken = Chain(""), None
+    """Check the chains of an export. The first line of each chain has its head, and the next lines are its rows. Yields
+    each chain as the command prints it.
+    """
+    chain: _ExportedChain | None = None
     for number, line in _lines(file):
         if "head" in line:
-            if head is not None:
-                yield _result_of(head, broken or chain.check_end(head))
+            if chain is not None:
+                yield chain.result()
             with _naming_line(number, "the head of a chain"):
-                given = line["head"]
-                head, broken = {**given, "seq": int(given["seq"]), "hash": str(given["hash"])}, None
-                chain = Chain.from_head(head)
-        elif head is None:
+                chain = _ExportedChain(line["head"])
+        elif chain is None:
             raise print_failure("the file does not begin with the head of a chain")
-        elif broken is None:
+        else:
             with _naming_line(number, "a row of the audit"):
-                broken = chain.check(_row(line))
-    if head is not None:
-        yield _result_of(head, broken or chain.check_end(head))
+                chain.check(line)
+    if chain is not None:
+        yield chain.result()
+
+
+class _ExportedChain:
+    """Checks one chain of an export, row by row, up to its first broken row."""
+
+    def __init__(self, head: dict[str, Any]) -> None:
+        self._head = {**head, "seq": int(head["seq"]), "hash": str(head["hash"])}
+        self._chain = Chain.from_head(self._head)
+        self._broken: BrokenRow | None = None
+
+    def check(self, line: dict[str, Any]) -> None:
+        if self._broken is None:
+            self._broken = self._chain.check(_row(line))
+
+    def result(self) -> dict[str, Any]:
+        return _result_of(self._head, self._broken or self._chain.check_end(self._head))
 
 
 @contextmanager

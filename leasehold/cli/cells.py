@@ -78,9 +78,9 @@ def _keys_in(path: Path | None) -> Mapping[str, str]:
 
 
 async def _ask_all(cells: CellMap, keys: Mapping[str, str]) -> list[dict[str, Any]]:
-    from leasehold.security.other_cells import ask, asking  # noqa: PLC0415 - each command loads only what it needs
+    from leasehold.security.other_cells import ask, open_http  # noqa: PLC0415 - each command loads only what it needs
 
-    async with asking() as http:
+    async with open_http() as http:
         answers = await asyncio.gather(
             *(ask(http, cell, cells.addresses[cell], keys.get(cell), _SECONDS) for cell in sorted(cells.addresses))
         )

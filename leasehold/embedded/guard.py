@@ -1,7 +1,8 @@
 """The guard of one server: a small program that lets no process of the server outlive the server's owner.
 
 `leasehold.embedded.process` starts it as `python guard.py OWNER_PID UID GID LAST_SIGNAL PROGRAM ARGUMENT...`. It uses
-the standard library only. The guard kills the server and all processes that the server started, daemons included:
+the standard library only. UID -1: the server runs as the guard's own user. The guard kills the server and all processes
+that the server started, daemons included:
 - when the owner ends in any way: the pipe to the guard closes, or the owner's pidfd reports it;
 - when the guard gets SIGTERM, SIGINT or SIGHUP;
 - when the server ends.
@@ -168,7 +169,7 @@ def main() -> int:
     owner, uid, gid, last_signal = map(int, sys.argv[1:5])
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     guard = Guard(owner, last_signal)
-    if os.getppid() != owner:
+    if os.getppid() != owner:  # the owner ended before the guard could watch it
         return 137
     try:
         guard.start(sys.argv[5:], uid, gid)

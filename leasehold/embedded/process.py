@@ -34,22 +34,22 @@ class RunAs:
     gid: int = -1
 
     @property
-    def drops(self) -> bool:
+    def is_other_user(self) -> bool:
         """Whether the server runs as another user than this process."""
         return self.uid >= 0
 
     @property
     def user(self) -> int | None:
         """The uid, as `subprocess` expects it."""
-        return self.uid if self.drops else None
+        return self.uid if self.is_other_user else None
 
     @property
     def group(self) -> int | None:
-        return self.gid if self.drops else None
+        return self.gid if self.is_other_user else None
 
     def give(self, path: Path) -> Path:
         """Make this user the owner of the path."""
-        if self.drops:
+        if self.is_other_user:
             os.chown(path, self.uid, self.gid)
         return path
 

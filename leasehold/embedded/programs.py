@@ -26,7 +26,7 @@ async def can_run(program: Path, run_as: RunAs) -> bool:
             cwd="/",
             user=run_as.user,
             group=run_as.group,
-            extra_groups=[] if run_as.drops else None,
+            extra_groups=[] if run_as.is_other_user else None,
         )
     except OSError:
         return False

@@ -13,7 +13,7 @@ async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> lis
     """Run the coroutines at once, and return their results in order. After the first error, cancel the others, wait
     until they have ended, and raise the error.
 
-    This is no TaskGroup, because a TaskGroup raises an ExceptionGroup, and callers match the error by its type.
+    This is not a TaskGroup, because a TaskGroup raises an ExceptionGroup, and callers match the error by its type.
     """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:

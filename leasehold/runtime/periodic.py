@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 #: Errors that mean an outage. They are not the fault of the duty.
 AWAY: tuple[type[BaseException], ...] = (*TRY_AGAIN, StoreError, BrokerUnavailable)
-#: The longest pause, in seconds, after failures that are no outage.
+#: The longest pause, in seconds, after failures that are not an outage.
 LONGEST_PAUSE = 60.0
 #: Seconds between two log lines about a failure that continues.
 _REMINDER = 60.0

@@ -34,20 +34,20 @@ class PollWindow:
         self._read_from: float | None = None  # polls have seen no waiting row that was due before this time
         self._whole = Pauses(share=WHOLE_SHARE, at_least=whole_every, at_most=WHOLE_AT_LEAST_EVERY_SECONDS, clock=clock)
 
-    def back(self) -> float | None:
+    def seconds_back(self) -> float | None:
         """How many seconds back the next poll reads; None: it reads everything."""
         if self._read_from is None or self._whole.due:
             return None
         return self._clock() - self._read_from
 
-    def polled(self, started_at: float, *, whole: bool, oldest: float | None, overdue: float) -> None:
-        """Record a poll that ran from `started_at` until now. `whole`: it read all due rows. `overdue`: it skipped rows
-        that had been due for less than this many seconds, because their hints may still come. `oldest`: for how many
+    def polled(self, started_at: float, *, whole: bool, oldest: float | None, min_overdue: float) -> None:
+        """Record a poll that ran from `started_at` until now. `whole`: it read all due rows. `min_overdue`: it
+        skipped rows that had been due for fewer seconds, because their hints may still come. `oldest`: for how many
         seconds the oldest row that it read had been due; None: it read no row.
         """
         if whole:
             self._whole.done(started_at)
-        self._read_from = started_at - max(oldest or 0.0, overdue) - SLACK_SECONDS
+        self._read_from = started_at - max(oldest or 0.0, min_overdue) - SLACK_SECONDS
 
     def forget(self) -> None:
         """Make the next poll read everything, because this poll could not take all rows."""

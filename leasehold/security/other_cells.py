@@ -132,23 +132,23 @@ class CellKeys:
 
 
 def parse_keys(text: str) -> dict[str, str]:
-    """The key of each cell: `{"b": "lh_b_..."}`. An empty text has none. Raises ValueError, which shows no key."""
+    """The key of each cell: `{"b": "lh_b_..."}`. An empty text has no keys. Raises ValueError, which shows no key."""
     if not text:
         return {}
     try:
         keys = orjson.loads(text)
     except orjson.JSONDecodeError:
-        raise ValueError("the keys of the cells are no JSON") from None
+        raise ValueError("the keys of the cells are not JSON") from None
     if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
-        raise ValueError("the keys of the cells are no object with a key for each cell")
+        raise ValueError("the keys of the cells are not a JSON object that maps each cell to its key")
     for cell, key in keys.items():
         if parse_key(key) is None:
-            raise ValueError(f"the key of cell {cell[:20]!r} has not the form of a key")
+            raise ValueError(f"the key of cell {cell[:20]!r} does not have the form of a key")
     return keys
 
 
 @asynccontextmanager
-async def asking() -> AsyncIterator[httpx2.AsyncClient]:
+async def open_http() -> AsyncIterator[httpx2.AsyncClient]:
     """A client that follows no redirect and no proxy, and keeps no cookie for another host."""
     async with httpx2.AsyncClient(
         timeout=None,
@@ -229,7 +229,7 @@ class OtherCells:
         self._cells = cells
         self._keys = keys
         self._http = http
-        self._questions: dict[tuple[str, str], _Question] = {}
+        self._requests: dict[tuple[str, str], _Request] = {}
 
     @property
     def map(self) -> CellMap:
@@ -238,22 +238,23 @@ class OtherCells:
     async def status(self) -> list[CellAnswer]:
         """The answer of each other cell of the map, by name. Waits at most LIMIT_SECONDS."""
         others = [(cell, address) for cell, address in sorted(self.map.addresses.items()) if cell != self.own]
-        for removed in self._questions.keys() - set(others):
-            self._questions.pop(removed).task.cancel()
-        for cell, address in others:
-            question = self._questions.get((cell, address))
-            if question is None or (question.task.done() and monotonic() >= question.until):
-                last = None if question is None else question.answer
-                self._questions[cell, address] = _Question(self._question(cell, address), last)
-        current = [self._questions[other] for other in others]
-        tasks = [question.task for question in current if question.last is None or question.last.state != "silent"]
+        for removed in self._requests.keys() - set(others):
+            self._requests.pop(removed).task.cancel()
+        requests = [self._current_request(cell, address) for cell, address in others]
+        tasks = [request.task for request in requests if not request.was_silent]
         if tasks:
             await asyncio.wait(tasks)
-        return [answer for question in current if (answer := question.answer) is not None]
+        return [answer for request in requests if (answer := request.answer) is not None]
 
-    def _question(self, cell: str, address: str) -> asyncio.Task[CellAnswer]:
-        question = ask(self._http, cell, address, self._keys.of(cell))
-        return asyncio.create_task(question, context=Context())  # it may last longer than the request that began it
+    def _current_request(self, cell: str, address: str) -> _Request:
+        """The shared request to the cell. If there is none, or its time is over, a new request."""
+        request = self._requests.get((cell, address))
+        if request is not None and not request.is_over:
+            return request
+        # The context is empty: the task may last longer than the API request that began it.
+        task = asyncio.create_task(ask(self._http, cell, address, self._keys.of(cell)), context=Context())
+        self._requests[cell, address] = _Request(task, None if request is None else request.answer)
+        return self._requests[cell, address]
 
     async def find(self, *, job_id: UUID | None = None, tenant: str | None = None) -> tuple[list[Found], list[str]]:
         """The other cells that have the job or the tenant, and the names of cells that did not answer. The search ends
@@ -261,22 +262,22 @@ class OtherCells:
         """
         query = urlencode({"job": str(job_id)} if job_id is not None else {"tenant": tenant or ""})
         others = {cell: address for cell, address in self.map.addresses.items() if cell != self.own}
-        questions = {
+        cells = {
             asyncio.create_task(self._find_in(cell, address, query), context=Context()): cell
             for cell, address in others.items()
         }
         holders: list[Found] = []
         silent: list[str] = []
-        waiting = set(questions)
+        waiting = set(cells)
         try:
             while waiting and not any(holder.moved_to is None for holder in holders):
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     holding = task.result()
                     if holding is None:
-                        silent.append(questions[task])
+                        silent.append(cells[task])
                     elif holding.found:
-                        cell = questions[task]
+                        cell = cells[task]
                         holders.append(Found(cell, others[cell], holding.tenant, holding.moved_to, holding.console))
         finally:
             for task in waiting:
@@ -296,26 +297,36 @@ class OtherCells:
             return None
 
     async def close(self) -> None:
-        tasks = [question.task for question in self._questions.values()]
+        tasks = [request.task for request in self._requests.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _Question:
-    """A question to one cell. `last`: the answer to the question before. `until`: all requests share this question
-    until then.
+class _Request:
+    """A request to one cell, which several requests to this API share. `previous`: the cell's answer to the request
+    before; None: there is none.
     """
 
-    def __init__(self, task: asyncio.Task[CellAnswer], last: CellAnswer | None) -> None:
+    def __init__(self, task: asyncio.Task[CellAnswer], previous: CellAnswer | None) -> None:
         self.task = task
-        self.last = last
-        self.until = monotonic() + _SHARED_SECONDS
+        self._previous = previous
+        self._shared_until = monotonic() + _SHARED_SECONDS
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the cell must be asked again."""
+        return self.task.done() and monotonic() >= self._shared_until
+
+    @property
+    def was_silent(self) -> bool:
+        """Whether the cell did not answer the request before."""
+        return self._previous is not None and self._previous.state == "silent"
 
     @property
     def answer(self) -> CellAnswer | None:
-        """The last answer of the cell."""
-        return self.task.result() if self.task.done() and not self.task.cancelled() else self.last
+        """The latest answer of the cell: to this request or, while that has not come, to the request before."""
+        return self.task.result() if self.task.done() and not self.task.cancelled() else self._previous
 
 
 @asynccontextmanager
@@ -330,7 +341,7 @@ async def open_other_cells(settings: Settings, cells: Cells | None) -> AsyncIter
         keys = CellKeys(settings.cells_keys)
     except ValueError as error:
         raise BadSetting("LEASEHOLD_CELLS_KEYS", str(error)) from None
-    async with asking() as http:
+    async with open_http() as http:
         others = OtherCells(cells, keys, http)
         try:
             yield others
@@ -339,5 +350,5 @@ async def open_other_cells(settings: Settings, cells: Cells | None) -> AsyncIter
 
 
 def answer_of_own(load: Mapping[str, Any], cell: str, version: str, console: str | None) -> CellLoad:
-    """The load of this cell, as it answers the other cells. `load`: the row that `cell_reads.load` has read."""
+    """This cell's answer when another cell asks for its load. `load`: the row that `cell_reads.load` has read."""
     return CellLoad.model_validate({**load, "cell": cell, "version": version, "console": console})

@@ -87,7 +87,7 @@ class TestApp:
         self._errors: dict[str, list[BaseException]] = defaultdict(list)
         self._original_handlers: dict[str, tuple[Task[..., Any], Callable[..., Any]]] = {}  # from before `fail_next`
         self._death_point: str | None = None
-        self._settings_before = app.connections.chosen
+        self._settings_before = app.connections.settings_in_use
         app.use(self.settings)
 
     def close(self) -> None:
@@ -115,8 +115,8 @@ class TestApp:
         if self._death_point is not None:
             point, self._death_point = self._death_point, None
             await self._run_until_killed(point, deadline)
-            # The next worker need not see the death. On a busy machine the worker may have died before its heartbeat
-            # had connected, and then only the end of its lease would show it.
+            # End the leases of the dead worker, so that the next worker can claim its tasks at once. The presence check
+            # alone is not enough: on a busy machine the worker may have died before it opened its presence connection.
             async with connected(self.settings, "testing") as connection:
                 await end_leases(connection)
         with tempfile.TemporaryDirectory(prefix="leasehold-test-") as folder:
@@ -279,10 +279,12 @@ def modules_of(app: App) -> list[str]:
 
 def source_of(app: App) -> str:
     """`module:name` of the app, of a module that declares its tasks if possible: importing it declares the tasks, too.
-    Raises DeclarationError if no module has the app at its top.
+    Raises DeclarationError if the app is not a global variable of a module.
     """
     for module in [*modules_of(app), *sys.modules]:
         for name, value in vars(sys.modules[module]).items():
             if value is app and not name.startswith("__"):
                 return f"{module}:{name}"
-    raise DeclarationError(f"the app {app.name} is at the top of no module, so no other process can import it")
+    raise DeclarationError(
+        f"the app {app.name} is not a global variable of a module, so no other process can import it"
+    )

@@ -1,4 +1,4 @@
-"""Writes the lines that attempts log into `job_log`. It changes no state of a job or a task.
+"""Writes the lines that attempts log to the table `job_log`. No job or task changes its state.
 
 A chunk has the lines that an attempt has logged since its last chunk. It names its attempt, and is written even if the
 attempt has lost its lease: the lines of a lost attempt help most.
@@ -33,12 +33,12 @@ class LogChunk:
 # statement, which numbers the lines of each job and inserts the chunks.
 APPEND_LOG = f"""
 -- append_log
-WITH without_disk AS MATERIALIZED (
+WITH asynchronous AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true) AS setting
 ), chunk AS MATERIALIZED (
     SELECT t.job_id, t.tenant_id, t.id, t.step, c.epoch, c.attempt, c.first, c.n, c.lines, c.nth,
-           sum(c.n) OVER (PARTITION BY t.job_id ORDER BY c.nth) AS running_total, without_disk.setting
-    FROM without_disk
+           sum(c.n) OVER (PARTITION BY t.job_id ORDER BY c.nth) AS running_total, asynchronous.setting
+    FROM asynchronous
     CROSS JOIN unnest($1::uuid[], $2::int[], $3::int[], $4::int[], $5::int[], $6::jsonb[])
         WITH ORDINALITY AS c(id, epoch, attempt, first, n, lines, nth)
     JOIN task t ON t.id = c.id

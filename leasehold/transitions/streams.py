@@ -1,4 +1,5 @@
-"""Writes the chunks that attempts emit into `job_stream`. Only the holder of the lease may write. No state changes.
+"""Writes the chunks that attempts emit to the table `job_stream`. Only the holder of the lease may write. No job or
+task changes its state.
 
 A step that runs again begins its stream again. The first chunk of such an attempt has `restarts`: readers then drop the
 chunks of earlier attempts of that step.
@@ -28,15 +29,16 @@ class StreamChunk:
     restarts: bool
 
 
-# As APPEND_LOG in logs.py, but a chunk is written only while its attempt has the lease.
+# The parts and their reasons are as in APPEND_LOG (logs.py). The difference: a chunk is written only while its attempt
+# has the lease.
 APPEND_STREAM = f"""
 -- append_stream
-WITH without_disk AS MATERIALIZED (
+WITH asynchronous AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true) AS setting
 ), chunk AS MATERIALIZED (
     SELECT t.job_id, t.tenant_id, t.id, t.step, c.epoch, t.attempt, c.first, c.n, c.chunks, c.restarts, c.nth,
-           sum(c.n) OVER (PARTITION BY t.job_id ORDER BY c.nth) AS running_total, without_disk.setting
-    FROM without_disk
+           sum(c.n) OVER (PARTITION BY t.job_id ORDER BY c.nth) AS running_total, asynchronous.setting
+    FROM asynchronous
     CROSS JOIN unnest($1::uuid[], $2::uuid[], $3::int[], $4::int[], $5::int[], $6::bool[], $7::jsonb[])
         WITH ORDINALITY AS c(owner, id, epoch, first, n, restarts, chunks, nth)
     JOIN task t ON t.id = c.id AND t.lease_owner = c.owner AND t.epoch = c.epoch AND {unindexed("t.status = 'running'")}

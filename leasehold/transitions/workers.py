@@ -139,7 +139,7 @@ WHERE w.present AND NOT {_IS_PRESENT}
 """
 
 #: SQL: the lease of task `t` has passed. If its owner has not come back since a failover or a restart of the server,
-#: the owner gets ten more seconds to renew or release it. So a failover is no loss of the task.
+#: the owner gets ten more seconds to renew or release it. So the task is not lost in a failover.
 LEASE_HAS_PASSED = f"""t.lease_until < clock_timestamp()
     AND (t.lease_until < clock_timestamp() - interval '10 seconds' OR NOT EXISTS (
         SELECT 1 FROM worker w WHERE w.id = t.lease_owner AND w.incarnation <> {_INCARNATION}))"""

@@ -81,13 +81,13 @@ def test_a_worker_dies_that_has_an_app_whose_tasks_other_modules_declare(
 def test_an_app_is_given_back_with_its_settings(leasehold_server: TestServer) -> None:
     app = App("given-back")
     test_app = TestApp(app, leasehold_server)
-    assert app.connections.chosen == test_app.settings
+    assert app.connections.settings_in_use == test_app.settings
     test_app.close()
-    assert app.connections.chosen is None
+    assert app.connections.settings_in_use is None
     own = Settings(_env_file=None, tenant="mine")
     app.use(own)
     TestApp(app, leasehold_server).close()
-    assert app.connections.chosen is own
+    assert app.connections.settings_in_use is own
 
 
 def test_an_isolated_task_runs_in_its_child(leasehold_app: TestApp) -> None:

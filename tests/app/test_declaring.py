@@ -76,9 +76,9 @@ def ShoutedName() -> None: ...  # noqa: N802 - that is the test
         (untyped, "parameter 'number' has no type"),
         (unknown, "its parameters have no JSON"),
         (undefined, "names 'Nowhere', which is not defined above it"),
-        (misspelt, "an annotation is no type"),
-        (unfinished, "an annotation is no type"),
-        (divided, "an annotation is no type"),
+        (misspelt, "an annotation is not a type"),
+        (unfinished, "an annotation is not a type"),
+        (divided, "an annotation is not a type"),
         (unmatched, "its parameters have no JSON"),
         (unordered, "its parameters have no JSON"),
         (unmatched_result, "its result has no JSON"),
@@ -105,7 +105,7 @@ def test_the_grace_of_a_cancel_has_bounds(seconds: int) -> None:
 def test_a_lambda_and_a_class_are_refused() -> None:
     with pytest.raises(DeclarationError, match=r"test_declaring.py:\d+: a lambda has no name"):
         App("shop").task(lambda: 1)
-    with pytest.raises(DeclarationError, match="is no function"):
+    with pytest.raises(DeclarationError, match="is not a function"):
         App("shop").task(Order)
 
 

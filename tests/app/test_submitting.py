@@ -495,6 +495,6 @@ async def test_a_forked_child_opens_connections_of_its_own(connection: Connectio
 
 
 def test_current_is_the_attempts_own_in_concurrent_runs() -> None:
-    with pytest.raises(Exception, match="nothing runs here"):
+    with pytest.raises(Exception, match="works only in code that a task runs"):
         current()
     assert isinstance(new_id(), UUID)

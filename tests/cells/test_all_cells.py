@@ -229,8 +229,8 @@ async def test_a_silent_cell_is_shown_as_silent_and_nobody_waits_for_it_twice(
         asking_again = asyncio.create_task(others.status())
         done, _ = await asyncio.wait([asking_again], timeout=30)
         assert [answer.state for answer in done.pop().result()] == ["ready", "silent"]
-        question = next(one for (cell, _), one in others._questions.items() if cell == "c")
-        assert not question.task.done()  # it was asked again, and the answer did not wait for it
+        request = next(one for (cell, _), one in others._requests.items() if cell == "c")
+        assert not request.task.done()  # it was asked again, and the answer did not wait for it
         assert (
             asked.two.a.running.services.pool._pool.get_idle_size()
             == asked.two.a.running.services.pool._pool.get_size()

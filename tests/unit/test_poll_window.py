@@ -18,37 +18,37 @@ def poll_window(clock: Clock) -> PollWindow:
 
 
 def test_the_first_look_sees_everything(poll_window: PollWindow) -> None:
-    assert poll_window.back() is None
+    assert poll_window.seconds_back() is None
 
 
 def test_after_a_look_that_found_nothing_the_next_sees_what_has_become_due_since(
     poll_window: PollWindow, clock: Clock
 ) -> None:
-    poll_window.polled(clock.now, whole=True, oldest=None, overdue=0.0)
+    poll_window.polled(clock.now, whole=True, oldest=None, min_overdue=0.0)
     clock.now += 0.5
-    assert poll_window.back() == 0.5 + SLACK_SECONDS
+    assert poll_window.seconds_back() == 0.5 + SLACK_SECONDS
 
 
 def test_what_a_look_saw_and_could_not_take_is_seen_by_the_next(poll_window: PollWindow, clock: Clock) -> None:
-    poll_window.polled(clock.now, whole=True, oldest=600.0, overdue=0.0)
+    poll_window.polled(clock.now, whole=True, oldest=600.0, min_overdue=0.0)
     clock.now += 0.5
-    assert poll_window.back() == 600.5 + SLACK_SECONDS
+    assert poll_window.seconds_back() == 600.5 + SLACK_SECONDS
 
 
 def test_what_was_left_to_a_hint_is_seen_by_the_next_look(poll_window: PollWindow, clock: Clock) -> None:
-    poll_window.polled(clock.now, whole=True, oldest=None, overdue=5.0)
+    poll_window.polled(clock.now, whole=True, oldest=None, min_overdue=5.0)
     clock.now += 0.5
-    assert poll_window.back() == 5.5 + SLACK_SECONDS
+    assert poll_window.seconds_back() == 5.5 + SLACK_SECONDS
 
 
 def test_now_and_then_a_look_sees_everything(poll_window: PollWindow, clock: Clock) -> None:
-    poll_window.polled(clock.now, whole=True, oldest=None, overdue=0.0)
+    poll_window.polled(clock.now, whole=True, oldest=None, min_overdue=0.0)
     clock.now += WHOLE_EVERY_SECONDS / 2
-    back = poll_window.back()
+    back = poll_window.seconds_back()
     assert back is not None
-    poll_window.polled(clock.now, whole=False, oldest=None, overdue=0.0)
+    poll_window.polled(clock.now, whole=False, oldest=None, min_overdue=0.0)
     clock.now += WHOLE_EVERY_SECONDS / 2
-    assert poll_window.back() is None
+    assert poll_window.seconds_back() is None
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_seeing_everything_takes_a_small_share_of_the_time_however_long_it_takes
 ) -> None:
     asked_at = clock.now
     clock.now += took
-    poll_window.polled(asked_at, whole=True, oldest=None, overdue=0.0)
+    poll_window.polled(asked_at, whole=True, oldest=None, min_overdue=0.0)
     clock.now += pause * 0.99
-    assert poll_window.back() is not None
+    assert poll_window.seconds_back() is not None
     clock.now += pause * 0.01
-    assert poll_window.back() is None
+    assert poll_window.seconds_back() is None

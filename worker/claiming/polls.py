@@ -28,7 +28,7 @@ class Polls:
         self, connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int, overdue: float, rooms: Rooms
     ) -> Polled:
         """Claim up to `limit` due tasks, as `leasehold.transitions.claims.poll` does."""
-        started_at, back = monotonic(), self._window.back()
+        started_at, back = monotonic(), self._window.seconds_back()
         polled = await claims.poll(
             connection,
             terms,
@@ -41,6 +41,6 @@ class Polls:
             other_room=rooms.for_others,
             other_overdue=rooms.others_overdue,
         )
-        self._window.polled(started_at, whole=back is None, oldest=polled.oldest, overdue=overdue)
+        self._window.polled(started_at, whole=back is None, oldest=polled.oldest, min_overdue=overdue)
         self._load.polled(started_at, polled.running)
         return polled

@@ -25,13 +25,13 @@ from leasehold.transitions.settlements.records import Completion, Settled, Verdi
 # too: when `news` reaches it, the workflow is due. While the workflow runs, its news are only counted: `suspend`
 # compares the count later.
 #
-# A suspension or a claim of the workflow may hold its row while this statement waits. Then `freed` judges the new
-# version of the row. So `freed` updates rows of any open state. After it, only a workflow that this statement has made
-# due has no `wake_at`.
+# While this statement waits for the row of a workflow, a suspension or a claim may change the row. `freed` then judges
+# the new version: so it updates rows of any open state. Afterwards `wake_at` is NULL only for a workflow that this
+# statement has made due.
 #
-# `dependents` may read an older version of a step's row than `freed` updates. Since then the step can only have come to
-# need fewer steps. If the step is ready only in the newer version, this statement does not claim it, and it gets a
-# hint.
+# `dependents` may read an older version of a step's row than `freed` updates. In the newer version the step waits for
+# as many steps, or for fewer. If the step is ready only in the newer version, this statement does not claim it, and it
+# gets a hint.
 #: A count that `news` never reaches: no end of a step makes the workflow due.
 _NEVER = 2**31 - 1
 #: SQL: the end of `dep.ended_needs` tasks makes the step `c` due. It is a blocked step, or a workflow that waits.

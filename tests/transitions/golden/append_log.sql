@@ -1,10 +1,10 @@
 -- append_log
-WITH without_disk AS MATERIALIZED (
+WITH asynchronous AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true) AS setting
 ), chunk AS MATERIALIZED (
     SELECT t.job_id, t.tenant_id, t.id, t.step, c.epoch, c.attempt, c.first, c.n, c.lines, c.nth,
-           sum(c.n) OVER (PARTITION BY t.job_id ORDER BY c.nth) AS running_total, without_disk.setting
-    FROM without_disk
+           sum(c.n) OVER (PARTITION BY t.job_id ORDER BY c.nth) AS running_total, asynchronous.setting
+    FROM asynchronous
     CROSS JOIN unnest($1::uuid[], $2::int[], $3::int[], $4::int[], $5::int[], $6::jsonb[])
         WITH ORDINALITY AS c(id, epoch, attempt, first, n, lines, nth)
     JOIN task t ON t.id = c.id

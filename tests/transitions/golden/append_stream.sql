@@ -1,10 +1,10 @@
 -- append_stream
-WITH without_disk AS MATERIALIZED (
+WITH asynchronous AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true) AS setting
 ), chunk AS MATERIALIZED (
     SELECT t.job_id, t.tenant_id, t.id, t.step, c.epoch, t.attempt, c.first, c.n, c.chunks, c.restarts, c.nth,
-           sum(c.n) OVER (PARTITION BY t.job_id ORDER BY c.nth) AS running_total, without_disk.setting
-    FROM without_disk
+           sum(c.n) OVER (PARTITION BY t.job_id ORDER BY c.nth) AS running_total, asynchronous.setting
+    FROM asynchronous
     CROSS JOIN unnest($1::uuid[], $2::uuid[], $3::int[], $4::int[], $5::int[], $6::bool[], $7::jsonb[])
         WITH ORDINALITY AS c(owner, id, epoch, first, n, restarts, chunks, nth)
     JOIN task t ON t.id = c.id AND t.lease_owner = c.owner AND t.epoch = c.epoch AND CASE WHEN t.status = 'running' THEN true ELSE false END
