@@ -200,7 +200,7 @@ class _Streamed(Response):
         except TimeoutError:
             if not time_limit.expired():
                 raise
-            # Not raised, because a slow client is no outage.
+            # Not raised, because a slow client is not an outage.
             log.info("a download was cut at its time limit", bytes=self._sent_bytes)
         finally:
             disconnected.cancel()

@@ -162,7 +162,7 @@ async def find_in_cells(request: Request, _caller: Operator, job: JobId = None, 
 def cells_of(services: Services) -> OtherCells:
     """The other cells. Raises NotFound `no_cells` if the installation is not one of several cells."""
     if services.other_cells is None:
-        raise NotFound("no_cells", "This installation is no cell: LEASEHOLD_CELL is not set.")
+        raise NotFound("no_cells", "This installation is not a cell: LEASEHOLD_CELL is not set.")
     return services.other_cells
 
 

@@ -20,9 +20,9 @@ _PATIENCE_SECONDS = 20.0
 class ClockFaults:
     """Each fault returns by how many seconds PostgreSQL's clock was wrong, as PostgreSQL itself answered."""
 
-    def __init__(self, installation: Installation, jumping: asyncio.Lock) -> None:
+    def __init__(self, installation: Installation, jump_lock: asyncio.Lock) -> None:
         self._installation = installation
-        self._jumping = jumping
+        self._jump_lock = jump_lock
         self.jumps: list[tuple[float, float]] = []  # (the true time, seconds ahead from then on)
 
     @property
@@ -33,7 +33,7 @@ class ClockFaults:
         clock = self._installation.servers.clock
         if clock is None:
             return 0
-        async with self._jumping:
+        async with self._jump_lock:
             ahead = JUMP_SECONDS if "ahead" in fault.name else -JUMP_SECONDS
             clock.jump(ahead)
             self.jumps.append((time.time(), ahead))

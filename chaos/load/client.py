@@ -40,7 +40,7 @@ class Outcome:
 
     @property
     def code(self) -> str:
-        """The code of the problem in the last answer; "" if the answer is no problem."""
+        """The code of the problem in the last answer; "" if the answer is not a problem."""
         return str(self.body.get("code", ""))
 
     @property

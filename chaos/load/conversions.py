@@ -1,4 +1,4 @@
-"""The client of conversions. It cancels some of them while they run."""
+"""A client that submits conversions, and cancels some of them while they run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from chaos.load.diary import Diary, Sender
 
-#: The client cancels one conversion of this many.
-_CANCELLED = 4
+#: The client cancels every fourth conversion.
+_CANCEL_EVERY = 4
 
 
 def model() -> bytes:
@@ -42,7 +42,7 @@ def sender(diary: Diary) -> Sender:
 
     async def send(tenant: str) -> None:
         client, key = diary.client(tenant), diary.key()
-        cancels = next(numbers) % _CANCELLED == 0
+        cancels = next(numbers) % _CANCEL_EVERY == 0
         form = {"user_id": key, "model_id": "40000", "version": "0001", "platform": "720"}
         outcome = await client.request(
             "POST", "/api/v1/jobs", key=key, again=diary.is_sent_twice(),
@@ -55,7 +55,9 @@ def sender(diary: Diary) -> Sender:
             return
         await asyncio.sleep(diary.rng.uniform(0.0, 2.0))
         outcome = await client.request("POST", f"/api/v1/jobs/{job}/cancel")
-        answer = "" if not outcome.good else "accepted" if outcome.body["status"] == "cancelled" else "stopping"
+        answer = ""
+        if outcome.good:
+            answer = "accepted" if outcome.body["status"] == "cancelled" else "stopping"
         diary.record(
             "cancel", tenant, f"cancel {job}", outcome, job=job, endpoint="POST /api/v1/jobs/cancel", answer=answer
         )

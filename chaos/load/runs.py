@@ -102,8 +102,8 @@ def canceller(diary: Diary) -> Sender:
 
 
 def unknown_if_missing(outcome: Outcome) -> str:
-    """`unknown` if an API of the release answered, which lacks the endpoint. An API of this code may have done an
-    earlier try.
+    """The value of `Request.answer`. `unknown`: an API process of the old release answered, which lacks the endpoint.
+    An API process of this code may have carried out an earlier try.
     """
     return "unknown" if outcome.status == HTTPStatus.NOT_FOUND else ""
 

@@ -45,7 +45,7 @@ class Request:
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, attempt: Current | None = None
     ) -> None:
         self.id = None if attempt is None else str(attempt.run_id)
-        # Attempts whose worker was lost are no retries: they must not use up `max_retries`.
+        # Attempts whose worker was lost are not retries: they must not use up `max_retries`.
         self.retries: int = 0 if attempt is None else attempt.attempt.errors
         self.called_directly = attempt is None
         self.args = list(args)

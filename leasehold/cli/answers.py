@@ -21,8 +21,8 @@ from leasehold.client.requests import key_of, url_of
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Cursor = Annotated[str | None, typer.Option(help="Show the page after the one that ended with this `next_cursor`.")]
 
-#: An id, as sentences show what it looks like.
-_ID = "0199d3f0-6c1e-7a52-9d1b-3f6a2b8c4d5e"
+#: The id that messages show as an example.
+_EXAMPLE_ID = "0199d3f0-6c1e-7a52-9d1b-3f6a2b8c4d5e"
 
 
 @contextmanager
@@ -42,8 +42,8 @@ def api_client() -> Iterator[ApiClient]:
             yield client
     except ClientError as error:
         raise print_failure(str(error), WRONG_USE) from None
-    except UnicodeEncodeError:  # Python keeps such bytes of the command line as halves of surrogate pairs
-        raise print_failure("an argument has bytes that are no text in UTF-8", WRONG_USE) from None
+    except UnicodeEncodeError:  # Python decodes bytes that are not UTF-8 to lone surrogates
+        raise print_failure("an argument has bytes that are not UTF-8 text", WRONG_USE) from None
     except Refused as error:
         raise print_failure(str(error), UNREACHABLE if isinstance(error, Interrupted) else FAILED) from None
 
@@ -59,7 +59,9 @@ def id_of(what: str) -> Callable[[typer.Context, Any], Any]:
             try:
                 UUID(text)
             except ValueError:
-                raise print_failure(f"{text!r} is not the id of {what}: an id looks like {_ID}", WRONG_USE) from None
+                raise print_failure(
+                    f"{text!r} is not the id of {what}: an id looks like {_EXAMPLE_ID}", WRONG_USE
+                ) from None
         return value
 
     return check
@@ -75,7 +77,7 @@ def json_argument(payload: str) -> Any:
     except RecursionError:
         raise print_failure("the payload is nested too deep", WRONG_USE) from None
     except UnicodeEncodeError:
-        raise print_failure("the payload has a text that has no form in UTF-8", WRONG_USE) from None
+        raise print_failure("the payload has a text that cannot be encoded as UTF-8", WRONG_USE) from None
     except ValueError as error:
         raise print_failure(f"the payload is not JSON: {error}", WRONG_USE) from None
     return value

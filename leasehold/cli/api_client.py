@@ -97,7 +97,7 @@ class ApiClient:
         except ValueError as error:
             raise self._not_understood(answer, "without JSON") from error
         if not isinstance(body, dict):
-            raise self._not_understood(answer, "with JSON that is no object")
+            raise self._not_understood(answer, "with JSON that is not an object")
         if answer.is_error:
             raise Refused(_refusal(body, answer.status_code))
         return body

@@ -29,7 +29,8 @@ async def run(source: str | None, **options: Any) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop_requested.set)
     with console.status("starting"):
-        # A user who edits an app wants a quick start. So with `source` RabbitMQ starts last, and is up 8 s later.
+        # A user who edits an app wants a quick start. So with `source` RabbitMQ starts after the other parts, and takes
+        # about 8 s.
         starting = asyncio.create_task(_open(Installation(**options, patient=source is None)))
         stopping = asyncio.create_task(stop_requested.wait())
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -89,7 +90,7 @@ def _app_welcome_text(installation: Installation) -> str:
 
 
 def program_that_submits(module: str) -> str | None:
-    """A Python program that submits a run of a task in the loaded module. None: the module has no task at its top."""
+    """A Python program that submits a run of a task in the loaded module. None: no variable of the module is a task."""
     for name, value in vars(sys.modules[module]).items():
         if isinstance(value, Task):
             arguments = "..." if value.arguments.names else ""

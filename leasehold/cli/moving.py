@@ -148,7 +148,7 @@ def _variables(variables: dict[str, str]) -> Iterator[None]:
 async def _open_cells(settings: Settings, other: Settings, move: Move) -> AsyncIterator[_Cells]:
     """Yields the two cells of the move. Raises Invalid or Conflict, before any change, if they cannot be these."""
     if not settings.cell:
-        raise Invalid("no_cell", "This installation is no cell: set LEASEHOLD_CELL.")
+        raise Invalid("no_cell", "This installation is not a cell: set LEASEHOLD_CELL.")
     if move.to == settings.cell:
         raise Invalid("same_cell", f"The tenant lives in cell {move.to} already: name another cell.")
     if other.cell != move.to:

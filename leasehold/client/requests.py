@@ -68,7 +68,7 @@ def url_of(url: str | None) -> str:
     try:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, ValueError) as error:
-        raise ClientError(f"the API's URL {url!r} is no URL: {error}") from None
+        raise ClientError(f"the API's URL {url!r} is not a URL: {error}") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ClientError(f"the API's URL {url!r} must begin with http:// or https:// and a host")
     return url
@@ -101,7 +101,7 @@ def form_of(call: Call[Any], on_progress: OnProgress | None, stack: ExitStack) -
 
 
 def json_of(answer: httpx2.Response) -> Any:
-    """The answer's JSON; None: it has no content. Raises ClientError for an answer that is no JSON."""
+    """The answer's JSON; None: it has no content. Raises ClientError for an answer that is not JSON."""
     if answer.status_code == _NO_CONTENT:
         return None
     try:

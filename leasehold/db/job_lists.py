@@ -368,7 +368,7 @@ class Listing:
 
     def _within_bound(self, bound: Bound, at: str) -> list[str]:
         conditions_by_state = {
-            "failed": [f"j.finished_at <= {at}"],  # a job that was retried meanwhile, and failed again, is no target
+            "failed": [f"j.finished_at <= {at}"],  # a job that was retried meanwhile, and failed again, is not a target
             "unfinished": ["j.finished_at IS NULL", "j.status <> 'cancel_requested'"],
         }
         return [f"j.created_at <= {at}", *conditions_by_state.get(bound.state or "", ())]

@@ -6,7 +6,7 @@ most as old as the newest note that the standby has reached. This bound needs on
 holds while the primary is idle, and while replication stands still.
 
 Nobody can write through these connections: PostgreSQL refuses writes on a standby, and this module refuses a server
-that is no standby.
+that is not a standby.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SELECT CASE WHEN NOT pg_is_in_recovery() THEN (pg_current_wal_lsn() - '0/0')::bi
 FROM pg_control_system()
 """
 
-# How much of the log the standby has replayed; NULL: this server is no standby. Also the newest timeline that the
+# How much of the log the standby has replayed; NULL: this server is not a standby. Also the newest timeline that the
 # standby is known to have reached. Its receiver knows the timeline, but only some roles may see the receiver; its last
 # restart point knows it, too.
 _STANDBY_PLACE = """
@@ -174,7 +174,7 @@ class Replica:
     async def _has_replayed(self, connection: Connection, primary: _Place) -> bool:
         standby = await _ask(connection, _STANDBY_PLACE)
         if standby.place is None or primary.place is None or standby.history != primary.history:
-            raise ReplicaUnusable("it is no standby of this primary")
+            raise ReplicaUnusable("it is not a standby of this primary")
         return standby.place >= primary.place
 
     async def _place_of(self, pool: Pool, statement: str) -> _Place:
@@ -198,7 +198,7 @@ class Replica:
         """
         place = standby.place
         if place is None:
-            raise ReplicaUnusable("it takes writes, so it is no standby")
+            raise ReplicaUnusable("it takes writes, so it is not a standby")
         if standby.history != self._history or (length is not None and place > length):
             raise ReplicaUnusable("it follows another primary, or has not reached the last promotion yet")
         as_of = next((at for at, noted_length in reversed(self._notes) if noted_length <= place), None)

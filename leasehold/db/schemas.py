@@ -78,7 +78,7 @@ def known_revisions(folder: Path) -> Revisions:
 
 
 def _constants(path: Path) -> dict[str, object]:
-    """The constants that the module assigns at its top (`name = constant`). The module is parsed, but not run."""
+    """The module-level constants (`name = constant`). The module is parsed, but not run."""
     constants: dict[str, object] = {}
     for node in ast.parse(path.read_text()).body:
         if not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(node.value, ast.Constant):

@@ -154,7 +154,7 @@ def only_reads(connection: _Connection | PoolConnectionProxy[asyncpg.Record]) ->
 
 
 def _is_primary(connection: PoolConnectionProxy[asyncpg.Record]) -> bool:
-    """Whether the server has reported that it is no standby. A pooler may report nothing."""
+    """Whether the server has reported that it is not a standby. A pooler may report nothing."""
     return getattr(connection.get_settings(), _REPORTED[0], "on") == "off"
 
 

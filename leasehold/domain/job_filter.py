@@ -269,7 +269,7 @@ def _named(pattern: re.Pattern[str]) -> Callable[[_Term], str]:
 
     def read(term: _Term) -> str:
         if not pattern.fullmatch(term.value):
-            raise InvalidFilter(term.value_at, f"This is no name that `{term.key}:` knows.")
+            raise InvalidFilter(term.value_at, f"This value does not have the form of a name for `{term.key}:`.")
         return term.value
 
     return read

@@ -32,7 +32,7 @@ class BrokerMetrics(Collector):
         for end, count in state["connects"].items():
             connects.add_metric([end], count)
         yield connects
-        garbage = CounterMetricFamily("leasehold_broker_garbage", "Messages that are no valid hint", labels=["kind"])
+        garbage = CounterMetricFamily("leasehold_broker_garbage", "Messages that are not valid hints", labels=["kind"])
         for kind, count in state.get("garbage", {}).items():
             garbage.add_metric([kind], count)
         yield garbage

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from leasehold.db.database import Connection, Pool
+from leasehold.db.database import Connection, Pool, unindexed
 from leasehold.domain.errors import Invalid, ObjectMissing, ObjectTooLarge
 from leasehold.domain.lease import Lease
 from leasehold.domain.object_keys import output_key
@@ -27,11 +27,11 @@ from leasehold.transitions.settlements import Completion, Output, Settled
 #: How many completions of one tenant a process verifies at once. More would slow the object store for other tenants.
 _MAX_VERIFICATIONS = 2
 
-_HELD = """
+_HELD = f"""
 -- external_held
 SELECT t.step, j.output_prefix FROM task t JOIN job j ON j.id = t.job_id
 WHERE t.id = $1 AND t.tenant_id = $2 AND t.lease_owner = $3 AND t.epoch = $4
-  AND CASE WHEN t.status = 'running' THEN true ELSE false END
+  AND {unindexed("t.status = 'running'")}
 """
 # `most` is the announced size. After the URL has expired, `bytes` becomes the stored size.
 _OPEN = """
@@ -42,8 +42,8 @@ _TAKE = """
 -- external_files_take
 DELETE FROM upload WHERE tenant_id = $1 AND task_id = $2 AND epoch = $3 AND open AND key = ANY($4::text[]) RETURNING key
 """
-# Abandons files of attempts that have ended. An attempt cannot complete any more once it has ended, so no completion
-# takes one of these files.
+# Abandons files of attempts that have ended. Such an attempt can no longer complete, so no completion takes one of
+# these files. `most = -1`: housekeeping deletes any object at the key (see _CLOSE in uploads.py).
 _GIVE_UP = """
 -- external_files_give_up
 UPDATE upload u SET open = false, bytes = 0, most = -1, look_at = clock_timestamp()
@@ -127,7 +127,7 @@ async def announce(
 
 def _check_bounds(settings: Settings, sizes: dict[str, int]) -> None:
     if len(sizes) > settings.external_files:
-        raise Invalid("too_many_files", f"An attempt hands in at most {settings.external_files} files.")
+        raise Invalid("too_many_files", f"An attempt may have at most {settings.external_files} files.")
     if sum(sizes.values()) > settings.external_files_bytes:
         at_most = settings.external_files_bytes
         raise Invalid("files_too_large", f"The files of an attempt have at most {at_most} bytes in all.")
@@ -205,7 +205,7 @@ async def complete(connection: Connection, tenant_id: str, completion: Completio
 
 
 async def give_up(connection: Connection, limit: int = 1000) -> None:
-    """Abandon at most `limit` files of attempts that have ended without naming them. Housekeeping then deletes the
-    objects, also objects that arrive later.
+    """Abandon files that were uploaded for an attempt, but not named when it ended; at most `limit`. Housekeeping then
+    deletes their objects, also objects that arrive later.
     """
     await connection.execute(_GIVE_UP, limit)

@@ -41,8 +41,8 @@ class StoredItems:
 
 @dataclass(frozen=True, slots=True)
 class _Used:
-    """How much the attempt has stored. `attempt`: its number. `is_known`: an earlier request had the same first number,
-    and so is the same request. `known_items`: how many of that request's items are stored.
+    """How much the attempt has stored. `attempt`: its number. `is_known`: this request was stored before, because a
+    stored chunk has the same first number. `known_items`: how many items that chunk has, without the mark of a cut.
     """
 
     attempt: int
@@ -90,9 +90,11 @@ async def log(
         recorder.add(values.pop("level"), values.pop("logger"), values.pop("message"), trace=values.pop("traceback"),
                      **values)  # fmt: skip
     _, encoded = recorder.take()
-    if encoded:
-        await logs.append(connection, [LogChunk(lease.task_id, lease.epoch, used.attempt, first, encoded)])
-    return StoredItems(len(encoded) - recorder.is_cut if encoded else 0, recorder.is_cut)
+    if not encoded:
+        return StoredItems(0, recorder.is_cut)
+    await logs.append(connection, [LogChunk(lease.task_id, lease.epoch, used.attempt, first, encoded)])
+    mark = 1 if recorder.is_cut else 0  # the last encoded line
+    return StoredItems(len(encoded) - mark, recorder.is_cut)
 
 
 async def emit(

@@ -40,15 +40,15 @@ def parse(text: str) -> CellMap:
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError:
-        raise ValueError("the map of cells is no JSON") from None
+        raise ValueError("the map of cells is not JSON") from None
     if not isinstance(document, dict) or not document.keys() <= {"cells", "tenants"}:
         raise ValueError("the map of cells has the fields `cells` and `tenants`, and no others")
     addresses, tenants = _texts(document, "cells"), _texts(document, "tenants")
     for name, address in addresses.items():
         if not CELL.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of a cell: 1 to 11 small letters and digits")
+            raise ValueError(f"{name!r} is not a name for a cell: use 1 to 11 small letters and digits")
         if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", address):
-            raise ValueError(f"the address of cell {name} is no URL with http:// or https://")
+            raise ValueError(f"the address of cell {name} is not a URL with http:// or https://")
     if unknown := sorted(set(tenants.values()) - addresses.keys()):
         raise ValueError(f"tenants live in cells that the map does not name: {', '.join(unknown)}")
     urls = {name: address.rstrip("/") for name, address in addresses.items()}
@@ -58,7 +58,7 @@ def parse(text: str) -> CellMap:
 def _texts(document: Mapping[str, Any], name: str) -> dict[str, str]:
     values = document.get(name, {})
     if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
-        raise ValueError(f"`{name}` of the map of cells is no object of texts")
+        raise ValueError(f"`{name}` in the map of cells is not a JSON object with text values")
     return values
 
 
@@ -76,7 +76,7 @@ class Cells:
 
     @classmethod
     def of(cls, settings: Settings) -> Cells | None:
-        """The map of the settings. None: the installation is no cell. Raises BadSetting."""
+        """The map of the settings. None: the installation is not a cell. Raises BadSetting."""
         if not settings.cell:
             return None
         if settings.cells_file is None:

@@ -98,7 +98,7 @@ class Tokens:
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
-    """The body as a JSON object; {} if the body is no object."""
+    """The body as a JSON object; {} if the body is not an object."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -236,7 +236,7 @@ def _printable(value: object) -> str:
 
 
 def _json_object(answer: Answer) -> dict[str, Any]:
-    """The body as a JSON object; {} if the body is no object."""
+    """The body as a JSON object; {} if the body is not an object."""
     try:
         value = orjson.loads(answer.body)
     except orjson.JSONDecodeError:

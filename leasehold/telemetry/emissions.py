@@ -78,7 +78,8 @@ class Emissions:
 
     def hand_over(self, other: Emissions) -> None:
         """Give the chunks so far, and all later chunks, to `other`."""
-        self.on_first = partial(self.hand_over, other)  # each later chunk calls this function again
+        # Each later chunk is a first chunk again, because this function takes it at once.
+        self.on_first = partial(self.hand_over, other)
         for chunk in self.take()[1]:
             other._add(chunk)
 

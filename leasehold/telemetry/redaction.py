@@ -21,6 +21,7 @@ REDACTED = "[redacted]"
 _MIN_CHARACTERS = 8
 
 #: A text without these marks has no secret of the forms below. Most lines have no mark, so the slow search is skipped.
+#: The first letter of "Bearer" and "Basic" is left out, because it may be upper or lower case.
 _MARKS = ("X-Amz-", "://", "lh_", "earer ", "asic ")
 _FORMS = (
     r"(?P<signed>X-Amz-(?:Signature|Credential|Security-Token)=)[^&\s\"'\\<>]+",
@@ -46,7 +47,7 @@ def learn(settings: Settings) -> None:
 def _learn(settings: Settings, earlier: Sequence[str] = ()) -> None:
     """Read the secrets. `earlier`: secrets that were replaced. They stay known, because they may still be valid."""
     defaults = _secrets_of(Settings.model_construct())
-    words = {form for secret in _secrets_of(settings) - defaults for form in _forms_of(secret)}
+    words = {encoded for secret in _secrets_of(settings) - defaults for encoded in _encodings_of(secret)}
     earlier_words = [word for word in earlier if word not in words][:_MAX_EARLIER]
     global _secrets  # noqa: PLW0603 - one process, one set of secrets
     _secrets = tuple(sorted([*words, *earlier_words], key=len, reverse=True))
@@ -85,7 +86,7 @@ def _words_of(secret: str) -> Iterator[str]:
                 yield from {value, unquote(value), unquote_plus(value)}
 
 
-def _forms_of(secret: str) -> set[str]:
+def _encodings_of(secret: str) -> set[str]:
     """The secret as it is, in JSON, and in a URL."""
     in_json = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
     return {secret, quote(secret, safe=""), *in_json}

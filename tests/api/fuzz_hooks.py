@@ -17,7 +17,7 @@ import schemathesis
 
 from tests.api.fuzz_things import Things, from_environment
 
-#: How the steps of a template hang together (needs that are there, no cycle) is no matter of a schema.
+#: How the steps of a template hang together (needs that are there, no cycle) is not a matter of a schema.
 _HANGS_TOGETHER = {"createTemplate"}
 
 #: What the calendar holds: `format: date-time` has no bounds.

@@ -329,7 +329,7 @@ async def test_wrong_uses_are_refused_before_anything_changes(two: Two) -> None:
         await moved(two, Move("acme", "a"))
     with pytest.raises(Invalid, match="those of cell b, not c"):
         await moved(two, Move("acme", "c"))
-    with pytest.raises(Invalid, match="is no cell"):
+    with pytest.raises(Invalid, match="is not a cell"):
         await move_tenant(a.model_copy(update={"cell": ""}), b, MOVE)
     with pytest.raises(Conflict, match="same database"):
         await move_tenant(a, b.model_copy(update={"database_url": a.database_url}), MOVE)

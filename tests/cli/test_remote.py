@@ -90,9 +90,9 @@ async def test_schedules_queues_and_workers_are_seen_and_steered(cli: Cli, worke
         (("submit", "scripted", '{"a": NaN}'), "the payload is not JSON: "),
         (("submit", "scripted", '{"a": 1e999}'), "the payload is not JSON: "),
         (("submit", "scripted", "[" * 100_000), "the payload is nested too deep"),
-        (("submit", "scripted", '{"a": "\\ud800"}'), "the payload has a text that has no form in UTF-8"),
-        (("submit", "\udcff"), "an argument has bytes that are no text in UTF-8"),
-        (("queues", "pause", "a\udcff"), "an argument has bytes that are no text in UTF-8"),
+        (("submit", "scripted", '{"a": "\\ud800"}'), "the payload has a text that cannot be encoded as UTF-8"),
+        (("submit", "\udcff"), "an argument has bytes that are not UTF-8 text"),
+        (("queues", "pause", "a\udcff"), "an argument has bytes that are not UTF-8 text"),
         (("submit", "scripted", "--tag", "x"), "NAME=VALUE"),
         (("explain", "nonsense"), "'nonsense' is not the id of a run: an id looks like "),
         (("logs", "nonsense"), "'nonsense' is not the id of a job: an id looks like "),
@@ -117,8 +117,8 @@ async def test_a_refusal_is_a_sentence_and_an_exit_code(cli: Cli, arguments: tup
     ("answer", "sentence"),
     [
         ("page", "answered 200 without JSON: is it a Leasehold API?"),
-        ("list", "answered 200 with JSON that is no object: is it a Leasehold API?"),
-        ("refusing list", "answered 400 with JSON that is no object: is it a Leasehold API?"),
+        ("list", "answered 200 with JSON that is not an object: is it a Leasehold API?"),
+        ("refusing list", "answered 400 with JSON that is not an object: is it a Leasehold API?"),
         ("no errors", "invalid_request: no"),
     ],
 )

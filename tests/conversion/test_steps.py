@@ -201,7 +201,7 @@ async def test_a_model_with_an_odd_output_is_converted_and_its_report_is_json(
 async def test_a_model_with_an_output_of_text_is_refused(bench: Bench) -> None:
     text = helper.make_node("Cast", ["y"], ["odd"], to=onnx.TensorProto.STRING)
     model = saved(odd_output(text, onnx.TensorProto.STRING, [1, 4]), bench.directory() / "model")
-    with pytest.raises(Permanent, match="the output 'odd' is no tensor of numbers") as refused:
+    with pytest.raises(Permanent, match="the output 'odd' is not a tensor of numbers") as refused:
         await bench.run("onnx", {"model": model})
     assert refused.value.code == "not_runnable"
 

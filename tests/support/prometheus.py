@@ -35,7 +35,7 @@ async def install_prometheus() -> Programs:
     """Find Prometheus and promtool, or unpack the distribution's package (20 MB to download) into the cache.
 
     Raises:
-        EmbeddedError: this is no Debian or Ubuntu, or the package could not be downloaded.
+        EmbeddedError: this is not Debian or Ubuntu, or the package could not be downloaded.
     """
     on_path = [shutil.which(name) for name in ("prometheus", "promtool")]
     if all(on_path):

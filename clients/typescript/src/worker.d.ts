@@ -74,7 +74,7 @@ export class Task {
     }): void;
     /**
      * Append a chunk (a text, or another JSON value) to the run's stream, which clients follow. False: the attempt has emitted
-     * too much, and the stream is cut. Throws TypeError for what is no JSON.
+     * too much, and the stream is cut. Throws TypeError for what is not JSON.
      * @param {unknown} chunk
      * @returns {boolean}
      */

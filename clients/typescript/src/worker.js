@@ -176,7 +176,7 @@ export class Task {
 
   /**
    * Append a chunk (a text, or another JSON value) to the run's stream, which clients follow. False: the attempt has emitted
-   * too much, and the stream is cut. Throws TypeError for what is no JSON.
+   * too much, and the stream is cut. Throws TypeError for what is not JSON.
    * @param {unknown} chunk
    * @returns {boolean}
    */
@@ -621,15 +621,15 @@ function failureOf(error) {
 }
 
 /**
- * Throws TypeError for what is no JSON.
+ * Throws TypeError for what is not JSON.
  * @param {unknown} value
  */
 function checkJson(value) {
   const text = JSON.stringify(value, (_, part) => {
-    if (typeof part === "number" && !Number.isFinite(part)) throw new TypeError(`${part} is no JSON`);
+    if (typeof part === "number" && !Number.isFinite(part)) throw new TypeError(`${part} is not JSON`);
     return part;
   });
-  if (text === undefined) throw new TypeError(`a ${typeof value} is no JSON`);
+  if (text === undefined) throw new TypeError(`a ${typeof value} is not JSON`);
 }
 
 /**

@@ -161,7 +161,7 @@ class Nodes:
         except BadSetting:
             if not self._order:
                 raise
-            log.warning("the new LEASEHOLD_AMQP_URL is not used: it is no URL of RabbitMQ")
+            log.warning("the new LEASEHOLD_AMQP_URL is not used: it is not a URL of RabbitMQ")
             return
         self._order = random.sample(nodes, len(nodes))
 

@@ -38,7 +38,7 @@ _CHUNK_BYTES = 1024 * 1024
 
 
 class BadContainer(LeaseholdError):
-    """The file is no container of the open toolchain, is damaged, or is not signed by a trusted key."""
+    """The file is not a container of the open toolchain, is damaged, or is not signed by a trusted key."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ expired_conversion = Table(
     metadata,
     Column("job_id", Uuid, primary_key=True),
     Column("tenant_id", Text, nullable=False),
+    # The time of the deletion.
     Column("forgotten_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     Index("expired_conversion_forgotten", "forgotten_at"),
 )
@@ -48,6 +49,7 @@ promoted_object = Table(
     Column("backup", Text),  # the key in our own store of the object that the call replaces
     CheckConstraint("reached IN ('created', 'unsure', 'replaced')", name="reached_known"),
     CheckConstraint("(turn IS NULL) = (until IS NULL) AND (turn IS NULL) = (for_job IS NULL)", name="turn_ends"),
+    # false <= true, so `<=` means "implies".
     CheckConstraint("(reached = 'replaced') <= (backup IS NOT NULL)", name="replaced_has_backup"),
     # For the keys of unfinished calls: by their job, and by the time after which they count as dead.
     Index("promoted_object_turn", "for_job", "until", postgresql_where=text("turn IS NOT NULL")),

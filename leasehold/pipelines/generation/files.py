@@ -31,8 +31,8 @@ _VIDEOS = (
 )
 #: The code and the message for a file of no accepted type.
 _WRONG_TYPE = {
-    "image": ("not_an_image", "The provider's file is no JPEG, PNG, GIF, WebP or AVIF."),
-    "video": ("not_a_video", "The provider's file is no MP4, MOV or WebM."),
+    "image": ("not_an_image", "The provider's file is not a JPEG, PNG, GIF, WebP or AVIF."),
+    "video": ("not_a_video", "The provider's file is not an MP4, MOV or WebM."),
 }
 
 

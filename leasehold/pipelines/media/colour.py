@@ -59,7 +59,7 @@ def _in_mode(image: Image.Image, mode: str) -> Image.Image:
 
 def _parse(icc: bytes | None) -> tuple[ImageCms.ImageCmsProfile | None, str]:
     """The profile and its colour space. None and "": the profile cannot be used. Its fields may have any content, and
-    may even be no text.
+    may not even be text.
     """
     if not icc or len(icc) > MAX_PROFILE_BYTES:
         return None, ""

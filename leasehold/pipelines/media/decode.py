@@ -78,7 +78,7 @@ def pillow_limits(max_pixels: int) -> Iterator[None]:
 def damage_is_permanent() -> Iterator[None]:
     """Raise a decoder's errors as `corrupt_image`.
 
-    A lack of memory and errors of the system (which have an errno) pass unchanged: they are no fault of the picture.
+    A lack of memory and errors of the system (which have an errno) pass unchanged: they are not faults of the picture.
     """
     try:
         yield
@@ -109,7 +109,7 @@ class Picture:
                 _check_memory(header.pixels * _PEAK_BYTES_PER_PIXEL.get(content_type, 0))
             self._image = Image.open(BytesIO(data), formats=(_DECODERS[content_type],))
             self.size: Size = self._image.size
-            # An APNG may begin with a picture for viewers without animation. This picture is no frame of the animation.
+            # An APNG may begin with a picture for viewers without animation. It is not a frame of the animation.
             self._skipped_frames = int(bool(getattr(self._image, "default_image", False)))
             self.frames = self._count_frames(content_type, header)
         self._is_gif = content_type == "image/gif"

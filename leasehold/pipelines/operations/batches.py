@@ -161,7 +161,7 @@ class _Templates:
         self._known: dict[tuple[str, int], TemplateVersion | None] = {}
 
     async def of(self, target: Target) -> TemplateVersion | None:
-        """The template of the job. None: the job is no run. Raises NotFound or Conflict."""
+        """The template of the job. None: the job is not a run. Raises NotFound or Conflict."""
         key = (target.row["template"], target.row["version"])
         if key not in self._known:
             self._known[key] = await template_of(self.actions, self._connection, target)

@@ -25,7 +25,7 @@ class Script:
     """The `#words` of a prompt.
 
     busy=N, down=N: the first N submissions answer 429, or 500 without having bought anything. lost, garbled: it is
-    bought, and the answer does not arrive, or is no JSON. slow=S: seconds before a submission is answered. work=N:
+    bought, and the answer does not arrive, or is not JSON. slow=S: seconds before a submission is answered. work=N:
     polls until it is made (1); never: it is not. ill=N: the first N polls answer 500. odd: polls answer a status that
     nobody has heard of. fail=CODE: it fails. files=N (1), file=html|huge|gone|moved|inside|empty: what their links
     lead to (the last one's, with onlylast). news=S: made after S seconds, however often it is polled, and whoever gave

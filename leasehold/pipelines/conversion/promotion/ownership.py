@@ -1,8 +1,10 @@
 """Records which tenant owns which key at the promotion target, and which call is writing the key at the moment.
 
 A call claims all its keys in one transaction. Before the call writes an object, it records its intent in the key's row.
-These rows name the objects to remove and to restore, so the leading worker can undo a call whose process died. In the
-row of a key, the column `turn` is the id of the call that has claimed the key.
+These rows name the objects to remove and to restore, so the leading worker can undo a call whose process died.
+
+Columns of a key's row: `turn` is the id of the call that has claimed the key, `for_job` the job that this call
+promotes, `reached` the change that the call may have made, and `job_id` the job whose artifact lies at the key.
 """
 
 from __future__ import annotations
@@ -150,7 +152,8 @@ UPDATE promoted_object SET until = clock_timestamp() + make_interval(secs => $1)
 WHERE key IN (SELECT key FROM held)
 RETURNING turn, key, reached, backup, tenant_id, for_job
 """
-# This call has claimed the job. So every other call that holds keys for this job is dead, or could not undo its copies.
+# The keys that earlier calls hold for the job. Each of these calls is dead, or could not undo its copies: a call that
+# lives would still hold the job, and this call could not have claimed it.
 _OTHER_CHANGES = """
 -- promotion_left
 UPDATE promoted_object SET until = clock_timestamp() + make_interval(secs => $3)

@@ -29,8 +29,8 @@ def samples(
 ) -> tuple[list[Tensors], str]:
     """Inputs to run, and their origin: "reference images" or "generated".
 
-    Raises Permanent("bad_reference_images") if a file is no picture or is too large, or if the model's input cannot be
-    a picture.
+    Raises Permanent("bad_reference_images") if a file is not a picture or is too large, or if the model's input cannot
+    be a picture.
     """
     pictures = list(_pictures(archive, limits))
     if not pictures:
@@ -69,7 +69,7 @@ def _decode(data: bytes, number: int, limits: ModelLimits) -> Image.Image:
             raise refusals.bad_references(f"file {number} has more than {limits.max_image_pixels} pixels")
         return image.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise refusals.bad_references(f"file {number} is no readable {', '.join(_FORMATS)} picture") from error
+        raise refusals.bad_references(f"file {number} is not a readable {', '.join(_FORMATS)} picture") from error
 
 
 def _tensor(picture: Image.Image, shape: list[int], preprocessing: Preprocessing) -> np.ndarray[Any, Any]:

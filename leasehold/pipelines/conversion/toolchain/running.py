@@ -31,8 +31,8 @@ _TYPES: dict[str, Any] = {
 
 
 class Runnable:
-    """A loaded model. Raises Permanent("not_runnable") if onnxruntime refuses the model, or an output is no tensor of
-    numbers.
+    """A loaded model. Raises Permanent("not_runnable") if onnxruntime refuses the model, or an output is not a tensor
+    of numbers.
     """
 
     def __init__(self, model: bytes | Path, *, optimised: bool = True) -> None:
@@ -40,7 +40,7 @@ class Runnable:
         self._session = _session(model, _options(level.ORT_ENABLE_ALL if optimised else level.ORT_DISABLE_ALL))
         for output in self._session.get_outputs():
             if not output.type.startswith("tensor(") or output.type == "tensor(string)":
-                raise refusals.not_runnable(f"the output {output.name[:100]!r} is no tensor of numbers")
+                raise refusals.not_runnable(f"the output {output.name[:100]!r} is not a tensor of numbers")
         self.outputs = [output.name for output in self._session.get_outputs()]
 
     def run(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> Tensors:

@@ -202,7 +202,7 @@ class Declared:
         if not answer.is_success:
             raise answer.refusal(self._message(answer), self._code(answer))
         if not isinstance(answer.body, dict | list):
-            raise bad_answer("is no JSON")
+            raise bad_answer("is not JSON")
 
     def _finished(self, answer: ProviderAnswer) -> Finished:
         output = value_at(answer.body, self._declaration.urls)

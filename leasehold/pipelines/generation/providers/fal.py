@@ -25,7 +25,8 @@ from leasehold.pipelines.generation.providers.requests import (
     urls_in,
 )
 
-#: The fields of a result in which fal's models return files. A link in another field, such as the prompt, is no file.
+#: The fields of a result in which fal's models return files. A link in another field, such as the prompt, is not such a
+#: file.
 _FILES = ("images", "image", "videos", "video")
 #: A model's id may begin with one of these. Then the owner is the second part of the id.
 _NAMESPACES = frozenset({"workflows", "comfy"})

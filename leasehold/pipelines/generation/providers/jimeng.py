@@ -132,7 +132,7 @@ def _data(answer: ProviderAnswer) -> Mapping[str, Any]:
     """
     if not isinstance(answer.body, dict):
         if answer.is_success:
-            raise bad_answer("is no JSON object")
+            raise bad_answer("is not a JSON object")
         raise answer.refusal()
     code, message = answer.body.get("code"), str(answer.body.get("message") or "")
     if code == _SUCCESS:

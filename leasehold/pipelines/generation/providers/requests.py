@@ -31,7 +31,7 @@ _CANNOT_STOP = frozenset({400, 404, 405, 409, 410, 422})
 
 @dataclass(frozen=True, slots=True)
 class ProviderAnswer:
-    """A readable answer. `body`: the JSON of its body; None if the body is no JSON. `after`: the header Retry-After in
+    """A readable answer. `body`: the JSON of its body; None if the body is not JSON. `after`: the header Retry-After in
     seconds, if the answer has one.
     """
 
@@ -126,9 +126,9 @@ def no_files() -> Rejected:
 
 
 def as_mapping(body: Any) -> Mapping[str, Any]:
-    """The body as an object. Raises OutcomeUnknown if the body is no object."""
+    """The body as an object. Raises OutcomeUnknown if the body is not an object."""
     if not isinstance(body, dict):
-        raise bad_answer("is no JSON object")
+        raise bad_answer("is not a JSON object")
     return body
 
 

@@ -45,7 +45,7 @@ def read_tracks(data: bytes, movie: Box) -> list[Track]:
 
 
 def _read_track(data: bytes, box: Box, samples_left: int, bytes_left: int) -> Track | None:
-    """The track. None: a decoder skips it, because it is no picture or has an unknown codec.
+    """The track. None: a decoder skips it, because it is not a picture or has an unknown codec.
 
     `samples_left`, `bytes_left`: how many samples and bytes this track may have, after the tracks before it.
     """

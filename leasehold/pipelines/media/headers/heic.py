@@ -31,7 +31,7 @@ def read(data: bytes) -> Header:
                 f"HEIC with a part of kind {item.kind.decode('ascii', 'replace')!r} is not accepted"
             )
     if items.primary.kind not in (b"hvc1", b"grid"):
-        raise unsupported_format("HEIC whose picture is no HEVC still is not accepted")
+        raise unsupported_format("HEIC whose picture is not an HEVC still image is not accepted")
     heif_checks.check_copies(items)
     _check_chains(items)
     sizes = {number: _still_size(item, data) for number, item in items.all.items() if item.kind == b"hvc1"}

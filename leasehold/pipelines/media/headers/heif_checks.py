@@ -52,7 +52,7 @@ def check_grid(item: Item, data: bytes, sizes: dict[int, Size]) -> Size:
         raise corrupt_image("its header and its content disagree")
     for number in tiles:
         if number not in sizes:
-            raise corrupt_image("the tiles of the picture are no stills")
+            raise corrupt_image("the tiles of the picture are not still images")
         tile_width, tile_height = sizes[number]
         if (columns - 1) * tile_width >= width or (rows - 1) * tile_height >= height:
             raise corrupt_image("the tiles are larger than the picture")

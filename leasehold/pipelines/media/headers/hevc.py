@@ -80,17 +80,18 @@ def _sizes(unit: bytes) -> list[Size]:
     """The size in a sequence parameter set. Empty for any other unit."""
     if len(unit) < 3 or _kind(unit) != _SEQUENCE_PARAMETERS or not _is_base_layer(unit):  # noqa: PLR2004 - see _units
         return []
-    # Emulation prevention: a byte 3 after two zeroes is no content.
+    # Emulation prevention: a byte 3 after two zeroes is not content.
     bits = Bits(unit[2:_MAX_HEAD_BYTES].replace(b"\0\0\3", b"\0\0"))
-    bits.unsigned(4)
+    bits.unsigned(4)  # id of the video parameter set
     sub_layers = bits.unsigned(3)
-    bits.unsigned(1 + _PROFILE_BITS + _LEVEL_BITS)
-    sub_layer_flags = [(bits.unsigned(1), bits.unsigned(1)) for _ in range(sub_layers)]
+    bits.unsigned(1 + _PROFILE_BITS + _LEVEL_BITS)  # temporal nesting, and the profile and level of the whole
+    has_profile_and_level = [(bits.unsigned(1), bits.unsigned(1)) for _ in range(sub_layers)]
     if sub_layers:
-        bits.unsigned(2 * (8 - sub_layers))
-    for profile, level in sub_layer_flags:
-        bits.unsigned(profile * _PROFILE_BITS + level * _LEVEL_BITS)
-    bits.exp_golomb()
+        bits.unsigned(2 * (8 - sub_layers))  # alignment: two bits for each sub-layer that does not exist
+    for has_profile, has_level in has_profile_and_level:
+        bits.unsigned(has_profile * _PROFILE_BITS + has_level * _LEVEL_BITS)
+    bits.exp_golomb()  # id of this parameter set
     if bits.exp_golomb() == _CHROMA_444:
         bits.unsigned(1)
-    return [(bits.exp_golomb(), bits.exp_golomb())]
+    width, height = bits.exp_golomb(), bits.exp_golomb()
+    return [(width, height)]
