@@ -119,7 +119,7 @@ async def _claimed_after(connection: asyncpg.Connection[asyncpg.Record], job_id:
     async with asyncio.timeout(_PATIENCE_SECONDS):
         while True:
             at = await connection.fetchval(
-                "SELECT extract(epoch FROM min(at))::float8 FROM event WHERE job_id = $1 AND step = 'execute'"
+                "SELECT extract(epoch FROM min(at))::float8 FROM history WHERE job_id = $1 AND step = 'execute'"
                 " AND kind IN ('claimed', 'taken_over') AND epoch > $2",
                 job_id,
                 epoch,

@@ -93,7 +93,7 @@ async def _cancels(testbed: Testbed, scale: Scale) -> list[Figure]:
                     await _json_of(client.post(f"/v1/runs/{run}/cancel"))
                 await _until(connection, "SELECT count(*) FROM job WHERE status = 'cancelled'")
                 rows = await connection.fetch(
-                    "SELECT extract(epoch FROM max(at) - min(at))::float8 AS s FROM event"
+                    "SELECT extract(epoch FROM max(at) - min(at))::float8 AS s FROM history"
                     " WHERE kind = 'cancel_requested' OR (kind = 'cancelled' AND step = 'execute') GROUP BY job_id"
                 )
             runs.append([1000 * row["s"] for row in rows])

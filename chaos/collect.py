@@ -40,7 +40,7 @@ from leasehold.transitions.settlements import MAX_CRASHES
 _HANDLER_LINES = ("begin", "tick", "end", "stop")
 #: Field of the history -> the statement that reads its rows.
 _TABLES = {
-    "jobs": "SELECT * FROM job", "tasks": "SELECT * FROM task", "events": "SELECT * FROM event",
+    "jobs": "SELECT * FROM job", "tasks": "SELECT * FROM task", "events": "SELECT * FROM history",
     "outputs": "SELECT * FROM output", "results": "SELECT * FROM result",
     "failures": "SELECT * FROM failure", "media": "SELECT * FROM media", "upload_rows": "SELECT * FROM upload",
     "conversions": "SELECT * FROM conversion", "generations": "SELECT * FROM generation",

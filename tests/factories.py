@@ -75,7 +75,7 @@ class Rows:
 
     async def events(self, job_id: UUID) -> list[dict[str, Any]]:
         return [
-            dict(r) for r in await self.connection.fetch("SELECT * FROM event WHERE job_id = $1 ORDER BY seq", job_id)
+            dict(r) for r in await self.connection.fetch("SELECT * FROM history WHERE job_id = $1 ORDER BY seq", job_id)
         ]
 
     async def lapse(self, task_id: UUID) -> None:
@@ -106,7 +106,7 @@ async def assert_history(rows: Rows, job_id: UUID) -> None:
 async def assert_histories(connection: asyncpg.Connection[asyncpg.Record]) -> None:
     """Assert the same of all jobs."""
     events, tasks = defaultdict(list), defaultdict(list)
-    for row in await connection.fetch("SELECT * FROM event ORDER BY job_id, seq"):
+    for row in await connection.fetch("SELECT * FROM history ORDER BY job_id, seq"):
         events[row["job_id"]].append(row)
     for row in await connection.fetch("SELECT job_id, step, status, epoch FROM task"):
         tasks[row["job_id"]].append(row)

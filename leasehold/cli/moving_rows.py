@@ -125,8 +125,11 @@ def _by_parent(keys: Sequence[asyncpg.Record], tables: dict[str, MovedTable], na
 def source_query(table: MovedTable, *, digest: bool = False) -> str:
     """SQL: the tenant's rows as the new cell gets them. `digest`: instead their number and the sum of their hashes."""
     origin, condition = f'"{table.name}" t', table.condition
-    if table.name == "kept_event":  # the new cell may lack an old day's partition, so all events go here
-        origin = "history t JOIN job j ON j.id = t.job_id"
+    if table.name == "kept_event":
+        # The new cell may lack an old day's partition, so all events go here. The new cell derives the other events of
+        # `history` from the rows of jobs and tasks, as the old cell does.
+        written = " UNION ALL ".join(f"SELECT {table.names()} FROM {name}" for name in ("event", "kept_event"))
+        origin = f"({written}) AS t JOIN job j ON j.id = t.job_id"
         condition = "t.tenant_id = $1"
     rows = f"SELECT {table.values()} FROM {origin} WHERE {condition}"
     if digest:

@@ -1,7 +1,8 @@
 """Makes and drops the partitions of the table `event`, one for each day. The sweeper calls `keep_event_days`.
 
 Before a day is dropped, the events of jobs that still exist move to `kept_event`. Readers use the view `history`, which
-has the rows of both tables. One statement moves an event, so an event is always in exactly one of the two tables.
+has the rows of both tables. One statement moves an event, so an event is always in exactly one of the two tables. The
+view also derives events from rows of `job` and `task` (migration 0044): they last as long as the job.
 """
 
 from __future__ import annotations

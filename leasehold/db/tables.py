@@ -98,6 +98,9 @@ job = Table(
     Column("grace_seconds", Integer, nullable=False, server_default="30"),  # from the request to the forced end
     Column("cancel", JSONB),  # {reason, by, at} once a cancel was requested
     Column("cancel_by", _INSTANT),  # when the sweeper forces a requested cancel
+    # The job's task, if the job was submitted with a single task, which was due at once. The view `history` then
+    # derives the event of the submission, and those of the task that the task's row can tell.
+    Column("single_task", Uuid),
     CheckConstraint(_in_states("status", JobState), name="status_known"),
     CheckConstraint(f"({_in('status', JOB_TERMINAL)}) = (finished_at IS NOT NULL)", name="finished_iff_terminal"),
     CheckConstraint("priority BETWEEN 0 AND 2", name="priority_band"),
@@ -228,6 +231,12 @@ task = Table(
     Column("available_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("started_at", _INSTANT),
     Column("finished_at", _INSTANT),
+    # Only of a `single_task`. The view `history` derives the event of its first claim, and the event of its completion
+    # by that claim; these are the numbers of the two events. `claimed_by`: the owner of that claim, once it is no
+    # longer `lease_owner`.
+    Column("claim_seq", Integer),
+    Column("done_seq", Integer),
+    Column("claimed_by", Uuid),
     # A job has one row for each step, however often hints, retries and submissions are repeated.
     UniqueConstraint("job_id", "step", name="task_job_id_step_key"),
     CheckConstraint(_in_states("status", TaskState), name="status_known"),
@@ -315,8 +324,9 @@ failure = Table(
 )
 
 # Append-only, with a partition for each day. An old partition is dropped, after the events of jobs that still exist
-# have moved to `kept_event` (history.py). Readers use the view `history`, which has both tables. job_status and
-# task_status are the states after the event, so folding a job's events gives its rows.
+# have moved to `kept_event` (history.py). Readers use the view `history`, which has both tables, and the derived events
+# of jobs with a single task. job_status and task_status are the states after the event, so folding a job's events gives
+# its rows.
 event = Table(
     "event",
     metadata,
@@ -351,7 +361,7 @@ kept_event = Table(
     Column("data", JSONB),
     PrimaryKeyConstraint("job_id", "seq"),
 )
-#: A view: `event` and `kept_event`.
+#: A view: `event`, `kept_event`, and the events that it derives from the rows of jobs and tasks (migration 0044).
 history = TableClause("history", *(ColumnClause(column.name, column.type) for column in event.columns))
 
 outbox = Table(

@@ -142,7 +142,7 @@ async def assert_one_job(rows: Connection, answers: list[httpx2.Response]) -> No
     assert await count(rows, "job") == 1
     steps = [row["step"] for row in await rows.fetch("SELECT step FROM task ORDER BY position")]
     assert steps == ["resize", "compress", "webp"]
-    assert await rows.fetchval("SELECT count(*) FROM event WHERE kind = 'submitted'") == 1
+    assert await rows.fetchval("SELECT count(*) FROM history WHERE kind = 'submitted'") == 1
 
 
 async def test_completing_before_uploading_says_so_and_can_be_repeated_afterwards(media_api: MediaApi) -> None:

@@ -83,5 +83,5 @@ async def nothing_was_charged(cluster: Cluster, submitted: Iterable[UUID]) -> No
         assert {row["id"]: row["status"] for row in ended} == dict.fromkeys(submitted, "succeeded")
         assert await connection.fetch("SELECT * FROM failure") == []
         assert await connection.fetch("SELECT id FROM task WHERE losses + errors + crashes > 0") == []
-        settled = "SELECT count(*) FROM event WHERE task_status = 'succeeded' GROUP BY task_id"
+        settled = "SELECT count(*) FROM history WHERE task_status = 'succeeded' GROUP BY task_id"
         assert {row["count"] for row in await connection.fetch(settled)} == {1}

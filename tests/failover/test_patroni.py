@@ -32,7 +32,7 @@ GO_ON_SECONDS = 3.0
 JOBS = 50
 #: A leader that is cut off goes on beside the new one for so long; then its Patroni is back, and demotes it.
 BESIDE_SECONDS = 5.0
-FIRST_CLAIM = "SELECT min(at) FROM event WHERE kind = 'claimed' AND at > $1"
+FIRST_CLAIM = "SELECT min(at) FROM history WHERE kind = 'claimed' AND at > $1"
 
 
 @pytest.fixture(scope="module")

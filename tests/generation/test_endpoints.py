@@ -257,7 +257,7 @@ async def test_what_a_credential_is_nobody_can_read(
         said = await Client(http).ended(await Client(http).ordered("mine"))
         assert said["error"]["code"] == "provider_unauthorized"
         assert "s3cret" not in str(said)
-    kept = await connection.fetch("SELECT j::text AS said FROM job j UNION ALL SELECT e::text FROM event e"
+    kept = await connection.fetch("SELECT j::text AS said FROM job j UNION ALL SELECT e::text FROM history e"
                                   " UNION ALL SELECT f::text FROM failure f")  # fmt: skip
     assert kept
     assert not any("s3cret" in row["said"] for row in kept)

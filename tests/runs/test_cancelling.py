@@ -41,7 +41,7 @@ async def test_a_running_step_stops_at_its_next_checkpoint(
     said = await client.until(run, "cancelled")
     assert step_of(said, step)["status"] == "cancelled"
     await assert_history(Rows(rows), UUID(run))
-    events = [row["data"] for row in await rows.fetch("SELECT data FROM event WHERE job_id = $1", UUID(run))]
+    events = [row["data"] for row in await rows.fetch("SELECT data FROM history WHERE job_id = $1", UUID(run))]
     assert not any((data or {}).get("forced") for data in events)
 
 

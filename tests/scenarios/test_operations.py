@@ -71,7 +71,7 @@ async def acted_on(fleet: Fleet, action: Action) -> int:
     if action == "delete":
         return int(await connection.fetchval("SELECT count(*) FROM tombstone"))
     kind = EVENTS[action]
-    return int(await connection.fetchval("SELECT count(DISTINCT job_id) FROM event WHERE kind = $1", kind))
+    return int(await connection.fetchval("SELECT count(DISTINCT job_id) FROM history WHERE kind = $1", kind))
 
 
 async def assert_each_once(fleet: Fleet, action: Action, job_ids: list[UUID], operation: UUID) -> None:
@@ -90,7 +90,7 @@ async def assert_each_once(fleet: Fleet, action: Action, job_ids: list[UUID], op
         assert deleted == set(job_ids)
         return
     rows = await connection.fetch(
-        "SELECT job_id, count(*) AS n FROM event WHERE kind = $1 AND job_id = ANY($2) GROUP BY job_id",
+        "SELECT job_id, count(*) AS n FROM history WHERE kind = $1 AND job_id = ANY($2) GROUP BY job_id",
         EVENTS[action],
         job_ids,
     )

@@ -186,7 +186,7 @@ async def test_where_no_child_process_can_be_kept_a_newcomer_has_the_next_that_b
         (newcomer,) = await town.send("newcomer", pipeline=heavy)
         await town.succeeded([newcomer])
         begun_before = await town.rows.connection.fetchval(
-            "SELECT count(*) FROM event f, event mine WHERE f.tenant_id = 'flood' AND mine.job_id = $1"
+            "SELECT count(*) FROM history f, history mine WHERE f.tenant_id = 'flood' AND mine.job_id = $1"
             " AND f.kind = 'claimed' AND mine.kind = 'claimed'"
             " AND f.at BETWEEN mine.at - interval '30 seconds' AND mine.at"
             " AND f.at > (SELECT created_at FROM job WHERE id = $1)",

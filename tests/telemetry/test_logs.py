@@ -71,7 +71,7 @@ async def test_no_secret_that_a_handler_lets_out_reaches_a_log_an_event_or_the_r
     await worker.says("attempt ended")
     log = worker.log.read_text()
     kept = await fleet.rows.connection.fetchval(
-        "SELECT (SELECT json_agg(f)::text FROM failure f) || (SELECT json_agg(e)::text FROM event e)"
+        "SELECT (SELECT json_agg(f)::text FROM failure f) || (SELECT json_agg(e)::text FROM history e)"
     )
     assert "[redacted]" in log  # it was said, so it could have been
     assert "[redacted]" in kept

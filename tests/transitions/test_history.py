@@ -43,10 +43,20 @@ async def age(rows: Rows, *job_ids: UUID, days: int = OLD) -> None:
 
 
 async def submitted(rows: Rows, count: int) -> list[UUID]:
-    """New jobs."""
+    """New jobs of several steps: each has a row for each of its events."""
     before = {row["id"] for row in await rows.connection.fetch("SELECT id FROM job")}
-    await rows.submit(count=count)
+    await rows.submit(THREE, count=count)
     return [row["id"] for row in await rows.connection.fetch("SELECT id FROM job") if row["id"] not in before]
+
+
+async def ended(rows: Rows) -> UUID:
+    """A job of several steps that has succeeded, and may be forgotten at once."""
+    claimed = [await rows.leased(THREE, keep_seconds=0)]
+    job_id = claimed[0].job_id
+    while claimed:
+        await settlements.complete(rows.connection, [settlements.Completion(lease.lease) for lease in claimed])
+        claimed = await rows.claim_all()
+    return job_id
 
 
 async def sweep(rows: Rows) -> None:
@@ -62,7 +72,7 @@ async def told(rows: Rows, job_id: UUID) -> list[dict[str, object]]:
 async def test_a_job_that_still_exists_loses_nothing_when_its_day_is_dropped(rows: Rows, has_day: bool) -> None:
     """Also where no sweeper ran that day, and its events lie in the default partition."""
     name = await make_day(rows) if has_day else "event_default"
-    first = await rows.leased()
+    first = await rows.leased(THREE)
     await settlements.complete(rows.connection, [settlements.Completion(first.lease)])
     await age(rows, first.job_id)
     assert await rows.connection.fetchval(f"SELECT count(*) FROM {name}") == 3
@@ -97,15 +107,13 @@ async def test_a_life_of_weeks_is_told_in_one_piece(rows: Rows) -> None:
 
 async def test_what_is_kept_goes_with_its_job_and_what_has_no_job_is_not_kept(rows: Rows) -> None:
     await make_day(rows)
-    gone, kept = await rows.leased(keep_seconds=0), await rows.leased(keep_seconds=0)
-    for claimed in (gone, kept):
-        await settlements.complete(rows.connection, [settlements.Completion(claimed.lease)])
-    await age(rows, gone.job_id, kept.job_id)
-    await sweeps.forget_jobs(rows.connection, [gone.job_id])
+    gone, kept = await ended(rows), await ended(rows)
+    await age(rows, gone, kept)
+    await sweeps.forget_jobs(rows.connection, [gone])
     await sweep(rows)
     found = await rows.connection.fetch("SELECT DISTINCT job_id FROM history")
-    assert [row["job_id"] for row in found] == [kept.job_id]
-    await sweeps.forget_jobs(rows.connection, [kept.job_id])
+    assert [row["job_id"] for row in found] == [kept]
+    await sweeps.forget_jobs(rows.connection, [kept])
     assert await rows.connection.fetchval("SELECT count(*) FROM history") == 0
 
 
@@ -135,9 +143,8 @@ async def test_a_sweeper_that_died_midway_leaves_no_event_twice_and_none_out(
 
 async def test_a_job_that_is_forgotten_at_that_moment_leaves_nothing_behind(rows: Rows, another: Open) -> None:
     await make_day(rows)
-    claimed = await rows.leased(keep_seconds=0)
-    await settlements.complete(rows.connection, [settlements.Completion(claimed.lease)])
-    await age(rows, claimed.job_id)
+    job_id = await ended(rows)
+    await age(rows, job_id)
     other = (await another()).connection
     async with other.transaction():
         day = await day_of(rows, OLD)
@@ -145,9 +152,9 @@ async def test_a_job_that_is_forgotten_at_that_moment_leaves_nothing_behind(rows
         await other.fetchval(history.KEEP, start, start + timedelta(1), UUID(int=0), 100)
         await rows.connection.execute("SET lock_timeout = '50ms'")
         with pytest.raises(asyncpg.LockNotAvailableError):
-            await sweeps.forget_jobs(rows.connection, [claimed.job_id])
+            await sweeps.forget_jobs(rows.connection, [job_id])
         await rows.connection.execute("RESET lock_timeout")
-    await sweeps.forget_jobs(rows.connection, [claimed.job_id])
+    await sweeps.forget_jobs(rows.connection, [job_id])
     assert await rows.connection.fetchval("SELECT count(*) FROM history") == 0
 
 
@@ -167,7 +174,7 @@ async def test_a_replay_still_knows_which_steps_the_parameters_skipped(rows: Row
 async def test_a_day_costs_what_it_has_itself_however_many_jobs_are_kept(rows: Rows) -> None:
     await make_day(rows)
     for _ in range(4):
-        await rows.submit(count=500)
+        await rows.submit(THREE, count=500)
     await age(rows, *await submitted(rows, 1))
     await rows.connection.execute("ANALYZE job, event")
     day = await day_of(rows, OLD)
@@ -186,7 +193,7 @@ async def test_readers_find_a_kept_event_by_its_key(rows: Rows) -> None:
     """Neither list of the newest events nor a stream reads what is kept of others."""
     for number in range(3):
         await make_day(rows, OLD + number)
-    claimed = await rows.leased()
+    claimed = await rows.leased(THREE)
     await age(rows, claimed.job_id)
     await sweep(rows)
     await rows.connection.execute(

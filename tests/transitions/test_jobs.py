@@ -395,7 +395,7 @@ async def test_event_days_are_made_ahead_and_dropped_when_old(rows: Rows) -> Non
 
 async def test_events_that_came_before_their_day_was_made_keep_nobody_waiting(rows: Rows, another: Open) -> None:
     """They stay in the default partition, and nothing locks that to find out so."""
-    await rows.submit()
+    await rows.submit(THREE)
     writer = (await another()).connection
     async with writer.transaction():
         await writer.execute("LOCK TABLE event_default IN ROW EXCLUSIVE MODE")  # as each new event does
@@ -405,9 +405,9 @@ async def test_events_that_came_before_their_day_was_made_keep_nobody_waiting(ro
 
 
 async def test_they_are_dropped_when_old_as_all_others(rows: Rows) -> None:
-    await rows.submit()
+    await rows.submit(THREE)
     await rows.connection.execute("UPDATE event SET at = at - interval '9 days'")
-    await rows.submit()
+    await rows.submit(THREE)
     await history.keep_event_days(rows.connection, days_ahead=0, days_kept=8)
     assert await rows.connection.fetchval("SELECT count(*) FROM event") == 1
 

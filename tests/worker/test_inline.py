@@ -166,7 +166,7 @@ async def test_pinned_work_is_done_by_a_worker_with_its_label_and_by_no_other(
         while not (row := await rows.job(pinned.id))["finished_at"]:
             await asyncio.sleep(0.02)
     assert row["status"] == "succeeded"
-    owners = await rows.connection.fetch("SELECT data FROM event WHERE job_id = $1 AND kind = 'claimed'", pinned.id)
+    owners = await rows.connection.fetch("SELECT data FROM history WHERE job_id = $1 AND kind = 'claimed'", pinned.id)
     assert {row["data"]["worker"] for row in owners} == {str(second.id)}
 
 
@@ -176,7 +176,7 @@ async def test_many_jobs_at_once_each_run_once(worker: Worker, rows: Rows) -> No
     async with asyncio.timeout(SECONDS):
         while await rows.connection.fetchval("SELECT count(*) FROM job WHERE finished_at IS NULL"):
             await asyncio.sleep(0.05)
-    assert await rows.connection.fetchval("SELECT count(*) FROM event WHERE kind = 'completed'") == 400
+    assert await rows.connection.fetchval("SELECT count(*) FROM history WHERE kind = 'completed'") == 400
     for one in new[::20]:
         await assert_history(rows, one.id)
 

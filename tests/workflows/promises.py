@@ -12,11 +12,11 @@ _ONE_STATEMENT = timedelta(milliseconds=200)
 # A row and the claim of its epoch, and the next event of the workflow's task: the lease ended there, or was taken over.
 _OUTSIDE = """
 SELECT e.branch, e.number, e.kind, e.state, e.epoch, e.at, claim.at AS claimed_at, (
-    SELECT min(later.at) FROM event later
+    SELECT min(later.at) FROM history later
     WHERE later.job_id = e.job_id AND later.task_id = t.id AND later.seq > claim.seq) AS ended_at
 FROM journal e
 JOIN task t ON t.job_id = e.job_id AND NOT t.contained
-LEFT JOIN event claim ON claim.job_id = e.job_id AND claim.task_id = t.id AND claim.epoch = e.epoch
+LEFT JOIN history claim ON claim.job_id = e.job_id AND claim.task_id = t.id AND claim.epoch = e.epoch
     AND claim.kind IN ('claimed', 'taken_over')
 WHERE e.job_id = $1
 """

@@ -39,7 +39,7 @@ async def _once(runs: Runs, name: str, at: int, seed: int, *, keeps: bool) -> in
     completed = Counter(
         row["task_id"]
         for row in await runs.connection.fetch(
-            "SELECT task_id FROM event WHERE job_id = $1 AND kind = 'completed'", run
+            "SELECT task_id FROM history WHERE job_id = $1 AND kind = 'completed'", run
         )
     )
     assert set(completed.values()) == {1}

@@ -278,7 +278,7 @@ async def test_a_workflow_that_waits_for_a_run_is_claimed_only_when_something_ha
     await runs.signal(child, "go", "gone")
     assert await runs.ended(run) == ("succeeded", "gone")
     claims = await runs.connection.fetchval(
-        "SELECT count(*) FROM event e JOIN task t ON t.id = e.task_id AND NOT t.contained"
+        "SELECT count(*) FROM history e JOIN task t ON t.id = e.task_id AND NOT t.contained"
         " WHERE e.job_id = $1 AND e.task_status = 'running'",
         run,
     )

@@ -246,7 +246,7 @@ _RULES: Sequence[tuple[re.Pattern[str], _Rule]] = [
         (rf"DROP TABLE (?:IF EXISTS )?{_NAME}", _drop_table),
         (rf"DROP (VIEW|FUNCTION|TRIGGER) (?:IF EXISTS )?{_NAME}", _drop_other),
         (rf"(?:UPDATE|DELETE FROM|INSERT INTO) {_NAME}", _update),
-        (rf"CREATE VIEW {_NAME}", _create_view),
+        (rf"CREATE (?:OR REPLACE )?VIEW {_NAME}", _create_view),
         (rf"CREATE (?:CONSTRAINT )?TRIGGER \w+ .*? ON {_NAME}", _create_trigger),
         (r"CREATE (?:OR REPLACE )?FUNCTION ", _no_effect),
         (r"REVOKE ALL ON FUNCTION ", _no_effect),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 # The job's columns that a claim returns. PostgreSQL reads them once, when it locks the job. A second join with the job
 # would compare each task of a batch with each job of the batch, because the planner estimates one row for a CTE.
 _JOB_COLUMNS = ("event_seq", "tenant_id", "pipeline", "pipeline_version", "params", "inputs", "output_prefix", "trace",
                 "gated", "grace_seconds", "cancelling")  # fmt: skip
+#: What `found` has of the job: also the columns that only the marking reads.
+_FOUND_COLUMNS = (*_JOB_COLUMNS, "single_task")
 
 #: `cancelling`: the job is being cancelled, so the claimed task is a workflow whose code sees the cancel. Then
 #: `grace_seconds` is the rest of the grace.
@@ -16,15 +20,14 @@ _OF_JOB = {
 }
 
 
-def job_columns(alias: str | None = None, **instead: str) -> str:
-    """SQL: a list of the job's columns. They are read from the CTE `alias`; None: from the table, as `j`. `instead`:
-    column -> an expression that replaces it.
-    """
-    if alias is None:
-        alias, instead = "j", _OF_JOB | instead
-    return ", ".join(
-        f"{instead[column]} AS {column}" if column in instead else f"{alias}.{column}" for column in _JOB_COLUMNS
-    )
+def job_columns(alias: str | None = None) -> str:
+    """SQL: the job's columns that `found` has. They are read from the CTE `alias`; None: from the table, as `j`."""
+    return _columns(_FOUND_COLUMNS, "j", _OF_JOB) if alias is None else _columns(_FOUND_COLUMNS, alias, {})
+
+
+def _columns(names: Sequence[str], alias: str, instead: Mapping[str, str]) -> str:
+    """SQL: a list of columns. `instead`: column -> an expression that replaces it."""
+    return ", ".join(f"{instead[name]} AS {name}" if name in instead else f"{alias}.{name}" for name in names)
 
 
 #: A step that a workflow started has an argument and an output prefix of its own. `#` would need quoting in a URL.
@@ -48,6 +51,9 @@ def mark_claimed(may_be_claimed: str, is_loss: str = "found.was = 'running'") ->
 # No earlier part of the statement locks the rows of `task`: each lock would be one more record in PostgreSQL's log. The
 # UPDATE waits until a renewal or a note has released a row, and then judges the newest version of the row. So its
 # condition must test the row `t` itself: `found` has the row as it was when the statement began.
+#
+# The first claim of a job's single task writes no event: the view `history` derives it from the task. As long as this
+# task was never claimed, the job has no other task, so the event's number follows the job's last.
 _MARK_CLAIMED = f"""
 , claimed AS (
     UPDATE task t
@@ -57,14 +63,16 @@ _MARK_CLAIMED = f"""
         epoch = t.epoch + 1,
         attempt = t.attempt + 1,
         losses = t.losses + (IS_LOSS)::int,
-        started_at = clock_timestamp()
+        started_at = clock_timestamp(),
+        claim_seq = CASE WHEN t.id = found.single_task AND t.epoch = 0 THEN found.event_seq + 1 ELSE t.claim_seq END
     FROM found
     WHERE t.id = found.id AND (t.status = 'running') = (found.was = 'running')
       AND MAY_BE_CLAIMED
     RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, t.handler,
               t.timeout_seconds, t.unblocks = '{{}}' AS is_last, found.was,
+              t.epoch = 1 AND t.claim_seq IS NOT NULL AS has_derived_event,
               extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
-              {job_columns("found", params=_PARAMS, output_prefix=_OUTPUT_PREFIX)}
+              {_columns(_JOB_COLUMNS, "found", {"params": _PARAMS, "output_prefix": _OUTPUT_PREFIX})}
 ), counted AS MATERIALIZED (
     -- The claimed tasks, numbered within their job for its events: `nth` of `task_count`. `leased`: how many of these
     -- tasks the job did not count as leased before. `becomes`: the job's new status.
@@ -86,6 +94,6 @@ _MARK_CLAIMED = f"""
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT c.job_id, c.event_seq + c.nth, c.tenant_id, CASE WHEN c.was = 'running' THEN 'taken_over' ELSE 'claimed' END,
            c.becomes, c.id, c.step, 'running', c.epoch, jsonb_build_object('worker', $2::uuid, 'attempt', c.attempt)
-    FROM counted c
+    FROM counted c WHERE NOT c.has_derived_event
 )
 """

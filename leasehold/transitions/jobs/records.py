@@ -95,13 +95,14 @@ def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any
     """The job as a record of SUBMIT. `tasks`: the records of its tasks, from `task_records`."""
     terms = new.pipeline.terms
     is_computed = new.deadline_at is None  # PostgreSQL computes the deadline
+    status = _first_job_state([(task["status"], task["queue"].startswith(EXTERNAL)) for task in tasks])
     return (
         {
             "id": new.id,
             "tenant_id": new.tenant_id,
             "pipeline": new.pipeline.name,
             "pipeline_version": new.pipeline.version,
-            "status": _first_job_state([(task["status"], task["queue"].startswith(EXTERNAL)) for task in tasks]),
+            "status": status,
             "priority": new.priority,
             "steps": sum(task["status"] != "skipped" for task in tasks),
             "keep_seconds": new.keep_seconds,
@@ -120,6 +121,7 @@ def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any
             "dedupe_key": new.dedupe_key,
             "cancelable": terms.cancelable,
             "grace_seconds": ceil(terms.grace.total_seconds()),
+            "single_task": tasks[0]["id"] if len(tasks) == 1 and status is JobState.QUEUED else None,
         }
         | (new.run.record() if new.run is not None else {})
         | ({"tags": check_tags(new.tags)} if new.tags else {})

@@ -57,18 +57,23 @@ def _completed(columns: str = "", condition: str = "") -> str:
     return f"""WITH {LOCKED_JOBS}leases AS MATERIALIZED (
     -- Each lease with its job. The sort reads all of `jobs` first: so all jobs are locked before the first task is.
     SELECT a.owner, a.id, a.epoch, a.nth AS place, jobs.status AS job_status, jobs.steps_left, jobs.leased,
-           jobs.external, jobs.tenant_id, jobs.trace, jobs.event_seq, jobs.pipeline, jobs.created_at
+           jobs.external, jobs.tenant_id, jobs.trace, jobs.event_seq, jobs.pipeline, jobs.created_at,
+           CASE WHEN jobs.steps_left = 1 THEN jobs.single_task END AS last_task
     FROM jobs CROSS JOIN LATERAL {LEASES_OF_JOBS}
     ORDER BY a.id
 ), done AS (
     -- The guarded write: the leases' tasks succeed. It waits until a renewal or a note has released a task's row, and
     -- then judges the newest version of the row. Other settlements lock the rows before they write. This statement does
-    -- not, because each such lock is one more record in PostgreSQL's log.
+    -- not, because each such lock is one more record in PostgreSQL's log. If its first claim completes a job's single
+    -- task, and thereby the job, this statement writes no event: the view `history` derives it, and the claim's.
     UPDATE task t
-    SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
+    SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp(),
+        claimed_by = CASE WHEN t.claim_seq IS NOT NULL AND t.epoch = 1 THEN t.lease_owner END,
+        done_seq = CASE WHEN t.id = a.last_task AND t.epoch = 1 THEN a.event_seq + 1 END
     FROM leases a WHERE t.id = a.id AND {GUARD}{condition}
-    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.queue, t.priority, t.unblocks, a.place, a.job_status,
-              a.steps_left, a.leased, a.external, a.tenant_id, a.trace, a.event_seq, a.pipeline, a.created_at
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.queue, t.priority, t.unblocks, t.done_seq, a.place,
+              a.job_status, a.steps_left, a.leased, a.external, a.tenant_id, a.trace, a.event_seq, a.pipeline,
+              a.created_at
 ), counted AS MATERIALIZED (
     -- `nth` of `completed_count` completed tasks in the job.
     SELECT d.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
@@ -113,7 +118,7 @@ def _advanced(more: str = "", source: str = "") -> str:
     SELECT job_id, event_seq + nth, tenant_id, 'completed',
            CASE WHEN becomes IN ('succeeded', 'cancelled') AND nth < completed_count THEN 'running' ELSE becomes END,
            id, step, 'succeeded', epoch
-    FROM judged
+    FROM judged WHERE done_seq IS NULL
 """
 
 

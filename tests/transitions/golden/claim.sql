@@ -2,7 +2,7 @@
 WITH jobs AS MATERIALIZED (
     -- Waits for the lock of each job. The statement that holds the lock is short. If this statement passed the job
     -- over, the job would lose its hint.
-    SELECT j.id, hinted.tasks, hinted.statuses, j.event_seq, j.tenant_id, j.pipeline, j.pipeline_version, j.params, j.inputs, j.output_prefix, j.trace, j.gated, CASE WHEN j.cancel_by IS NULL THEN j.grace_seconds ELSE greatest(ceil(extract(epoch FROM j.cancel_by - clock_timestamp())), 0)::int END AS grace_seconds, j.status = 'cancel_requested' AS cancelling
+    SELECT j.id, hinted.tasks, hinted.statuses, j.event_seq, j.tenant_id, j.pipeline, j.pipeline_version, j.params, j.inputs, j.output_prefix, j.trace, j.gated, CASE WHEN j.cancel_by IS NULL THEN j.grace_seconds ELSE greatest(ceil(extract(epoch FROM j.cancel_by - clock_timestamp())), 0)::int END AS grace_seconds, j.status = 'cancel_requested' AS cancelling, j.single_task
     FROM (
         SELECT t.job_id, array_agg(t.id) AS tasks, array_agg(t.status) AS statuses
         FROM task t WHERE t.id = ANY($1::uuid[]) GROUP BY t.job_id
@@ -12,7 +12,7 @@ WITH jobs AS MATERIALIZED (
     FOR UPDATE OF j
 ), found AS MATERIALIZED (
     -- The sort reads all of `jobs` first: so all jobs are locked before the first task is.
-    SELECT hinted.id, hinted.was, jobs.event_seq, jobs.tenant_id, jobs.pipeline, jobs.pipeline_version, jobs.params, jobs.inputs, jobs.output_prefix, jobs.trace, jobs.gated, jobs.grace_seconds, jobs.cancelling
+    SELECT hinted.id, hinted.was, jobs.event_seq, jobs.tenant_id, jobs.pipeline, jobs.pipeline_version, jobs.params, jobs.inputs, jobs.output_prefix, jobs.trace, jobs.gated, jobs.grace_seconds, jobs.cancelling, jobs.single_task
     FROM jobs CROSS JOIN LATERAL unnest(jobs.tasks, jobs.statuses) AS hinted(id, was)
     ORDER BY hinted.id
 )
@@ -24,7 +24,8 @@ WITH jobs AS MATERIALIZED (
         epoch = t.epoch + 1,
         attempt = t.attempt + 1,
         losses = t.losses + (found.was = 'running' AND NOT ($6 AND t.lease_owner = $2))::int,
-        started_at = clock_timestamp()
+        started_at = clock_timestamp(),
+        claim_seq = CASE WHEN t.id = found.single_task AND t.epoch = 0 THEN found.event_seq + 1 ELSE t.claim_seq END
     FROM found
     WHERE t.id = found.id AND (t.status = 'running') = (found.was = 'running')
       AND NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
@@ -43,6 +44,7 @@ WITH jobs AS MATERIALIZED (
                ELSE false END
     RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, t.handler,
               t.timeout_seconds, t.unblocks = '{}' AS is_last, found.was,
+              t.epoch = 1 AND t.claim_seq IS NOT NULL AS has_derived_event,
               extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
               found.event_seq, found.tenant_id, found.pipeline, found.pipeline_version, CASE WHEN t.contained THEN (SELECT i.value FROM item i WHERE i.task_id = t.id) ELSE found.params END AS params, found.inputs, CASE WHEN t.contained THEN found.output_prefix || '/' || replace(t.step, '#', '.')
                    ELSE found.output_prefix END AS output_prefix, found.trace, found.gated, found.grace_seconds, found.cancelling
@@ -67,7 +69,7 @@ WITH jobs AS MATERIALIZED (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT c.job_id, c.event_seq + c.nth, c.tenant_id, CASE WHEN c.was = 'running' THEN 'taken_over' ELSE 'claimed' END,
            c.becomes, c.id, c.step, 'running', c.epoch, jsonb_build_object('worker', $2::uuid, 'attempt', c.attempt)
-    FROM counted c
+    FROM counted c WHERE NOT c.has_derived_event
 )
 
 SELECT * FROM counted ORDER BY id

@@ -7,7 +7,7 @@ WITH lease_batch AS MATERIALIZED (
     -- Locks each job row and reads its columns once; later CTEs reuse them (see claims.marking). The job's leases
     -- are arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`).
     SELECT j.id, j.status, j.steps_left, j.leased, j.external, j.tenant_id, j.trace, j.event_seq, j.pipeline,
-           j.created_at, leases.owners, leases.ids, leases.epochs, leases.places
+           j.created_at, j.single_task, leases.owners, leases.ids, leases.epochs, leases.places
     FROM (
         SELECT t.job_id, array_agg(a.owner) AS owners, array_agg(a.id) AS ids, array_agg(a.epoch) AS epochs,
                array_agg(a.nth) AS places
@@ -18,18 +18,23 @@ WITH lease_batch AS MATERIALIZED (
 ), leases AS MATERIALIZED (
     -- Each lease with its job. The sort reads all of `jobs` first: so all jobs are locked before the first task is.
     SELECT a.owner, a.id, a.epoch, a.nth AS place, jobs.status AS job_status, jobs.steps_left, jobs.leased,
-           jobs.external, jobs.tenant_id, jobs.trace, jobs.event_seq, jobs.pipeline, jobs.created_at
+           jobs.external, jobs.tenant_id, jobs.trace, jobs.event_seq, jobs.pipeline, jobs.created_at,
+           CASE WHEN jobs.steps_left = 1 THEN jobs.single_task END AS last_task
     FROM jobs CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
     ORDER BY a.id
 ), done AS (
     -- The guarded write: the leases' tasks succeed. It waits until a renewal or a note has released a task's row, and
     -- then judges the newest version of the row. Other settlements lock the rows before they write. This statement does
-    -- not, because each such lock is one more record in PostgreSQL's log.
+    -- not, because each such lock is one more record in PostgreSQL's log. If its first claim completes a job's single
+    -- task, and thereby the job, this statement writes no event: the view `history` derives it, and the claim's.
     UPDATE task t
-    SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
+    SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp(),
+        claimed_by = CASE WHEN t.claim_seq IS NOT NULL AND t.epoch = 1 THEN t.lease_owner END,
+        done_seq = CASE WHEN t.id = a.last_task AND t.epoch = 1 THEN a.event_seq + 1 END
     FROM leases a WHERE t.id = a.id AND CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END
-    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.queue, t.priority, t.unblocks, a.place, a.job_status,
-              a.steps_left, a.leased, a.external, a.tenant_id, a.trace, a.event_seq, a.pipeline, a.created_at
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.queue, t.priority, t.unblocks, t.done_seq, a.place,
+              a.job_status, a.steps_left, a.leased, a.external, a.tenant_id, a.trace, a.event_seq, a.pipeline,
+              a.created_at
 ), counted AS MATERIALIZED (
     -- `nth` of `completed_count` completed tasks in the job.
     SELECT d.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
@@ -111,7 +116,7 @@ WITH lease_batch AS MATERIALIZED (
     SELECT job_id, event_seq + nth, tenant_id, 'completed',
            CASE WHEN becomes IN ('succeeded', 'cancelled') AND nth < completed_count THEN 'running' ELSE becomes END,
            id, step, 'succeeded', epoch
-    FROM judged
+    FROM judged WHERE done_seq IS NULL
 ), claim_events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT t.job_id, t.seq + t.nth, t.tenant_id, 'claimed', 'running', t.id, t.step, 'running', t.epoch,

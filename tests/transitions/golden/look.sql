@@ -75,7 +75,7 @@ WITH RECURSIVE served AS MATERIALIZED (
     LIMIT 8 * $4
 ), found AS MATERIALIZED (
     -- Locks the jobs that no other statement has locked.
-    SELECT c.id, c.was, j.event_seq, j.tenant_id, j.pipeline, j.pipeline_version, j.params, j.inputs, j.output_prefix, j.trace, j.gated, CASE WHEN j.cancel_by IS NULL THEN j.grace_seconds ELSE greatest(ceil(extract(epoch FROM j.cancel_by - clock_timestamp())), 0)::int END AS grace_seconds, j.status = 'cancel_requested' AS cancelling
+    SELECT c.id, c.was, j.event_seq, j.tenant_id, j.pipeline, j.pipeline_version, j.params, j.inputs, j.output_prefix, j.trace, j.gated, CASE WHEN j.cancel_by IS NULL THEN j.grace_seconds ELSE greatest(ceil(extract(epoch FROM j.cancel_by - clock_timestamp())), 0)::int END AS grace_seconds, j.status = 'cancel_requested' AS cancelling, j.single_task
     FROM candidates c JOIN job j ON j.id = c.job_id
     WHERE CASE WHEN j.finished_at IS NULL THEN true ELSE false END
     ORDER BY c.turn, c.since
@@ -90,12 +90,14 @@ WITH RECURSIVE served AS MATERIALIZED (
         epoch = t.epoch + 1,
         attempt = t.attempt + 1,
         losses = t.losses + (found.was = 'running')::int,
-        started_at = clock_timestamp()
+        started_at = clock_timestamp(),
+        claim_seq = CASE WHEN t.id = found.single_task AND t.epoch = 0 THEN found.event_seq + 1 ELSE t.claim_seq END
     FROM found
     WHERE t.id = found.id AND (t.status = 'running') = (found.was = 'running')
       AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN true ELSE false END AND (t.journaled OR NOT found.cancelling)
     RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, t.handler,
               t.timeout_seconds, t.unblocks = '{}' AS is_last, found.was,
+              t.epoch = 1 AND t.claim_seq IS NOT NULL AS has_derived_event,
               extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
               found.event_seq, found.tenant_id, found.pipeline, found.pipeline_version, CASE WHEN t.contained THEN (SELECT i.value FROM item i WHERE i.task_id = t.id) ELSE found.params END AS params, found.inputs, CASE WHEN t.contained THEN found.output_prefix || '/' || replace(t.step, '#', '.')
                    ELSE found.output_prefix END AS output_prefix, found.trace, found.gated, found.grace_seconds, found.cancelling
@@ -120,7 +122,7 @@ WITH RECURSIVE served AS MATERIALIZED (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT c.job_id, c.event_seq + c.nth, c.tenant_id, CASE WHEN c.was = 'running' THEN 'taken_over' ELSE 'claimed' END,
            c.becomes, c.id, c.step, 'running', c.epoch, jsonb_build_object('worker', $2::uuid, 'attempt', c.attempt)
-    FROM counted c
+    FROM counted c WHERE NOT c.has_derived_event
 )
 
 SELECT counted.*, oldest.seconds AS oldest,

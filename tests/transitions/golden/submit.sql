@@ -6,7 +6,7 @@ WITH new_job AS MATERIALIZED (
         steps smallint, keep_seconds int, params jsonb, inputs jsonb, output_prefix text, trace jsonb,
         deadline_at timestamptz, not_before timestamptz, timeout_seconds int, start_within_seconds int,
         external smallint, gated bool,
-        notify bool, exclusive_key text, dedupe_key text, cancelable bool, grace_seconds int,
+        notify bool, exclusive_key text, dedupe_key text, cancelable bool, grace_seconds int, single_task uuid,
         template text, version smallint, scope text, scope_id text, schedule_id uuid, tick timestamptz, rerun_of uuid,
         tags jsonb, callback_url text)
 ), new_task AS MATERIALIZED (
@@ -19,13 +19,13 @@ WITH new_job AS MATERIALIZED (
     INSERT INTO job (id, tenant_id, pipeline, pipeline_version, status, priority, steps_left, event_seq, keep_seconds,
                      params, inputs, output_prefix, trace, deadline_at, timeout_seconds, start_within_seconds,
                      external, held, gated, notify, exclusive_key, dedupe_key,
-                     cancelable, grace_seconds)
+                     cancelable, grace_seconds, single_task)
     SELECT id, tenant_id, pipeline, pipeline_version, status, priority, steps, 1, keep_seconds,
            params, inputs, output_prefix, trace,
            coalesce(deadline_at, coalesce(not_before, clock_timestamp())
                     + make_interval(secs => CASE WHEN gated THEN start_within_seconds ELSE timeout_seconds END)),
            timeout_seconds, start_within_seconds,
-           external, gated, gated, notify, exclusive_key, dedupe_key, cancelable, grace_seconds
+           external, gated, gated, notify, exclusive_key, dedupe_key, cancelable, grace_seconds, single_task
     FROM new_job
 ), runs AS (
     -- A job with a template is a run.
@@ -47,8 +47,9 @@ WITH new_job AS MATERIALIZED (
            CASE WHEN status = 'skipped' THEN clock_timestamp() END
     FROM new_task
 ), events AS (
+    -- Of a job with a single task, the view `history` derives this event.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status)
-    SELECT id, 1, tenant_id, 'submitted', status FROM new_job
+    SELECT id, 1, tenant_id, 'submitted', status FROM new_job WHERE single_task IS NULL
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
 SELECT id, job_id, queue, priority, trace, clock_timestamp() + interval '1 second'
