@@ -1,7 +1,7 @@
 """Declares the tables of jobs, tasks and the platform itself. run_tables.py and its neighbours add to the metadata.
 
 Migrations are written against this metadata; a change here needs a migration. `task` is the hot table: it is narrow,
-has fillfactor 70, and is vacuumed early. **No index of it contains a column that a heartbeat changes** (`lease_until`),
+has fillfactor 50, and is vacuumed early. **No index of it contains a column that a heartbeat changes** (`lease_until`),
 so that lease renewals stay heap-only updates.
 """
 
@@ -258,8 +258,10 @@ task = Table(
     # expire_leases: running tasks only. It does not contain lease_until (see the head).
     Index("task_running", "id", postgresql_where=text("status = 'running'")),
     Index("task_dead_letters", "tenant_id", "finished_at", postgresql_where=text("status = 'failed'")),
+    # Half of each page stays free, as in `job`: a claim's new version of a row mostly fits into the same page, and
+    # PostgreSQL's log then has only what changed.
     postgresql_with={
-        "fillfactor": "70",
+        "fillfactor": "50",
         "autovacuum_vacuum_scale_factor": "0.01",
         "autovacuum_vacuum_threshold": "200",
         "autovacuum_vacuum_cost_delay": "0",
