@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from uuid import uuid4
@@ -26,9 +27,10 @@ from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, R
 from leasehold.celery.programs import programs
 from leasehold.celery.task import Request, _BoundSelf
 from leasehold.domain.errors import LeaseLost, ObjectExists, Permanent, Retryable, StoreUnavailable
+from tests.app.celery_program import SECONDS, first_steps
 from tests.app.conftest import Serve
 
-SECONDS = 30.0
+ROOT = Path(__file__).parent.parent.parent
 app = Celery("proj")
 app.conf.update(task_serializer="json", accept_content=["json"], timezone="Europe/Oslo", enable_utc=True)
 seen: list[tuple[str | None, int]] = []
@@ -128,21 +130,31 @@ async def test_the_first_steps_of_celerys_documentation_run_as_they_stand_there(
     using(tasks.app.app)
 
     def program() -> None:
-        result = tasks.add.delay(4, 4)
-        assert result.get(timeout=SECONDS) == 8
-        assert result.ready()
-        assert (result.status, result.result, result.traceback) == ("SUCCESS", 8, None)
-        failing = tasks.add.delay(4, "4")
-        assert "TypeError" in str(failing.get(propagate=False))
-        assert failing.state == "FAILURE"
-        assert "TypeError" in failing.traceback
+        first_steps(tasks)
         with pytest.raises(TaskFailed):
-            failing.get()
+            tasks.add.delay(4, "4").get()
 
     try:
         await session(serve, program, tasks.app)
     finally:
         programs.remove(tasks.app)
+        del sys.modules["tests.app.celery_first_steps"]
+
+
+async def test_the_same_program_runs_over_celery_itself(amqp_url: str) -> None:
+    """So what the facade must answer is what Celery answers."""
+    command = [sys.executable, "-m", "celery", "-A", "tests.app.celery_first_steps", "-b", amqp_url]
+    worker = await asyncio.create_subprocess_exec(
+        *command, "worker", "--pool", "solo", "--without-gossip", "--without-mingle", cwd=ROOT
+    )
+    program = [sys.executable, "-m", "tests.app.celery_program", amqp_url]
+    try:
+        running = await asyncio.create_subprocess_exec(*program, cwd=ROOT)
+        async with asyncio.timeout(2 * SECONDS):
+            assert await running.wait() == 0
+    finally:
+        worker.terminate()
+        await worker.wait()
 
 
 async def test_a_call_has_its_options(serve: Serve) -> None:
