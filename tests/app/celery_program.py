@@ -1,4 +1,4 @@
-"""What Celery's documentation does with its own example. As a program it runs over Celery, and takes the broker's URL."""
+"""What Celery's documentation does with its example. As a program it runs over Celery, and takes the broker's URL."""
 
 from __future__ import annotations
 
