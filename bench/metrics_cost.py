@@ -168,7 +168,7 @@ async def _drain(testbed: Testbed, scale: Scale, *, on: bool) -> tuple[float, fl
                 with paused(main_processes_of("worker")):
                     await submitting.fill(noop, scale.jobs)
                     await testbed.checkpoint()
-                    meter = measuring.enter_context(Meter())  # before the worker goes on: it may finish at once
+                    meter = measuring.enter_context(Meter())  # before the worker goes on: it may finish immediately
                 scraping = asyncio.create_task(_keep_scraping(port)) if on else None
                 await until_finished(installation, worker)
         if scraping is not None:

@@ -239,7 +239,7 @@ class _Worker:
         yield from self._deliver(self.fleet.plan.slots)
 
     def _deliver(self, slots: int) -> Process:
-        """Get the hints of so many tasks, if there are as many."""
+        """Get the hints of `slots` tasks, or of fewer if the queue has fewer."""
         left = self.fleet.take(slots)
         while left:
             hints = min(left, _READ)

@@ -19,7 +19,7 @@ FLEETS = (1, 2, 4, 8)
 _WORKERS, _CELLS, _CORES = (10, 100, 1000), (1, 2, 5, 10, 20, 50), (2, 4, 8, 16, 32)
 #: In the tables: the seconds that a task waits for something else, and the tasks that a worker has at once.
 _TASK_SECONDS, _SLOTS = 1.0, 32
-#: More workers than these end so many tasks that a second of them is enough.
+#: A fleet of more workers ends so many tasks that the simulation of one second is enough.
 _MANY = 100
 #: Between a worker and PostgreSQL, in another machine of the same site.
 _TRIP_SECONDS = 0.0005

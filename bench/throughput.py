@@ -120,7 +120,7 @@ async def drain(testbed: Testbed, scale: Scale, case: Case) -> Run:
                 await testbed.checkpoint()
                 load = os.getloadavg()[0]
                 before = await _writes_so_far(installation)
-                meter = measuring.enter_context(Meter())  # before the workers go on: they may finish at once
+                meter = measuring.enter_context(Meter())  # before the workers go on: they may finish immediately
             await until_finished(installation, *servers)
         claimed = _since(claimed_before, await claims_by(ports))
         sent = _since(sent_before, await statements_by(ports))

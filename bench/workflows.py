@@ -43,7 +43,7 @@ async def _drain(testbed: Testbed, scale: Scale) -> Figure:
                         await submitting.fill(threestep, jobs)
                         await testbed.checkpoint()
                         load.append(os.getloadavg()[0])
-                        meter = measuring.enter_context(Meter())  # before the worker goes on: it may finish at once
+                        meter = measuring.enter_context(Meter())  # before the worker goes on: it may finish immediately
                     await until_finished(installation, worker)
             rates.append(jobs / await seconds_of(installation, since))
             cpu_seconds.append(meter.by_role)

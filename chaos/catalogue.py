@@ -22,7 +22,7 @@ EVERYTHING = frozenset({BROKER, MOUNTS, MEMORY, CLOCK, STANDBY})
 class Kind:
     """A fault of the catalogue.
 
-    `seconds`: how long it lasts; 0: it ends at once. `on`: it hits one of these processes; (): no
+    `seconds`: how long it lasts; 0: it ends immediately. `on`: it hits one of these processes; (): no
     single one. `link`: it hits this link of that process, or of all processes. `needs`: one of EVERYTHING, or "".
     """
 

@@ -18,9 +18,9 @@ class Request:
     """One request of a client, with all its tries.
 
     `kind`: the kind of job that the client asked for, such as "short" or "conversion", or an action, such as "cancel".
-    `answer`: accepted, refused or unknown. The answer to a cancel is `accepted` if the job was cancelled at once, and
-    `stopping` if a step runs: the step must stop first, or may still succeed. `job`: the job that the request made or
-    acted on. Empty: the client knows of none.
+    `answer`: accepted, refused or unknown. The answer to a cancel is `accepted` if the job was cancelled immediately,
+    and `stopping` if a step runs: the step must stop first, or may still succeed. `job`: the job that the request made
+    or acted on. Empty: the client knows of none.
 
     `endpoint`: such as "POST /v1/runs". Empty: the request went to PostgreSQL or to the object store instead.
     `answers`: for each try with a 2xx answer, in order, the ids in the answer. `jobs_requested`: how many jobs the

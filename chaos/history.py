@@ -319,7 +319,7 @@ def is_external(task: Row) -> bool:
 
 def _is_claim(before: Row | None, after: Row) -> bool:
     """Whether the change is a claim. `before`: None if the statement that suspends a workflow made the row of a step
-    and claimed it at once.
+    and claimed it immediately.
     """
     if before is None:
         return bool(after["status"] == "running")

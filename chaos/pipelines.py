@@ -69,7 +69,7 @@ parked = _pipeline("parked", _step("poll"))
 flaky = _pipeline("flaky", _step("try", max_attempts=30))
 #: Every attempt fails with an error that allows another attempt.
 hopeless = _pipeline("hopeless", _step("try", max_attempts=3), _step("never", "try"))
-#: Fails at once, and for good.
+#: Fails immediately, and for good.
 wrong = _pipeline("wrong", _step("good"), _step("bad", "good"), _step("never", "bad"))
 #: Kills the child process that it runs in.
 poison = _pipeline("poison", _step("die", isolated=True), _step("never", "die"))

@@ -525,8 +525,8 @@ class Settings(SettingsWithFiles):
         32,
         ge=1,
         le=1024,
-        description="Webhook deliveries at once in one worker, and as many again, each for a tenant that has none. "
-        "They use no inline slots.",
+        description="Webhook deliveries at once in one worker. Up to the same number run in addition, each for a "
+        "tenant without another delivery. Deliveries use no inline slots.",
     )
     webhook_per_tenant: int = Field(4, ge=1, le=1024, description="Deliveries of one tenant at once in one worker.")
     webhook_per_host: int = Field(4, ge=1, le=1024, description="Deliveries to one host at once in one worker.")

@@ -1,7 +1,7 @@
 """The worker's process: it reads the settings, starts the log, and runs one worker until a signal ends it.
 
-SIGTERM or SIGINT drains the worker; a second signal stops it at once. While the worker starts, the first signal stops
-it at once.
+SIGTERM or SIGINT drains the worker; a second signal stops it immediately. While the worker starts, the first signal
+stops it immediately.
 """
 
 from __future__ import annotations

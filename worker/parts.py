@@ -77,9 +77,9 @@ _PRESENCE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The open parts. `ready`: the queues that the worker may serve at once. `is_complete`: `ready` has all queues that
-    the worker may serve. `warming`: a task that ends when the children have started; its result is all queues that the
-    worker may serve. `loops`: name -> a function that the worker runs as a task.
+    """The open parts. `ready`: the queues that the worker may serve immediately. `is_complete`: `ready` has all queues
+    that the worker may serve. `warming`: a task that ends when the children have started; its result is all queues that
+    the worker may serve. `loops`: name -> a function that the worker runs as a task.
     """
 
     pool: Pool

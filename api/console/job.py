@@ -48,7 +48,7 @@ _MAX_COMMAND = 2000
 _MAX_EVENTS, _MAX_LEDGER_ENTRIES, _MAX_STEPS, _MAX_OUTPUTS, _MAX_LOG_LINES = 100, 100, 100, 40, 100
 #: At most this many chunks of the job's stream, and characters of one step's text.
 _MAX_CHUNKS, _MAX_EMITTED = 1000, 12_000
-#: An open page is refreshed each so many seconds.
+#: Seconds between two refreshes of an open page: of an unfinished job, and of an ended job.
 _LIVE_SECONDS, _ENDED_SECONDS = 2, 10
 #: How much `explain` reads for the page: less than for the endpoint, because an open page of an unfinished job is
 #: refreshed every two seconds. `entries` of the ledger, waiting `steps`, and tasks or jobs `ahead` of this job.

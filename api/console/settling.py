@@ -69,7 +69,7 @@ def _item(form: Form, job_id: str, action: Any) -> SettleItem:
     ref = form.get(f"ref-{job_id}", "").strip() or None
     if action == "adopt" and ref is None:
         sentence = "To adopt an order, write the id that it has at the provider into its row"
-        raise Invalid("invalid_request", f"{sentence}: nothing was settled, because {job_id} has none.")
+        raise Invalid("invalid_request", f"{sentence}: nothing was settled, because the row of {job_id} has no id.")
     try:
         return SettleItem(
             job_id=UUID(job_id),

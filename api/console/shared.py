@@ -1,6 +1,4 @@
-"""Answers that all open pages of a process share for some seconds. So many consoles cost the database as
-much as one.
-"""
+"""Answers that all open pages of a process share for some seconds: a hundred pages cost the database as much as one."""
 
 from __future__ import annotations
 

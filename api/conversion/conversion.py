@@ -300,7 +300,7 @@ class CancelRequest(BaseModel):
     f"{PATH}/{{job_id}}/cancel",
     operation_id="cancelConversion",
     summary="Cancel a conversion, so that its user may send another",
-    description="A conversion that no worker has started ends at once; a running step is stopped within seconds. "
+    description="A conversion that no worker has started ends immediately; a running step is stopped within seconds. "
     "Asking again while the conversion stops changes nothing.",
     status_code=202,
     responses=problems({

@@ -108,7 +108,7 @@ async def list_people(
     operation_id="changePerson",
     summary="Set a person's role, disable or enable the person",
     description="A role that an admin sets replaces the role that the provider's groups give; `provider`: the groups "
-    "decide again. A person who is disabled loses all sessions at once. Nobody changes their own role.",
+    "decide again. A person who is disabled loses all sessions immediately. Nobody changes their own role.",
     response_model=Person,
     responses=problems(
         _MISSING

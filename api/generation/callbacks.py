@@ -1,4 +1,4 @@
-"""The endpoint that a provider calls when a generation has news. Then the job polls the provider at once.
+"""The endpoint that a provider calls when a generation has news. Then the job polls the provider immediately.
 
 The address has a signature in place of an API key. The endpoint does not read the body.
 """

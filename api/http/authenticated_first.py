@@ -24,7 +24,7 @@ class AuthenticatedFirst(APIRoute):
     """Calls the endpoint's `Require` dependencies first, then reads the body within the process's budget (`Bodies`).
 
     FastAPI's own routes read the body before they call any dependency. If an endpoint declares no body, this class
-    reads none: the endpoint itself may read a form from the request.
+    does not read it: the endpoint itself may read a form from the request.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

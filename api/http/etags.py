@@ -15,7 +15,7 @@ WaitSeconds: TypeAlias = Annotated[
         le=30,
         allow_inf_nan=False,
         description="Seconds to wait for a change while the job is unfinished. A client whose `If-None-Match` names an "
-        "older state gets the current state at once.",
+        "older state gets the current state immediately.",
     ),
 ]
 
@@ -29,7 +29,7 @@ def weak_etag(version: str | bytes) -> str:
 
 def may_be_current(if_none_match: str | None, etag: str) -> bool:
     """Whether the client may have the current answer already. Then a long poll waits for the next answer; otherwise it
-    answers at once.
+    answers immediately.
     """
     return if_none_match is None or matches(if_none_match, etag)
 

@@ -139,7 +139,7 @@ def _status_fields(event: EventView) -> dict[str, Any]:
     "/{job_id}/cancel",
     operation_id="cancelJob",
     summary="Ask a job of any kind to stop",
-    description="A job that has not started ends at once. A running step is asked to stop within a second. The "
+    description="A job that has not started ends immediately. A running step is asked to stop within a second. The "
     "order of a generation is cancelled at its provider. Asking again while the job stops changes nothing.",
     status_code=202,
     response_model=JobAfterAction,
@@ -180,8 +180,8 @@ async def retry_job(request: Request, job_id: UUID, caller: Operator, body: Retr
     "/{job_id}",
     operation_id="deleteJob",
     summary="Delete a job of any kind, with its objects",
-    description="An ended job is gone at once: 204, and 410 from then on. An unfinished job is cancelled, and deleted "
-    "when its running steps have stopped: 202.",
+    description="An ended job is gone immediately: 204, and 410 from then on. An unfinished job is cancelled, and "
+    "deleted when its running steps have stopped: 202.",
     status_code=204,
     responses=problems(MISSING)
     | {202: {"model": JobAfterAction, "description": "The job is deleted when it has stopped."}},

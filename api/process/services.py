@@ -87,7 +87,7 @@ class Services:
     draining: bool = False
 
     def drain(self) -> None:
-        """Prepare to stop: /readyz answers 503 from now on, and every long poll ends at once."""
+        """Prepare to stop: /readyz answers 503 from now on, and every long poll ends immediately."""
         self.draining = True
         self.watch.release_all()
         self.queues.release_all()

@@ -70,7 +70,7 @@ class BulkWrites:
     def turn(self, tenant_id: str) -> AbstractAsyncContextManager[None]:
         """Hold a turn for one bulk write. The request has no deadline from now on: each statement keeps its own limit.
 
-        Raises TooMany `bulk_writes_waiting` at once if too many bulk writes of the tenant wait already, and after
+        Raises TooMany `bulk_writes_waiting` immediately if too many bulk writes of the tenant wait already, and after
         `bulk_writes_wait_seconds` if no turn became free.
         """
         deadline.current().lift()

@@ -74,7 +74,7 @@ class _Watch(ABC, Generic[_Key]):
             self._forget(keys, waiter)
 
     def release_all(self) -> None:
-        """End every wait at once, also those that begin later: the process is about to stop."""
+        """End every wait immediately, also those that begin later: the process is about to stop."""
         self._released = True
         for waiters in self._waiters.values():
             for waiter in waiters:

@@ -124,7 +124,7 @@ async def retry_duplicates(create: Callable[[], Awaitable[Answer]]) -> Answer:
     """Call `create`, and call it again if it raises Duplicate: then another request has just started a run with the
     same dedupe key. The next try finds this run, or finds that it has ended.
 
-    Raises Duplicate after the last try, and every other error of `create` at once.
+    Raises Duplicate after the last try, and every other error of `create` immediately.
     """
     for _ in range(_DUPLICATE_TRIES - 1):
         with suppress(Duplicate):

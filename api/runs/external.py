@@ -312,7 +312,7 @@ async def acknowledge_cancel(request: Request, task_id: UUID, body: Held, caller
     "/tasks/{task_id}/release",
     operation_id="releaseExternal",
     summary="Release a task unfinished",
-    description="For a worker that stops. The task is due at once, for any worker, and the attempt does not count. "
+    description="For a worker that stops. The task is due immediately, for any worker, and the attempt does not count. "
     "In a run that is to be cancelled the report acknowledges the cancel.",
     responses=_RESPONSES,
 )

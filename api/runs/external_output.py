@@ -88,7 +88,7 @@ async def add_lines(request: Request, task_id: UUID, body: NewLines, caller: Wor
     "/tasks/{task_id}/stream",
     operation_id="emitExternal",
     summary="Add chunks to the stream of a task's run",
-    description="A chunk is a text or another JSON value. Clients that follow the run's stream get it at once. The "
+    description="A chunk is a text or another JSON value. Clients that follow the run's stream get it immediately. The "
     "first chunk of a later attempt voids those of the attempts before it.",
     response_model=KeptItems,
     responses=_RESPONSES,

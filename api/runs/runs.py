@@ -134,7 +134,7 @@ def _existing(row: Row | None, run_id: UUID) -> Row:
     "/{run_id}/cancel",
     operation_id="cancelRun",
     summary="Ask a run to stop",
-    description="A run that has not started ends at once. A running step is asked to stop within a second, and is "
+    description="A run that has not started ends immediately. A running step is asked to stop within a second, and is "
     "stopped after the template's grace. Asking again while the run stops changes nothing.",
     status_code=202,
     responses=problems({

@@ -1,5 +1,5 @@
 """/v1/schedules: a schedule starts runs by a cron expression. A tick is one time at which it fires. A client may also
-start a run at once, or the runs of past ticks (backfill).
+start a run immediately, or the runs of past ticks (backfill).
 
 These endpoints only write the schedules: the workers fire them (leasehold/schedules).
 """

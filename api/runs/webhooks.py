@@ -82,7 +82,9 @@ def _answer(row: Row) -> dict[str, Any]:
 
 
 async def _check(services: Services, url: str) -> None:
-    """Check the URL, so that the client learns at once that no delivery can reach it. Each delivery checks it again."""
+    """Check the URL, so that the client learns immediately that no delivery can reach it. Each delivery checks it
+    again.
+    """
     try:
         async with Egress.from_settings(services.settings) as egress:
             await egress.check(url)

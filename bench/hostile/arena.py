@@ -62,7 +62,7 @@ class Arena:
         await asyncio.gather(*(work_on() for _ in range(at_once)))
 
     async def hold(self) -> None:
-        """Wait until the time is over, so that the attack keeps what it has taken for all of it."""
+        """Wait until the time is over. Until then the attack keeps what it has taken."""
         await asyncio.sleep(max(0.0, self.until - monotonic()))
 
 

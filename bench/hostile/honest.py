@@ -78,7 +78,7 @@ async def _run(port: int, key: str) -> dict[str, float] | None:
 
 
 def _instant(text: str) -> float:
-    """The Unix time of a server's timestamp. The server runs on this machine, so its clock is the client's."""
+    """The Unix time of a server's timestamp. The server runs on this machine, so both have one clock."""
     return datetime.fromisoformat(text).timestamp()
 
 

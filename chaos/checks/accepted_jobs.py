@@ -46,7 +46,7 @@ def _evidence_against(history: History, request: Request, job_id: str) -> str:
 
 
 def _check_schedule(history: History, request: Request) -> Iterator[Observation]:
-    """Check a schedule of the load, which has one tick: it made a run, and each of its runs succeeded."""
+    """Check a schedule of the load: its only tick made a run, and each of its runs succeeded."""
     runs = history.runs_of.get(request.key, [])
     yield observed("schedule", f"the schedule {request.key} made no run", good=bool(runs))
     for job in (history.job_by_id[run] for run in runs):

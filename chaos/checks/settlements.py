@@ -9,7 +9,8 @@ from chaos.checks.verdict import Observation, observed
 from chaos.evidence import Row
 from chaos.history import Claim, History
 
-#: The journal and the audit read one clock. Their times of two events in a row differ by at most this, in seconds.
+#: The journal and the audit read one clock. If one event follows another, their times may be in the wrong order by at
+#: most this many seconds.
 _CLOCK_DIFFERENCE = 0.005
 
 
@@ -56,7 +57,7 @@ def _by_its_claimer(history: History, change: Change, claim: Claim | None) -> Ob
     name, status = history.name_of(change.row["id"]), change.row["status"]
     if claim is None:
         return Observation("settlement", f"{name} was made {status} by {change.process}, and nobody had claimed it")
-    sentence = f"{name} was made {status} by {change.process} while epoch {claim.epoch} was {claim.process}'s"
+    sentence = f"{name} was made {status} by {change.process} while {claim.process} held epoch {claim.epoch}"
     return observed("settlement", sentence, good=change.process == claim.process)
 
 
@@ -65,8 +66,8 @@ def _completes(before: Row, after: Row) -> bool:
 
 
 def _is_settlement(before: Row, after: Row) -> bool:
-    """Whether the change is a write that needs the lease. The end of a lost lease and the end of a whole job need
-    none.
+    """Whether the change is a write that needs the lease. The end of a lost lease, and the end of a whole job, need
+    no lease.
     """
     if before["status"] != "running" or after["status"] in ("running", "cancelled"):
         return False

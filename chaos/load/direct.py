@@ -23,7 +23,7 @@ from leasehold.transitions.jobs import NewJob, request_cancel, submit
 
 #: Errors after which the client tries again. Before the upgrade of F43, the schema is older than this client's code.
 _AGAIN: tuple[type[BaseException], ...] = (*TRY_AGAIN, asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError)
-# The cron expression fires on 29 February: a run has only the one tick that `next_run_at` gives.
+# The cron expression fires on 29 February only. So during a chaos run the only tick is that of `next_run_at`.
 _SCHEDULE = """
 INSERT INTO schedule (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id, priority, overlap,
                       catch_up, catch_up_seconds, next_run_at)

@@ -28,7 +28,7 @@ async def declare_limits(diary: Diary) -> None:
 
 
 async def lift_pace(diary: Diary) -> None:
-    """Lift the limit of `paced`, so that waiting runs begin at once: a chaos run does not wait for another minute."""
+    """Lift the limit of `paced`, so that waiting runs begin immediately: a chaos run does not wait a minute."""
     for bound in [bound for bound in diary.bounds if bound.key == _pace()]:
         client, path = diary.client(bound.tenant), f"/v1/limits/{bound.tenant}/{bound.key}"
         bound.until = time.time()

@@ -80,7 +80,7 @@ def batcher(diary: Diary) -> Sender:
 
 
 def canceller(diary: Diary) -> Sender:
-    """Cancels runs, some at once and some while they run. It uses the endpoints of runs and of jobs in turn."""
+    """Cancels runs, some immediately and some while they run. It uses the endpoints of runs and of jobs in turn."""
     surfaces = cycle(("runs", "jobs"))
 
     async def send(tenant: str) -> None:

@@ -197,7 +197,7 @@ class App:
                 cron.check(expression, zone)
                 payload = task.arguments.encoded((), {})
             except InvalidArguments as error:
-                raise declaration_error(function, f"the clock calls it without arguments: {error.message}") from error
+                raise declaration_error(function, f"a schedule calls it without arguments: {error.message}") from error
             except Invalid as error:
                 raise declaration_error(function, error.message) from error
             within_seconds = int(catch_up_within.total_seconds())

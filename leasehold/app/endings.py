@@ -31,7 +31,7 @@ class Endings:
 
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
         """Whether the run ended within `seconds`; None: wait for as long as it takes. The caller has checked that the
-        run is its tenant's.
+        run belongs to the caller's tenant.
         """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(run_id, set()).add(waiter)

@@ -115,7 +115,7 @@ class HttpLink:
         await _with_platform_errors(self._client.signal(run_id, name, payload))
 
     async def chunks(self, run_id: UUID, after: int) -> Chunks:
-        """The chunks after number `after`. If there is none, waits a moment before it returns. Raises NotFound."""
+        """The chunks after number `after`. If there is no chunk yet, waits a moment first. Raises NotFound."""
         # Read the end first: what was emitted before it is on this page.
         ended = (await _with_platform_errors(self._client.get_run(run_id))).ended
         params = {"after": after, "limit": AT_MOST}

@@ -175,7 +175,7 @@ class DatabaseLink:
         return {call_id: run_id for call_id, run_id in run_ids.items() if run_id in tasks}
 
     def announce_soon(self, written: Written) -> None:
-        """Announce a commit in the background. If the broker is connected, its hints are announced at once."""
+        """Announce a commit in the background. If the broker is connected, its hints are announced immediately."""
         if self._broker.connected:
             self._announcer.announce(written.hints)
             written.hints = []
@@ -276,8 +276,8 @@ class DatabaseLink:
         self._announcer.announce(hints)
 
     async def chunks(self, run_id: UUID, after: int) -> Chunks:
-        """The chunks after number `after`. If there is none, waits a moment before it returns. Raises NotFound, and
-        Unreachable.
+        """The chunks after number `after`. If there is no chunk yet, waits a moment before it returns. Raises NotFound,
+        and Unreachable.
         """
 
         async def read() -> Chunks:

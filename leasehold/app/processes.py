@@ -84,7 +84,7 @@ class Process:
 
     async def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            # The process leads its group, so its id is the group's, even after its end.
+            # The process leads its group, so the group has the process's id, even after the process has ended.
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         self._writer.close()

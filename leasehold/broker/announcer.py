@@ -122,7 +122,7 @@ class Announcer:
             await cancel_and_wait(self._task)
 
     def announce(self, announcements: Sequence[Announcement]) -> None:
-        """Let the announcer publish these soon, tenants in turn. Returns at once."""
+        """Let the announcer publish these soon, tenants in turn. Returns immediately."""
         self._waiting.add(announcements)
         if self._waiting:
             self._has_waiting.set()

@@ -57,7 +57,7 @@ class Broker(Protocol):
         """`time.monotonic()` when the last message arrived; None before the first."""
 
     async def open(self) -> None:
-        """Begin to connect in the background. Returns at once, and does not raise when the broker is down."""
+        """Begin to connect in the background. Returns immediately, and does not raise when the broker is down."""
 
     async def close(self) -> None:
         """Send the ACKs that wait, then disconnect. The broker delivers unacknowledged hints again."""
@@ -66,7 +66,7 @@ class Broker(Protocol):
         """Send the hints without waiting between them. Returns for each hint whether the broker confirmed it.
 
         False: the hint was not sent, or nobody knows whether it was. The relay sends such a hint again. Without a
-        connection, all are False at once.
+        connection, all are False, and the call returns immediately.
         Raises only the cancellation of the caller's own task.
         """
 
@@ -76,7 +76,8 @@ class Broker(Protocol):
         on_delivery: Callable[[Delivery], None],
         on_wake: Callable[[str], None] | None = None,
     ) -> None:
-        """Start consuming, and start again after every reconnect; returns at once. A second call replaces the first.
+        """Start consuming, and start again after every reconnect; returns immediately. A second call replaces the
+        first.
 
         `prefetch`: for each queue, how many unacknowledged hints this process may hold, all bands together. The bands
         share them 60/30/10, and no band can use another's share (SHARES in amqp/consumer.py): ask for about three times

@@ -1,4 +1,5 @@
-"""The outbox: hints that a commit wrote. The process that committed publishes them at once; the relay sends the rest.
+"""The outbox: hints that a commit wrote. The process that committed publishes them immediately; the relay sends the
+rest.
 
 Order and duplicates do not matter, so the relay needs no cursor: it takes rows by time, publishes them, and deletes
 them once the broker has confirmed.

@@ -68,7 +68,7 @@ class PostgresBroker:
         await self._notifier.close()
 
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
-        """Remember the queues and return at once. True: the task's row is already there for the polls."""
+        """Remember the queues and return immediately. True: the task's row is already there for the polls."""
         for hint in hints:
             self._pending_queues[hint.queue] = None
         if hints:

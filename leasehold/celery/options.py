@@ -15,14 +15,14 @@ from leasehold.celery.exceptions import NotSupported
 #: Options of Celery that change nothing here, and why.
 IGNORED = {
     "acks_late": "a run is always acknowledged after its commit",
-    "reject_on_worker_lost": "another worker always runs what a lost one had",
+    "reject_on_worker_lost": "another worker always runs the task of a lost worker",
     "acks_on_failure_or_timeout": "a failed run is a row",
     "ignore_result": "results are rows of the run, and end with it",
     "store_errors_even_if_ignored": "errors are always kept",
     "track_started": "the run's status always shows it",
     "send_events": "events are always kept",
 }
-#: Options and settings that have no equal, and what to do.
+#: Options and settings that leasehold.celery does not have, and what to do instead.
 REFUSED = {
     "base": "write a function, and open clients in the app's lifespan",
     "soft_time_limit": "use time_limit, and Leasehold's current().checkpoint()",
@@ -45,7 +45,7 @@ REFUSED = {
     "task_always_eager": "use leasehold's pytest plugin, or task.local(...)",
     "include": "import the modules, or call autodiscover_tasks([...])",
 }
-#: Settings of Celery that LEASEHOLD_* variables replace, or that are always in force.
+#: Settings of Celery that are accepted and not read: LEASEHOLD_* variables replace them, or they are always on.
 SETTINGS = {
     "broker_url", "broker", "result_backend", "backend", "timezone", "enable_utc", "result_expires",
     "broker_connection_retry_on_startup", "worker_prefetch_multiplier", "worker_concurrency", "task_acks_late",

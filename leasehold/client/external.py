@@ -265,8 +265,8 @@ class ExternalWorker:
                 await self._settle(task, "fail", **_failure_of(Retryable(str(error), code=error.code)))
 
     async def _release(self, task: Task) -> None:
-        """Release the task, because this worker stops. Another worker may claim it at once, and the attempt does not
-        count. If the API does not answer, the lease ends later by itself.
+        """Release the task, because this worker stops. Another worker may claim it immediately, and the attempt does
+        not count. If the API does not answer, the lease ends later by itself.
         """
         with suppress(httpx2.HTTPError, TimeoutError, Refused, LeaseLost):
             async with asyncio.timeout(_RELEASE_SECONDS):

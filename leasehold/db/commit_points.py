@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     _Connection = asyncpg.Connection
 _Answer = TypeVar("_Answer")
-#: Matches a statement that writes. Outside a transaction, PostgreSQL commits it at once.
+#: Matches a statement that writes. Outside a transaction, PostgreSQL commits it immediately.
 _WRITES = re.compile(r"\b(INSERT INTO|DELETE FROM|MERGE INTO|(?<!FOR )(?<!FOR NO KEY )UPDATE)\b", re.IGNORECASE)
 _operation: ContextVar[Callable[[], str | None] | None] = ContextVar("operation", default=None)
 

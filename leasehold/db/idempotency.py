@@ -154,5 +154,5 @@ async def store(connection: Connection, reservation: Reservation, status_code: i
 
 
 async def release(connection: Connection, reservation: Reservation) -> None:
-    """Free the key at once. Call it after the work failed and wrote nothing."""
+    """Free the key immediately. Call it after the work failed and wrote nothing."""
     await connection.execute(RELEASE, reservation.tenant_id, reservation.key, reservation.locked_until)

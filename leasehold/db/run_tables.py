@@ -116,7 +116,7 @@ schedule = Table(
     Column("overlap", Text, nullable=False),
     Column("catch_up", Text, nullable=False),
     Column("catch_up_seconds", Integer, nullable=False),  # a missed tick older than this starts no run
-    # the platform pauses the schedule after so many failed runs in a row; NULL: never
+    # the platform pauses the schedule after this many failed runs in a row; NULL: never
     Column("pause_after_failures", Integer),
     Column("enabled", Boolean, nullable=False, server_default="true"),
     Column("paused_because", Text),

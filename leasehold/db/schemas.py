@@ -52,8 +52,8 @@ class State:
 
 
 async def state_of(connection: Connection, schema: Schema) -> State:
-    """The state of the schema in a database. A revision that this release does not know counts as newer, because a
-    migration runs before the processes of its release start.
+    """The state of the schema in a database. A revision that this release does not know counts as newer: the
+    migration of a later release runs while processes of this release still run.
     """
     revisions = await asyncio.to_thread(known_revisions, schema.versions)
     revision: str | None = None

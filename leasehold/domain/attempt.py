@@ -78,7 +78,7 @@ class Attempt(AttemptIdentity, Protocol):
         """The note that this step's last Snooze or `remember` wrote, or {}."""
 
     async def remember(self, note: Mapping[str, Any], connection: Any = None) -> None:
-        """Commit the note now. Every later attempt of the step sees it, even if this attempt dies at once.
+        """Commit the note now. Every later attempt of the step sees it, even if this attempt dies immediately.
 
         `connection`: lent by `connection()`, with a transaction open. The note commits with that transaction, and only
         while this attempt has its lease: so the changes of the transaction happen once. Call `remember` last in the

@@ -31,7 +31,7 @@ LeaseholdError
 ├── StepError                   an attempt at a step failed
 │   ├── Retryable               worth another attempt, after the ladder's delay or `after`
 │   │   └── Unforeseen          an isolated handler raised an error of another kind: worth one more attempt, soon
-│   ├── Permanent               cannot succeed: fails the job at once
+│   ├── Permanent               cannot succeed: fails the job immediately
 │   ├── StepTimeout             the attempt ran past its time limit
 │   └── ChildCrashed            the child process died by a signal or its memory limit: a second crash fails the task
 ├── StoreError                  the object store failed
@@ -320,7 +320,7 @@ class Unforeseen(Retryable):
 
 
 class Permanent(StepError):
-    """No attempt can succeed: the job fails at once."""
+    """No attempt can succeed: the job fails immediately."""
 
     retryable = False
 

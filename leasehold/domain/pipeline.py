@@ -179,7 +179,7 @@ class PipelineLimit:
 
 
 class Pipeline:
-    """A named, versioned set of steps. A wrong declaration raises DeclarationError at once, when it is imported."""
+    """A named, versioned set of steps. A wrong declaration raises DeclarationError immediately, when it is imported."""
 
     def __init__(
         self,

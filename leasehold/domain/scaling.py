@@ -34,11 +34,12 @@ def served_queues(named: frozenset[str], labels: tuple[str, ...]) -> frozenset[s
 
 
 def slots_needed(load: QueueLoad, target_wait: float) -> float:
-    """The slots with which every due task starts within about `target_wait` seconds. These are the busy slots, and more
-    for the due tasks, but at most one for each due task.
+    """How many slots let every due task start within about `target_wait` seconds: the busy slots, and further slots for
+    the due tasks, at most one for each.
     """
-    seconds = target_wait if load.attempt_seconds is None else load.attempt_seconds
-    return load.running + min(load.due, load.due * seconds / target_wait)
+    if load.attempt_seconds is None:
+        return load.running + load.due
+    return load.running + min(load.due, load.due * load.attempt_seconds / target_wait)
 
 
 def wanted_workers(loads: Mapping[str, QueueLoad], *, target_wait: float, present: int, least: int, most: int) -> int:
@@ -46,7 +47,7 @@ def wanted_workers(loads: Mapping[str, QueueLoad], *, target_wait: float, presen
     has, without draining workers.
 
     Tasks in a queue whose slots nobody has reported keep the pool from shrinking. If the pool is empty, its first
-    worker starts and reports them. A queue with 0 slots counts for nothing: more workers would not serve it either.
+    worker starts and reports them. A queue with 0 slots is left out: more workers would not serve it either.
     """
     is_unknown = any(load.slots is None and load.due + load.running for load in loads.values())
     least = max(least, max(present, 1) if is_unknown else 0)

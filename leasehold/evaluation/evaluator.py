@@ -30,7 +30,7 @@ from leasehold.settings import Settings
 _QUICK_SHARE = 0.1
 #: How long a tenant's questions go to the slow child, after one killed the quick child.
 _SLOW_SECONDS = 60.0
-#: For how long a question that was too expensive is refused at once, and how many such questions are remembered.
+#: For how long a question that was too expensive is refused immediately, and how many such questions are remembered.
 _REFUSED_SECONDS = 600.0
 _MAX_REFUSALS = 4096
 

@@ -105,7 +105,7 @@ class Templates:
     async def find(
         self, connection: Connection, tenant_id: str, kind: str, version: int | None = None
     ) -> TemplateVersion:
-        """The given version, or the newest enabled version (None). Raises NotFound `template_not_found`."""
+        """The version; None: the newest enabled version. Raises NotFound `template_not_found`."""
         template_version = self.declared_in_code(kind, version)
         if template_version is not None:
             return template_version
@@ -196,7 +196,7 @@ class Templates:
         if deleted_version is not None and template.version <= deleted_version:
             raise Conflict(
                 "template_version_used",
-                f"Version {deleted_version} was deleted, and no version returns: write a later one.",
+                f"Version {deleted_version} was deleted. It cannot be written again: write a later version.",
             )
         try:
             await connection.execute(
@@ -209,7 +209,7 @@ class Templates:
             )
         except asyncpg.UniqueViolationError:
             raise Conflict(
-                "template_exists", "This version exists, and versions do not change: write the next."
+                "template_exists", "This version exists. Versions do not change: write a new version."
             ) from None
 
     def _check_handler(self, handler: str) -> None:

@@ -54,7 +54,8 @@ async def take(connection: Connection, key: str, per_minute: int, count: int = 1
     debt = await connection.fetchval(_TAKE, key, added_debt, _BURST_SECONDS)
     if debt is not None:
         return Quota(per_minute, _remaining(debt, per_minute), 0.0)
-    return Quota(per_minute, 0, max(await _debt(connection, key) + added_debt - _BURST_SECONDS, 0.001))
+    wait = await _debt(connection, key) + added_debt - _BURST_SECONDS
+    return Quota(per_minute, 0, max(wait, 0.001))  # never 0, which would mean that the requests are allowed
 
 
 async def peek(connection: Connection, key: str, per_minute: int) -> Quota:

@@ -50,7 +50,7 @@ VALUES ($1, $2, true, $8, $3, $4, clock_timestamp() + make_interval(secs => $5),
         $9, $10)
 """
 # $1 key, $2 tenant, $3 the size of the largest object that may stay, $4 the grace after the end of the URL. If `most`
-# is -1, housekeeping deletes any object at the key: at once, and again after the last possible transfer.
+# is -1, housekeeping deletes any object at the key: immediately, and again after the last possible transfer.
 _CLOSE = """
 -- upload_close
 UPDATE upload SET open = false, bytes = 0, most = least(most, $3),

@@ -19,7 +19,7 @@ def pause_after(seconds: float, *, share: float, at_least: float, at_most: float
 
 
 class Pauses:
-    """Decides when repeated work is due: at once for the first time, and later when the pause since `done` is over."""
+    """Decides when repeated work is due: immediately at first, and later when the pause since `done` is over."""
 
     def __init__(
         self, *, share: float, at_least: float, at_most: float, clock: Callable[[], float] = monotonic
@@ -40,5 +40,5 @@ class Pauses:
         return pause
 
     def forget(self) -> None:
-        """Make the work due at once."""
+        """Make the work due immediately."""
         self._due_at = float("-inf")

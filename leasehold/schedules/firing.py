@@ -269,7 +269,7 @@ async def _submit_by_overlap(
 async def _cancel(
     connection: Connection, row: Any, run_ids: Sequence[UUID]
 ) -> tuple[Sequence[ConcurrencyLimitName], Sequence[JobEnded]]:
-    """Cancel these runs of the schedule. Returns their concurrency limits, and the runs that have ended at once."""
+    """Cancel these runs of the schedule. Returns their concurrency limits, and the runs that have ended immediately."""
     if not run_ids:
         return [], []
     limit_names = await limits_of(connection, run_ids)

@@ -1,6 +1,6 @@
 """UrlSigner: signed URLs, by which a client without the store's keys reads or writes one object.
 
-The signatures are botocore's. Its `generate_presigned_url` computes them as well, but at each call it first finds the
+botocore computes the signatures. Its `generate_presigned_url` would do so, too, but at each call it first finds the
 endpoint and serialises the parameters by rules, which takes two thirds of its time. A UrlSigner asks the client once
 for the address of the bucket.
 """

@@ -425,7 +425,7 @@ class ObjectStore:
         return aborted
 
     async def list(self, prefix: str) -> AsyncIterator[Stored]:
-        """Every object below `prefix`, without its metadata: S3 listings have none."""
+        """Every object below `prefix`, without its metadata, which S3 listings do not contain."""
         if self.is_absent:
             return
         with request("list", prefix):

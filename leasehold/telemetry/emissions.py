@@ -78,7 +78,7 @@ class Emissions:
 
     def hand_over(self, other: Emissions) -> None:
         """Give the chunks so far, and all later chunks, to `other`."""
-        # Each later chunk is a first chunk again, because this function takes it at once.
+        # Each later chunk is a first chunk again, because this function takes it immediately.
         self.on_first = partial(self.hand_over, other)
         for chunk in self.take()[1]:
             other._add(chunk)

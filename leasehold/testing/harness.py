@@ -115,8 +115,9 @@ class TestApp:
         if self._death_point is not None:
             point, self._death_point = self._death_point, None
             await self._run_until_killed(point, deadline)
-            # End the leases of the dead worker, so that the next worker can claim its tasks at once. The presence check
-            # alone is not enough: on a busy machine the worker may have died before it opened its presence connection.
+            # End the leases of the dead worker, so that the next worker can claim its tasks immediately. The presence
+            # check alone is not enough: on a busy machine the worker may have died before it opened its presence
+            # connection.
             async with connected(self.settings, "testing") as connection:
                 await end_leases(connection)
         with tempfile.TemporaryDirectory(prefix="leasehold-test-") as folder:

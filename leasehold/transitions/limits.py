@@ -129,7 +129,7 @@ async def is_declared(connection: Connection, tenant_id: str, key: str) -> bool:
 
 async def declare(connection: Connection, pipelines: Iterable[Pipeline], limit: ConcurrencyLimit) -> None:
     """Declare a limit, or change its bounds. The limit applies to jobs that are submitted from now on. The new bounds
-    also apply at once to jobs that wait at the limit already.
+    also apply immediately to jobs that wait at the limit already.
 
     Raises Invalid `limit_without_effect` for a key that no job can have.
     """

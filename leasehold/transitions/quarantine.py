@@ -62,8 +62,8 @@ def not_in(duty: str, unit: str, kind: str = "uuid") -> str:
 
 def is_away(connection: Connection, error: BaseException) -> bool:
     """Whether the error means that the database is away. Any other error counts as the unit's own fault, also a
-    statement that took too long: if the database hangs, the unit is not set aside, because recording the failure fails,
-    too.
+    statement that took too long. If in truth the database hangs, recording the failure fails, too: so the unit is not
+    set aside.
     """
     if connection.is_closed():
         return True

@@ -75,7 +75,7 @@ class CreatedRuns:
 @dataclass(frozen=True, slots=True)
 class CreatedRun:
     """A new or revived run. After the commit publish `hints`, and call `concurrency.admit` with `limits` and
-    `departed`. `departed`: the runs that the new run replaced; `ended`: the replaced runs that ended at once.
+    `departed`. `departed`: the runs that the new run replaced; `ended`: the replaced runs that ended immediately.
     """
 
     id: UUID
@@ -306,8 +306,8 @@ def _scope_digest(new: NewRun) -> str:
 
 
 async def _replace(connection: Connection, new: NewRun, limit: ConcurrencyLimit) -> tuple[list[UUID], list[JobEnded]]:
-    """Cancel the older runs of the same scope. Returns these runs, and the jobs among them that have ended at once. The
-    new run waits at `limit`, the limit of the scope, until the older runs have ended.
+    """Cancel the older runs of the same scope. Returns these runs, and the jobs among them that have ended immediately.
+    The new run waits at `limit`, the limit of the scope, until the older runs have ended.
 
     Raises Duplicate if a client submits the same run again: such a submission does not replace the run.
     """

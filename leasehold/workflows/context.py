@@ -143,9 +143,9 @@ class Context:
     @overload
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Pending[T]: ...
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Pending[Any]:
-        """Call a function in this worker at once, and record its result in the journal: for a small effect, or a value
-        that may differ the next time. If the worker dies before the result is recorded, the function is called again.
-        Raises TaskFailed if the function raises.
+        """Call a function in this worker immediately, and record its result in the journal: for a small effect, or a
+        value that may differ the next time. If the worker dies before the result is recorded, the function is called
+        again. Raises TaskFailed if the function raises.
         """
         adapter: TypeAdapter[Any] = TypeAdapter(_return_type(function))
         return LocalCall(

@@ -1,8 +1,8 @@
 """`Driver`: runs the coroutines of a workflow step by step, from one wait to the next.
 
-A coroutine yields the call that it awaits. If the journal has the result, the driver sends it to the coroutine at once;
-else the branch waits. When every branch waits, `advance` returns: the worker commits `calls` and suspends the workflow.
-The worker may keep the driver: the next `advance` goes on with the results that have come meanwhile.
+A coroutine yields the call that it awaits. If the journal has the result, the driver sends it to the coroutine
+immediately; else the branch waits. When every branch waits, `advance` returns: the worker commits `calls` and suspends
+the workflow. The worker may keep the driver: the next `advance` goes on with the results that have come meanwhile.
 """
 
 from __future__ import annotations

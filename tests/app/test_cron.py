@@ -121,7 +121,7 @@ def test_a_clock_that_cannot_be_is_refused_at_import(expression: str, zone: str,
 
 
 def test_a_function_that_the_clock_cannot_call_is_refused_at_import() -> None:
-    with pytest.raises(DeclarationError, match=r"test_cron\.py:\d+: the clock calls it without arguments: missing"):
+    with pytest.raises(DeclarationError, match=r"test_cron\.py:\d+: a schedule calls it without arguments: missing"):
         App("shop").cron("@daily")(with_a_parameter)
 
 

@@ -71,7 +71,8 @@ def _from_store_error(error: StoreError) -> StepError:
 
 def traceback_of(error: BaseException) -> str:
     """The traceback of an attempt's error and its causes, without the worker's frames above the handler's first frame.
-    If no frame is the handler's, the traceback has all frames. The error of an isolated step has the child's traceback.
+    If the handler has no frame in it, the traceback has all frames. The error of an isolated step has the child's
+    traceback.
     """
     if isinstance(error, StepError) and error.trace:
         return error.trace
@@ -87,7 +88,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def _from_handler_on(part: TracebackException) -> StackSummary:
-    """The stack from its first frame that is not the worker's; empty if all frames are the worker's."""
+    """The stack from its first frame outside of the worker's code; empty if all frames are in the worker's code."""
     frames = dropwhile(lambda frame: frame.filename.startswith(_WORKER_FOLDER), part.stack)
     return StackSummary.from_list(list(frames))
 

@@ -213,7 +213,7 @@ class IsolatedAttempts:
         The last step starts first, because the job ends with it. If no child is idle, only the next step starts, and
         waits until this attempt's child has ended and its memory is free.
         """
-        if claimed.handler is not None:  # a job of a template: `pipeline` is the handler's, and lists other next steps
+        if claimed.handler is not None:  # a job of a template: the next steps in `pipeline` are not its own
             return []
         started: list[Speculation] = []
         next_steps = steps_after(pipeline, step)[: max(1, self._children.idle)]

@@ -37,7 +37,7 @@ def steps_after(pipeline: Pipeline, step: Step) -> list[Step]:
 
 
 def _sole_dependent(pipeline: Pipeline, step: Step) -> Step | None:
-    """The step that needs only `step`, if no other step needs `step`. None if this worker may not run it at once."""
+    """The step that needs only `step`, if no other step needs `step`. None if this worker may not run it now."""
     dependents = [other for other in pipeline.steps if step.name in other.needs]
     if len(dependents) != 1 or dependents[0].needs != (step.name,):
         return None

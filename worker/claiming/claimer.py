@@ -59,7 +59,7 @@ class Claimer:
         hint.
 
         A redelivered hint may come from a worker that has just died. If that worker owns the lease, this worker takes
-        the lease over at once.
+        the lease over immediately.
         """
         task_id = delivery.hint.task_id
         claimed = await self._batcher.claim(task_id)

@@ -21,17 +21,17 @@ class HintRouter:
         self._pools.update(dict.fromkeys(slot_pool.queues, slot_pool))
 
     def deliver(self, delivery: Delivery) -> None:
-        """Hand a hint of the broker's consumer to the slot pool of its queue. Returns at once."""
+        """Hand a hint of the broker's consumer to the slot pool of its queue. Returns immediately."""
         self._pools[delivery.hint.queue].deliver(delivery)
 
     def wake(self, queue: str) -> None:
-        """Make the slot pool of `queue` poll at once. Called when the broker may have lost hints of this queue."""
+        """Make the slot pool of `queue` poll immediately. Called when the broker may have lost hints of this queue."""
         if queue in self._pools:
             self._pools[queue].poll_soon()
 
     def announce(self, announcements: Sequence[Announcement]) -> None:
-        """Publish the hints to all workers. Deliver them to this worker's own slot pools at once, because a hint takes
-        longer through the broker.
+        """Publish the hints to all workers. Deliver them to this worker's own slot pools immediately, because a hint
+        takes longer through the broker.
         """
         self._announcer.announce(announcements)
         self.deliver_here([announcement.hint for announcement in announcements])

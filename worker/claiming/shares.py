@@ -24,8 +24,8 @@ class Rooms:
 
     `by_tenant`: tenant -> (the steps that it runs in the pool, the tasks that the poll may claim for it).
     `for_others`: the tasks that the poll may claim for each tenant that is not in `by_tenant`.
-    `others_overdue`: for these tenants, the poll claims only tasks that have been due for so many seconds; None: for as
-    many seconds as the tasks of all other tenants.
+    `others_overdue`: for these tenants, the poll claims only tasks that have been due for this many seconds; None: the
+    same bound as for all other tenants.
     """
 
     by_tenant: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """A slot pool serves some queues with a fixed number of slots. For each hint it claims the task, runs the attempt in a
 slot, and only then ACKs the hint.
 
-A hint announces a task at once, but a hint may be lost. So the pool also polls: it reads the database every few
+A hint announces a task immediately, but a hint may be lost. So the pool also polls: it reads the database every few
 seconds, and whenever the broker may have lost hints. A poll also finds the tasks that no hint announces: due retries,
 snoozed steps, and all tasks while the broker is away.
 
@@ -138,13 +138,13 @@ class SlotPool:
         self._polling = asyncio.create_task(self._poll())
 
     def deliver(self, delivery: Delivery) -> None:
-        """Keep a hint that has arrived, until its tenant may take a slot. Returns at once."""
+        """Keep a hint that has arrived, until its tenant may take a slot. Returns immediately."""
         if not self._stopping:
             self._hints.add(delivery)
             self._may_start.set()
 
     def poll_soon(self) -> None:
-        """Request a poll for every due task, because the broker may have lost hints. Returns at once."""
+        """Request a poll for every due task, because the broker may have lost hints. Returns immediately."""
         self._poll_requested = True
         self._may_poll.set()
 

@@ -35,7 +35,7 @@ class HeldLease:
 
     def subscribe(self, on_lost: Callable[[], object], on_cancel: Callable[[], object]) -> None:
         """Call this in the main loop. `on_lost` runs when the lease is lost, `on_cancel` when a client cancels the job.
-        If either has happened already, its callback runs at once.
+        If either has happened already, its callback runs immediately.
         """
         self._on_lost, self._on_cancel = on_lost, on_cancel
         if self.lost:

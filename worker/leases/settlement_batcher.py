@@ -146,8 +146,8 @@ class SettlementBatcher:
 
     async def _return_workflows(self, connection: Connection, refused: Sequence[Settlement]) -> dict[UUID, Answer]:
         """Make a workflow due again if a client cancelled its job before its settlement: its code has not seen the
-        cancel yet. A workflow that was about to wait is due at once. A failed attempt that may be repeated is due after
-        the pause of its failure.
+        cancel yet. A workflow that was about to wait is due immediately. A failed attempt that may be repeated is due
+        after the pause of its failure.
         """
         suspended = [settlement.lease for settlement in refused if isinstance(settlement, Suspending)]
         failed = [

@@ -41,7 +41,7 @@ class Relay:
         self._window = PollWindow(whole_every=_WHOLE_EVERY_SECONDS)
 
     async def turn(self) -> float | None:
-        """Send one batch. Returns 0, which means another turn at once, if there may be more hints."""
+        """Send one batch. Returns 0, which means another turn immediately, if there may be more hints."""
         if not self._broker.connected:
             return None
         async with self._pool.acquire() as connection:

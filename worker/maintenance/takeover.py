@@ -67,8 +67,8 @@ class Takeover:
                 await self._expire_leases(connection)
 
     async def _expire_leases(self, connection: Connection) -> None:
-        """End the expired leases: at once when a worker has died, else only when the pause is over. The query is slow,
-        because it reads every row version of running tasks since the last vacuum.
+        """End the expired leases: immediately when a worker has died, else only when the pause is over. The query is
+        slow, because it reads every row version of running tasks since the last vacuum.
         """
         dead = await workers.dead(connection) if self._settings.presence else []
         if not set(self.dead).issuperset(dead):

@@ -20,7 +20,7 @@ from leasehold.worker import metrics
 from leasehold.worker.sandbox import fences, frames
 from leasehold.worker.sandbox.child_output import ChildOutput
 
-_GRACE_SECONDS = 2  # a child that has closed its channel may take so long to exit by itself
+_GRACE_SECONDS = 2  # the time for a child that has closed its channel to exit by itself
 
 #: A function that makes the zygote reap an ended child and returns its exit status. Raises OSError or EOFError.
 Reap = Callable[[int], Awaitable[int]]
@@ -125,7 +125,7 @@ class ChildProcess:
         self._output.begin(pipeline, step)
 
     def kill(self) -> None:
-        """Send SIGKILL to the child and its group at once. `stop` reaps the child."""
+        """Send SIGKILL to the child and its group immediately. `stop` reaps the child."""
         self.killed = True
         if not self._ended.is_set():
             kill_child(self.pid)

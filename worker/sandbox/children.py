@@ -118,7 +118,7 @@ class Children:
         child.
 
         If a file `cancel` appears beside `directory`, the handler stops at its next checkpoint. When the caller is
-        cancelled, the child is killed at once.
+        cancelled, the child is killed immediately.
 
         Raises what the handler raised (Permanent, Retryable, Cancelled), StepTimeout, or ChildCrashed. Any other
         exception of the handler becomes Unforeseen. An invalid answer becomes Permanent("bad_output").

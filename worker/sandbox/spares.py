@@ -12,8 +12,8 @@ from leasehold.runtime.gather import cancel_and_wait
 from leasehold.worker.sandbox.child_process import ChildProcess
 from leasehold.worker.sandbox.zygote_process import Recipe, Zygote
 
-#: The number of spare children of a pipeline. They let a picture's next two steps start at once: a fork would take a
-#: few milliseconds.
+#: The number of spare children of a pipeline. They let a picture's next two steps start immediately: a fork would take
+#: a few milliseconds.
 SPARE_CHILDREN = 3
 #: Seconds for which the next fork waits while a spare child is left: the run that has just begun needs the cores.
 _FORK_PAUSE_SECONDS = 0.1

@@ -125,7 +125,7 @@ class Zygote:
             discarding = asyncio.create_task(_discard(forking))
             self._discarding.add(discarding)
             discarding.add_done_callback(self._discarding.discard)
-            await asyncio.shield(discarding)  # after a second cancel this returns at once, and `discarding` goes on
+            await asyncio.shield(discarding)  # after a second cancel this returns immediately, and `discarding` goes on
             raise
 
     async def _fork(self) -> ChildProcess:

@@ -431,7 +431,7 @@ export class ExternalWorker {
   }
 
   /**
-   * Another worker may have the task at once, and the attempt does not count. If the API does not answer, the lease ends
+   * Another worker may have the task immediately, and the attempt does not count. If the API does not answer, the lease ends
    * later by itself.
    * @param {Task} task
    */

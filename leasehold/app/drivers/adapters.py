@@ -113,7 +113,7 @@ class Psycopg(_Psycopg):
     wrapper: Any = None
 
     def on_commit(self, announce: Callable[[], None]) -> None:
-        if getattr(self.wrapper, "in_atomic_block", False):  # else Django refuses, or calls it at once
+        if getattr(self.wrapper, "in_atomic_block", False):  # else Django refuses, or calls it immediately
             self.wrapper.on_commit(announce)
 
     async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:

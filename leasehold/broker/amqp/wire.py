@@ -23,7 +23,7 @@ from leasehold.domain.errors import BrokerUnavailable
 _FRAME = struct.Struct(">BHI")  # type, channel, size of the payload; after the payload comes an end byte
 _END = 0xCE
 _HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
-#: While the handlers get all frames, the client gets an invented heartbeat each time that so many seconds have passed.
+#: While the handlers get all frames, the client gets an invented heartbeat at this interval, in seconds.
 #: The client would think that a connection without frames is dead, and a broker that delivers sends no heartbeats.
 _ALIVE_SECONDS = 1.0
 #: No broker agrees to larger frames: a peer that sends one does not speak AMQP.
@@ -105,7 +105,7 @@ class Wire(TransportFactory):
         return 0.0 if self._reader is None or self._writer is None else self._reader.silence
 
     def write(self, frames: bytes) -> None:
-        """Send whole frames of an open channel; returns at once. Raises BrokerUnavailable."""
+        """Send whole frames of an open channel; returns immediately. Raises BrokerUnavailable."""
         if self._writer is None or self._writer.is_closing():
             raise BrokerUnavailable("the connection closed")
         self._writer.write(frames)

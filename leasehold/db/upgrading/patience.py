@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LOCK_NOT_FREE = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
 _SERVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 _PAUSE_SECONDS, _LONGEST_PAUSE = 0.2, 1.0
-#: `_watched` looks for the holders of locks so many times while one statement waits.
+#: How many times `_watched` looks for the holders of locks while one statement waits.
 _SAMPLES = 5
 #: Who holds the locks that a session waits for, as sentences. The sentences leave out the texts of queries, which may
 #: contain data of clients.

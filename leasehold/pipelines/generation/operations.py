@@ -44,7 +44,7 @@ def adopted_order(ref: str, note: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def is_adoptable(catalogue: Catalogue, params: Mapping[str, Any]) -> bool:
     """Whether the provider has a request for the state of an order by its id. Only a declared provider may lack this
-    request: it answers an order with the files at once.
+    request: it answers an order with the files immediately.
     """
     declaration = catalogue.declared.get(params["provider"])
     return declaration is None or declaration.poll is not None

@@ -188,7 +188,7 @@ async def keep_source(connection: Connection, tenant_id: str, key: str, duration
 
 
 async def drop_sources(connection: Connection, tenant_id: str, expiry_by_key: Mapping[str, datetime]) -> None:
-    """Expire the new images of a refused form at once. An image whose expiry another form has extended stays."""
+    """Expire the new images of a refused form immediately. An image whose expiry another form has extended stays."""
     await connection.execute(
         "UPDATE source_image SET expires_at = clock_timestamp()"
         " FROM unnest($2::text[], $3::timestamptz[]) AS form(key, expires_at)"

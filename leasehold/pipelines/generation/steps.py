@@ -78,7 +78,7 @@ async def poll(attempt: Attempt) -> Done | Snooze:
     note = await attempt.note()
     if not note:
         purchase = await attempt.value("submit")
-        if "urls" in purchase:  # the provider returned the files at once
+        if "urls" in purchase:  # the provider returned the files immediately
             return Done(value=purchase | {"submitted_at": purchase["at"]})
         first_note = {"ref": purchase["ref"], "submitted_at": purchase["at"], "misses": 0}
         return Snooze(_with_jitter(params.poll_seconds), first_note)

@@ -127,7 +127,7 @@ async def _send(delivery_context: DeliveryContext, attempt: Attempt, destination
 
 def _retry_delay(attempt: Attempt, answer: Answer) -> timedelta | None:
     """The receiver's Retry-After, but at least the delay of the retry ladder: a Retry-After of 0 must not use up all
-    attempts at once. None: the answer has no Retry-After.
+    attempts immediately. None: the answer has no Retry-After.
     """
     retry_after = _retry_after(answer)
     if retry_after is None:

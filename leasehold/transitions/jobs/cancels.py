@@ -82,8 +82,8 @@ FROM advanced a LEFT JOIN hinted h ON h.job_id = a.id
 
 @dataclass(frozen=True, slots=True)
 class Cancels:
-    """The new states of the cancelled jobs, and the jobs that ended at once. `hints`: the hints of the workflows whose
-    code must see the cancel. Publish them after the commit; else the relay publishes them a second later.
+    """The new states of the cancelled jobs, and the jobs that ended immediately. `hints`: the hints of the workflows
+    whose code must see the cancel. Publish them after the commit; else the relay publishes them a second later.
     """
 
     states: dict[UUID, JobState]

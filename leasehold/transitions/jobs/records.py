@@ -162,7 +162,7 @@ def task_records(new: NewJob) -> list[dict[str, Any]]:
 
 
 def _steps_of(new: NewJob) -> tuple[list[Step], set[str]]:
-    """The steps that get a task at once, and the names of those that the parameters skip."""
+    """The steps that get a task immediately, and the names of those that the parameters skip."""
     steps = [step for step in new.pipeline.steps if not step.part]
     skipped = {step.name for step in steps if step.skip_if is not None and step.skip_if.holds(new.params)}
     if len(skipped) == len(steps):

@@ -200,7 +200,7 @@ async def replay_together(
     connection: Connection, job_ids: Sequence[UUID], tenant_id: str, followed: Sequence[str] = ()
 ) -> list[Announcement]:
     """failed -> queued or waiting_worker, as `replay`, for jobs that never had a limit nor an exclusive or dedupe key,
-    and get none.
+    and get none of these.
 
     The hints get the last band, because so many hints must not delay the hints of other jobs.
     """

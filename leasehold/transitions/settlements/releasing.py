@@ -1,4 +1,4 @@
-"""`release`: a worker that stops returns its lease. The task is due at once, for any other worker."""
+"""`release`: a worker that stops returns its lease. The task is due immediately, for any other worker."""
 
 from __future__ import annotations
 

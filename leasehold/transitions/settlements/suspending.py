@@ -24,8 +24,8 @@ from leasehold.transitions.settlements.records import Settled
 from leasehold.transitions.workflows.journal_sql import write_calls
 from leasehold.transitions.workflows.records import Call, calls_column
 
-# $4: calls. $5: `news` when the worker read it; if it is higher now, the workflow is due at once. $6: the workflow is
-# due when `news` has grown by this number (NULL: it waits for a time only). $7: seconds until it is due in any case
+# $4: calls. $5: `news` when the worker read it; if it is higher now, the workflow is due immediately. $6: the workflow
+# is due when `news` has grown by this number (NULL: it waits for a time only). $7: seconds until it is due in any case
 # (NULL: never). $8: the step among each lease's calls that its worker claims with this commit (NULL: none). $9: the
 # duration of that step's lease. As in `complete`, a claimed step gets no hint, and its job has no external workers.
 SUSPEND = f"""-- suspend

@@ -129,8 +129,8 @@ async def close(connection: Connection) -> None:
 
 async def cancel_orphans(connection: Connection, limit: int = 100) -> tuple[list[JobEnded], list[Announcement]]:
     """Request the cancel of runs whose workflow has ended without success, or is being cancelled. Detached runs go on:
-    their rows in the journal are `done`. Returns the runs that have ended at once, and the hints of the cancelled runs
-    that are workflows.
+    their rows in the journal are `done`. Returns the runs that have ended immediately, and the hints of the cancelled
+    runs that are workflows.
     """
     ended: list[JobEnded] = []
     hints: list[Announcement] = []

@@ -8,8 +8,8 @@ _IS_TAKEN = """coalesce(w.child = ($8::uuid[])[held.nth], false) AND held.extern
 
 
 def write_calls(*, claims: bool) -> str:
-    """SQL to append to a statement that has a CTE `held` of settlements.guard. $4: for each lease its calls, as
-    {"of": [records.Call.record()]}.
+    """SQL to append to a statement that has a CTE `held` of settlements.guard. $4: for each lease a JSON object
+    {"of": [...]} with the records of its calls (records.Call.record).
 
     A repeated statement writes nothing twice: a place in the journal has one row, and a step has one task. With
     `claims`, the statement also claims one step for each lease: $8 has the step's id (or NULL), and $9 is the duration

@@ -51,8 +51,8 @@ class RequestTemplate(BaseModel):
 
 
 class Declaration(BaseModel):
-    """One declared provider. Every provider needs `urls`. A provider that does not answer with the files at once also
-    needs `ref`, `poll`, `status` and `statuses`.
+    """One declared provider. Every provider needs `urls`. A provider that does not answer with the files immediately
+    also needs `ref`, `poll`, `status` and `statuses`.
 
     `statuses`: what each status word of the provider means. `token_header`: the header for the idempotency token. Name
     the header only if the provider promises that a repeated token buys nothing.

@@ -12,7 +12,7 @@ from leasehold.pipelines.generation.provider import Provider, ProviderError
 from leasehold.pipelines.generation.wrapped import Wrapped
 
 _QUERY = re.compile(r"(https?://[^\s?#]+)[?#]\S*")
-#: A shorter part of a credential is not hidden, because so few letters are in every sentence.
+#: A shorter part of a credential is not hidden, because harmless text also contains such a short part.
 _MIN_PART_CHARACTERS = 4
 #: A message is cut to this length, because the search for URLs may take time by the square of the length.
 _MAX_CHARACTERS = 2000

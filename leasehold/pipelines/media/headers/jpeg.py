@@ -14,8 +14,8 @@ from leasehold.pipelines.media.refusals import corrupt_image, too_many_scans, un
 MAX_SCANS = 64  # encoders write about ten; each scan costs a pass over all coefficients
 MAX_SEGMENTS = 4096  # a file of 32 MiB has 512 metadata segments of the largest size
 
-# A marker, but no restart marker, stuffed zero or fill byte. The pattern begins with one 0xFF. If it allowed a run of
-# 0xFF, the search would take quadratic time on a file full of them.
+# A marker. Restart markers, stuffed zeroes and fill bytes do not match. The pattern begins with one 0xFF. If it allowed
+# a run of 0xFF, the search would take quadratic time on a file full of them.
 _MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")
 _SOI, _EOI, _SOS, _TEM = 0xD8, 0xD9, 0xDA, 0x01
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
