@@ -140,7 +140,7 @@ async def change(request: Request, schedule_id: UUID, caller: Writer, form: Fiel
     enabled = changes.get("enabled")
     if enabled is not None:
         if enabled not in ("true", "false"):
-            raise Invalid("invalid_request", "A schedule is enabled or not.")
+            raise Invalid("invalid_request", "`enabled` must be true or false.")
         changes["enabled"] = enabled == "true"
     if "payload_template" in changes:
         changes["payload_template"] = typed_json(request, changes["payload_template"])

@@ -93,7 +93,7 @@ def _artifact(row: Row, name: str) -> dict[str, Any]:
     for output in row["outputs"] or []:
         if output["name"] == ARTIFACTS[name]:
             return {**output, "disposition": disposition(row["source_filename"], _suffix(name))}
-    raise Conflict("not_ready", "The conversion does not have this result, or not yet.")
+    raise Conflict("not_ready", "The conversion does not have this result yet, or will never have it.")
 
 
 def _suffix(name: str) -> str:

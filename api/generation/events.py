@@ -30,7 +30,7 @@ TaskId = Annotated[str, Query(pattern=TASK_ID)]
 #: The common parts of the two routes.
 _ROUTE = {
     "description": "Server-sent events, one for each change. The stream ends after the last event. A client that "
-    "reconnects with `Last-Event-ID` misses no event and gets none twice. If no event can follow, the answer is 204.",
+    "reconnects with `Last-Event-ID` gets each event exactly once. If no event can follow, the answer is 204.",
     "response_class": StreamingResponse,
     "responses": problems({
         HTTPStatus.NOT_FOUND: "`task_not_found`",

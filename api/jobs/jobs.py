@@ -98,7 +98,7 @@ async def explain_job(request: Request, job_id: UUID, caller: Reader) -> Respons
     summary="Read or follow the events of a job",
     description="JSON, a page at a time: `after` is the `next_after` of the page before. With `Accept: "
     "text/event-stream` server-sent events, one for each change: the stream ends after the last event, and a client "
-    "that reconnects with `Last-Event-ID` misses no event and gets none twice. If the job has ended and the client has "
+    "that reconnects with `Last-Event-ID` gets each event exactly once. If the job has ended and the client has "
     "had its last event, the answer is 204.",
     response_model=EventPage,
     responses=problems(MISSING | {HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`, `invalid_request`"})

@@ -22,13 +22,13 @@ router = APIRouter(tags=["jobs"], prefix="/v1/jobs", route_class=AuthenticatedFi
 LOG_DESCRIPTION = (
     "JSON, a page at a time: `after` is the `next_after` of the page before. With `Accept: text/event-stream` "
     "server-sent events, one for each line as it is written: the stream ends with the job, and a client that "
-    "reconnects with `Last-Event-ID` misses no line and gets none twice."
+    "reconnects with `Last-Event-ID` gets each line exactly once."
 )
 STREAM_DESCRIPTION = (
     "With `Accept: text/event-stream` server-sent events: `chunk` for each chunk as it is emitted; `restart` when a "
     "step runs again, after which the chunks of its earlier attempts are void; `cut` where an attempt has emitted too "
-    "much. The stream ends with the job. A client that reconnects with `Last-Event-ID` misses no chunk and gets none "
-    "twice. Else JSON, a page at a time: `after` is the `next_after` of the page before."
+    "much. The stream ends with the job. A client that reconnects with `Last-Event-ID` gets each chunk exactly "
+    "once. Else JSON, a page at a time: `after` is the `next_after` of the page before."
 )
 
 

@@ -37,7 +37,7 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
         details: dict[str, Any] = {"settlement": body.action, "ref": body.ref, "reason": body.reason or None}
         if body.action != "give_up":
             # `queues`: the depth of the queue is checked now. `add_queues_of` counts only runnable tasks, and a job
-            # that waits at a limit has none.
+            # that waits at a limit has no runnable task.
             queues = {row["queue"]: 1 for row in access.row["steps"] if row["id"] == orders.step}
             async with services.admission.submitting(connection, access.caller.payer, queues) as charge:
                 effects = await _adopt_or_repeat(services, connection, access, orders, step, body)

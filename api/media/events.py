@@ -31,7 +31,7 @@ router = APIRouter(tags=["media"], route_class=AuthenticatedFirst)
     operation_id="streamMediaEvents",
     summary="Follow a picture's processing",
     description="Server-sent events, one for each change. The stream ends after the last event. A client that "
-    "reconnects with `Last-Event-ID` misses no event and gets none twice. If no event can follow, the answer is 204.",
+    "reconnects with `Last-Event-ID` gets each event exactly once. If no event can follow, the answer is 204.",
     response_class=StreamingResponse,
     responses=problems({
         HTTPStatus.NOT_FOUND: "`media_not_found`",

@@ -1,4 +1,4 @@
-"""Judges I8: a worker acts on a task from its claim until its trust in the lease ends, and no other worker does then.
+"""Judges I8: from its claim until its trust in the lease ends, a worker acts on a task, and no other worker does.
 
 The trust ends before `lease_until`, by the margin of the settings. The database's clock counts, because another
 worker's claim compares with it. A worker that lost its lease stops. Until it knows of the loss, its handler may run
@@ -88,7 +88,9 @@ def _check_overrun(history: History, run: Run, tenures: list[_Tenure]) -> Iterat
         return
     allowed_seconds = history.terms.trust_margin_seconds + _LAG_SECONDS
     worked = history.seconds_worked(run.process, end, run.last)
-    was_starved = history.seconds_worked(run.process, end, run.last, starved=False) > allowed_seconds >= worked
+    # It worked on for too long by the clock, but not if the time without a processor is left out.
+    by_clock = history.seconds_worked(run.process, end, run.last, starved=False)
+    was_starved = by_clock > allowed_seconds >= worked
     why = "the worker had settled it" if tenure.settled and tenure.until == end else "its trust had ended"
     sentence = (
         f"{history.name_of(run.task)}, claimed by {run.process} at epoch {tenure.claim.epoch}, worked on for"
@@ -110,8 +112,8 @@ def _owner(history: History, task: str, change: Change) -> Claim | None:
 
 
 def _takes_away(change: Change, claim: Claim) -> bool:
-    """Whether the change took the lease of `claim` from its owner. The owner's own settlement and next claim do not,
-    and the end of the whole job does not.
+    """Whether the change took the lease of `claim` from its owner. A settlement or a next claim by the owner takes
+    nothing away, and neither does the end of the whole job.
     """
     after: Row = change.after or {}
     is_unchanged = (after["lease_owner"], after["epoch"]) == (claim.owner, claim.epoch)

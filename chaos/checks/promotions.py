@@ -27,7 +27,7 @@ _CLAIM_SECONDS = 3.0
 def i27(history: History) -> Iterator[Observation]:
     """After a promotion steps are claimed again within 3 s, and a failover charges no step a loss."""
     if not history.has_only_failovers:
-        raise NotApplicable("the plan has other faults than failovers, or none")
+        raise NotApplicable("the plan has other faults than failovers, or no faults")
     for promoted_at, waited in zip(history.promotions, until_claims(history), strict=True):
         starved = history.starvation.longest_wait(promoted_at, promoted_at + waited)
         sentence = f"the first claim came {waited:.1f} s after the promotion"

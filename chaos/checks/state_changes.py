@@ -20,11 +20,12 @@ _UNFINISHED = frozenset(TaskState) - TASK_TERMINAL
 def _edges(
     moves: Mapping[str, tuple[frozenset[TaskState], ...] | tuple[frozenset[JobState], ...]],
 ) -> set[tuple[str | None, str | None]]:
-    return {(str(old), str(new)) for froms, tos in moves.values() for old, new in product(froms, tos)}
+    return {(str(old), str(new)) for sources, targets in moves.values() for old, new in product(sources, targets)}
 
 
-#: The moves of the verbs, and four more: a row is made; a suspension makes a row and claims it (I5 checks the owner); a
-#: step becomes runnable because the step that it needs succeeded; a job ends with unfinished steps.
+#: The edges that the platform's transitions declare, and four more: a row is made; a suspension makes a row and claims
+#: it (I5 checks the owner); a step becomes runnable because the step that it needs succeeded; a job ends with
+#: unfinished steps.
 TASK_EDGES: set[tuple[str | None, str | None]] = (
     _edges(TASK_MOVES)
     | {(None, "blocked"), (None, "pending"), (None, "running"), ("blocked", "pending")}

@@ -27,7 +27,8 @@ class Announcement:
 
     @classmethod
     def from_row(cls, row: Any) -> Announcement:
-        headers = row["headers"] if isinstance(row["headers"], dict) else {}  # other types are not sent
+        # Headers of another type are not sent.
+        headers = row["headers"] if isinstance(row["headers"], dict) else {}
         tenant = headers.pop(TENANT, "")
         tenant = tenant if isinstance(tenant, str) else ""
         return cls(row["outbox_id"], Hint(row["task_id"], row["queue"], row["priority"], headers, tenant))
@@ -50,10 +51,10 @@ RETURNING o.id AS outbox_id, o.task_id, o.queue, o.priority, o.headers
 # publishes the hints once more.
 ANNOUNCED = """
 -- announced
-WITH unflushed AS MATERIALIZED (
+WITH asynchronous AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true)
 )
-DELETE FROM outbox o USING unflushed WHERE o.id = ANY($1::bigint[])
+DELETE FROM outbox o USING asynchronous WHERE o.id = ANY($1::bigint[])
 """
 
 
@@ -70,7 +71,7 @@ async def announced(connection: Connection, outbox_ids: Sequence[int]) -> None:
     of the whole transaction would then not wait for the disk.
     """
     if connection.is_in_transaction():
-        raise RuntimeError("hints are marked as sent outside of transactions")
+        raise RuntimeError("call `announced` outside of a transaction")
     await connection.execute(ANNOUNCED, list(outbox_ids))
 
 

@@ -1,7 +1,7 @@
 """Celery's API on top of leasehold: change `from celery import ...` to `from leasehold.celery import ...`.
 
-Call sites stay as they are. A feature of Celery without an equal raises NotSupported where a program declares it, or
-ImportError where a program imports it; the message says what to do instead. The guide: docs/guides/from-celery.md.
+Call sites stay as they are. A feature of Celery without an equivalent raises NotSupported where a program declares it,
+or ImportError where a program imports it; the message says what to do instead. The guide: docs/guides/from-celery.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
     "shared_task",
 ]
 
-#: Names of Celery's modules that have no equal, and what to do.
+#: Names of Celery's modules that have no equivalent here, and what to do instead.
 _UNSUPPORTED = {
     "Task": "write a function, and open clients in the app's lifespan",
     "crontab": "declare the task with leasehold's @app.cron",

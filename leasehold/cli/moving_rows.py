@@ -109,12 +109,13 @@ _LIMIT_CONDITIONS = {
 
 
 def _by_parent(keys: Sequence[asyncpg.Record], tables: dict[str, MovedTable], name: str) -> str | None:
-    """SQL: the condition that the parent row is the tenant's. None: the table has no parent with rows of tenants."""
+    """SQL: the condition that the parent row belongs to the tenant. None: no parent table has rows of tenants."""
     for key in keys:
         parent = tables.get(key["parent"])
         if key["child"] == name and parent is not None:
-            inner = parent.condition.replace("t.", "p.", 1) if parent.has_tenant else None
-            if inner is None:
+            if parent.has_tenant:
+                inner = parent.condition.replace("t.", "p.", 1)
+            else:
                 inner = f'p."{key["parent_column"]}" IN (SELECT id FROM job WHERE tenant_id = $1)'
             return (
                 f't."{key["child_column"]}" IN (SELECT p."{key["parent_column"]}" FROM "{parent.name}" p WHERE {inner})'
@@ -178,7 +179,7 @@ async def hold_new_work(connection: Connection, tenant: str) -> None:
 
 
 async def refuse_writes(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> None:
-    """Refuse each change of the tenant's rows that is not a worker's."""
+    """Refuse each change of the tenant's rows, except by workers."""
     name, literal = _prefix(tenant), await _literal(connection, tenant)
     statements = []
     for table in tables:

@@ -77,7 +77,7 @@ class Finding:
 @dataclass(slots=True)
 class Reconciliation:
     """`missing`: rows whose object the store lacks, or has in another size. `owned`: objects whose owner has a row.
-    `orphaned`: objects whose owner has none. `young`: objects without a row that are left alone for now. `deleted`:
+    `orphaned`: objects whose owner has no row. `young`: objects without a row that are left alone for now. `deleted`:
     orphaned objects that are deleted by now.
     """
 

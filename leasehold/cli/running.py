@@ -21,7 +21,7 @@ from leasehold.settings import Settings
 _T = TypeVar("_T")
 
 #: Exit statuses: the action failed or was refused; the command was used wrongly (typer's own status for that); a server
-#: does not answer, and the command may be tried again; a module of the user's raised an error when it was imported.
+#: does not answer, and the command may be tried again; the user's own module raised an error when it was imported.
 FAILED, WRONG_USE, UNREACHABLE, BROKEN_CODE = 1, 2, 3, CodeBroken.exit_status
 
 

@@ -49,7 +49,7 @@ _MAX_RETRY_AFTER = timedelta(days=7)
 
 
 class Refused(LeaseholdError):
-    """The API refused a request, or the answer is none of the API. `status`: of HTTP. `code`: the problem's code."""
+    """The API refused a request, or the answer is not from the API. `status`: of HTTP. `code`: the problem's code."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(f"{status} {code}: {message}")

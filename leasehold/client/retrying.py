@@ -84,7 +84,7 @@ class Tries:
 
 
 def problem_of(answer: httpx2.Response) -> dict[str, Any]:
-    """The problem (RFC 9457) in an answer that is an error; empty if the answer is not the API's."""
+    """The problem (RFC 9457) in an answer that is an error; empty if the answer is not from the API."""
     try:
         problem = answer.json()
     except ValueError:

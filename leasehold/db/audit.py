@@ -31,7 +31,7 @@ _ROWS_PER_READ = 1000
 @dataclass(frozen=True, slots=True)
 class Target:
     """The object of an act. `kind`: job, key, queue, limit, ... `tenant_id`: the object's tenant; `*`: several tenants
-    share the object, or none owns it.
+    share the object, or no tenant owns it.
     """
 
     kind: str

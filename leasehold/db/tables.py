@@ -111,7 +111,7 @@ job = Table(
     Index("job_tenant_newest", "tenant_id", "pipeline", text("id DESC")),  # lists, newest first (UUIDv7)
     # Lists by state. The predicates name no column that changes while a job makes progress.
     Index("job_live", "tenant_id", text("id DESC"), postgresql_where=text("finished_at IS NULL")),
-    # Only jobs with external steps. Most jobs have none, and cost nothing here.
+    # Only jobs with external steps. Most jobs have no external steps, and cost nothing here.
     Index("job_external", "tenant_id", "id", postgresql_where=text("finished_at IS NULL AND external > 0")),
     Index("job_failed", "tenant_id", text("id DESC"), postgresql_where=text("error IS NOT NULL")),
     Index("job_cancelled", "tenant_id", text("id DESC"), postgresql_where=text("cancel IS NOT NULL")),

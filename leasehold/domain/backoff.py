@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from datetime import timedelta
 
-#: The ladder of steps that declare none.
+#: The ladder of steps that declare no ladder.
 DEFAULT_LADDER = (
     timedelta(minutes=1),
     timedelta(minutes=5),

@@ -35,7 +35,7 @@ LeaseholdError
 │   ├── StepTimeout             the attempt ran past its time limit
 │   └── ChildCrashed            the child process died by a signal or its memory limit: a second crash fails the task
 ├── StoreError                  the object store failed
-│   ├── StoreAbsent             the installation has none: LEASEHOLD_OBJECT_STORE=none
+│   ├── StoreAbsent             the installation has no store: LEASEHOLD_OBJECT_STORE=none
 │   ├── ObjectMissing           no object has this key
 │   ├── ObjectExists            a create-only put found an object with other bytes
 │   ├── ObjectCorrupt           size or sha256 differ from the committed row

@@ -45,7 +45,7 @@ class Objects:
 class NamedObjects:
     """As Objects, for objects whose whole key stands in a row. Their age is the store's time of the last change.
 
-    `pattern`: a regular expression of the keys that the kind makes below `prefix`; other keys are somebody else's.
+    `pattern`: a regular expression of the keys that the kind makes below `prefix`; other keys belong to other programs.
     `owners`: an SQL query that returns as `id` those keys of the text array `$1` that a row names. `keys`: an SQL query
     that returns as `id` and as `key` the keys of objects that must exist: at most `$2` rows, in order, from the first
     key above `$1`.
@@ -65,14 +65,14 @@ class Kind:
     checks it at start, and `leasehold settings` lists it. The kind's code makes an instance where it needs one.
     `routers`: FastAPI routers of the kind's endpoints, mounted by every API process. A route needs a scope
     (`leasehold.api.auth.security.Require`), or its path is in `public`. Routes with a body need the `route_class`
-    `leasehold.api.http.authenticated_first.AuthenticatedFirst`, which reads no body of a stranger.
+    `leasehold.api.http.authenticated_first.AuthenticatedFirst`: it reads a body only of an authenticated caller.
     `opens`: a callable that takes the settings and returns an async context manager. It opens the object that these
     endpoints share; they read it as `services_of(request).opened[name]`.
-    `migrations`: a package (no attribute) of Alembic revisions with one head. `leasehold migrate` runs them after the
+    `migrations`: a package (not an attribute) of Alembic revisions with one head. `leasehold migrate` runs them after the
     platform's, and the table `alembic_version_{name}` stores the database's current revision.
-    `stored`: an SQL query, no hook. Its answer is one number: the bytes that the kind stores for the tenant `$1` beside
-    the outputs of its jobs. They count against the tenant's bytes.
-    `objects`: what the kind stores beside the outputs of its jobs; None: nothing under keys of its own.
+    `stored`: an SQL query, not a hook. Its answer is one number: the bytes that the kind stores for the tenant `$1`
+    beside the outputs of its jobs. They count against the tenant's bytes.
+    `objects`: what the kind stores beside the outputs of its jobs; None: it stores no such objects.
     `housekeeping`: a callable that returns the kind's duties for the leading worker (leasehold.kinds.housekeeping).
     `scopes`: the scopes that a key needs to see and to change the kind's jobs at /v1/jobs; None: no key sees them
     there.

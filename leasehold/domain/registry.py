@@ -129,7 +129,9 @@ class Pipelines:
             registry = registry.pipelines
         if callable(registry) and not isinstance(registry, cls):
             if _needs_arguments(registry):
-                raise DeclarationError(f"{source!r} needs arguments: name an App, Pipelines, or a function without any")
+                raise DeclarationError(
+                    f"{source!r} needs arguments: name an App, Pipelines, or a function without arguments"
+                )
             registry = registry()
         if not isinstance(registry, cls):
             raise DeclarationError(f"{source!r} gives {with_article(type(registry).__name__)}, not Pipelines")

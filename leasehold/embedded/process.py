@@ -59,7 +59,7 @@ class RunAs:
         return self.give(path)
 
     def write_file(self, path: Path, text: str) -> Path:
-        """Write a file that only this user can read. If the process dies meanwhile, the old file stays, or none."""
+        """Write a file that only this user can read. If the process dies meanwhile, the old file (or none) stays."""
         new = path.with_name(f"{path.name}.new")
         new.unlink(missing_ok=True)
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

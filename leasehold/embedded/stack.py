@@ -23,7 +23,7 @@ class EmbeddedStack:
         durable: PostgreSQL waits for the disk; tests do not need it
         postgres: run PostgreSQL
         s3: run an S3 server
-        rabbitmq: the server to run, from `find_rabbitmq()` or `await install_rabbitmq()`; None runs none
+        rabbitmq: the server to run, from `find_rabbitmq()` or `await install_rabbitmq()`; None: run no RabbitMQ
 
     Raises:
         EmbeddedError: on entering, if a server cannot run. The other servers are then stopped.

@@ -86,8 +86,9 @@ class _Document:
         """Record the names of all subschemas within `value`. `base`: the URI against which their names are resolved."""
         if isinstance(value, dict):
             if isinstance(name := value.get("$id"), str):
-                base = "" if value is self._schema else urldefrag(name)[0]
-                self._by_uri[urldefrag(name)[0]] = self._by_uri[base] = value
+                uri = urldefrag(name)[0]
+                base = "" if value is self._schema else uri
+                self._by_uri[uri] = self._by_uri[base] = value
             self._base_of[id(value)] = base
             for keyword in ("$anchor", "$dynamicAnchor"):
                 if isinstance(name := value.get(keyword), str):

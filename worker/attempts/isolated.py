@@ -236,7 +236,8 @@ class IsolatedAttempts:
         self, claimed: Claimed, step: Step, next_step: Step, sources: list[Source], fetched: Fetched, done: Done
     ) -> Speculation:
         """A speculation of `next_step`, whose directory has links to the inputs: the inputs that `step` has fetched,
-        and the files that `step` has made. The digests of the latter follow when they are published. Raises OSError.
+        and the files that `step` has made. The digests of the made files follow when these are published. Raises
+        OSError.
         """
         shared = {source.name: fetched[source.name] for source in sources if source.read in next_step.reads}
         paths = {name: path for name, (path, _) in shared.items()}

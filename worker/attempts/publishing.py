@@ -134,7 +134,7 @@ def _encoded_manifest(outputs: list[Output], value: Any) -> str | None:
 
 
 def _decoded_manifest(encoded: str | None) -> dict[str, Any] | None:
-    """The manifest; None if the object has none, or one that this release cannot read."""
+    """The manifest; None if the object has no manifest, or a manifest that this release cannot read."""
     if encoded is None:
         return None
     try:

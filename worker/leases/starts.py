@@ -53,7 +53,7 @@ class Starts:
             window.count(int(self._clock()))
 
     def per_minute(self) -> dict[str, int]:
-        """Queue -> attempts that started within the last minute. Queues without any are absent."""
+        """Queue -> attempts that started within the last minute. A queue without such attempts is left out."""
         with self._lock:
             now = int(self._clock())
             totals = {queue: window.total(now) for queue, window in self._windows.items()}

@@ -45,6 +45,7 @@ _WATCH_SECONDS = 0.5
 _EVERY_SECONDS = 0.5
 #: Seconds between two searches for tasks whose code this worker has, and that a worker without it has put off.
 _KNOWN_SECONDS = 30.0
+#: The most such tasks that one search wakes, and the seconds until the next search if there may be more.
 _MAX_KNOWN, _NEXT_KNOWN_SECONDS = 500, 0.5
 #: Seconds between two turns of retention, partitions and the deletion of old rows.
 _HOUSEKEEPING_SECONDS = 60.0
@@ -127,7 +128,9 @@ class Duties:
             periodic.append(Periodic("webhooks", dispatch, every=_EVERY_SECONDS))
         turns_of_kinds = housekeeping.turns_of_kinds()
         if duplicates := {duty.name for duty in periodic} & turns_of_kinds.keys():
-            raise DeclarationError(f"a kind of work names its duties as the platform does: {sorted(duplicates)}")
+            raise DeclarationError(
+                f"a kind of work and the platform have duties of the same name: {sorted(duplicates)}"
+            )
         return periodic + [self._leader_duty(name, turn) for name, turn in turns_of_kinds.items()]
 
     def _leader_duty(

@@ -102,7 +102,7 @@ class Publisher:
         except Exception:  # noqa: BLE001 - any error means that no hint is confirmed
             return [False] * len(hints)
         await self._declare_missing(session, set(names) - session.declared)
-        messages: dict[int, _Message] = {}  # by the index of the hint; a hint that cannot be sent has none
+        messages: dict[int, _Message] = {}  # by the index of the hint; a hint that cannot be sent has no message
         for index, (name, hint) in enumerate(zip(names, hints, strict=True)):
             if name in session.declared and (message := session.encode(name, hint)) is not None:
                 messages[index] = message

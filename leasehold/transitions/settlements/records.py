@@ -1,5 +1,5 @@
-"""The records of settlements: what they take (`Completion`, `Failure`, `Snoozing`, `FanningOut`), and what each of them
-returns (`Settled`). The worker makes the former.
+"""The records of settlements. The worker makes a `Completion`, `Failure`, `Snoozing` or `FanningOut`, and each
+settlement returns a `Settled`.
 """
 
 from __future__ import annotations
