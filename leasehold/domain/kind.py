@@ -68,8 +68,8 @@ class Kind:
     `leasehold.api.http.authenticated_first.AuthenticatedFirst`: it reads a body only of an authenticated caller.
     `opens`: a callable that takes the settings and returns an async context manager. It opens the object that these
     endpoints share; they read it as `services_of(request).opened[name]`.
-    `migrations`: a package (not an attribute) of Alembic revisions with one head. `leasehold migrate` runs them after the
-    platform's, and the table `alembic_version_{name}` stores the database's current revision.
+    `migrations`: a package (not an attribute) of Alembic revisions with one head. `leasehold migrate` runs them after
+    the platform's, and the table `alembic_version_{name}` stores the database's current revision.
     `stored`: an SQL query, not a hook. Its answer is one number: the bytes that the kind stores for the tenant `$1`
     beside the outputs of its jobs. They count against the tenant's bytes.
     `objects`: what the kind stores beside the outputs of its jobs; None: it stores no such objects.
