@@ -11,7 +11,7 @@ import pytest
 from leasehold.db import event_reads
 from leasehold.pipelines.media import reads as media_reads
 from leasehold.transitions import claims
-from leasehold.transitions.settlements import completion
+from leasehold.transitions.settlements import cancellation, completion, releasing, snoozing
 from leasehold.transitions.workflows import reading
 from tests.factories import THREE, Rows
 
@@ -19,6 +19,14 @@ STATEMENTS = {
     "claim": ("uuid[], uuid, interval, int, uuid[], bool", claims.CLAIM),
     "complete": ("uuid[], uuid[], int[], jsonb[], jsonb[], bool[], interval", completion.COMPLETE),
     "complete_last": ("uuid[], uuid[], int[], jsonb[]", completion.COMPLETE_LAST),
+}
+#: These, and the others that a worker sends for its tasks.
+OF_WORKERS = STATEMENTS | {
+    "renew": ("uuid, uuid[], int[], interval", claims.RENEW),
+    "to_cancel": ("uuid, uuid[]", claims.CANCELLED),
+    "release": ("uuid[], uuid[], int[]", releasing.RELEASE),
+    "acknowledge_cancel": ("uuid[], uuid[], int[]", cancellation.ACKNOWLEDGE_CANCEL),
+    "wait_until": ("uuid[], uuid[], int[], float8[], jsonb[], jsonb[], text[]", snoozing.WAIT_UNTIL),
 }
 #: What the API reads while a client polls or streams.
 READS = {
@@ -58,6 +66,23 @@ async def test_a_hot_statement_reads_nothing_but_the_rows_it_is_about(rows: Rows
         assert index not in plan, plan
     # Two loops over a batch, each row against each: what is needed of a job is taken along instead.
     assert not re.search(r"Join Filter: .*job_id", plan), plan
+
+
+@pytest.mark.parametrize("jobs", [0, 1, 100, 400])
+@pytest.mark.parametrize("name", OF_WORKERS)
+async def test_a_hot_statement_reads_no_index_from_end_to_end_while_the_tables_are_young(
+    rows: Rows, name: str, jobs: int
+) -> None:
+    """PostgreSQL has no statistics of them then. A worker's connection keeps its plan while the tables grow."""
+    if jobs:
+        await rows.submit(count=jobs)
+    lines = (await plan_of(rows, *OF_WORKERS[name])).splitlines()
+    # `o`: a job's other steps, looked at only where some are done outside.
+    of_rows = re.compile(r"Scan (using \w+ )?on (task(?! o\b)|job)\b")
+    scans = [number for number, line in enumerate(lines) if of_rows.search(line)]
+    assert scans
+    for number in scans:
+        assert re.search(r"(Index|Recheck) Cond:", lines[number + 1]), "\n".join(lines[number:])
 
 
 @pytest.mark.parametrize("backlog", [0, 2000])

@@ -212,11 +212,15 @@ SELECT ($2::uuid[])[t.place], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NU
 FROM taken t JOIN job j ON j.id = t.job_id
 """
 
+# SQL: no other step needs the task `t`. The plain condition would make the planner begin the join with all rows of a
+# young table: without statistics it expects one row without steps that need it.
+_IS_LAST = unindexed("t.unblocks = '{}'")
+
 # $4 values. Completes steps that have no outputs and that no other step needs: most jobs end with such a step. This
 # statement has only the CTEs that such steps need. For a small batch, PostgreSQL takes as long to start the many CTEs
 # of COMPLETE as to complete the steps.
 COMPLETE_LAST = f"""-- complete_last
-{_completed(condition=" AND t.unblocks = '{}'")}{_JUDGED}{_advanced()}), {_results("$4")}{_VERDICTS}"""
+{_completed(condition=f" AND {_IS_LAST}")}{_JUDGED}{_advanced()}), {_results("$4")}{_VERDICTS}"""
 
 
 async def complete(

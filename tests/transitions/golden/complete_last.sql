@@ -31,7 +31,7 @@ WITH lease_batch AS MATERIALIZED (
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp(),
         claimed_by = CASE WHEN t.claim_seq IS NOT NULL AND t.epoch = 1 THEN t.lease_owner END,
         done_seq = CASE WHEN t.id = a.last_task AND t.epoch = 1 THEN a.event_seq + 1 END
-    FROM leases a WHERE t.id = a.id AND CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END AND t.unblocks = '{}'
+    FROM leases a WHERE t.id = a.id AND CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END AND CASE WHEN t.unblocks = '{}' THEN true ELSE false END
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.queue, t.priority, t.unblocks, t.done_seq, a.place,
               a.job_status, a.steps_left, a.leased, a.external, a.tenant_id, a.trace, a.event_seq, a.pipeline,
               a.created_at
