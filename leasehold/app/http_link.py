@@ -21,6 +21,7 @@ from leasehold.client import calls as requests
 from leasehold.client import models
 from leasehold.client.async_client import AsyncClient
 from leasehold.client.errors import ApiError, Unavailable
+from leasehold.client.objects import OtherBytes, read_object
 from leasehold.domain import errors
 from leasehold.domain.sentences import full_stop
 
@@ -137,13 +138,12 @@ class HttpLink:
         if output is None:
             raise missing(run_id)
         try:
-            answer = await self._store.get(output.url or "")
-            answer.raise_for_status()
+            return await read_object(self._store, output.url or "", size=output.size, sha256=output.sha256)
         except httpx2.HTTPError as error:
             raise errors.Unavailable("store_unavailable", full_stop(f"The result cannot be read: {error}")) from error
-        if hashlib.sha256(answer.content).hexdigest() != output.sha256:
-            raise errors.Unavailable("store_unavailable", "The bytes of the result are not those that were stored.")
-        return answer.content
+        except OtherBytes as error:
+            sentence = "The bytes of the result are not those that were stored."
+            raise errors.Unavailable("store_unavailable", sentence) from error
 
 
 def _refuse_unsupported(call: Call[Any]) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self
+from functools import partial
+from typing import Any, NoReturn, Self
 
 import httpx2
 
+from leasehold.cli.running import print_failure
 from leasehold.client.requests import KeyAuth
 from leasehold.client.sse import ServerEvent, events_of
 from leasehold.domain.errors import LeaseholdError
@@ -23,6 +25,20 @@ class Refused(LeaseholdError):
 
 class Interrupted(Refused):
     """The API does not answer, or a stream broke."""
+
+
+class Fields(dict[str, Any]):
+    """An object of an answer. The command that reads a field which it lacks ends with a sentence: another server
+    answered. Commands also read answers when the client is closed, where nothing would catch Refused.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], source: str) -> None:
+        """`source`: who answered, in the sentence."""
+        super().__init__(fields)
+        self._source = source
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise print_failure(f"{self._source} with JSON that has no {name!r}: is it a Leasehold API?")
 
 
 class ApiClient:
@@ -93,17 +109,20 @@ class ApiClient:
         if answer.status_code == _NO_CONTENT:
             return {}
         try:
-            body = answer.json()
+            body = answer.json(object_hook=partial(Fields, source=self._source(answer)))
         except ValueError as error:
             raise self._not_understood(answer, "without JSON") from error
-        if not isinstance(body, dict):
+        if not isinstance(body, Fields):
             raise self._not_understood(answer, "with JSON that is not an object")
         if answer.is_error:
             raise Refused(_refusal(body, answer.status_code))
         return body
 
     def _not_understood(self, answer: httpx2.Response, how: str) -> Refused:
-        return Refused(f"{self._http.base_url} answered {answer.status_code} {how}: is it a Leasehold API?")
+        return Refused(f"{self._source(answer)} {how}: is it a Leasehold API?")
+
+    def _source(self, answer: httpx2.Response) -> str:
+        return f"{self._http.base_url} answered {answer.status_code}"
 
 
 def _refusal(problem: Mapping[str, Any], status: int) -> str:

@@ -25,6 +25,7 @@ from uuid import uuid4
 import httpx2
 
 from leasehold.client.external_output import OutputBuffer
+from leasehold.client.objects import OtherBytes, read_object
 from leasehold.client.requests import KeyAuth
 from leasehold.client.retrying import problem_of
 from leasehold.domain.errors import Cancelled, LeaseholdError, LeaseLost, Permanent, Retryable, StepError
@@ -101,15 +102,16 @@ class Task:
     async def read(self, name: str, step: str | None = None) -> bytes:
         """Read a file that a needed step has stored. `step`: that step, if several have a file of this name.
 
-        Raises KeyError for an unknown file, and Retryable `file_corrupt` for bytes with another SHA-256.
+        Raises KeyError for an unknown file, and Retryable `file_corrupt` for other bytes than those that were stored.
         """
         for file in self.files:
             if file["name"] == name and step in (None, file["step"]):
-                answer = await self._store.get(file["url"])
-                answer.raise_for_status()
-                if hashlib.sha256(answer.content).hexdigest() != file["sha256"]:
-                    raise Retryable(f"the bytes of {name} are not those that were stored", code="file_corrupt")
-                return answer.content
+                try:
+                    return await read_object(self._store, file["url"], size=file["size"], sha256=file["sha256"])
+                except OtherBytes as error:
+                    raise Retryable(
+                        f"the bytes of {name} are not those that were stored", code="file_corrupt"
+                    ) from error
         raise KeyError(name)
 
     async def write(self, name: str, data: bytes, content_type: str = "application/octet-stream") -> None:

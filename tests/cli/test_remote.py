@@ -18,6 +18,8 @@ from tests.api.conftest import Running
 from tests.client.front import fronting
 from tests.runs.conftest import SCOPES, running, runs_settings, worker  # noqa: F401 - fixtures
 
+RUN = "00000000-0000-0000-0000-000000000000"
+
 
 class Cli:
     def __init__(self, url: str, key: str) -> None:
@@ -119,6 +121,7 @@ async def test_a_refusal_is_a_sentence_and_an_exit_code(cli: Cli, arguments: tup
         ("page", "answered 200 without JSON: is it a Leasehold API?"),
         ("list", "answered 200 with JSON that is not an object: is it a Leasehold API?"),
         ("refusing list", "answered 400 with JSON that is not an object: is it a Leasehold API?"),
+        ("another object", "answered 200 with JSON that has no 'runs': is it a Leasehold API?"),
         ("no errors", "invalid_request: no"),
     ],
 )
@@ -127,6 +130,21 @@ async def test_an_answer_of_another_server_is_a_sentence(running: Running, answe
         front.failures = [answer]
         code, _, err = await Cli(front.url, "lh_x_y")("runs")
     assert (code, err.strip().endswith(sentence)) == (FAILED, True), err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [(("submit", "scripted", "--watch"), "id"), (("watch", RUN), "progress"), (("jobs", "list"), "jobs")],
+)
+async def test_an_object_of_another_server_is_a_sentence_of_every_command(
+    running: Running,  # noqa: F811
+    arguments: tuple[str, ...],
+    field: str,
+) -> None:
+    async with fronting(running.url) as front:
+        front.failures = ["another object"]
+        code, _, err = await Cli(front.url, "lh_x_y")(*arguments)
+    assert (code, f"JSON that has no '{field}'" in err, "Traceback" in err) == (FAILED, True, False), err
 
 
 async def test_without_a_key_or_an_api_it_says_so() -> None:

@@ -21,6 +21,7 @@ from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
 from leasehold.transitions import sweeps
 from tests.api.conftest import Running
+from tests.client.endless import endless_store
 from tests.client.front import Front, fronting
 from tests.client.test_typescript import NODE, needs_node
 from tests.factories import Rows, assert_history
@@ -198,3 +199,22 @@ async def test_a_task_that_a_stopped_workers_claim_brings_is_given_back(
         assert await outside.says("ended")
         task = await claim(client, "w2")
     assert (task["run_id"], task["attempt"]) == (run, 1)
+
+
+#: Reads a file of eight bytes from the URL of its argument, and prints the code of the error.
+READS_A_FILE = f"""
+import {{ Task }} from "{HERE.parents[1] / "clients/typescript/src/worker.js"}";
+const file = {{ step: "made", name: "a", size: 8, sha256: "00", content_type: "x/y", url: process.argv[1] }};
+const task = new Task({{ task_id: "1", step: "used", files: [file], epoch: 1 }}, async () => ({{}}), fetch);
+console.log(await task.read("a").catch((error) => error.code));
+process.exit();
+"""
+
+
+async def test_a_file_whose_bytes_do_not_end_is_given_up() -> None:
+    async with endless_store() as url, asyncio.timeout(SECONDS):
+        process = await asyncio.create_subprocess_exec(
+            str(NODE), "--input-type=module", "--eval", READS_A_FILE, url, stdout=PIPE
+        )
+        out, _ = await process.communicate()
+    assert out == b"file_corrupt\n"

@@ -197,8 +197,8 @@ export class Task {
     if (file === undefined) throw new RangeError(`no needed step has a file ${name}`);
     const answer = await this.#fetch(file.url, { signal: this.signal });
     if (!answer.ok) throw new Retryable(`the store answered ${answer.status} for ${name}`, { code: "file_unreadable" });
-    const bytes = new Uint8Array(await answer.arrayBuffer());
-    if ((await sha256(bytes)) === file.sha256) return bytes;
+    const bytes = await bodyOf(answer, file.size);
+    if (bytes !== undefined && (await sha256(bytes)) === file.sha256) return bytes;
     throw new Retryable(`the bytes of ${name} are not those that were stored`, { code: "file_corrupt" });
   }
 
@@ -638,6 +638,28 @@ function checkJson(value) {
  */
 function sendable(text) {
   return text.replace(/\p{Surrogate}/gu, "\uFFFD").replaceAll("\0", "");
+}
+
+/**
+ * The body of the answer; undefined if it is longer than `size`, so that it cannot fill the memory.
+ * @param {Response} answer
+ * @param {number} size
+ */
+async function bodyOf(answer, size) {
+  const bytes = new Uint8Array(size);
+  const reader = answer.body?.getReader();
+  let length = 0;
+  while (reader !== undefined) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    if (length + value.byteLength > size) {
+      await reader.cancel();
+      return undefined;
+    }
+    bytes.set(value, length);
+    length += value.byteLength;
+  }
+  return bytes.subarray(0, length);
 }
 
 /** @param {Uint8Array} bytes */

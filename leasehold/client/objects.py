@@ -1,0 +1,30 @@
+"""Objects of the store, which the API's clients read by signed URLs."""
+
+from __future__ import annotations
+
+import hashlib
+
+import httpx2
+
+from leasehold.domain.errors import LeaseholdError
+
+
+class OtherBytes(LeaseholdError):
+    """The store sent other bytes than those that were stored."""
+
+
+async def read_object(store: httpx2.AsyncClient, url: str, *, size: int, sha256: str) -> bytes:
+    """The object of this size and SHA-256. Stops reading an answer that is longer, so that it cannot fill the memory.
+
+    Raises OtherBytes, and httpx2.HTTPError when the store does not answer or refuses.
+    """
+    content = bytearray()
+    async with store.stream("GET", url, headers={"Accept-Encoding": "identity"}) as answer:
+        answer.raise_for_status()
+        async for piece in answer.aiter_raw():  # not unpacked: a small answer could unpack to a huge one
+            content += piece
+            if len(content) > size:
+                raise OtherBytes("the store sent more bytes than were stored")
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise OtherBytes("the store sent bytes with another SHA-256")
+    return bytes(content)

@@ -1,0 +1,102 @@
+"""Who reads an object by its signed URL keeps no more of it than was stored."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+import httpx2
+import pytest
+
+from leasehold.app.http_link import HttpLink
+from leasehold.app.results import OUTPUT
+from leasehold.app.terms import STEP
+from leasehold.client import models
+from leasehold.client.async_client import AsyncClient
+from leasehold.client.external import Task
+from leasehold.domain.errors import Retryable, Unavailable
+from tests.client.endless import endless_store
+
+SECONDS = 10.0
+BYTES = b"a result"
+SHA256 = hashlib.sha256(BYTES).hexdigest()
+
+
+@asynccontextmanager
+async def _storing(head: str, body: bytes) -> AsyncIterator[str]:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 200 OK\r\n{head}Connection: close\r\n\r\n".encode() + body)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/object"
+    finally:
+        server.close()
+
+
+def _task(store: httpx2.AsyncClient, url: str) -> Task:
+    async def nothing(*_arguments: Any, **_fields: Any) -> dict[str, Any]:
+        return {}
+
+    file = {"step": "made", "name": "a", "size": len(BYTES), "sha256": SHA256, "content_type": "x/y", "url": url}
+    return Task({"task_id": "1", "step": "used", "files": [file], "epoch": 1}, nothing, store)
+
+
+class _Api(AsyncClient):
+    """Answers every request with a job that has one output, behind the URL."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__("http://127.0.0.1:9", "lh_x_y")
+        self._of_output = url
+
+    async def send(self, _call: Any) -> Any:
+        output = {"step": STEP, "name": OUTPUT, "key": "k", "size": len(BYTES), "sha256": SHA256,
+                  "content_type": "application/json", "url": self._of_output}  # fmt: skip
+        return models.Job.model_construct(outputs=[models.Output.model_validate(output)])
+
+
+async def _by_worker(store: httpx2.AsyncClient, url: str) -> bytes:
+    return await _task(store, url).read("a")
+
+
+async def _by_app(store: httpx2.AsyncClient, url: str) -> bytes:
+    async with _Api(url) as api:
+        return await HttpLink(api, store)._read(uuid4())
+
+
+Read = Callable[[httpx2.AsyncClient, str], Awaitable[bytes]]
+readers = pytest.mark.parametrize(
+    ("read", "refusal"), [(_by_worker, Retryable), (_by_app, Unavailable)], ids=["external worker", "app"]
+)
+
+
+@readers
+async def test_an_answer_that_does_not_end_is_given_up(read: Read, refusal: type[Exception]) -> None:
+    async with endless_store() as url, httpx2.AsyncClient() as store, asyncio.timeout(SECONDS):
+        with pytest.raises(refusal, match="are not those that were stored"):
+            await read(store, url)
+
+
+@readers
+async def test_bytes_that_unpack_to_more_are_not_unpacked(read: Read, refusal: type[Exception]) -> None:
+    head, body = "Content-Encoding: gzip\r\n", gzip.compress(bytes(50_000_000))
+    async with _storing(head, body) as url, httpx2.AsyncClient() as store, asyncio.timeout(SECONDS):
+        with pytest.raises(refusal, match="are not those that were stored"):
+            await read(store, url)
+
+
+@readers
+async def test_what_was_stored_is_read(read: Read, refusal: type[Exception]) -> None:
+    async with _storing("", BYTES) as url, httpx2.AsyncClient() as store:
+        assert await read(store, url) == BYTES
+    async with _storing("", BYTES[:-1]) as url, httpx2.AsyncClient() as store:
+        with pytest.raises(refusal, match="are not those that were stored"):
+            await read(store, url)
