@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from grafana.build import files
+from leasehold.api.fleet.scaling import Scaling
+from leasehold.file_secrets import holds_secrets
 from leasehold.pipelines import SHIPPED
 from leasehold.pipelines.operations.pipeline import OPERATION
 from leasehold.pipelines.webhooks.pipeline import WEBHOOK
@@ -67,6 +69,19 @@ def test_secrets_are_files_that_are_mounted_where_the_variables_say(values: str)
         named = set(variables.values())
         assert mounted == named
         assert "/run/leasehold/database_url" in mounted
+        (container,) = pod["spec"]["containers"]
+        (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "secrets"]
+        assert mount == {"name": "secrets", "mountPath": "/run/leasehold", "readOnly": True}  # no subPath: it stays old
+
+
+@every_values
+def test_no_object_holds_a_secret_in_a_variable(values: str) -> None:
+    secret = {f"LEASEHOLD_{n.upper()}" for n, of in Settings.model_fields.items() if holds_secrets(of.annotation)}
+    for pod in pods(values).values():
+        (container,) = pod["spec"]["containers"]
+        assert not secret & environment(pod).keys()
+        assert "envFrom" not in container
+        assert all(variable.keys() == {"name", "value"} for variable in container["env"])
 
 
 def test_a_standby_is_named_to_all_that_read_from_it_and_not_to_the_migration() -> None:
@@ -153,16 +168,21 @@ def test_every_selector_finds_the_pods_that_it_means_and_no_other(values: str) -
     assert not covered or set.union(*covered) == labels.keys()
 
 
-def test_two_pods_of_a_deployment_are_spread_and_one_at_a_time_may_be_evicted() -> None:
-    for name, one in objects("fleet", "Deployment").items():
+@every_values
+def test_the_pods_of_a_deployment_are_spread_and_roll_without_a_gap(values: str) -> None:
+    for name, one in objects(values, "Deployment").items():
         spread = one["spec"]["template"]["spec"]["topologySpreadConstraints"]
         assert [at["topologyKey"] for at in spread] == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
-        own = one["spec"]["selector"]
-        assert all(at["labelSelector"] == own for at in spread), name
+        assert all(at["labelSelector"] == one["spec"]["selector"] for at in spread), name
+        assert all(at["whenUnsatisfiable"] == "ScheduleAnyway" for at in spread)  # one node is enough
         assert one["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
-    budgets = [one["spec"] for one in objects("fleet", "PodDisruptionBudget").values()]
-    assert {budget["maxUnavailable"] for budget in budgets} == {1, "25%"}
-    assert {budget["unhealthyPodEvictionPolicy"] for budget in budgets} == {"AlwaysAllow"}
+
+
+@every_values
+def test_a_node_is_drained_a_few_pods_at_a_time_also_while_the_database_is_away(values: str) -> None:
+    for name, one in objects(values, "PodDisruptionBudget").items():
+        assert one["spec"]["maxUnavailable"] == ("25%" if "-worker-" in name else 1)  # never 0: it would hold the node
+        assert one["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
 def test_a_pool_serves_its_queues_with_its_own_resources() -> None:
@@ -208,6 +228,57 @@ def test_the_api_knows_each_pool_as_its_workers_are() -> None:
         url = one["spec"]["triggers"][0]["metadata"]["url"]
         assert url == f"http://jobs-leasehold-api.work.svc/v1/scaling/{name.removeprefix('jobs-leasehold-worker-')}"
         assert "jobs-leasehold-api" in objects("fleet", "Service")
+
+
+def test_keda_reads_the_workers_that_are_wanted_and_shrinks_a_pool_when_it_has_been_calm() -> None:
+    (authentication,) = objects("fleet", "TriggerAuthentication").values()
+    (key,) = authentication["spec"]["secretTargetRef"]
+    assert key == {"parameter": "token", "name": "leasehold-keda", "key": "api_key"}
+    calm = "workers.defaults.autoscaling.calmSeconds=450"
+    for one in objects("fleet", "ScaledObject", calm).values():
+        (trigger,) = one["spec"]["triggers"]
+        assert trigger["metadata"]["valueLocation"] in Scaling.model_fields
+        assert trigger["metadata"]["valueLocation"] == "wanted"
+        assert (trigger["metricType"], trigger["metadata"]["targetValue"]) == ("AverageValue", "1")  # a pod for each
+        assert trigger["metadata"]["authMode"] == "bearer"
+        assert trigger["authenticationRef"] == {"name": authentication["metadata"]["name"]}
+        behavior = one["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+        assert behavior == {"scaleDown": {"stabilizationWindowSeconds": 450}}  # it grows at once
+        assert one["spec"]["cooldownPeriod"] == 450
+
+
+def test_without_keda_a_pool_is_scaled_by_the_cpu_that_it_requests() -> None:
+    (one,) = objects("cpu", "HorizontalPodAutoscaler").values()
+    assert one["spec"]["scaleTargetRef"]["name"] == one["metadata"]["name"] == "jobs-leasehold-worker-default"
+    assert (one["spec"]["minReplicas"], one["spec"]["maxReplicas"]) == (2, 8)
+    (metric,) = one["spec"]["metrics"]
+    assert metric["resource"] == {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}}
+    assert one["spec"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 600
+    (container,) = pods("cpu")["jobs-leasehold-worker-default"]["spec"]["containers"]
+    assert container["resources"]["requests"]["cpu"]  # the percentage is of it
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (['workers.defaults.autoscaling={"by": "keda", "min": 5, "max": 2}'], "workers.pools.default: autoscaling.min"),
+        (['workers.pools={"a": {"autoscaling": {"by": "cpu", "min": 11}}}'], "workers.pools.a: autoscaling.min is"),
+        (['api.autoscaling={"by": "cpu", "min": 5, "max": 2}'], "api: autoscaling.min is above autoscaling.max"),
+    ],
+)
+def test_bounds_that_no_autoscaler_takes_are_refused_before_the_migration(values: list[str], sentence: str) -> None:
+    assert sentence in refused(*values)
+
+
+@pytest.mark.parametrize("values", ["{}", '{"pictures-of-the-whole-company": {}}'])
+def test_a_name_that_is_too_long_is_refused_before_the_migration(values: str) -> None:
+    """Of a Service, a Job, or a label of KEDA's. Kubernetes would refuse it when the migration has run."""
+    pools = ("--set-json", f"workers.pools={values}")
+    room = 63 - len("-leasehold-worker-") - max(map(len, {"default": {}, **json.loads(values)}))
+    fits = helm("template", "r" * room, CHART, *pools)
+    assert fits.returncode == 0, fits.stderr
+    assert max(len(one["metadata"]["name"]) for one in yaml.safe_load_all(fits.stdout) if one) == 63
+    assert "has more than 63 characters" in helm("template", "r" * (room + 1), CHART, *pools).stderr
 
 
 @pytest.mark.parametrize(("values", "number"), [("fleet", 4), ("cpu", 1), ("least", 0)])

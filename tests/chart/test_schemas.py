@@ -82,6 +82,7 @@ def test_every_variable_is_a_setting(values: str) -> None:
         ('workers.defaults.autoscaling.by="magic"', "by"),
         ("api.ingress.enabled=true", "host"),
         ('seccompProfile={"type":"Unconfined"}', "seccompProfile"),
+        ('cells={"own":"a","map":{"cells":{"a":"https://a.x"}},"gateway":{"hostnames":["Jobs_1"]}}', "hostnames"),
         ("replicas=3", "replicas"),
     ],
 )

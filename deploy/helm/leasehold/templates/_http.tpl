@@ -1,8 +1,9 @@
 {{- /* What the API and the console are made of: they differ in command, settings and values. Arguments: root, component, command, settings. */ -}}
 {{- define "leasehold.http" -}}
 {{- $values := index .root.Values .component -}}
-{{- $name := printf "%s-%s" (include "leasehold.name" .root) .component -}}
+{{- $name := include "leasehold.named" (dict "root" .root "of" .component) -}}
 {{- $scaled := ne (dig "autoscaling" "by" "none" $values) "none" -}}
+{{- with $values.autoscaling }}{{ include "leasehold.checkBounds" (dict "of" $.component "scaling" .) }}{{ end -}}
 apiVersion: apps/v1
 kind: Deployment
 metadata:
@@ -80,6 +81,11 @@ spec:
   maxUnavailable: {{ ternary "25%" 1 (eq .component "worker") }}
   unhealthyPodEvictionPolicy: AlwaysAllow # while the database is away no API is ready: nodes can be drained nevertheless
   selector: {{ include "leasehold.match" . }}
+{{- end -}}
+
+{{- /* KEDA and the HorizontalPodAutoscaler refuse such bounds, but only once the migration has run. Arguments: of, scaling. */ -}}
+{{- define "leasehold.checkBounds" -}}
+{{- if and (ne .scaling.by "none") (gt (int .scaling.min) (int .scaling.max)) }}{{ fail (printf "%s: autoscaling.min is above autoscaling.max" .of) }}{{ end -}}
 {{- end -}}
 
 {{- define "leasehold.cpuScaler" -}}

@@ -2,6 +2,13 @@
 {{- if contains .Chart.Name .Release.Name }}{{ .Release.Name }}{{ else }}{{ .Release.Name }}-{{ .Chart.Name }}{{ end }}
 {{- end -}}
 
+{{- /* The name of a Service, a Deployment or a Job, which is also the value of labels. Arguments: root, of (what it is). */ -}}
+{{- define "leasehold.named" -}}
+{{- $name := printf "%s-%s" (include "leasehold.name" .root) .of -}}
+{{- if gt (len $name) 63 }}{{ fail (printf "the name %s has more than 63 characters: choose a shorter name of the release or of the pool" $name) }}{{ end -}}
+{{ $name }}
+{{- end -}}
+
 {{- /* What selects the pods of a component. Arguments: root, component, pool (workers only). */ -}}
 {{- define "leasehold.selector" -}}
 app.kubernetes.io/name: {{ .root.Chart.Name }}
