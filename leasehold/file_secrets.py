@@ -1,7 +1,7 @@
 """Secrets in files: LEASEHOLD_NAME_FILE names a file with the value of the secret setting LEASEHOLD_NAME.
 
 A changed file is read again. So the next connection, signature or seal uses the new value, without a restart.
-Exception: a file with a mapping of secrets, in JSON, is read only once.
+A file with a mapping of secrets is JSON. The names in it are those of the start.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FileSecret(SecretStr):
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._stamp = _stamp_of(path)
         self._was_readable = True
         self._callbacks: list[Callable[[], None]] = []
@@ -40,16 +40,16 @@ class FileSecret(SecretStr):
 
     def get_secret_value(self) -> str:
         try:
-            if (stamp := _stamp_of(self._path)) != self._stamp:
-                self._secret_value = _content_of(self._path)
+            if (stamp := _stamp_of(self.path)) != self._stamp:
+                self._secret_value = _content_of(self.path)
                 self._stamp = stamp
                 for callback in self._callbacks:
                     callback()
-                log.info("the file of a setting was read again", path=str(self._path))
+                log.info("the file of a setting was read again", path=str(self.path))
             self._was_readable = True
         except (OSError, ValueError) as error:
             if self._was_readable:
-                log.warning("the file of a setting cannot be read: the last value stays in force", path=str(self._path),
+                log.warning("the file of a setting cannot be read: the last value stays in force", path=str(self.path),
                             error=type(error).__name__)  # fmt: skip
             self._was_readable = False
         return self._secret_value
@@ -57,6 +57,34 @@ class FileSecret(SecretStr):
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback` after each change of the value."""
         self._callbacks.append(callback)
+
+
+class FileSecretOfMapping(SecretStr):
+    """One secret of a file with a mapping of secrets. The file may later have no such secret: the last value then stays
+    in force.
+    """
+
+    def __init__(self, file: FileSecret, name: str, value: str) -> None:
+        self._file = file
+        self._name = name
+        self._text = file.get_secret_value()
+        super().__init__(value)
+
+    def get_secret_value(self) -> str:
+        text = self._file.get_secret_value()
+        if text != self._text:
+            self._text = text
+            value = _value_in(text, self._name)
+            if value:
+                self._secret_value = value
+            else:
+                log.warning("the file of a setting has no such secret: the last value stays in force",
+                            path=str(self._file.path), name=self._name)  # fmt: skip
+        return self._secret_value
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each change of the file."""
+        self._file.on_change(callback)
 
 
 class SettingsWithFiles(BaseSettings):
@@ -78,7 +106,7 @@ class SettingsWithFiles(BaseSettings):
                 if field.annotation is SecretStr:
                     values.setdefault(name, secret)
                 else:
-                    values.setdefault(name, json.loads(secret.get_secret_value()))
+                    values.setdefault(name, _secrets_of(secret))
             except json.JSONDecodeError:
                 raise ValueError(f"{variable}_FILE: {path}: no JSON") from None
             except (OSError, ValueError) as error:
@@ -90,6 +118,27 @@ class SettingsWithFiles(BaseSettings):
 def holds_secrets(annotation: object) -> bool:
     """Whether a setting of this type is a secret, or a mapping of secrets."""
     return annotation is SecretStr or SecretStr in get_args(annotation)
+
+
+def _secrets_of(file: FileSecret) -> Any:
+    """The mapping in the file; its texts follow the file. The settings refuse other values. Raises JSONDecodeError."""
+    mapping = json.loads(file.get_secret_value())
+    if not isinstance(mapping, dict):
+        return mapping
+    return {
+        name: FileSecretOfMapping(file, name, value) if isinstance(value, str) else value
+        for name, value in mapping.items()
+    }
+
+
+def _value_in(text: str, name: str) -> str | None:
+    """The secret of this name in the JSON text; None: there is none."""
+    try:
+        mapping = json.loads(text)
+    except json.JSONDecodeError:
+        return None
+    value = mapping.get(name) if isinstance(mapping, dict) else None
+    return value if isinstance(value, str) else None
 
 
 def _stamp_of(path: Path) -> tuple[int, int, int]:

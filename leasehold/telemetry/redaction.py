@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote, unquote_plus, urlsplit
 
 from pydantic import SecretStr
 
-from leasehold.file_secrets import FileSecret
+from leasehold.file_secrets import FileSecret, FileSecretOfMapping
 from leasehold.settings import Settings
 
 REDACTED = "[redacted]"
@@ -38,9 +38,9 @@ _NEXT_URL = re.compile(r",\s*(?=[a-z]+://)")
 
 def learn(settings: Settings) -> None:
     """Let `redact` know the secrets of these settings, and later secrets in their files."""
-    for name in Settings.model_fields:
-        if isinstance(value := getattr(settings, name), FileSecret):
-            value.on_change(lambda: _learn(settings, earlier=_secrets))
+    for secret in _secret_settings(settings):
+        if isinstance(secret, FileSecret | FileSecretOfMapping):
+            secret.on_change(lambda: _learn(settings, earlier=_secrets))
     _learn(settings)
 
 
@@ -64,9 +64,17 @@ def redact(text: str) -> str:
 
 
 def _secrets_of(settings: Settings) -> set[str]:
-    values = (getattr(settings, name) for name in Settings.model_fields)
-    words = {word for value in values if isinstance(value, SecretStr) for word in _words_of(value.get_secret_value())}
+    words = {word for secret in _secret_settings(settings) for word in _words_of(secret.get_secret_value())}
     return {word for word in words if len(word) >= _MIN_CHARACTERS}
+
+
+def _secret_settings(settings: Settings) -> Iterator[SecretStr]:
+    """The secrets of the settings, also those in mappings."""
+    for name in Settings.model_fields:
+        value = getattr(settings, name)
+        for one in value.values() if isinstance(value, dict) else (value,):
+            if isinstance(one, SecretStr):
+                yield one
 
 
 def _words_of(secret: str) -> Iterator[str]:

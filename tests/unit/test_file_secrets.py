@@ -10,6 +10,7 @@ from pydantic import SecretStr, ValidationError
 
 from leasehold.broker.amqp.connection import Nodes
 from leasehold.file_secrets import MAX_BYTES, FileSecret, holds_secrets
+from leasehold.pipelines.generation.providers import Catalogue
 from leasehold.security.sealing import Sealing, Unsealable
 from leasehold.settings import Settings
 from leasehold.telemetry import redaction
@@ -97,6 +98,50 @@ def test_a_mapping_of_secrets_must_be_json(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ValidationError, match="no JSON") as failure:
         Settings(_env_file=None)
     assert "secret-that" not in str(failure.value)
+
+
+def test_each_secret_of_a_mapping_follows_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "credentials"
+    path.write_text('{"ark": "first", "fal": "same"}')
+    monkeypatch.setenv("LEASEHOLD_GENERATION_CREDENTIALS_FILE", str(path))
+    catalogue = Catalogue(Settings(_env_file=None))
+
+    def credentials() -> tuple[str | None, ...]:
+        found = (catalogue.credential(name) for name in ("ark", "fal"))
+        return tuple(secret and secret.get_secret_value() for secret in found)
+
+    assert credentials() == ("first", "same")
+    replace(path, '{"ark": "second", "fal": "same"}')
+    assert credentials() == ("second", "same")
+    for unusable in ("no JSON", "[]", '{"ark": 7, "fal": ""}'):
+        replace(path, unusable)
+        assert credentials() == ("second", "same")
+    replace(path, '{"fal": "new"}')
+    assert credentials() == ("second", "new")  # the set of providers is that of the start
+
+
+@pytest.mark.parametrize("value", ["[]", '{"ark": 7}', '{"ark": null}'])
+def test_a_mapping_of_another_form_is_refused_at_the_start(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "credentials").write_text(value)
+    monkeypatch.setenv("LEASEHOLD_GENERATION_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    with pytest.raises(ValidationError, match="generation_credentials"):
+        Settings(_env_file=None)
+
+
+def test_a_log_line_holds_no_secret_of_a_mapping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_secrets", ())
+    redaction.learn(Settings(_env_file=None, generation_credentials={"ark": SecretStr("from-a-variable")}))
+    assert redaction.redact("it is from-a-variable") == "it is [redacted]"
+    path = tmp_path / "credentials"
+    path.write_text('{"ark": "the-first-secret"}')
+    monkeypatch.setenv("LEASEHOLD_GENERATION_CREDENTIALS_FILE", str(path))
+    settings = Settings(_env_file=None)
+    redaction.learn(settings)
+    replace(path, '{"ark": "the-second-secret"}')
+    assert settings.generation_credentials["ark"].get_secret_value() == "the-second-secret"
+    assert "secret" not in redaction.redact("the-first-secret the-second-secret")
 
 
 def test_sealing_uses_a_new_key_at_once_and_still_opens_what_the_old_one_sealed(tmp_path: Path) -> None:
