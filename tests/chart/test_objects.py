@@ -19,7 +19,7 @@ from leasehold.pipelines.operations.pipeline import OPERATION
 from leasehold.pipelines.webhooks.pipeline import WEBHOOK
 from leasehold.security.cells import parse
 from leasehold.settings import Settings
-from tests.chart.helm import CHART, environment, every_values, helm, objects, pods, refused, rendered
+from tests.chart.helm import CHART, VALUES, environment, every_values, helm, objects, pods, refused, rendered
 
 PRIVATE_4 = {"10.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"}
 MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
@@ -490,6 +490,17 @@ def test_the_objects_that_the_documentation_asks_for_are_there() -> None:
     made = {one["metadata"]["name"] for one in rendered("least")}
     assert "jobs-leasehold-api" in named
     assert named <= made
+
+
+@pytest.mark.parametrize("values", [path.stem for path in VALUES])
+def test_the_notes_name_objects_that_are_there_and_the_ports_that_lead_anywhere(values: str) -> None:
+    made = helm("install", "jobs", CHART, "--namespace", "work", "--values", CHART / f"ci/{values}.yaml",
+                "--dry-run=client")  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    notes = made.stdout.partition("\nNOTES:\n")[2]
+    named = set(re.findall(r"(?:deploy|svc)/([a-z-]+)", notes))
+    assert named == {"jobs-leasehold-api"} <= {one["metadata"]["name"] for one in rendered(values)}
+    assert ("on port 5432, " in notes) == (values in ("least", "cpu"))
 
 
 def test_the_secrets_of_the_documentation_are_those_that_the_pods_mount() -> None:

@@ -1,4 +1,4 @@
-"""What helm renders is what Kubernetes takes: five value files, three versions, and the custom resources."""
+"""What helm renders is what Kubernetes takes: five value files, four versions, and the custom resources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from leasehold.settings import Settings
 from tests.chart.custom_resources import SCHEMAS
 from tests.chart.helm import CHART, VALUES, every_values, helm, pods, refused, rendered
 
-VERSIONS = ("1.33", "1.35", "1.37")
+VERSIONS = ("1.29", "1.33", "1.35", "1.37")
 
 
 @every_values
@@ -35,6 +35,14 @@ def test_every_object_is_what_kubernetes_takes(values: str, version: str) -> Non
     assert {"Deployment", "Service", "PodDisruptionBudget", "Job"} <= kinds
 
 
+def test_the_oldest_version_that_the_chart_takes_is_among_those_that_are_tried() -> None:
+    oldest = yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"]
+    page = (CHART.parents[2] / "docs/operations/kubernetes.md").read_text()
+    assert oldest == f">={VERSIONS[0]}.0-0"
+    assert f"for Kubernetes {VERSIONS[0]} or newer" in page
+    assert f"the schemas of Kubernetes {', '.join(VERSIONS[:-1])} and {VERSIONS[-1]}" in page
+
+
 def test_the_validator_refuses_a_field_that_kubernetes_does_not_know() -> None:
     (job,) = [one for one in rendered("least") if one["kind"] == "Job"]
     wrong = json.loads(json.dumps(job))
@@ -45,7 +53,7 @@ def test_the_validator_refuses_a_field_that_kubernetes_does_not_know() -> None:
 
 def test_every_custom_resource_has_documented_fields_alone() -> None:
     met = set()
-    for one in rendered("fleet"):
+    for one in (one for path in VALUES for one in rendered(path.stem)):
         if one["kind"] in SCHEMAS:
             jsonschema.validate(one, SCHEMAS[one["kind"]])
             met.add(one["kind"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 from leasehold.file_secrets import holds_secrets
@@ -30,6 +31,16 @@ def texts() -> Iterator[Path]:
     )
     for folder in FOLDERS:
         yield from (path for path in (ROOT / folder).rglob("*") if path.suffix in WRITTEN and path.is_file())
+
+
+def test_every_secret_has_a_line_that_says_what_uses_its_new_value() -> None:
+    page = (ROOT / "docs/operations/index.md").read_text().partition("## Secrets in files")[2].partition("\n## ")[0]
+    named = {
+        name for line in re.findall(r"^\| (`[A-Z].*?) \|", page, re.MULTILINE) for name in re.findall(r"`(\S+)`", line)
+    }
+    secret = {name.upper() for name, of in Settings.model_fields.items() if holds_secrets(of.annotation)}
+    assert {name for name in secret if not any(fnmatch(name, pattern) for pattern in named)} == set()
+    assert {pattern for pattern in named if not any(fnmatch(name, pattern) for name in secret)} == set()
 
 
 def test_every_reason_to_refuse_a_picture_is_documented() -> None:
