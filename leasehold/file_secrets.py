@@ -132,7 +132,7 @@ def _secrets_of(file: FileSecret) -> Any:
 
 
 def _value_in(text: str, name: str) -> str | None:
-    """The secret of this name in the JSON text; None: there is none."""
+    """The secret of this name in the JSON text; None: the text has no such secret."""
     try:
         mapping = json.loads(text)
     except json.JSONDecodeError:

@@ -243,7 +243,7 @@ def test_keda_reads_the_workers_that_are_wanted_and_shrinks_a_pool_when_it_has_b
         assert trigger["metadata"]["authMode"] == "bearer"
         assert trigger["authenticationRef"] == {"name": authentication["metadata"]["name"]}
         behavior = one["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
-        assert behavior == {"scaleDown": {"stabilizationWindowSeconds": 450}}  # it grows at once
+        assert behavior == {"scaleDown": {"stabilizationWindowSeconds": 450}}  # it grows immediately
         assert one["spec"]["cooldownPeriod"] == 450
 
 
