@@ -108,7 +108,7 @@ class SettingsWithFiles(BaseSettings):
                 else:
                     values.setdefault(name, _secrets_of(secret))
             except json.JSONDecodeError:
-                raise ValueError(f"{variable}_FILE: {path}: no JSON") from None
+                raise ValueError(f"{variable}_FILE: {path} is not JSON") from None
             except (OSError, ValueError) as error:
                 reason = getattr(error, "strerror", None) or error
                 raise ValueError(f"{variable}_FILE: {path}: {reason}") from None

@@ -83,7 +83,7 @@ class FailoverFaults:
                 await self._promote()
                 await asyncio.sleep(fault.seconds)
                 hit = traffic.since.sent
-            finally:  # whoever ends a run early has to stop this server
+            finally:  # a run that ends early must still be able to stop this server
                 servers.signal(name, signal.SIGCONT)
             await asyncio.sleep(_BACK_SECONDS)
             await servers.copy_anew()

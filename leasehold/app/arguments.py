@@ -52,7 +52,7 @@ class Arguments:
                 self.model = _model_of(function, parameters, hints)
             self.model.model_json_schema()  # raises for a type without JSON; clients also read the schema
         except (PydanticUserError, SchemaError, TypeError, ValueError) as error:
-            raise declaration_error(function, f"its parameters have no JSON: {error}") from error
+            raise declaration_error(function, f"its parameters cannot be converted to JSON: {error}") from error
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ def hints_of(function: Callable[..., Any], local_names: Mapping[str, Any] | None
 
 
 def _no_object(model: type[BaseModel], encoded: object) -> str:
-    return f"the JSON of {model.__name__} is {with_article(type(encoded).__name__)}, no object"
+    return f"the JSON of {model.__name__} is {with_article(type(encoded).__name__)}, not an object"
 
 
 def _is_object(model: type[BaseModel]) -> bool:

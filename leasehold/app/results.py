@@ -34,7 +34,7 @@ class Results:
         try:
             self._adapter: TypeAdapter[Any] = TypeAdapter(annotation)
         except (PydanticUserError, SchemaError, TypeError, ValueError) as error:
-            raise declaration_error(function, f"its result has no JSON: {error}") from error
+            raise declaration_error(function, f"its result cannot be converted to JSON: {error}") from error
 
     def encoded(self, result: Any) -> bytes:
         """The result as JSON. Raises Permanent `result_not_serialisable`."""
@@ -48,7 +48,7 @@ class Results:
             raise Permanent("result_not_serialisable", sentence) from error
 
     def decoded(self, encoded: bytes | str) -> Any:
-        """The result, read from its JSON. Raises ResultUnreadable if the JSON is of another release of the code."""
+        """The result, read from its JSON. Raises ResultUnreadable if another release of the code wrote the JSON."""
         try:
             return self._adapter.validate_json(encoded)
         except ValidationError as error:

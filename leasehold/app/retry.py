@@ -8,7 +8,7 @@ from datetime import timedelta
 from leasehold.domain.backoff import LONGEST
 from leasehold.domain.errors import DeclarationError
 
-#: PostgreSQL counts attempts in a smallint, and nobody waits for more.
+#: PostgreSQL counts attempts in a smallint. More attempts than this help nobody.
 MAX_TIMES = 1000
 MAX_FACTOR = 100
 

@@ -52,8 +52,8 @@ class StoredAnswer:
 _LOCK = "hashtextextended('idempotency ' || $1 || ' ' || $2, 0)"
 
 # Insert the reservation, or take over a row that has expired or whose first request counts as dead. No row comes back
-# if the key is taken. A first request counts as dead after $4, and also after $6 if nobody holds the key's lock: the
-# key was reserved at locked_until - $4.
+# if the key is taken. A first request counts as dead after $4, and also after $6 if nobody holds the key's lock. Both
+# times count from the reservation, which was at locked_until - $4.
 # $1 tenant, $2 key, $3 request hash, $4 IN_FLIGHT, $5 KEEP, $6 _LOCK_GRACE.
 RESERVE = f"""
 -- idempotency_reserve

@@ -215,7 +215,7 @@ async def end_sessions(connection: Connection, actor: Actor, row: Row) -> None:
 def refuse_own_person(actor_id: UUID | None, row: Row) -> None:
     """Raises Conflict `own_person` if the row is the actor's own: so the last admin cannot lose access by mistake."""
     if actor_id == row["id"]:
-        raise Conflict("own_person", "Nobody changes their own role or access: another admin can.")
+        raise Conflict("own_person", "You cannot change your own role or access. Another admin can.")
 
 
 async def forget(connection: Connection, days: int) -> None:

@@ -96,8 +96,8 @@ class Cells:
         """Raises WrongCell if the tenant lives in another cell. The map decides; if the tenant is missing in it, the
         cell that the key names decides.
 
-        `tenant_id`: None: nobody knows the tenant. `key_cell`: None: the key names no cell. A cell that the map does
-        not name counts as this one, because cells may be renamed.
+        `tenant_id` is None if nobody knows the tenant, and `key_cell` if the key names no cell. A cell that the map
+        does not name counts as this one, because cells may be renamed.
         """
         current_map = self.map
         cell_of_key = key_cell if key_cell is not None and key_cell in current_map.addresses else self.own

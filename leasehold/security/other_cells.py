@@ -85,8 +85,8 @@ Because: TypeAlias = Literal["no_key", "key_refused", "not_understood", "another
 
 @dataclass(frozen=True, slots=True)
 class CellAnswer:
-    """What is known of a cell. `load`: None: the cell has not reported it. `because`: why not. `seconds`: how long the
-    cell took.
+    """What is known of a cell. `load` is None if the cell has not reported it; `because` is the reason. `seconds`: how
+    long the cell took.
     """
 
     cell: str
@@ -99,7 +99,7 @@ class CellAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A job or a tenant in a cell. `tenant`: None: only the map was read."""
+    """A job or a tenant in a cell. `tenant` is None if only the map was read."""
 
     cell: str
     address: str

@@ -202,4 +202,6 @@ def _encoded(adapter: TypeAdapter[Any], result: Any) -> bytes:
     try:
         return storable(adapter.dump_python(result, mode="json", warnings="error"))
     except (PydanticSerializationError, TypeError, ValueError) as error:
-        raise Permanent("result_not_serialisable", f"ctx.call returned what is not JSON: {error}") from error
+        raise Permanent(
+            "result_not_serialisable", f"ctx.call returned a value that cannot be converted to JSON: {error}"
+        ) from error

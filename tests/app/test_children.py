@@ -152,7 +152,7 @@ def test_what_no_process_could_run_is_refused_at_import() -> None:
         ({"process": True}, in_the_loop, "async def runs in the worker's loop"),
         ({"isolated": True}, in_the_loop, "async def runs in the worker's loop"),
         ({"process": True, "isolated": True}, nested, "choose"),
-        ({"process": True}, nested, "declare it at the top"),
+        ({"process": True}, nested, "declare it at module level"),
     ):
         with pytest.raises(DeclarationError, match=r"test_children\.py:\d+: .*" + words):
             app.task(**options)(function)  # type: ignore[call-overload]  # one of several

@@ -169,7 +169,7 @@ async def test_parameters_are_stored_as_an_object_of_whatever_type_they_are(
 
 
 async def test_a_model_that_writes_itself_as_no_object_is_refused(connection: Connection) -> None:
-    with pytest.raises(InvalidArguments, match="the JSON of Listed is a list, no object"):
+    with pytest.raises(InvalidArguments, match="the JSON of Listed is a list, not an object"):
         await listed.asubmit(Listed(number=1))
     assert await connection.fetchval("SELECT count(*) FROM job") == 0
 

@@ -138,7 +138,7 @@ async def test_status_says_what_the_cells_have_to_do_and_what_is_unknown(
     path.write_text(f'{{"a": "{made.text}"')
     done = CliRunner().invoke(app, ["cells", "status", "--map", str(two.a.path), "--keys", str(path)])
     assert done.exit_code == 1
-    assert "no JSON" in done.stderr
+    assert "not JSON" in done.stderr
     assert made.text not in done.stderr
     monkeypatch.setenv("LEASEHOLD_CELLS_KEYS", f'{{"a": "{made.text}"}}')
     text = await asyncio.to_thread(printed, "status", "--map", two.a.path, "--json")
@@ -146,7 +146,8 @@ async def test_status_says_what_the_cells_have_to_do_and_what_is_unknown(
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"), [(None, "No such file"), ("{", "no JSON"), ('{"cells": {"A": "x"}}', "no name of a cell")]
+    ("content", "sentence"),
+    [(None, "No such file"), ("{", "not JSON"), ('{"cells": {"A": "x"}}', "not a name for a cell")],
 )
 def test_a_map_that_cannot_be_used_ends_the_command_with_a_sentence(
     tmp_path: Path, content: str | None, sentence: str

@@ -157,7 +157,7 @@ def test_an_argument_is_one_part_of_the_path(url: str, given: str, path: str) ->
     ("url", "key", "sentence"),
     [
         ("localhost:8000", "lh_x_y", "must begin with http"),
-        ("http://x:port", "lh_x_y", "no URL"),
+        ("http://x:port", "lh_x_y", "is not a URL"),
         ("http://127.0.0.1:1", "lh_x…", "copy the whole key"),
         ("http://127.0.0.1:1", "lh_x\ny", "copy the whole key"),
     ],

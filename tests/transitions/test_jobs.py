@@ -285,7 +285,7 @@ async def test_a_job_that_can_run_is_queued_at_once_and_its_announcement_only_fo
 
 async def test_only_the_announcement_goes_on_before_its_commit_is_on_disk(rows: Rows) -> None:
     (hint,) = await rows.submit()
-    with pytest.raises(RuntimeError, match="outside of transactions"):
+    with pytest.raises(RuntimeError, match="outside of a transaction"):
         async with rows.connection.transaction():
             await outbox.announced(rows.connection, [hint.outbox_id])
     assert await rows.connection.fetchval("SELECT count(*) FROM outbox") == 1

@@ -95,7 +95,7 @@ def test_a_variable_and_its_file_contradict_one_another(tmp_path: Path, monkeypa
 def test_a_mapping_of_secrets_must_be_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "credentials").write_text("secret-that-is-no-json")
     monkeypatch.setenv("LEASEHOLD_GENERATION_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    with pytest.raises(ValidationError, match="no JSON") as failure:
+    with pytest.raises(ValidationError, match="is not JSON") as failure:
         Settings(_env_file=None)
     assert "secret-that" not in str(failure.value)
 

@@ -154,7 +154,7 @@ def encode(frame: BaseModel) -> bytes:
         body = frame.model_dump_json().encode()
         type(frame).model_validate_json(body)
     except ValueError as error:
-        raise FrameError(f"no JSON form: {error}") from error
+        raise FrameError(f"it cannot be converted to JSON: {error}") from error
     if len(body) > MAX_FRAME:
         raise FrameError(f"{len(body)} bytes, at most {MAX_FRAME}")
     return LENGTH.pack(len(body)) + body
