@@ -486,7 +486,7 @@ def test_the_values_of_the_documentation_are_values_of_the_chart(tmp_path: Path)
 
 def test_the_objects_that_the_documentation_asks_for_are_there() -> None:
     page = (CHART.parents[2] / "docs/operations/kubernetes.md").read_text()
-    named = set(re.findall(r"(?:deploy|svc|job)/(jobs-leasehold-[a-z-]+)", page))
+    named = set(re.findall(r"(?:deploy|svc|job|networkpolicy)/(jobs-leasehold-[a-z-]+)", page))
     made = {one["metadata"]["name"] for one in rendered("least")}
     assert "jobs-leasehold-api" in named
     assert named <= made
