@@ -27,8 +27,8 @@ OLDEST_POSTGRES = 150_000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check of a `part` (database, broker, store, ...). `ok`: False: a guarantee does not hold until
-    an operator acts. `found`: the state of the part. `meaning`: what this state means for the guarantees.
+    """The result of one check of a `part` (database, broker, store, ...). `ok` is False if a guarantee does not hold
+    until an operator acts. `found`: the state of the part. `meaning`: what this state means for the guarantees.
     """
 
     part: str

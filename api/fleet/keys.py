@@ -100,7 +100,7 @@ def refuse_more(services: Services, caller: Caller, scopes: Iterable[str]) -> No
 async def list_all_keys(
     request: Request,
     caller: Admin,
-    tenant: Annotated[str | None, Query(max_length=100, description="For operators: this tenant's.")] = None,
+    tenant: Annotated[str | None, Query(max_length=100, description="For operators: only keys of this tenant.")] = None,
     ended: Annotated[bool, Query(description="Also keys that were revoked or have expired.")] = False,  # noqa: FBT002 - a query parameter
     cursor: IdCursor = None,
     limit: Annotated[int, Query(ge=1, le=_MAX_LISTED)] = _MAX_LISTED,
@@ -202,7 +202,7 @@ async def revoke_key(request: Request, prefix: Prefix, caller: Admin) -> Respons
 async def get_usage(
     request: Request,
     caller: Annotated[Caller, Depends(Require(JOBS_READ))],
-    tenant: Annotated[str | None, Query(max_length=100, description="For operators: this tenant's.")] = None,
+    tenant: Annotated[str | None, Query(max_length=100, description="For operators: only keys of this tenant.")] = None,
 ) -> Response:
     services = services_of(request)
     tenant_id = tenant if tenant is not None and OPERATE in caller.scopes else caller.tenant_id

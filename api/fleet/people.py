@@ -91,7 +91,9 @@ def shown(row: Row) -> dict[str, Any]:
 async def list_people(
     request: Request,
     caller: Admin,
-    tenant: Annotated[str | None, Query(max_length=100, description="For operators: this tenant's.")] = None,
+    tenant: Annotated[
+        str | None, Query(max_length=100, description="For operators: only people of this tenant.")
+    ] = None,
     text: Annotated[str | None, Query(max_length=100, description="A part of the login or the name.")] = None,
     cursor: InstantCursor = None,
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 50,

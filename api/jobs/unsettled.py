@@ -49,7 +49,7 @@ async def list_unsettled(
     request: Request,
     caller: Reader,
     what: What = "orders",
-    tenant: Annotated[str | None, Query(max_length=100, description="For operators: this tenant's.")] = None,
+    tenant: Annotated[str | None, Query(max_length=100, description="For operators: only jobs of this tenant.")] = None,
     cursor: IdCursor = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> Response:

@@ -16,7 +16,7 @@ _SWEEPER_SECONDS = 10.0
 
 
 def i15(history: History) -> Iterator[Observation]:
-    """After a cancel no step starts, and the job ends in lease and grace; cancelled immediately, it commits nothing."""
+    """After a cancel no step starts, and the job ends in lease and grace; if it was immediate, nothing is committed."""
     for cancel in history.requests:
         if cancel.kind == "cancel" and cancel.answer == "accepted":
             violations = [

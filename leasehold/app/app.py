@@ -97,9 +97,9 @@ class App:
     def task(self, *function: Any, **options: Any) -> Any:
         """Declare the function below as a task. Raises DeclarationError with file and line.
 
-        `name`: the task's name, if it is not the function's. `queue`: only workers that serve this queue run the task
-        (LEASEHOLD_WORKER_QUEUES); without it `isolated` for isolated tasks and `default` for all others. `retry`: how
-        often a failed attempt is tried again. `timeout`: the longest that one attempt may take. `process`: a plain
+        `name`: the task's name; by default the function's name. `queue`: only workers that serve this queue run the
+        task (LEASEHOLD_WORKER_QUEUES); without it `isolated` for isolated tasks and `default` for all others. `retry`:
+        how often a failed attempt is tried again. `timeout`: the longest that one attempt may take. `process`: a plain
         function runs in a separate process; at the time limit the worker kills the process and all that it started.
         `isolated`: the function runs in the sandbox, without network; choose it for files of strangers. `limit`: how
         many runs of the task run at once, and how many start each minute. `unique`: which submissions give the same
@@ -139,7 +139,7 @@ class App:
     def workflow(self, *function: Any, **options: Any) -> Any:
         """Declare the `async def` below, whose first parameter is a Context, as a workflow. Raises DeclarationError.
 
-        `name`: the workflow's name, if it is not the function's. `queue`: only workers that serve this queue run it.
+        `name`: the workflow's name; by default the function's name. `queue`: only workers that serve this queue run it.
         `version`: the value of `ctx.version` in new runs. `timeout`: the longest time between two waits of the
         function. `cancel_grace`: how long a cancelled run may take to undo its work, in whole seconds, at most an hour;
         then the platform ends the run.

@@ -6,7 +6,7 @@ know are orphaned: `--apply` deletes them. Objects that rows name and the store 
 Most keys have the id of their owner after a prefix (`jobs/ID/`, and prefixes that the kinds of work declare). The id
 contains the time at which it was made. For other keys, a row names the whole key, and the store knows when the object
 was written. Young objects and objects of a young owner are left alone, because their row may not be committed yet. Keys
-of another form are not the platform's, and are never deleted.
+of another form do not belong to the platform, and are never deleted.
 """
 
 from __future__ import annotations

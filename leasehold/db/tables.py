@@ -99,7 +99,7 @@ job = Table(
     Column("cancel", JSONB),  # {reason, by, at} once a cancel was requested
     Column("cancel_by", _INSTANT),  # when the sweeper forces a requested cancel
     # The job's task, if the job was submitted with a single task, which was due at once. The view `history` then
-    # derives the event of the submission, and those of the task that the task's row can tell.
+    # derives the event of the submission, and those events of the task that follow from the task's row.
     Column("single_task", Uuid),
     CheckConstraint(_in_states("status", JobState), name="status_known"),
     CheckConstraint(f"({_in('status', JOB_TERMINAL)}) = (finished_at IS NOT NULL)", name="finished_iff_terminal"),
@@ -218,7 +218,7 @@ task = Table(
     Column("crashes", SmallInteger, nullable=False, server_default="0"),  # attempts whose child process died
     Column("losses", SmallInteger, nullable=False, server_default="0"),  # attempts lost with their worker
     # Used by the task of a workflow. `news` counts the finished steps of the workflow and the signals to it. The wait
-    # of the workflow ends when `news` reaches `wake_at`, which is therefore a count and no time. NULL: no count ends
+    # of the workflow ends when `news` reaches `wake_at`, which is therefore a count, not a time. NULL: no count ends
     # it.
     Column("news", Integer, nullable=False, server_default="0"),
     Column("wake_at", Integer),
@@ -245,6 +245,7 @@ task = Table(
         name="leased_iff_running",
     ),
     CheckConstraint(f"({_in('status', TASK_TERMINAL)}) = (finished_at IS NOT NULL)", name="finished_iff_terminal"),
+    # false <= true, so `<=` means "implies".
     CheckConstraint("(status = 'blocked') <= (waiting_on > 0)", name="blocked_waits"),
     # Polls (claim_due): due tasks of a queue, priority and tenant, the oldest first.
     Index(

@@ -93,7 +93,7 @@ class Step:
     `writes`: the primary output. The worker stores it last, so that its presence proves the other outputs.
     `version`: raise it when the code gives other output bytes for the same input.
     `part`: this step never runs by itself. Another step fans out into it (verdicts.FanOut). A part may read any step.
-    `cancelable`: False: a cancel lets a running attempt end, and the job stops after it.
+    `cancelable`: whether a cancel may interrupt a running attempt. If not, the job stops when the attempt has ended.
     `timeout_is_final`: an attempt that runs longer than `timeout` is the last.
     `external`: external workers do the step over HTTP. They claim it by `queue`.
     `handler`: `pipeline.step` of the code that does the step. Templates written over HTTP use it.

@@ -27,7 +27,7 @@ class BrokerMetrics(Collector):
         up.add_metric([self._broker.name], float(state["connected"]))
         yield up
         connects = CounterMetricFamily(
-            "leasehold_broker_connects", "Connections to the broker: the first one, and each again", labels=["end"]
+            "leasehold_broker_connects", "Connections to the broker, with all reconnections", labels=["end"]
         )
         for end, count in state["connects"].items():
             connects.add_metric([end], count)

@@ -37,7 +37,7 @@ strict = False
 
 class ConnectionHeld(LeaseholdError):
     """Outbound I/O began while this task, or the task that created it, held a pooled connection. Release the connection
-    before.
+    first.
     """
 
 

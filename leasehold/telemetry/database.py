@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from leasehold.telemetry.meters import counter, gauge
 
 UP = gauge("database_up", "1 while this process's last contact with the database was good")
-CONNECTS = counter("database_connects_total", "Connections of a worker's heartbeat: the first one, and each again")
+CONNECTS = counter("database_connects_total", "Connections of a worker's heartbeat, with all reconnections")
 
 
 @contextmanager

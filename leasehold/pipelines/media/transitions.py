@@ -92,7 +92,7 @@ async def complete_upload(
     """INIT -> UPLOADED, and submit the job, in the caller's transaction. Of several callers at once, exactly one does
     so.
 
-    None: the row is no longer INIT (read it to see why), is expired, or is not the tenant's.
+    None: the row is no longer INIT (read it to see why), is expired, or belongs to another tenant.
     """
     if await connection.fetchval(COMPLETE_UPLOAD, media_id, tenant_id, size, job.id) is None:
         return None

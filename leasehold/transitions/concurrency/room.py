@@ -56,7 +56,8 @@ WHERE g.tenant_id = limits.tenant_id AND g.key = limits.key AND gate.tenant_id =
 
 # `unfinished`: admitted jobs that count against `at_most`. `last_minute`: admissions that count against `per_minute`.
 # At a limit without a rate, a finished job counts until its row is deleted: so the limit may admit too few jobs for a
-# moment, but never too many.
+# moment, but never too many. Only one half of the UNION applies to a limit: without GROUP BY, `count` returns a row
+# also for no rows, and HAVING removes the row of the other half.
 _ADMITTED = """
 -- gates_inside
 SELECT gate.tenant_id, gate.key, used.unfinished, used.last_minute

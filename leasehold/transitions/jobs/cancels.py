@@ -105,8 +105,8 @@ async def request_cancel(
     Exception: a workflow that waits becomes due now, and its job cancel_requested, so that its code sees the cancel
     within the grace.
 
-    The answer leaves out a job that has ended, is being cancelled already, is not the tenant's, or is not cancelable
-    (unless `forced`). The job's history shows `reason` and `by`, which says who cancels.
+    The answer leaves out a job that has ended, is being cancelled already, belongs to another tenant, or is not
+    cancelable (unless `forced`). The job's history shows `reason` and `by`, which says who cancels.
     """
     async with connection.transaction():
         locked = [row["id"] for row in await connection.fetch(_LOCK_CANCELABLE, list(job_ids), tenant_id, forced)]

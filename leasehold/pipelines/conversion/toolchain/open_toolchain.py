@@ -1,6 +1,6 @@
 """The steps of the open toolchain, with onnx, onnxslim and onnxruntime. They run on any machine.
 
-Two names are the vendor's: BIE for the int8 model, NEF for the package.
+Two names come from the vendor: BIE for the int8 model, NEF for the package.
 
 Every step is deterministic in its input bytes, parameters and version. Measured times go into `Done.value`, never into
 a file. A model may have 500 MB, so the steps hold few copies in memory: onnxruntime loads a model from its path, and a
