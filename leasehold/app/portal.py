@@ -61,7 +61,7 @@ class Portal:
         return await asyncio.wrap_future(self._scheduled(work))
 
     def start(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run `work` in the loop, and wait for nothing. Raises PortalClosed."""
+        """Run `work` in the loop without waiting for it. Raises PortalClosed."""
         self._scheduled(work)
 
     def _scheduled(self, work: Coroutine[Any, Any, T]) -> Future[T]:

@@ -89,7 +89,7 @@ def get_job(job: JobId, as_json: AsJson = False) -> None:
 
 @app.command("explain")
 def explain_job(job: JobId, as_json: AsJson = False) -> None:
-    """Show why a job is in its state, and what each lease of it did."""
+    """Show why a job is in its state, and what happened in each of its leases."""
     with api_client() as client:
         show_explanation(client.get(f"/v1/jobs/{path_part(job)}/explain"), as_json=as_json)
 
@@ -190,7 +190,7 @@ def list_unsettled(
         str,
         typer.Option(
             help="List orders (of unknown outcome), approvals (workflows that wait for a signal), external (steps of "
-            "silent workers), webhooks (disabled) or schedules (paused by themselves)."
+            "silent workers), webhooks (disabled) or schedules (paused by the platform)."
         ),
     ] = "orders",
     cursor: Cursor = None,

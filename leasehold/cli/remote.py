@@ -147,7 +147,7 @@ def retry(run: RunId, as_json: AsJson = False) -> None:
 
 
 def explain(run: RunId, as_json: AsJson = False) -> None:
-    """Show why a run is in its state, and what each lease of it did."""
+    """Show why a run is in its state, and what happened in each of its leases."""
     with api_client() as client:
         show_explanation(client.get(f"/v1/runs/{path_part(run)}/explain"), as_json=as_json)
 
