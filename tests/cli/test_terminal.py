@@ -23,6 +23,7 @@ from leasehold.cli.terminal import harmless, print_table
 from leasehold.client import AsyncClient, Client, ClientError
 
 #: Markup that rich refuses, markup that it would drop, and a sequence that writes to the clipboard of the terminal.
+ID = "01a218d3-30f3-77cf-adb5-69bb0ede4f66"
 HOSTILE = "closing [/x] tag, [bold]bold[/bold], \x1b]52;c;AAAA\x07 and \x9b2J"
 SHOWN = r"closing [/x] tag, [bold]bold[/bold], \x1b]52;c;AAAA\x07 and \x9b2J"
 
@@ -35,7 +36,7 @@ class Answering(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.paths.append(self.path)
         job = {
-            "id": "1",
+            "id": ID,
             "kind": HOSTILE,
             "tags": {},
             "steps": [],
@@ -81,7 +82,7 @@ def invoke(url: str, *arguments: str, key: str = "lh_x_y") -> tuple[int, str, st
     return result.exit_code, result.stdout, result.stderr
 
 
-@pytest.mark.parametrize("arguments", [("jobs", "list"), ("jobs", "get", "1"), ("logs", "1")])
+@pytest.mark.parametrize("arguments", [("jobs", "list"), ("jobs", "get", ID), ("logs", ID)])
 def test_a_text_of_a_job_is_printed_as_it_is_and_does_nothing_to_the_terminal(
     url: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +137,7 @@ def test_an_object_with_a_code_of_its_own_is_shown_whole(narrow: io.StringIO) ->
 
 
 def test_a_refusal_does_nothing_to_the_terminal(url: str) -> None:
-    code, _, err = invoke(url, "jobs", "cancel", "1")
+    code, _, err = invoke(url, "jobs", "cancel", ID)
     assert code == running.FAILED
     assert SHOWN in err
 
@@ -146,11 +147,18 @@ def test_a_refusal_does_nothing_to_the_terminal(url: str) -> None:
     [("a/b?c=d#e", "a%2Fb%3Fc%3Dd%23e"), ("..", "%2E%2E"), ("ü [x]", "%C3%BC%20%5Bx%5D")],
 )
 def test_an_argument_is_one_part_of_the_path(url: str, given: str, path: str) -> None:
-    for arguments in (("queues", "pause", given), ("workers", "drain", given), ("schedules", "run-now", given)):
-        invoke(url, *arguments)
-        assert Answering.paths.pop() == f"/v1/{arguments[0]}/{path}/{arguments[1]}"
-    invoke(url, "jobs", "get", given)
-    assert Answering.paths.pop() == f"/v1/jobs/{path}"
+    for act in ("pause", "resume"):
+        invoke(url, "queues", act, given)
+        assert Answering.paths.pop() == f"/v1/queues/{path}/{act}"
+
+
+@pytest.mark.parametrize("given", ["a/b?c=d#e", "..", "ü [x]"])
+def test_what_is_no_id_is_never_a_part_of_the_path(url: str, given: str) -> None:
+    Answering.paths.clear()
+    for arguments in (("workers", "drain", given), ("schedules", "run-now", given), ("jobs", "get", given)):
+        code, _, err = invoke(url, *arguments)
+        assert (code, "an id looks like" in err) == (WRONG_USE, True)
+    assert Answering.paths == []
 
 
 @pytest.mark.parametrize(
