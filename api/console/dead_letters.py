@@ -9,7 +9,8 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, RUNS_READ, RUNS_WRITE
-from leasehold.api.console.rendering import content_of, go_to, page
+from leasehold.api.console.once import Outcome, act_once, new_form_token
+from leasehold.api.console.rendering import content_of, page
 from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn
 from leasehold.api.http.cursors import InstantCursor
@@ -69,6 +70,7 @@ async def show_group(
         next_cursor=answer["next_cursor"],
         fingerprint=fingerprint,
         most=_AT_ONCE,
+        once=new_form_token(),
     )
 
 
@@ -78,19 +80,26 @@ async def replay_group(request: Request, caller: Writer, fingerprint: str, form:
     if len(fingerprint) > 64:  # noqa: PLR2004 - as above
         raise Invalid("invalid_request", "The fingerprint is malformed.")
     body = BulkReplayRequest(fingerprint=fingerprint, canary=canary, limit=_AT_ONCE)
-    answer = content_of(await endpoints.replay_many(request, body, caller))
-    replayed, refused = answer["replayed"], answer["refused"]
-    if canary and replayed:
-        return go_to(request, f"/jobs/{replayed[0]}", "This job runs again, as a trial of its group.")
-    sentence = f"{counted(len(replayed), 'job runs', 'jobs run')} again."
-    if refused:
-        were_refused = counted(len(refused), "was refused, because", "were refused, the first because")
-        sentence += f" {were_refused}: {refused[0]['detail']}"
-    return go_to(request, "/dead-letters", sentence, good=not refused)
+
+    async def act() -> Outcome:
+        answer = content_of(await endpoints.replay_many(request, body, caller))
+        replayed, refused = answer["replayed"], answer["refused"]
+        if canary and replayed:
+            return Outcome(f"/jobs/{replayed[0]}", "This job runs again, as a trial of its group.")
+        sentence = f"{counted(len(replayed), 'job runs', 'jobs run')} again."
+        if refused:
+            were_refused = counted(len(refused), "was refused, because", "were refused, the first because")
+            sentence += f" {were_refused}: {refused[0]['detail']}"
+        return Outcome("/dead-letters", sentence, good=not refused, has_acted=bool(replayed))
+
+    return await act_once(request, caller, form, act)
 
 
 @router.post("/dead-letters/letters/{task_id}/replay")
-async def replay_one(request: Request, caller: Writer, task_id: UUID) -> Response:
-    response = await endpoints.replay_one(request, task_id, caller)
-    assert response.status_code == HTTPStatus.ACCEPTED
-    return go_to(request, f"/jobs/{content_of(response)['job_id']}", "The job runs again.")
+async def replay_one(request: Request, caller: Writer, task_id: UUID, form: Fields) -> Response:
+    async def act() -> Outcome:
+        response = await endpoints.replay_one(request, task_id, caller)
+        assert response.status_code == HTTPStatus.ACCEPTED
+        return Outcome(f"/jobs/{content_of(response)['job_id']}", "The job runs again.")
+
+    return await act_once(request, caller, form, act)

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import ValidationError
 
 from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, tenant_of
+from leasehold.api.console.once import Outcome, act_once, token_of_shown
 from leasehold.api.console.rendering import go_to, page
 from leasehold.api.console.routes import Fields, form_error
 from leasehold.api.console.session import SignedIn, viewer_of
@@ -181,6 +182,8 @@ def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Respo
         views=views_of(viewer_of(request).caller),
         words=words,
         page_size=PAGE,
+        # Each act changes the status of a job. If the job fails again, it ends at another time.
+        once=token_of_shown(values["jobs"]),
         **page_values,
     )
 
@@ -194,22 +197,26 @@ async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Res
     action = form.get("action", "")
     if action not in ("retry", "cancel") or not ids:
         raise Invalid("invalid_request", "Pick jobs, and retry or cancel them.")
-    refused: dict[str, int] = {}
-    for job_id in ids:
-        try:
-            if action == "retry":
-                await endpoints.retry_job(request, job_id, caller, RetryRequest())
-            else:
-                await endpoints.cancel_job(request, job_id, caller, Reason(reason=form.get("reason", "")[:500]))
-        except RequestError as error:
-            refused[error.message] = refused.get(error.message, 0) + 1
-    done = len(ids) - sum(refused.values())
-    word = "retried" if action == "retry" else "asked to stop"
-    sentences = [
-        f"{done} of {counted(len(ids), 'job', 'jobs')} {word}.",
-        *(f"{n} refused: {why}" for why, n in refused.items()),
-    ]
-    return go_to(request, form.get("back", "/jobs"), " ".join(sentences), good=not refused)
+
+    async def act() -> Outcome:
+        refused: dict[str, int] = {}
+        for job_id in ids:
+            try:
+                if action == "retry":
+                    await endpoints.retry_job(request, job_id, caller, RetryRequest())
+                else:
+                    await endpoints.cancel_job(request, job_id, caller, Reason(reason=form.get("reason", "")[:500]))
+            except RequestError as error:
+                refused[error.message] = refused.get(error.message, 0) + 1
+        done = len(ids) - sum(refused.values())
+        word = "retried" if action == "retry" else "asked to stop"
+        sentences = [
+            f"{done} of {counted(len(ids), 'job', 'jobs')} {word}.",
+            *(f"{n} refused: {why}" for why, n in refused.items()),
+        ]
+        return Outcome(form.get("back", "/jobs"), " ".join(sentences), good=not refused, has_acted=done > 0)
+
+    return await act_once(request, caller, form, act)
 
 
 @router.post("/jobs/views/save")
@@ -227,9 +234,12 @@ async def save_view(request: Request, caller: Operator, form: Fields) -> Respons
 
 @router.post("/jobs/views/{view_id}/delete")
 async def delete_view(request: Request, view_id: UUID, caller: Operator, form: Fields) -> Response:
-    await views.delete_view(request, view_id, caller)
-    state_of(request).answers.of("views", _SHARED_SECONDS).forget()
-    return go_to(request, _list_of(caller, form.get("filter", "")), "The view is deleted.")
+    async def act() -> Outcome:
+        await views.delete_view(request, view_id, caller)
+        state_of(request).answers.of("views", _SHARED_SECONDS).forget()
+        return Outcome(_list_of(caller, form.get("filter", "")), "The view is deleted.")
+
+    return await act_once(request, caller, form, act)
 
 
 def _list_of(caller: Caller, q: str) -> str:

@@ -1,23 +1,32 @@
 """The page of API keys: a person lists, makes, rotates, ends and revokes them.
 
-The answer to the form that makes a key shows the key's secret. No other page and no cookie has it.
+The answer to the form that makes a key shows the key's secret. No other page and no cookie has it. A second press of
+the button of this form shows it again, within a minute.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Annotated, Any
 
+import asyncpg
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import ValidationError
 
 from leasehold.api.auth.security import KEYS_WRITE, OPERATE
+from leasehold.api.console.once import new_form_token, press_of
 from leasehold.api.console.rendering import content_of, go_to, page
-from leasehold.api.console.routes import Fields, form_error, required_number, whole_number
+from leasehold.api.console.routes import Fields, Form, form_error, required_number, whole_number
 from leasehold.api.console.session import SignedIn
 from leasehold.api.fleet import keys as endpoints
 from leasehold.api.http.cursors import IdCursor
 from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import services_of
+from leasehold.domain.errors import Conflict, NotFound
+from leasehold.security.credentials import find_key_of
 from leasehold.security.roles import NAMES
+from leasehold.security.sealing import Sealing
 
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(KEYS_WRITE, or_scope=OPERATE))]
@@ -25,6 +34,10 @@ Admin = Annotated[Caller, Depends(SignedIn(KEYS_WRITE))]
 _DAY = 86_400
 #: The number of keys on a page. It is small, because each row has several forms.
 _SHOWN = 25
+#: The purpose of the signature that is the seed of a key.
+_SEED = "seed of an API key"
+#: A second press of a button shows the secret of the first press's key again within this time.
+_SHOWN_AGAIN = timedelta(minutes=1)
 
 
 @router.get("/keys")
@@ -45,6 +58,7 @@ async def show_keys(
         tenant=tenant if OPERATE in caller.scopes else "",
         ended=ended,
         roles=NAMES,
+        once=new_form_token(),
     )
 
 
@@ -61,7 +75,8 @@ async def make(request: Request, caller: Admin, form: Fields) -> Response:
         body = endpoints.NewKeyRequest(**fields)
     except ValidationError as error:
         raise form_error(error, "The key") from None
-    return _secret_page(request, await endpoints.create_key(request, body, caller), f"The key of {body.client_id}")
+    made = await _make_once(request, form, lambda seed: endpoints.make_key(services_of(request), caller, body, seed))
+    return _secret_page(request, made, f"The key of {body.client_id}")
 
 
 @router.post("/keys/{prefix}/rotate")
@@ -70,9 +85,9 @@ async def rotate(request: Request, prefix: endpoints.Prefix, caller: Admin, form
         body = endpoints.Rotation(overlap_seconds=required_number(form, "hours") * 3600)
     except ValidationError as error:
         raise form_error(error, "The key") from None
-    return _secret_page(
-        request, await endpoints.rotate_key(request, prefix, caller, body), f"The successor of lh_{prefix}"
-    )
+    services = services_of(request)
+    made = await _make_once(request, form, lambda seed: endpoints.make_successor(services, caller, prefix, body, seed))
+    return _secret_page(request, made, f"The successor of lh_{prefix}")
 
 
 @router.post("/keys/{prefix}/expire")
@@ -91,6 +106,34 @@ async def revoke(request: Request, prefix: endpoints.Prefix, caller: Admin) -> R
     return go_to(request, "/keys", f"lh_{prefix} is revoked.")
 
 
-def _secret_page(request: Request, response: Response, owner: str) -> Response:
+async def _make_once(
+    request: Request, form: Form, make: Callable[[bytes | None], Awaitable[dict[str, Any]]]
+) -> dict[str, Any]:
+    """The answer of `make`, which gets a seed for the new key. A second press of the form's button makes the same seed.
+    So it finds the key of the first press, and its answer has the secret, which is stored nowhere. A browser that sends
+    the form twice shows only the second answer.
+    """
+    press = press_of(request, form)
+    if press is None:
+        return await make(None)
+    services = services_of(request)
+    seed = Sealing(services.settings).sign(_SEED, press.encode()).encode()
+    try:
+        return await make(seed)
+    except (asyncpg.UniqueViolationError, Conflict, NotFound):
+        # The first press has made the key. So the tenant may have no room for another key, and the key that was rotated
+        # may have ended.
+        cell = services.settings.cell
+        async with services.pool.acquire() as connection:
+            found = await find_key_of(connection, seed, _SHOWN_AGAIN, cell)
+        if found is None:
+            raise
+        if found.key is None:
+            sentence = f"This form has made the key lh_{found.prefix} before. Open the page again to make another."
+            raise Conflict("key_made_before", sentence) from None
+        return {"key": found.key.text, "prefix": found.prefix, "tenant_id": found.tenant_id}
+
+
+def _secret_page(request: Request, made: dict[str, Any], owner: str) -> Response:
     """The page with the secret. It is the direct answer to the form, so that no address leads to the secret again."""
-    return page(request, "key_made.html", made=content_of(response), whose=owner)
+    return page(request, "key_made.html", made=made, whose=owner)

@@ -6,10 +6,12 @@ A client that does not accept HTML gets the API's problems.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
+from time import monotonic
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
@@ -30,13 +32,15 @@ from leasehold.api.http.problems import NOT_STORABLE, is_database_away, problem_
 from leasehold.api.http.strict_json import refusal
 from leasehold.api.process.services import services_of
 from leasehold.domain.cron import FIRST, LAST
-from leasehold.domain.errors import Invalid, LeaseholdError, Unauthenticated
+from leasehold.domain.errors import Conflict, Invalid, LeaseholdError, Unauthenticated
 from leasehold.domain.sentences import full_stop
 
 log = structlog.get_logger(__name__)
 #: The largest number of fields of a form. The largest form has the picked jobs of a page, and a few further fields.
 _MAX_FIELDS = 200
 _MAX_DIGITS = 9
+#: The second press of a button waits for the answer to the first for so many seconds, and looks for it as often.
+_PATIENCE_SECONDS, _LOOK_AGAIN_SECONDS = 15.0, 0.2
 _CROSS_SITE = "cross-site"
 #: The beginning of a form's path is the path of the page with the form: a list, or an object with an id. The page must
 #: be known from this path, because the Referrer-Policy forbids the browser to name the page.
@@ -63,6 +67,11 @@ class Form(Mapping[str, str]):
 
     def __len__(self) -> int:
         return len(self._last)
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """All fields, in the order of the form."""
+        return self._pairs
 
     def picked(self, name: str) -> list[str]:
         return [value for key, value in self._pairs if key == name]
@@ -94,7 +103,9 @@ class ConsoleRoute(APIRoute):
                         session.check_form(request, request.state.form.get("token", ""))
                     else:
                         session.check_origin(request)
-                return stay_fresh(request, await handler(request)) if writes else await handler(request)
+                if writes:
+                    return stay_fresh(request, await _after_first_press(request, handler))
+                return await handler(request)
             except ClientDisconnect:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client has disconnected: nobody reads this
             except Exception as error:
@@ -106,6 +117,23 @@ class ConsoleRoute(APIRoute):
                 return error_page
 
         return handle
+
+
+async def _after_first_press(request: Request, handler: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:
+    """The answer of the handler. If the first press of the same button is still at work, wait for it: the handler then
+    finds its answer.
+    """
+    waits_until = monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return await handler(request)
+        except Conflict as error:
+            if error.code != "idempotency_key_in_flight":
+                raise
+            if monotonic() > waits_until:
+                sentence = "The first press of this button is still at work. Open the page again to see what it did."
+                raise Conflict(error.code, sentence) from None
+        await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
 
 async def _read_form(request: Request) -> Form:

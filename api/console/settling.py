@@ -11,7 +11,8 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import ValidationError
 
 from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ
-from leasehold.api.console.rendering import content_of, go_to, page
+from leasehold.api.console.once import Outcome, act_once, new_form_token
+from leasehold.api.console.rendering import content_of, page
 from leasehold.api.console.routes import Fields, Form
 from leasehold.api.console.session import SignedIn
 from leasehold.api.http.cursors import IdCursor
@@ -39,7 +40,13 @@ async def show_unsettled(
 ) -> Response:
     answer = content_of(await endpoints.list_unsettled(request, caller, what, None, cursor, _PAGE))
     return page(
-        request, "to_settle.html", what=what, items=answer["items"], next_cursor=answer["next_cursor"], cursor=cursor
+        request,
+        "to_settle.html",
+        what=what,
+        items=answer["items"],
+        next_cursor=answer["next_cursor"],
+        cursor=cursor,
+        once=new_form_token(),
     )
 
 
@@ -55,13 +62,17 @@ async def settle(request: Request, caller: Operator, form: Fields) -> Response:
         body = BulkSettleRequest(settlements=items)
     except ValidationError as error:
         raise Invalid("invalid_request", full_stop(f"Nothing was settled: {error.errors()[0]['msg']}")) from None
-    answer = content_of(await endpoints.settle_jobs(request, body, caller))
-    settled, refused = len(answer["settled"]), answer["refused"]
-    sentence = f"{settled} of {len(picked)} {_ACTIONS_DONE[action]}."
-    if refused:
-        were_refused = counted(len(refused), "was refused, because", "were refused, the first because")
-        sentence += f" {were_refused}: {refused[0]['detail']}"
-    return go_to(request, "/to-settle", sentence, good=not refused)
+
+    async def act() -> Outcome:
+        answer = content_of(await endpoints.settle_jobs(request, body, caller))
+        settled, refused = len(answer["settled"]), answer["refused"]
+        sentence = f"{settled} of {len(picked)} {_ACTIONS_DONE[action]}."
+        if refused:
+            were_refused = counted(len(refused), "was refused, because", "were refused, the first because")
+            sentence += f" {were_refused}: {refused[0]['detail']}"
+        return Outcome("/to-settle", sentence, good=not refused, has_acted=settled > 0)
+
+    return await act_once(request, caller, form, act)
 
 
 def _item(form: Form, job_id: str, action: Any) -> SettleItem:

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 
 from leasehold.api.auth.security import RUNS_READ, TEMPLATES_WRITE
+from leasehold.api.console.once import Outcome, act_once, new_form_token
 from leasehold.api.console.rendering import content_of, go_to, page
 from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn
@@ -31,7 +32,7 @@ async def show_templates(request: Request, caller: Reader, cursor: VersionCursor
 @router.get("/templates/{kind}/{version}")
 async def show_template(request: Request, kind: str, version: endpoints.Version, caller: Reader) -> Response:
     template = content_of(await endpoints.get_template(request, kind, version, caller))
-    return page(request, "template.html", template=template)
+    return page(request, "template.html", template=template, once=new_form_token())
 
 
 @router.post("/templates/{kind}/{version}/enable")
@@ -43,6 +44,9 @@ async def enable(request: Request, kind: str, version: endpoints.Version, caller
 
 
 @router.post("/templates/{kind}/{version}/delete")
-async def delete(request: Request, kind: str, version: endpoints.Version, caller: Writer) -> Response:
-    await endpoints.delete_template(request, kind, version, caller)
-    return go_to(request, "/templates", f"Version {version} of {kind} is deleted.")
+async def delete(request: Request, kind: str, version: endpoints.Version, caller: Writer, form: Fields) -> Response:
+    async def act() -> Outcome:
+        await endpoints.delete_template(request, kind, version, caller)
+        return Outcome("/templates", f"Version {version} of {kind} is deleted.")
+
+    return await act_once(request, caller, form, act)

@@ -128,7 +128,15 @@ def _key_answer(row: dict[str, Any]) -> dict[str, Any]:
     responses=problems(_REFUSED | {HTTPStatus.CONFLICT: "`too_many_keys`"}),
 )
 async def create_key(request: Request, body: NewKeyRequest, caller: Admin) -> Response:
-    services = services_of(request)
+    return json_response(await make_key(services_of(request), caller, body), HTTPStatus.CREATED)
+
+
+async def make_key(
+    services: Services, caller: Caller, body: NewKeyRequest, seed: bytes | None = None
+) -> dict[str, Any]:
+    """The answer with the new key. `seed`: see `create_key` in credentials. Raises the problems that the endpoint
+    documents.
+    """
     tenant_id = body.tenant_id or caller.tenant_id
     if tenant_id != caller.tenant_id and OPERATE not in caller.scopes:
         raise Forbidden("insufficient_scope", f"The API key lacks the scope {OPERATE}.")
@@ -140,10 +148,9 @@ async def create_key(request: Request, body: NewKeyRequest, caller: Admin) -> Re
         key = await keys.make(
             connection, caller.actor, services.settings.keys_per_tenant,
             tenant_id=tenant_id, client_id=body.client_id, scopes=scopes, expires_at=expires_at,
-            cell=services.settings.cell,
+            cell=services.settings.cell, seed=seed,
         )  # fmt: skip
-    answer = {"key": key.text, "prefix": key.prefix, "tenant_id": tenant_id, "expires_at": expires_at}
-    return json_response(answer, HTTPStatus.CREATED)
+    return {"key": key.text, "prefix": key.prefix, "tenant_id": tenant_id, "expires_at": expires_at}
 
 
 @router.post(
@@ -155,14 +162,24 @@ async def create_key(request: Request, body: NewKeyRequest, caller: Admin) -> Re
     responses=problems(_MISSING | _REFUSED | {HTTPStatus.CONFLICT: "`too_many_keys`"}),
 )
 async def rotate_key(request: Request, prefix: Prefix, caller: Admin, body: Rotation | None = None) -> Response:
-    services = services_of(request)
-    overlap = timedelta(seconds=(body or Rotation()).overlap_seconds)
+    return json_response(
+        await make_successor(services_of(request), caller, prefix, body or Rotation()), HTTPStatus.CREATED
+    )
+
+
+async def make_successor(
+    services: Services, caller: Caller, prefix: str, body: Rotation, seed: bytes | None = None
+) -> dict[str, Any]:
+    """The answer with the key that replaces the key `prefix`. `seed` and the raised problems: as of `make_key`."""
+    overlap = timedelta(seconds=body.overlap_seconds)
     async with services.pool.acquire() as connection, connection.transaction():
         row = await keys.find(connection, prefix, tenant_of(caller))
         refuse_more(services, caller, row["scopes"])
         at_most, cell = services.settings.keys_per_tenant, services.settings.cell
-        key = await keys.rotate(connection, caller.actor, prefix, overlap, at_most, tenant_of(caller), cell=cell)
-    return json_response({"key": key.text, "prefix": key.prefix, "tenant_id": row["tenant_id"]}, HTTPStatus.CREATED)
+        key = await keys.rotate(
+            connection, caller.actor, prefix, overlap, at_most, tenant_of(caller), cell=cell, seed=seed
+        )
+    return {"key": key.text, "prefix": key.prefix, "tenant_id": row["tenant_id"]}
 
 
 @router.post(

@@ -11,6 +11,7 @@ from typing import Annotated, TypeAlias
 
 from fastapi import Header
 
+from leasehold.api.process.best_effort import best_effort
 from leasehold.db.database import Connection, ConnectionSource
 from leasehold.db.idempotency import Reservation, StoredAnswer, hold, is_answered, release, reserve, store
 from leasehold.runtime.transient import TRY_AGAIN
@@ -72,6 +73,44 @@ async def once(
         if not answer.is_stored:
             await _release(connection, reserved)
         return answer
+
+
+async def once_over_transactions(
+    pool: ConnectionSource,
+    tenant_id: str,
+    key: str | None,
+    request_hash: bytes,
+    work: Callable[[], Awaitable[Answer]],
+) -> Answer:
+    """As `once`, for work that commits several transactions of its own, such as acts on many jobs. No connection is
+    held while the work runs.
+
+    If the process dies during the work, a part of it may be done. The key then stays reserved for a minute, and after
+    this a repeated request does the work again. Raises as `once`.
+    """
+    if key is None:
+        return await work()
+    async with pool.acquire() as connection:
+        reserved = await reserve(connection, tenant_id, key, request_hash, is_held=False)
+    if isinstance(reserved, StoredAnswer):
+        return Answer(reserved.status_code, reserved.body, reserved.age)
+    try:
+        answer = await work()
+        if answer.is_stored:
+            async with pool.acquire() as connection:
+                await store(connection, reserved, answer.status_code, answer.body)
+    except BaseException:
+        await _acquire_and_release(pool, reserved)
+        raise
+    if not answer.is_stored:
+        await _acquire_and_release(pool, reserved)
+    return answer
+
+
+async def _acquire_and_release(pool: ConnectionSource, reserved: Reservation) -> None:
+    with best_effort("an idempotency key, which stays reserved for a minute"):
+        async with pool.acquire() as connection:
+            await release(connection, reserved)
 
 
 async def is_repeated(pool: ConnectionSource, tenant_id: str, key: str | None) -> bool:

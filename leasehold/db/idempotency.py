@@ -110,11 +110,18 @@ def _in_flight() -> Conflict:
     return Conflict("idempotency_key_in_flight", "The first request with this key is still running.", retry_after=1)
 
 
-async def reserve(connection: Connection, tenant_id: str, key: str, request_hash: bytes) -> Reservation | StoredAnswer:
-    """Reserve the key, or return the stored answer. Raises Invalid or Conflict (see the module's head)."""
+async def reserve(
+    connection: Connection, tenant_id: str, key: str, request_hash: bytes, *, is_held: bool = True
+) -> Reservation | StoredAnswer:
+    """Reserve the key, or return the stored answer. Raises Invalid or Conflict (see the module's head).
+
+    `is_held`: whether requests with this key call `hold`. If not, nothing shows that the first request has died, so its
+    reservation counts for the whole of IN_FLIGHT.
+    """
     if not _KEY.fullmatch(key):
         raise Invalid("idempotency_key_malformed", "An Idempotency-Key has 1 to 255 printable ASCII characters.")
-    locked_until = await connection.fetchval(RESERVE, tenant_id, key, request_hash, IN_FLIGHT, KEEP, _LOCK_GRACE)
+    grace = _LOCK_GRACE if is_held else IN_FLIGHT
+    locked_until = await connection.fetchval(RESERVE, tenant_id, key, request_hash, IN_FLIGHT, KEEP, grace)
     if locked_until is not None:
         return Reservation(tenant_id, key, locked_until)
     row = await connection.fetchrow(READ, tenant_id, key, request_hash, KEEP)

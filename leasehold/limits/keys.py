@@ -36,17 +36,19 @@ async def make(
     scopes: Sequence[str],
     expires_at: datetime | None = None,
     cell: str = "",
+    seed: bytes | None = None,
 ) -> NewKey:
     """Create a key. Its text is stored nowhere. `at_most`: how many valid keys a tenant may have. `cell`: the name of
-    the cell that makes the key; empty: there are no cells.
+    the cell that makes the key; empty: there are no cells. `seed`: as of `create_key`.
 
-    Raises Invalid as `create_key` does, and Conflict `too_many_keys`.
+    Raises Invalid and UniqueViolationError as `create_key` does, and Conflict `too_many_keys`.
     """
     async with connection.transaction():
         await make_room(connection, "api_key", tenant_id, at_most)
         key = await credentials.create_key(
-            connection, tenant_id=tenant_id, client_id=client_id, scopes=scopes, expires_at=expires_at, cell=cell
-        )
+            connection, tenant_id=tenant_id, client_id=client_id, scopes=scopes, expires_at=expires_at, cell=cell,
+            seed=seed,
+        )  # fmt: skip
         target = Target("key", key.prefix, tenant_id)
         await audit.record(
             connection,
@@ -77,15 +79,16 @@ async def rotate(
     tenant_id: str | None = None,
     *,
     cell: str = "",
+    seed: bytes | None = None,
 ) -> NewKey:
     """Create a successor of the key. The old key ends after `overlap` (see `credentials.rotate_key`). `at_most`: how
     many valid keys a tenant may have. During overlaps it may have twice as many, so that it can rotate all its keys at
-    once. `cell`: as in `make`. Raises NotFound, and Conflict `too_many_keys`.
+    once. `cell` and `seed`: as in `make`. Raises NotFound, and Conflict `too_many_keys`.
     """
     async with connection.transaction():
         row = await find(connection, prefix, tenant_id)
         await make_room(connection, "api_key", row["tenant_id"], 2 * at_most)
-        key = await credentials.rotate_key(connection, prefix, overlap=overlap, cell=cell)
+        key = await credentials.rotate_key(connection, prefix, overlap=overlap, cell=cell, seed=seed)
         target = Target("key", prefix, row["tenant_id"])
         seconds = overlap.total_seconds()
         await audit.record(connection, actor, "key.rotated", target, new_prefix=key.prefix, overlap_seconds=seconds)

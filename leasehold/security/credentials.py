@@ -7,6 +7,7 @@ SHA-256 is enough: the secret has 256 random bits, and a slow hash only protects
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import re
@@ -35,6 +36,15 @@ class NewKey:
     id: UUID
     prefix: str
     text: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOfSeed:
+    """The key that was made of a seed. `key`: with its secret; None: the key is too old, or cannot be used any more."""
+
+    prefix: str
+    tenant_id: str
+    key: NewKey | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,14 @@ def _new_prefix_and_secret() -> tuple[str, str]:
     return prefix, secrets.token_urlsafe(32)
 
 
+def _prefix_and_secret_of(seed: bytes) -> tuple[str, str]:
+    """The prefix and the secret that belong to this seed. Neither tells the other, nor the seed."""
+    numbers = hmac.digest(seed, b"prefix of an API key", "sha256")[:12]
+    prefix = "".join(_PREFIX_ALPHABET[number % len(_PREFIX_ALPHABET)] for number in numbers)
+    secret = base64.urlsafe_b64encode(hmac.digest(seed, b"secret of an API key", "sha256"))
+    return prefix, secret.decode().rstrip("=")
+
+
 INSERT = """
 INSERT INTO api_key (id, prefix, secret_hash, tenant_id, client_id, scopes, expires_at, quota_key)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
@@ -99,6 +117,13 @@ SELECT id, prefix, coalesce(quota_key, prefix) AS quota_key, tenant_id, client_i
        revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp()) AS usable,
        coalesce(last_used_at > clock_timestamp() - interval '1 minute', false) AS used_lately
 FROM api_key WHERE prefix = $1
+"""
+
+FIND_OF_SEED = """
+-- key_find_of_seed
+SELECT id, tenant_id, created_at > clock_timestamp() - $3::interval
+       AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp()) AS is_new
+FROM api_key WHERE prefix = $1 AND secret_hash = $2
 """
 
 # With the condition on `last_used_at`, all processes together write the row at most once a minute.
@@ -156,24 +181,39 @@ async def create_key(
     expires_at: datetime | None = None,
     quota_key: str | None = None,
     cell: str = "",
+    seed: bytes | None = None,
 ) -> NewKey:
     """Create a key. `quota_key`: the name under which rates and quotas count the key's use; None: its prefix. `cell`:
-    the name of the cell that makes the key; empty: there are no cells.
+    the name of the cell that makes the key; empty: there are no cells. `seed`: a secret of 256 bits, of
+    which prefix and secret are made; None: both are random. `find_key_of` finds the key of a seed again.
 
     Raises Invalid: `scope_malformed` for a scope that is not `area:right`, `key_owner_missing` without tenant or
-    client.
+    client. Raises asyncpg.UniqueViolationError if the seed has a key.
     """
     if not tenant_id or not client_id:
         raise Invalid("key_owner_missing", "A key needs a tenant and a client.")
     if malformed := [scope for scope in scopes if not _SCOPE.fullmatch(scope)]:
         raise Invalid("scope_malformed", f"Not scopes: {', '.join(malformed)}.")
-    prefix, secret = _new_prefix_and_secret()
+    prefix, secret = _new_prefix_and_secret() if seed is None else _prefix_and_secret_of(seed)
     public_part = f"{cell}_{prefix}" if cell else prefix
     key = NewKey(new_id(), prefix, f"lh_{public_part}_{secret}")
     await connection.execute(
         INSERT, key.id, prefix, _hash(secret), tenant_id, client_id, sorted(set(scopes)), expires_at, quota_key
     )
     return key
+
+
+async def find_key_of(connection: Connection, seed: bytes, within: timedelta, cell: str = "") -> KeyOfSeed | None:
+    """The key that was made of the seed. None: there is none. `within`: how old a key may be that is found with its
+    secret. `cell`: as of `create_key`.
+    """
+    prefix, secret = _prefix_and_secret_of(seed)
+    row = await connection.fetchrow(FIND_OF_SEED, prefix, _hash(secret), within)
+    if row is None:
+        return None
+    public_part = f"{cell}_{prefix}" if cell else prefix
+    key = NewKey(row["id"], prefix, f"lh_{public_part}_{secret}") if row["is_new"] else None
+    return KeyOfSeed(prefix, row["tenant_id"], key)
 
 
 async def find_key(connection: Connection, prefix: str) -> StoredKey | None:
@@ -199,9 +239,11 @@ async def mark_used(connection: Connection, key_id: UUID) -> None:
     await connection.execute(MARK_USED, key_id)
 
 
-async def rotate_key(connection: Connection, prefix: str, *, overlap: timedelta, cell: str = "") -> NewKey:
-    """Create a key with the old key's owner, scopes, quotas and end. The old key stops working after `overlap`. `cell`:
-    as of `create_key`.
+async def rotate_key(
+    connection: Connection, prefix: str, *, overlap: timedelta, cell: str = "", seed: bytes | None = None
+) -> NewKey:
+    """Create a key with the old key's owner, scopes, quotas and end. The old key stops working after `overlap`. `cell`
+    and `seed`: as of `create_key`.
 
     If the old key was rotated before, it already has an end: that of the first overlap. A second rotation does not
     postpone this end, and the second new key gets the same end. Raises NotFound when no usable key has the prefix.
@@ -218,6 +260,7 @@ async def rotate_key(connection: Connection, prefix: str, *, overlap: timedelta,
             expires_at=old["ends_at"],
             quota_key=old["quota_key"],
             cell=cell,
+            seed=seed,
         )
 
 

@@ -1,0 +1,77 @@
+"""Forms that act once, however often their button is pressed.
+
+Without JavaScript nothing disables the button: at a second press the browser sends the form again, and shows only the
+answer to that. Such a form has a field `once`. The second press gets the answer to the first. If the first press is
+still at work, the second waits for it (`ConsoleRoute`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import orjson
+from fastapi import Request, Response
+
+from leasehold.api.console.rendering import go_to
+from leasehold.api.console.routes import Form
+from leasehold.api.console.session import viewer_of
+from leasehold.api.http.idempotent import Answer, once_over_transactions
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import services_of
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The answer to a form: the page that the browser opens, and the sentence that this page shows (see `go_to`).
+    `has_acted`: whether the form changed anything. If not, a second press tries again.
+    """
+
+    path: str
+    sentence: str
+    good: bool = True
+    has_acted: bool = True
+
+
+def new_form_token() -> str:
+    """A new value for the field `once`. A page that is refreshed needs a value that stays the same: see
+    `token_of_shown`.
+    """
+    return secrets.token_hex(16)
+
+
+def token_of_shown(shown: object) -> str:
+    """A value for the field `once` that stays the same while the page shows the same. So `shown` must be different
+    after each act of the form.
+    """
+    return hashlib.sha256(orjson.dumps(shown, default=str)).hexdigest()[:32]
+
+
+def press_of(request: Request, form: Form) -> str | None:
+    """A name for this press of the button. Only a repetition has the same name: the same session sends the same fields
+    from the same page. None: the form has no field `once`.
+    """
+    if not form.get("once"):
+        return None
+    fields = [[name, value] for name, value in form.pairs if name != "token"]
+    parts = [viewer_of(request).session.nonce, request.url.path, fields]
+    return hashlib.sha256(orjson.dumps(parts)).hexdigest()
+
+
+async def act_once(request: Request, caller: Caller, form: Form, act: Callable[[], Awaitable[Outcome]]) -> Response:
+    """Call `act`, and answer the form. A second press does not call `act`. Raises the errors of `act`."""
+
+    async def work() -> Answer:
+        outcome = await act()
+        body = orjson.dumps([outcome.path, outcome.sentence, outcome.good])
+        return Answer(HTTPStatus.SEE_OTHER, body, is_stored=outcome.has_acted)
+
+    press = press_of(request, form)
+    key = None if press is None else f"console-press-{press}"
+    request_hash = hashlib.sha256((key or "").encode()).digest()
+    answer = await once_over_transactions(services_of(request).pool, caller.tenant_id, key, request_hash, work)
+    path, sentence, good = orjson.loads(answer.body)
+    return go_to(request, path, sentence, good=good)
