@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal
+from uuid import UUID
 
 from fastapi import Request
 
@@ -26,8 +28,10 @@ from leasehold.transitions.jobs import EXTERNAL
 MAX_TASKS, _MAX_OF_ALL, _MAX_LETTERS = 500, 1000, 100
 #: The largest count of orders or steps that only a person can settle, and how many of the newest orders are searched.
 _MAX_UNSETTLED, _MAX_SEARCHED = overview_reads.MAX_SILENT, 300
-#: How much the explanation of the oldest waiting job reads. This is little, because the page shows only one reason.
+#: How much the explanation of a late job reads. This is little, because the page shows only one reason.
 _DEPTH = Depth(entries=0, steps=5, ahead=100)
+#: At most this many late jobs are explained.
+_MAX_EXPLAINED = 5
 #: A longer wait is a finding.
 _LONG_WAIT = timedelta(minutes=1)
 #: A transaction that is open for longer keeps VACUUM from its work. The alert `LeaseholdSnapshotHeld` says the same.
@@ -60,7 +64,9 @@ class Numbers:
 
 
 async def numbers_of(connection: Connection, caller: Caller) -> Numbers:
-    live = await overview_reads.unfinished_counts(connection, caller.tenant_id) if JOBS_READ in caller.scopes else None
+    live = None
+    if JOBS_READ in caller.scopes:
+        live = await overview_reads.unfinished_counts(connection, caller.tenant_id, _LONG_WAIT)
     if OPERATE not in caller.scopes:
         return Numbers(live, None, None)
     queues = list(await run_reads.queues(connection, MAX_TASKS, _MAX_OF_ALL))
@@ -81,8 +87,8 @@ async def findings_of(request: Request, services: Services, caller: Caller) -> t
             findings += [_paused(row) for row in await overview_reads.paused_schedules(connection, caller.tenant_id)]
         if WEBHOOKS_WRITE in caller.scopes:
             findings += [_disabled(row) for row in await overview_reads.disabled_webhooks(connection, caller.tenant_id)]
-    if numbers.live is not None and numbers.live["oldest_waiting"] is not None:
-        findings += await _findings_about_oldest(services, caller, numbers.live)
+    if numbers.live is not None and numbers.live["late"]:
+        findings += await _findings_about_oldest(services, caller, numbers.live["late"])
     return sorted(findings, key=lambda finding: finding.level != "bad"), numbers
 
 
@@ -212,20 +218,21 @@ def _disabled(row: Row) -> Finding:
     return Finding("warn", sentence, f"/webhooks/{row['id']}", "The webhook")
 
 
-async def _findings_about_oldest(services: Services, caller: Caller, live: Row) -> list[Finding]:
-    """Why the tenant's oldest waiting job waits. Nothing if it waits on purpose."""
+async def _findings_about_oldest(services: Services, caller: Caller, late: Sequence[UUID]) -> list[Finding]:
+    """Why the first of these late jobs waits that does not wait on purpose."""
     async with services.pool.acquire() as connection:
-        rows = await job_reads.find_listed(connection, caller.tenant_id, [live["oldest_waiting"]])
-    waited = timedelta() if not rows else datetime.now(UTC) - rows[0]["created_at"]
-    if waited < _LONG_WAIT or rows[0]["started_at"] is not None:
-        return []
-    (job,) = rows
-    kind = services.job_kinds.of(job["pipeline"], is_run=job["is_run"])
-    if kind.scopes is None or kind.scopes.read not in caller.scopes:
-        return []
-    explanation = await explain(services, caller.tenant_id, job, _DEPTH)
-    reasons = [reason for reason in explanation["reasons"] if reason["code"] not in _CHOSEN_REASONS]
-    if not reasons:
-        return []
-    sentence = f"The oldest waiting job has waited {span(waited.total_seconds())}: {reasons[0]['message']}"
-    return [Finding("warn", sentence, f"/jobs/{job['id']}", "The job")]
+        rows = {row["id"]: row for row in await job_reads.find_listed(connection, caller.tenant_id, late)}
+    jobs = [rows[job_id] for job_id in late if job_id in rows and _may_read(services, caller, rows[job_id])]
+    for job in jobs[:_MAX_EXPLAINED]:
+        explanation = await explain(services, caller.tenant_id, job, _DEPTH)
+        reasons = [reason for reason in explanation["reasons"] if reason["code"] not in _CHOSEN_REASONS]
+        if reasons:
+            waited = datetime.now(UTC) - max(job["created_at"], job["scheduled_at"] or job["created_at"])
+            sentence = f"The oldest waiting job has waited {span(waited.total_seconds())}: {reasons[0]['message']}"
+            return [Finding("warn", sentence, f"/jobs/{job['id']}", "The job")]
+    return []
+
+
+def _may_read(services: Services, caller: Caller, job: Row) -> bool:
+    scopes = services.job_kinds.of(job["pipeline"], is_run=job["is_run"]).scopes
+    return scopes is not None and scopes.read in caller.scopes

@@ -11,24 +11,29 @@ from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 from leasehold.db.unsettled import SILENT
 
-#: Unfinished jobs are counted up to this number.
-MAX_LIVE = 500
+#: Unfinished jobs are counted up to this number, and this many late jobs are named.
+MAX_LIVE, MAX_LATE = 500, 50
 
+# A job that only an external worker can start (`waiting_worker`) is not late: such workers take their time.
 _LIVE = f"""
 -- overview_live
 SELECT count(*)::int AS unfinished, (count(*) FILTER (WHERE live.started_at IS NOT NULL))::int AS started,
        (count(*) FILTER (WHERE live.held))::int AS held,
-       (min(live.id::text) FILTER (WHERE live.started_at IS NULL))::uuid AS oldest_waiting
-FROM (SELECT j.id, j.started_at, j.held FROM job j WHERE j.tenant_id = $1 AND j.finished_at IS NULL
-      ORDER BY j.id LIMIT {MAX_LIVE}) AS live
+       coalesce((array_agg(live.id ORDER BY greatest(live.created_at, r.scheduled_at), live.id)
+                 FILTER (WHERE live.started_at IS NULL AND live.status <> 'waiting_worker'
+                         AND greatest(live.created_at, r.scheduled_at) < clock_timestamp() - $2::interval)
+                )[1:$3], '{{}}') AS late
+FROM (SELECT j.id, j.created_at, j.started_at, j.held, j.status FROM job j
+      WHERE j.tenant_id = $1 AND j.finished_at IS NULL ORDER BY j.id LIMIT {MAX_LIVE}) AS live
+LEFT JOIN run r ON r.job_id = live.id
 """
 
 
-async def unfinished_counts(connection: Connection, tenant_id: str) -> Row:
-    """Counts of the tenant's oldest MAX_LIVE unfinished jobs: `unfinished`, `started`, `held`; and the id of the oldest
-    job that has not started (`oldest_waiting`).
+async def unfinished_counts(connection: Connection, tenant_id: str, long_wait: timedelta) -> Row:
+    """Counts of the tenant's oldest MAX_LIVE unfinished jobs: `unfinished`, `started`, `held`; and the ids of at most
+    MAX_LATE of them that should have started `long_wait` ago and have not, the longest wait first (`late`).
     """
-    row = await connection.fetchrow(_LIVE, tenant_id)
+    row = await connection.fetchrow(_LIVE, tenant_id, long_wait, MAX_LATE)
     assert row is not None
     return row
 

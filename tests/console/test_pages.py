@@ -206,6 +206,35 @@ async def test_the_overview_says_what_is_wrong_and_leads_there(
     assert "the disk is full" not in page
 
 
+async def test_the_overview_names_the_oldest_job_that_is_late_beside_older_ones_that_wait_on_purpose(
+    person: MakePerson, maker: Maker, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "REFRESH_SECONDS", 0)
+    monkeypatch.setattr(findings, "_MAX_EXPLAINED", 1)
+    somebody = await person(ROLES["viewer"])
+    later = (datetime.now(UTC) + timedelta(hours=20)).isoformat()
+    for n in range(3):
+        await maker.make("run", scope="user", scope_id=f"planned {n}", scheduled_at=later)
+    await maker.make("run", scope="user", scope_id="for an external worker")
+    await rows.execute("UPDATE job SET created_at = created_at - interval '1 day'")
+    assert "The oldest waiting job" not in await somebody.see("/")
+    late = await maker.make("media")
+    await rows.execute("UPDATE job SET created_at = created_at - interval '20 minutes' WHERE id = $1", late)
+    page = await somebody.see("/")
+    assert "The oldest waiting job has waited 20 min: " in page
+    assert f'href="/console/jobs/{late}"' in page
+    # A job that waits since the time that it was scheduled for has not waited since its submission.
+    due = await rows.fetchval("SELECT min(job_id::text)::uuid FROM run WHERE scheduled_at > now()")
+    await rows.execute("UPDATE run SET scheduled_at = now() - interval '30 minutes' WHERE job_id = $1", due)
+    await rows.execute("UPDATE task SET available_at = now() - interval '30 minutes' WHERE job_id = $1", due)
+    assert "The oldest waiting job has waited 20 min: " in await somebody.see("/")  # an external worker may take it
+    await rows.execute("UPDATE task SET queue = 'q' WHERE job_id = $1", due)
+    await rows.execute("UPDATE job SET status = 'queued' WHERE id = $1", due)
+    page = await somebody.see("/")
+    assert "The oldest waiting job has waited 30 min: No worker serves the queue q." in page
+    assert f'href="/console/jobs/{due}"' in page
+
+
 async def test_the_overview_counts_only_what_is_set_aside_now(person: MakePerson, rows: Connection) -> None:
     """A unit that works again keeps its row for some minutes, without effect."""
     for unit, seconds in (("works again", -1.0), ("fails", 600.0), ("fails, too", 600.0)):
