@@ -87,7 +87,7 @@ async def test_a_page_with_all_its_files_weighs_under_150_kb_even_unpacked(perso
     packed = sum(len(assets.compressed(name)) for name in assets.FILES)
     for path in ("/jobs", f"/jobs/{job_id}", "/"):
         page = len((await somebody.see(path)).encode())
-        assert page + unpacked < 148_000, f"{path}: {page} and {unpacked} bytes"
+        assert page + unpacked < 149_000, f"{path}: {page} and {unpacked} bytes"
         assert page + packed < 90_000, f"{path}: {page} and {packed} bytes as sent"
 
 

@@ -58,6 +58,38 @@ async def test_a_job_that_should_have_started_is_marked_as_late(
     assert late == [waits]
 
 
+async def test_how_long_a_job_waited_and_ran_says_the_exact_times_on_hover(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    somebody = await person()
+    waits, runs, ended = [await maker.make("run", scope="user", scope_id=str(n)) for n in range(3)]
+    planned = await maker.make("run", scope="user", scope_id="3", scheduled_at="2030-01-02T03:04:05Z")
+    for job_id in (runs, ended):
+        await maker.claim(job_id)
+    await rows.execute(
+        "UPDATE job SET created_at = '2026-01-02 03:00:00Z', started_at = '2026-01-02 03:00:07Z' WHERE id = ANY($1)",
+        [runs, ended],
+    )
+    await rows.execute("UPDATE job SET created_at = '2026-01-02 03:00:00Z' WHERE id = $1", waits)
+    await rows.execute("UPDATE job SET finished_at = '2026-01-02 04:00:00Z', status = 'succeeded' WHERE id = $1", ended)
+    page = await somebody.see("/jobs")
+    cells = {
+        job_id: [
+            re.findall(r'title="(?:until )?(2\d{3}-[^"]*)"', cell)
+            for cell in page[page.index(f'id="job-{job_id}"') :].split("</tr>")[0].split("<td")[-4:-2]
+        ]
+        for job_id in (waits, runs, ended, planned)
+    }
+    began = "2026-01-02 03:00:07 UTC"
+    assert cells[waits] == [["2026-01-02 03:00:00 UTC"], []]
+    assert cells[runs] == [[began], [began]]
+    assert cells[ended] == [[began], ["2026-01-02 04:00:00 UTC"]]
+    assert cells[planned] == [["2030-01-02 03:04:05 UTC"], []]
+    for job_id, n in ((waits, 1), (ended, 2)):  # and on the page of the job
+        facts = (await somebody.see(f"/jobs/{job_id}")).split('<dl class="facts">')[1].split("</dl>")[0]
+        assert len(re.findall(r'<dt>(?:Waited|Ran)</dt><dd><\w+[^>]* title="(?:until )?2', facts)) == n
+
+
 async def test_the_list_goes_on_in_pages(person: MakePerson, maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.api.console.jobs.PAGE", 2)
     somebody = await person()
