@@ -1,10 +1,10 @@
-"""Who did what with a job, from the audit. The job's page lists these acts. The answer to an act that came too late
-names the latest of them.
+"""Who did what with a job: from the audit, and from the job's events, which name the bulk operations that acted on it.
+The job's page lists these acts. The answer to an act that came too late names the latest of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -17,11 +17,14 @@ from leasehold.api.process.keyring import Caller
 from leasehold.db import audit
 from leasehold.db.audit import AuditFilter
 from leasehold.db.database import Connection
+from leasehold.db.event_reads import EventView
 
 #: The page shows at most this many acts.
 MAX_ACTS = 20
 #: A person who repeats an act within these seconds has pressed its button twice.
 _DOUBLE_CLICK_SECONDS = 10.0
+#: The events that name the bulk operation that caused them, and what it did.
+_ACTIONS = {"replayed": "job.retried", "cancel_requested": "job.cancelled"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +58,28 @@ class Act:
         )
 
 
-async def acts_on(connection: Connection, tenant_id: str, job_id: UUID, limit: int = MAX_ACTS) -> list[Act]:
-    """The latest acts on the job, the newest first."""
+async def acts_on(
+    connection: Connection, tenant_id: str, job_id: UUID, events: Sequence[EventView], limit: int = MAX_ACTS
+) -> list[Act]:
+    """The latest acts on the job, the newest first. `events`: the latest events of the job.
+
+    The audit has one row for a bulk operation, and none for each of its jobs.
+    """
     rows = await audit.page(connection, AuditFilter(tenant_id, target=str(job_id)), None, limit)
-    return [
+    acts = [
         Act(row["at"], row["actor"], row["key_prefix"], row["action"], orjson.loads(row["details"])) for row in rows
     ]
+    return sorted([*acts, *_of_operations(events)], key=lambda act: act.at, reverse=True)[:limit]
+
+
+def _of_operations(events: Sequence[EventView]) -> list[Act]:
+    """The acts of bulk operations. A retry has an event for each step: the first of them counts."""
+    acts: dict[tuple[str, str], Act] = {}
+    for event in events:
+        data = event.data or {}
+        action = _ACTIONS.get(event.kind)
+        if action is not None and "operation" in data:
+            actor = str(data["by"]).removeprefix("client ")
+            details = {name: data[name] for name in ("reason", "operation") if data.get(name)}
+            acts.setdefault((action, data["operation"]), Act(event.at, actor, None, action, details))
+    return list(acts.values())

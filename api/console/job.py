@@ -14,7 +14,7 @@ import orjson
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
 
-from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, RUNS_WRITE
+from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, RUNS_WRITE, tenant_of
 from leasehold.api.console.acts import acts_on
 from leasehold.api.console.graph import graph_of
 from leasehold.api.console.rendering import content_of, form_idempotency_key, go_to, page, unchanged
@@ -31,7 +31,9 @@ from leasehold.api.jobs.view import answer, with_links
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.api.runs.signals import Name, SignalRequest, signal_run
-from leasehold.db import event_reads, job_reads, log_reads
+from leasehold.db import event_reads, job_reads, log_reads, operation_reads
+from leasehold.db.database import Connection
+from leasehold.db.event_reads import EventView
 from leasehold.domain.errors import Conflict, Gone, Invalid, NotFound
 from leasehold.domain.sentences import full_stop
 from leasehold.domain.states import JOB_TERMINAL, JobState
@@ -75,13 +77,15 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     ledger = explanation["ledger"]
     is_ledger_cut = len(ledger) == _DEPTH.entries  # then earlier entries were perhaps not read
     async with services.pool.acquire() as connection:
-        events = await event_reads.events_after(
-            connection, tenant_id, job_id, max(0, access.row["event_seq"] - _MAX_EVENTS), _MAX_EVENTS
-        )
+        events = await _latest_events(connection, access)
         tasks = await job_reads.step_links(connection, tenant_id, job_id)
         log_lines = await log_reads.log_end(connection, tenant_id, job_id, _MAX_LOG_LINES)
         chunks = await log_reads.stream_end(connection, tenant_id, job_id, _MAX_CHUNKS)
-        acts = await acts_on(connection, tenant_id, job_id)
+        acts = await acts_on(connection, tenant_id, job_id, events)
+        operation_ids = {UUID(act.details["operation"]) for act in acts if "operation" in act.details}
+        operations = (
+            await operation_reads.existing(connection, tenant_of(caller), [*operation_ids]) if operation_ids else set()
+        )
         is_unfinished_run = access.row["is_run"] and not has_ended
         waits = await signals.waits_of(connection, job_id, tenant_id) if is_unfinished_run else []
     return page(
@@ -108,6 +112,7 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         max_log_lines=_MAX_LOG_LINES,
         emitted=_emitted(chunks),
         acts=acts,
+        operations={str(operation_id) for operation_id in operations},
         seen=access.row["event_seq"],
         pictures=[output for output in job["outputs"] if _is_picture(services, access, output)],
         may_retry=may_retry(access),
@@ -115,6 +120,12 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         is_writer=access.kind.scopes is not None and access.kind.scopes.write in caller.scopes,
         curl=_curl(services, request, access),
     )
+
+
+async def _latest_events(connection: Connection, access: JobAccess) -> list[EventView]:
+    """The last _MAX_EVENTS events of the job, the oldest first."""
+    after = max(0, access.row["event_seq"] - _MAX_EVENTS)
+    return await event_reads.events_after(connection, access.caller.tenant_id, access.id, after, _MAX_EVENTS)
 
 
 def _with_workers(ledger: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -213,7 +224,8 @@ async def _too_late(
     services = services_of(request)
     access = await find(services, caller, job_id)
     async with services.pool.acquire() as connection:
-        acts = await acts_on(connection, access.caller.tenant_id, job_id, 1)
+        events = await _latest_events(connection, access)
+        acts = await acts_on(connection, access.caller.tenant_id, job_id, events, 1)
     if acts and acts[0].is_first_click(caller, action):
         return go_to(request, f"/jobs/{job_id}", done)
     sentences = [error.message, *(act.sentence for act in acts)]

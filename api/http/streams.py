@@ -35,7 +35,7 @@ LastEventId: TypeAlias = Annotated[
     Annotated[str, Field(max_length=20, json_schema_extra={"pattern": "^[0-9]{0,20}$"})] | None, Header()
 ]
 #: The fields of an event's data that the job's owner may see.
-_SHOWN = ("attempt", "code", "message", "retry_at", "until", "reason", "by", "parts", "forced")
+_SHOWN = ("attempt", "code", "message", "retry_at", "until", "reason", "by", "operation", "parts", "forced")
 
 
 def event_number(last_event_id: str | None) -> int:

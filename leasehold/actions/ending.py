@@ -26,10 +26,18 @@ class Effects:
 
 
 async def cancel(
-    actions: Actions, connection: Connection, targets: Sequence[Target], reason: str, by: str, *, forced: bool = False
+    actions: Actions,
+    connection: Connection,
+    targets: Sequence[Target],
+    reason: str,
+    by: str,
+    *,
+    forced: bool = False,
+    operation_id: UUID | None = None,
 ) -> Effects:
     """Request the cancel of jobs of one tenant. A job that `states` leaves out did not change: it had ended, was being
-    cancelled already, or (unless `forced`) does not support cancelling.
+    cancelled already, or (unless `forced`) does not support cancelling. `operation_id`: the bulk operation that
+    cancels.
     """
     cancels = await jobs.request_cancel(
         connection,
@@ -38,6 +46,7 @@ async def cancel(
         reason=reason,
         by=by,
         forced=forced,
+        operation_id=operation_id,
     )
     effects = Effects(cancels.states, cancels.ended, cancels.hints)
     for target in targets:
@@ -47,8 +56,15 @@ async def cancel(
     return effects
 
 
-async def delete(actions: Actions, connection: Connection, target: Target, by: str, effects: Effects) -> str | None:
-    """Delete the job. If the job has not ended, cancel it first. Adds to `effects`.
+async def delete(
+    actions: Actions,
+    connection: Connection,
+    target: Target,
+    by: str,
+    effects: Effects,
+    operation_id: UUID | None = None,
+) -> str | None:
+    """Delete the job. If the job has not ended, cancel it first. Adds to `effects`. `operation_id`: as of `cancel`.
 
     Returns the prefix of the job's objects. Readers then find only a tombstone. After the commit, the caller deletes
     the objects, and then the rows; retention deletes what remains.
@@ -60,7 +76,9 @@ async def delete(actions: Actions, connection: Connection, target: Target, by: s
     effects.hints += await actions.dispatch(connection, job_id)
     prefix = await jobs.delete(connection, job_id, tenant_id)
     if prefix is None:
-        cancelled = await cancel(actions, connection, [target], "the job was deleted", by, forced=True)
+        cancelled = await cancel(
+            actions, connection, [target], "the job was deleted", by, forced=True, operation_id=operation_id
+        )
         effects.states |= cancelled.states
         effects.ended += cancelled.ended
         effects.hints += cancelled.hints

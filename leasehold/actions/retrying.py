@@ -4,7 +4,7 @@ also waits for the other runs of its scope.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,7 +47,9 @@ def may_revive_together(
     return pipeline.terms.concurrency == "allow" and not declared
 
 
-async def revive_together(actions: Actions, connection: Connection, targets: Sequence[Target]) -> list[Announcement]:
+async def revive_together(
+    actions: Actions, connection: Connection, targets: Sequence[Target], cause: Mapping[str, str] | None = None
+) -> list[Announcement]:
     """As `revive`, for failed jobs of one tenant for which `may_revive_together` is true. The caller has locked them.
     Returns the hints to publish after the commit.
     """
@@ -59,7 +61,7 @@ async def revive_together(actions: Actions, connection: Connection, targets: Seq
         pipeline.name for pipeline in actions.templates.pipelines if pipeline.on_failure is not None
     ]
     return hints + await jobs.replay_together(
-        connection, [target.id for target in targets], targets[0].tenant_id, pipelines_with_follow_up
+        connection, [target.id for target in targets], targets[0].tenant_id, pipelines_with_follow_up, cause
     )
 
 
@@ -70,18 +72,19 @@ async def revive(
     template_version: TemplateVersion | None,
     params: dict[str, Any] | None = None,
     from_step: str | None = None,
+    cause: Mapping[str, str] | None = None,
 ) -> CreatedRun | None:
     """Make the failed job pending again, inside the caller's transaction. Returns what the caller must do after the
-    commit. None: the job is no longer failed, and nothing changed.
+    commit. None: the job is no longer failed, and nothing changed. `cause`: who retries the job, for its history.
 
     The function writes the webhook deliveries of the failure first: afterwards the job's row no longer shows the
     failure. Raises as `runs.revive`, and Conflict `pipeline_not_served` or `same_key_running`.
     """
     hints = await actions.dispatch(connection, target.id)
     if template_version is not None:
-        effects = await runs.revive(connection, _new_run(target, template_version, params), params, from_step)
+        effects = await runs.revive(connection, _new_run(target, template_version, params), params, from_step, cause)
     else:
-        effects = await _revive_other(actions, connection, target, from_step)
+        effects = await _revive_other(actions, connection, target, from_step, cause)
     return None if effects is None else replace(effects, hints=[*hints, *effects.hints])
 
 
@@ -99,7 +102,11 @@ def _new_run(target: Target, template_version: TemplateVersion, params: dict[str
 
 
 async def _revive_other(
-    actions: Actions, connection: Connection, target: Target, from_step: str | None
+    actions: Actions,
+    connection: Connection,
+    target: Target,
+    from_step: str | None,
+    cause: Mapping[str, str] | None,
 ) -> CreatedRun | None:
     """As `revive`, for a job that is not a run."""
     row, tenant_id = target.row, target.tenant_id
@@ -112,7 +119,9 @@ async def _revive_other(
     terms = AdmissionTerms(all_limits, row["exclusive_key"])
     try:
         async with connection.transaction():  # a savepoint
-            hints = await jobs.replay(connection, target.id, tenant_id, retry_terms.params, from_step, terms)
+            hints = await jobs.replay(
+                connection, target.id, tenant_id, retry_terms.params, from_step, terms, cause=cause
+            )
     except asyncpg.UniqueViolationError as error:
         if error.constraint_name not in runs.KEYS:
             raise

@@ -21,6 +21,12 @@ SELECT {_COLUMNS} FROM job j
 WHERE j.id = $1 AND ($2::text IS NULL OR j.tenant_id = $2) AND j.pipeline = 'bulk_operation' AND {LIVES}
 """
 
+EXISTING = f"""
+-- operation_existing
+SELECT j.id FROM job j
+WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2) AND j.pipeline = 'bulk_operation' AND {LIVES}
+"""
+
 LIST = f"""
 -- operation_list
 SELECT {_COLUMNS} FROM job j
@@ -40,6 +46,12 @@ ORDER BY r.job_id DESC LIMIT $4
 async def find(connection: Connection, tenant_id: str | None, operation_id: UUID) -> Row | None:
     """The bulk operation, or None. `tenant_id` None: any tenant's."""
     return await connection.fetchrow(FIND, operation_id, tenant_id)
+
+
+async def existing(connection: Connection, tenant_id: str | None, operation_ids: Sequence[UUID]) -> set[UUID]:
+    """Those of the ids that are operations of the tenant. `tenant_id` None: of any tenant."""
+    rows = await connection.fetch(EXISTING, list(operation_ids), tenant_id)
+    return {row["id"] for row in rows}
 
 
 async def newest(

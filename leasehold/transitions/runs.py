@@ -167,13 +167,17 @@ def first_state(new: NewRun, *, is_limited: bool = False) -> JobState:
 
 
 async def revive(
-    connection: Connection, new: NewRun, params: Mapping[str, Any] | None, from_step: str | None
+    connection: Connection,
+    new: NewRun,
+    params: Mapping[str, Any] | None,
+    from_step: str | None,
+    cause: Mapping[str, str] | None = None,
 ) -> CreatedRun | None:
     """failed -> pending, queued or waiting_worker, for the run `new.id`. It waits at its scope and its limits as a new
     run does. None: there is no such failed run. Call this in a transaction.
 
     `new.params`: the parameters of the run from now on. `params`: the same, if they replace the stored parameters; else
-    None.
+    None. `cause`: as of `jobs.replay`.
 
     Raises Conflict `same_scope_running`, Duplicate, and Invalid `unknown_step`.
     """
@@ -197,6 +201,7 @@ async def revive(
             from_step,
             admission.terms,
             followed=_followed(new.template_version.pipeline),
+            cause=cause,
         )
     return None if hints is None else admission.created(new.id, hints)
 

@@ -21,6 +21,7 @@ from tests.api.conftest import Running
 from tests.api.driver import TERMS
 from tests.console.conftest import ROLES, MakePerson
 from tests.jobs.conftest import Maker
+from tests.jobs.test_operations import ended, operating, submit
 from tests.support.not_here import not_here
 
 _SEEN = re.compile(r'name="seen" value="(\d+)"')
@@ -67,6 +68,32 @@ async def test_two_people_who_act_on_the_same_job_both_see_what_happened(
         assert re.findall(r"<bdi>(\w+)</bdi></td><td>(\w+)<", listed) == [("bert", "cancelled"), ("anna", "retried")]
         assert "reason wrong order" in listed
     assert await acts(rows, job_id) == [("anna", "job.retried"), ("bert", "job.cancelled")]
+
+
+async def test_a_job_names_the_bulk_operations_that_acted_on_it(
+    person: MakePerson, maker: Maker, rows: Connection, running: Running
+) -> None:
+    """With a link to each, for as long as the operation exists and for who may see it."""
+    somebody, job_id = await person(name="anna"), await maker.make("run")
+    await maker.fail(job_id)
+    operations = []
+    async with operating(running.services.settings):
+        for action, q in (("retry", "status:failed"), ("cancel", "kind:run")):
+            operations.append(await submit(maker.client, action, q, reason="the disk is mended"))
+            assert (await ended(maker.client, operations[-1]))["acted"] == 1
+    page = await somebody.see(f"/jobs/{job_id}")
+    listed = page[page.index(">Acts <") :].split("</table>")[0]
+    acts_listed = re.findall(r"<bdi>(\w+)</bdi></td><td>(\w+)<.*?operation (<a[^>]*>)", listed)
+    links = [f'<a href="/console/operations/{operation}">' for operation in operations]
+    assert acts_listed == [("tests", "cancelled", links[1]), ("tests", "retried", links[0])]
+    assert f"by the operation {links[1]}" in page.split('<dl class="facts">')[1].split("</dl>")[0]
+    await somebody.see(f"/operations/{operations[0]}")
+    late = flash_of(await somebody.do(f"/jobs/{job_id}/cancel", back=f"/jobs/{job_id}"))[1]
+    assert re.search(r"tests cancelled it \d+ s ago\.$", late)
+    await rows.execute("UPDATE job SET tenant_id = 'platform' WHERE id = $1", UUID(operations[1]))
+    tenants_own = await person(ROLES["viewer"])
+    page = await tenants_own.see(f"/jobs/{job_id}")
+    assert (links[0] in page, links[1] in page) == (True, False)
 
 
 async def test_a_second_press_of_a_button_does_nothing_more(person: MakePerson, maker: Maker, rows: Connection) -> None:

@@ -15,7 +15,7 @@ from leasehold.api.auth import security
 from leasehold.api.jobs.schemas import OperationAnswer, OperationPreview, RefusalList
 from leasehold.broker import outbox
 from leasehold.db.database import Connection, connect
-from leasehold.pipelines.operations.batches import Outcome, act_on
+from leasehold.pipelines.operations.batches import Acting, Outcome, act_on
 from leasehold.pipelines.operations.context import open_operation_context
 from leasehold.pipelines.operations.pipeline import Action, Operation
 from leasehold.settings import Settings
@@ -105,6 +105,9 @@ async def test_failed_jobs_of_every_kind_are_retried(
     assert await statuses(rows, [healthy]) == ["succeeded"]
     for job_id in broken:
         await assert_history(Rows(rows), job_id)
+        events = (await client.get(f"/v1/jobs/{job_id}/events")).json()["events"]
+        (replayed, *_) = [event for event in events if event["kind"] == "replayed"]
+        assert (replayed["by"], replayed["operation"]) == ("client tests", operation)
 
 
 async def test_unfinished_jobs_of_every_kind_are_cancelled(
@@ -118,6 +121,9 @@ async def test_unfinished_jobs_of_every_kind_are_cancelled(
     assert (body["status"], body["acted"]) == ("succeeded", len(KINDS))
     assert set(await statuses(rows, waiting)) == {"cancelled"}
     assert await statuses(rows, [over]) == ["failed"]
+    for job_id in waiting:
+        cancel = (await client.get(f"/v1/jobs/{job_id}")).json()["cancel"]
+        assert cancel == {"reason": "enough", "by": "client tests", "operation": operation}
     cancel = await rows.fetchval("SELECT cancel FROM job WHERE id = $1", waiting[0])
     assert (cancel["reason"], cancel["by"]) == ("enough", "client tests")
     withdrawals = "SELECT count(*) FROM job WHERE pipeline = 'generation_withdrawal'"
@@ -578,4 +584,4 @@ async def act(running: Running, rows: Connection, action: Action, job_ids: list[
     )
     registry = running.services.templates.pipelines
     async with open_operation_context(settings, registry) as context, rows.transaction():
-        return await act_on(context, rows, operation, job_ids, "acme")
+        return await act_on(context, rows, Acting(uuid4(), operation), job_ids, "acme")

@@ -30,6 +30,18 @@ from leasehold.transitions.operations import Refusal
 log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Acting:
+    """The operation that acts. `id`: of its job."""
+
+    id: UUID
+    operation: Operation
+
+    @property
+    def by(self) -> str:
+        return f"client {self.operation.client_id}"
+
+
 @dataclass(slots=True)
 class Outcome:
     """The outcome of a batch. `acted`: the jobs that were changed. `busy`: the targets that another transaction held.
@@ -48,15 +60,16 @@ class Outcome:
 
 
 async def act_on(
-    context: OperationContext, connection: Connection, operation: Operation, job_ids: Sequence[UUID], tenant_id: str
+    context: OperationContext, connection: Connection, acting: Acting, job_ids: Sequence[UUID], tenant_id: str
 ) -> Outcome:
-    """Act on jobs of one tenant, in the caller's transaction.
+    """Act on jobs of one tenant, in the caller's transaction. The history of each job names the operation.
 
     Raises TooMany if a limit of the tenant is full. Then the caller rolls back, and tries again later or with fewer
     jobs.
     """
+    operation = acting.operation
     if operation.action == "retry":
-        return await _retry_charged(context, connection, operation, job_ids, tenant_id)
+        return await _retry_charged(context, connection, acting, job_ids, tenant_id)
     rows, busy = await operations.lock(connection, operation.action, job_ids, tenant_id, operation.at)
     outcome = Outcome(busy=busy)
     targets = [_target(context, row) for row in rows]
@@ -64,7 +77,7 @@ async def act_on(
         ids = [target.id for target in targets]
         outcome.limits |= set(await concurrency.limits_of(connection, ids))
         act = _cancel if operation.action == "cancel" else _delete
-        await act(context, connection, operation, targets, outcome)
+        await act(context, connection, acting, targets, outcome)
         outcome.departed += outcome.acted
     return outcome
 
@@ -75,10 +88,11 @@ def _target(context: OperationContext, row: asyncpg.Record) -> Target:
 
 
 async def _cancel(
-    context: OperationContext, connection: Connection, operation: Operation, targets: Sequence[Target], outcome: Outcome
+    context: OperationContext, connection: Connection, acting: Acting, targets: Sequence[Target], outcome: Outcome
 ) -> None:
-    by = f"client {operation.client_id}"
-    effects = await ending.cancel(context.actions, connection, targets, operation.reason, by)
+    effects = await ending.cancel(
+        context.actions, connection, targets, acting.operation.reason, acting.by, operation_id=acting.id
+    )
     outcome.ended += effects.ended
     outcome.hints += effects.hints
     for target in targets:
@@ -90,7 +104,7 @@ async def _cancel(
 
 
 async def _delete(
-    context: OperationContext, connection: Connection, operation: Operation, targets: Sequence[Target], outcome: Outcome
+    context: OperationContext, connection: Connection, acting: Acting, targets: Sequence[Target], outcome: Outcome
 ) -> None:
     """Delete the jobs. Housekeeping deletes their objects and rows later: waiting for the store would take hours."""
     finished = [target for target in targets if target.row["finished_at"] is not None]
@@ -105,7 +119,7 @@ async def _delete(
         effects = Effects()
 
         async def delete(target: Target = target, effects: Effects = effects) -> None:
-            await ending.delete(context.actions, connection, target, f"client {operation.client_id}", effects)
+            await ending.delete(context.actions, connection, target, acting.by, effects, acting.id)
 
         if await _act_alone(connection, target, outcome, delete):
             outcome.ended += effects.ended
@@ -113,9 +127,10 @@ async def _delete(
 
 
 async def _retry_charged(
-    context: OperationContext, connection: Connection, operation: Operation, job_ids: Sequence[UUID], tenant_id: str
+    context: OperationContext, connection: Connection, acting: Acting, job_ids: Sequence[UUID], tenant_id: str
 ) -> Outcome:
     """Retry the jobs. Each retry is charged as a submission. As in every submission, the rates are locked first."""
+    operation, cause = acting.operation, {"by": acting.by, "operation": str(acting.id)}
     payer = Payer(tenant_id, operation.payer_key)
     async with context.admission.submitting(connection, payer, {}, len(job_ids)) as charge:
         rows, busy = await operations.lock(connection, operation.action, job_ids, tenant_id, operation.at)
@@ -125,7 +140,7 @@ async def _retry_charged(
         to_revive_together = await _jobs_to_revive_together(templates, connection, targets, tenant_id)
 
         async def retry_together() -> None:
-            outcome.hints += await revive_together(context.actions, connection, to_revive_together)
+            outcome.hints += await revive_together(context.actions, connection, to_revive_together, cause)
             for target in to_revive_together:
                 await context.admission.add_queues_of(connection, charge, target.id)
 
@@ -139,7 +154,7 @@ async def _retry_charged(
 
             async def retry(target: Target = target) -> None:
                 template_version = await templates.of(target)
-                effects = await revive(context.actions, connection, target, template_version)
+                effects = await revive(context.actions, connection, target, template_version, cause=cause)
                 if effects is None:  # although the job is locked and had failed
                     raise Conflict("resource_invalid_state", "The job's state does not allow this.")
                 outcome.limits |= set(effects.limits)

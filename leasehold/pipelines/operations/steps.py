@@ -25,7 +25,7 @@ from leasehold.domain.sentences import counted
 from leasehold.domain.verdicts import Done, Snooze
 from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.pipelines.operations.batch_size import MAX_BATCH, BatchSize
-from leasehold.pipelines.operations.batches import Outcome, act_on
+from leasehold.pipelines.operations.batches import Acting, Outcome, act_on
 from leasehold.pipelines.operations.context import OperationContext, open_operation_context
 from leasehold.pipelines.operations.pace import largest_batch, next_time, rate_of
 from leasehold.pipelines.operations.pipeline import Operation, bound_of, bulk_operation
@@ -84,6 +84,7 @@ class _OperationAttempt:
     def __init__(self, attempt: AnnouncingAttempt, progress: Progress) -> None:
         self._attempt, self._progress = attempt, progress
         self._operation: Operation = attempt.params
+        self._acting = Acting(attempt.job_id, self._operation)
         self._context: OperationContext = attempt.opened
         self._ends_at = monotonic() + _ATTEMPT_SECONDS
         self._targets: list[tuple[UUID, str]] = []
@@ -193,7 +194,7 @@ class _OperationAttempt:
             try:
                 async with connection.transaction():
                     await connection.execute(_ASYNCHRONOUS_COMMIT)
-                    outcome = await act_on(self._context, connection, self._operation, batch.job_ids, batch.tenant_id)
+                    outcome = await act_on(self._context, connection, self._acting, batch.job_ids, batch.tenant_id)
                     progress = self._after(batch, outcome)
                     failpoints.reach("mid_batch")
                     await self._report(connection, outcome)

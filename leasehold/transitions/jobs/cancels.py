@@ -99,6 +99,7 @@ async def request_cancel(
     reason: str,
     by: str,
     forced: bool = False,
+    operation_id: UUID | None = None,
 ) -> Cancels:
     """Unfinished -> cancelled if no step of the job is leased, else -> cancel_requested. No step starts any more.
 
@@ -106,12 +107,14 @@ async def request_cancel(
     within the grace.
 
     The answer leaves out a job that has ended, is being cancelled already, belongs to another tenant, or is not
-    cancelable (unless `forced`). The job's history shows `reason` and `by`, which says who cancels.
+    cancelable (unless `forced`). The job's history shows `reason`, `by`, which says who cancels, and `operation_id`,
+    the bulk operation that does it for them.
     """
     async with connection.transaction():
         locked = [row["id"] for row in await connection.fetch(_LOCK_CANCELABLE, list(job_ids), tenant_id, forced)]
         if not locked:
             return Cancels({}, [], [])
-        rows = await connection.fetch(REQUEST_CANCEL, locked, {"reason": reason, "by": by})
+        cancel = {"reason": reason, "by": by} | ({} if operation_id is None else {"operation": str(operation_id)})
+        rows = await connection.fetch(REQUEST_CANCEL, locked, cancel)
     hints = [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]
     return Cancels({row["id"]: JobState(row["status"]) for row in rows}, ended_jobs(rows), hints)

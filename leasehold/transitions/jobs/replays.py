@@ -34,7 +34,7 @@ _REPLAYABLE = unindexed(
 # reset. Webhooks are sent at its next end, too. $4: whether the job must wait at its concurrency limits first; then
 # each runnable step waits for one more step, which stands for all limits. $5: whether $6 replaces the exclusive key.
 # $7: the pipelines that have an `on_failure` pipeline, whose run follows each failure. $8: the band of the hints
-# (NULL: that of each step).
+# (NULL: that of each step). $9: the data of the events (NULL: none).
 REPLAY = f"""
 -- replay
 WITH locked AS MATERIALIZED (
@@ -82,9 +82,9 @@ WITH locked AS MATERIALIZED (
     FROM counted WHERE j.id = counted.id
     RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - counted.n AS seq
 ), events AS (
-    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT r.job_id, a.seq + row_number() OVER (PARTITION BY r.job_id ORDER BY r.position), a.tenant_id, 'replayed',
-           a.status, r.id, r.step, r.status, r.epoch
+           a.status, r.id, r.step, r.status, r.epoch, $9::jsonb
     FROM revived r JOIN advanced a ON a.id = r.job_id
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
@@ -152,6 +152,7 @@ async def replay(
     terms: AdmissionTerms | None = None,
     *,
     followed: Sequence[str] = (),
+    cause: Mapping[str, str] | None = None,
 ) -> list[Announcement] | None:
     """failed -> pending, queued or waiting_worker, from the failed step on; steps that succeeded stay. None: no such
     failed job.
@@ -159,8 +160,8 @@ async def replay(
     `params`: replaces the job's parameters; the caller has validated it. `from_step`: the job goes on from this step
     instead, and the steps that need this step run again, too. `terms`: the job's limits and exclusive key from now on.
     None: the job waits at no limits and keeps its exclusive key. `followed`: the pipelines that have an `on_failure`
-    pipeline, whose run follows each failure. The job always keeps its dedupe key. With limits the job is held: call
-    `concurrency.admit` after the commit.
+    pipeline, whose run follows each failure. `cause`: who retries the job, for its history. The job always keeps its
+    dedupe key. With limits the job is held: call `concurrency.admit` after the commit.
 
     Raises Invalid `unknown_step`. Raises asyncpg.UniqueViolationError while another job has the same exclusive or
     dedupe key.
@@ -181,7 +182,7 @@ async def replay(
             await concurrency.forget_admission(connection, job_id, new_terms.limits)
         rows = await connection.fetch(
             REPLAY, [job_id], tenant_id, params, bool(new_terms.limits), terms is not None, new_terms.exclusive_key,
-            list(followed), None,
+            list(followed), None, cause,
         )  # fmt: skip
         if new_terms.limits:
             await concurrency.queue_up(
@@ -197,7 +198,11 @@ async def state_of(connection: Connection, job_id: UUID) -> str:
 
 
 async def replay_together(
-    connection: Connection, job_ids: Sequence[UUID], tenant_id: str, followed: Sequence[str] = ()
+    connection: Connection,
+    job_ids: Sequence[UUID],
+    tenant_id: str,
+    followed: Sequence[str] = (),
+    cause: Mapping[str, str] | None = None,
 ) -> list[Announcement]:
     """failed -> queued or waiting_worker, as `replay`, for jobs that never had a limit nor an exclusive or dedupe key,
     and get none of these.
@@ -205,6 +210,6 @@ async def replay_together(
     The hints get the last band, because so many hints must not delay the hints of other jobs.
     """
     rows = await connection.fetch(
-        REPLAY, list(job_ids), tenant_id, None, False, False, None, list(followed), _LAST_BAND
+        REPLAY, list(job_ids), tenant_id, None, False, False, None, list(followed), _LAST_BAND, cause
     )
     return [Announcement.from_row(row) for row in rows]
