@@ -39,8 +39,8 @@ log = structlog.get_logger(__name__)
 #: The largest number of fields of a form. The largest form has the picked jobs of a page, and a few further fields.
 _MAX_FIELDS = 200
 _MAX_DIGITS = 9
-#: The second press of a button waits for the answer to the first for so many seconds, and looks for it as often.
-_PATIENCE_SECONDS, _LOOK_AGAIN_SECONDS = 15.0, 0.2
+#: The second press of a button waits for the answer to the first for so many seconds, and polls for it as often.
+_PATIENCE_SECONDS, _POLL_SECONDS = 15.0, 0.2
 _CROSS_SITE = "cross-site"
 #: The beginning of a form's path is the path of the page with the form: a list, or an object with an id. The page must
 #: be known from this path, because the Referrer-Policy forbids the browser to name the page.
@@ -133,7 +133,7 @@ async def _after_first_press(request: Request, handler: Callable[[Request], Coro
             if monotonic() > waits_until:
                 sentence = "The first press of this button is still at work. Open the page again to see what it did."
                 raise Conflict(error.code, sentence) from None
-        await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _read_form(request: Request) -> Form:
