@@ -328,6 +328,20 @@ async def test_reading_and_acting_need_no_javascript(visit: Visit, maker: Maker)
     await expect(page.get_by_text("No step has failed for good.")).to_be_visible()
 
 
+async def test_a_double_click_without_javascript_makes_one_key_and_shows_its_secret(
+    visit: Visit, running: Running, rows: Connection
+) -> None:
+    page = await visit("admin", "/keys", java_script_enabled=False)
+    await page.get_by_text("Make a key…").click()
+    await page.get_by_label("Who uses it").fill("billing")
+    await page.get_by_role("button", name="Make the key").dblclick()
+    await expect(page.get_by_role("heading", name="The key of billing")).to_be_visible()
+    text = await page.locator("pre.secret code").inner_text()
+    assert await rows.fetchval("SELECT count(*) FROM api_key WHERE client_id = 'billing'") == 1
+    async with httpx2.AsyncClient(base_url=running.url, headers={"Authorization": f"Bearer {text}"}) as billing:
+        assert (await billing.get("/v1/jobs")).status_code == 200
+
+
 async def test_a_long_name_of_a_dead_letter_is_read_whole_on_a_phone(
     visit: Visit, maker: Maker, client: httpx2.AsyncClient
 ) -> None:
