@@ -28,6 +28,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SECONDS_FOR_LAST_SIGNAL = 3.0
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+KILLED = 128 + signal.SIGKILL
 
 
 def prctl(option: int, value: int) -> None:
@@ -54,6 +55,12 @@ def descendants(root: int) -> list[int]:
         below_root += pids
         unvisited += pids
     return below_root
+
+
+def shell_code(status: int) -> int:
+    """The exit code for a status of `waitpid`; 128 + n for signal n, as shells do."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
 
 
 def kill_everything(server: int) -> None:
@@ -106,7 +113,8 @@ class Guard:
         return owner_fd
 
     def start(self, argv: list[str], uid: int, gid: int) -> None:
-        self.server = subprocess.Popen(
+        # Kept, because a Popen without a reference collects a child that has ended: `reap` would never get its status.
+        self.process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -114,7 +122,8 @@ class Guard:
             user=uid if uid >= 0 else None,
             group=gid if uid >= 0 else None,
             extra_groups=[] if uid >= 0 else None,
-        ).pid
+        )
+        self.server = self.process.pid
 
     def run(self) -> int:
         """Watch until the server or its owner has ended.
@@ -122,14 +131,14 @@ class Guard:
         Returns:
             The server's exit code; 128 + n for signal n, as shells do.
         """
-        while self.status is None and self.owner_lives():
+        while self.status is None and self.wait_for_event():
             self.reap()
         if self.status is None:
             self.send_last_signal()
         kill_everything(self.server)
-        return 137 if self.status is None else os.waitstatus_to_exitcode(self.status) % 256
+        return KILLED if self.status is None else shell_code(self.status)
 
-    def owner_lives(self) -> bool:
+    def wait_for_event(self) -> bool:
         """Wait for the next event, and forward signals to the server. False: the owner has ended, or a signal stops the
         guard.
         """
@@ -170,7 +179,7 @@ def main() -> int:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     guard = Guard(owner, last_signal)
     if os.getppid() != owner:  # the owner ended before the guard could watch it
-        return 137
+        return KILLED
     try:
         guard.start(sys.argv[5:], uid, gid)
     except OSError as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,29 @@ def test_two_that_copy_the_same_programs_do_not_meet(tmp_path: Path) -> None:
         programs._copy([tmp_path / "program"], tmp_path / "cache" / "program-1")
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["program-1"]
     assert (tmp_path / "cache/program-1/program").read_text() == "x"
+
+
+#: Runs the guard. Its server has ended before the guard can watch it.
+_LATE_GUARD = """
+import os, subprocess, sys
+from leasehold.embedded import guard
+
+class Ended(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+
+subprocess.Popen = Ended
+sys.exit(guard.main())
+"""
+
+
+@pytest.mark.parametrize(("program", "code"), [("exit 7", 7), ("kill -TERM $$", 128 + 15), ("kill -KILL $$", 128 + 9)])
+def test_the_guard_ends_with_the_code_that_a_shell_would_give_its_server(program: str, code: int) -> None:
+    owner, nobody, last_signal = str(os.getpid()), "-1", str(int(signal.SIGKILL))
+    argv = [sys.executable, "-c", _LATE_GUARD, owner, nobody, nobody, last_signal, "/bin/sh", "-c", program]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:  # the open pipe says that the owner lives
+        assert process.wait(timeout=30) == code
 
 
 def test_the_guard_kills_all_others_if_it_may_not_kill_one(monkeypatch: pytest.MonkeyPatch) -> None:
