@@ -35,7 +35,7 @@ async def calibrate(testbed: Testbed, scale: Scale, many: Run, few: Run) -> Cost
     worker_task, worker_statement = _split(many, few, "worker", scale.jobs)
     database_task, database_statement = _split(many, few, "postgres", scale.jobs)
     async with testbed.installation(broker="postgres") as installation:
-        submission, log_bytes = await _submission(installation, scale.jobs)
+        submission, wal_bytes = await _submission(installation, scale.jobs)
         renewal = await _renewal(installation)
         trip, flush = await _trips(installation)
         notification = await _notification(installation)
@@ -51,12 +51,14 @@ async def calibrate(testbed: Testbed, scale: Scale, many: Run, few: Run) -> Cost
         broker_task=many.meter.by_role.get("rabbitmq", 0.0) / scale.jobs,
         flush_seconds=flush,
         trip_seconds=trip,
-        log_bytes=log_bytes + many.writes.wal_bytes,
+        log_bytes=wal_bytes + many.writes.wal_bytes,
     )
 
 
 def _split(many: Run, few: Run, role: str, jobs: int) -> tuple[float, float]:
-    """Seconds of a task and of a statement: the line through both drains. Noise must not make a cost negative."""
+    """CPU seconds per task and per statement. Each drain cost tasks * a + statements * b; two drains give a and b.
+    Noise must not make a cost negative.
+    """
     of_many, of_few = (run.meter.by_role[role] for run in (many, few))
     sent_by_many, sent_by_few = (sum(run.statements.values()) for run in (many, few))
     statement = max(0.0, (of_few - of_many) / (sent_by_few - sent_by_many))
@@ -64,7 +66,9 @@ def _split(many: Run, few: Run, role: str, jobs: int) -> tuple[float, float]:
 
 
 async def _submission(installation: Installation, jobs: int) -> tuple[float, float]:
-    """PostgreSQL's CPU and the bytes of the log for a submission, in batches like those of a busy API."""
+    """What the submission of one job costs PostgreSQL: its CPU, and the bytes of its write-ahead log (WAL). The jobs
+    come in batches like those of a busy API.
+    """
     await fill(installation, BATCH)
     async with installation.connection() as connection:
         before = await connection.fetchval("SELECT pg_current_wal_lsn() - '0/0'::pg_lsn")
@@ -75,21 +79,22 @@ async def _submission(installation: Installation, jobs: int) -> tuple[float, flo
 
 
 async def _renewal(installation: Installation) -> float:
+    """PostgreSQL's CPU for the renewal of one lease, in statements that renew a whole batch."""
     connection = await connect(installation.settings, "bench")
     try:
-        owner = terms()
-        for batch in (await pending(connection, BATCH))[:8]:
-            leases = [claimed.lease for claimed in await claims.claim(connection, owner, batch)]
+        lease_terms = terms()
+        batch = (await pending(connection, BATCH))[0]
+        leases = [claimed.lease for claimed in await claims.claim(connection, lease_terms, batch)]
         with Meter() as meter:
             for _ in range(_RENEWALS):
-                await claims.renew(connection, owner.owner, leases, 30)
+                await claims.renew(connection, lease_terms.owner, leases, 30)
         return meter.by_role["postgres"] / (_RENEWALS * len(leases))
     finally:
         await connection.close()
 
 
 async def _trips(installation: Installation) -> tuple[float, float]:
-    """Seconds of an empty statement, and of a flush of the log."""
+    """Seconds of an empty statement, and of a flush of the write-ahead log."""
     async with installation.connection() as connection:
         trip = await _seconds_of(lambda: connection.execute("SELECT 1"))
         commit = await _seconds_of(lambda: connection.execute("SELECT pg_logical_emit_message(true, 'bench', 'x')"))

@@ -47,9 +47,9 @@ class Costs:
     database_idle_worker: float  # a second, for a worker without work
     database_notification: float  # for each session that listens
     broker_task: float
-    flush_seconds: float  # of the log
+    flush_seconds: float  # of the write-ahead log
     trip_seconds: float  # of an empty statement
-    log_bytes: float  # of a task, from its submission to its end
+    log_bytes: float  # of the write-ahead log, of a task from its submission to its end
 
     @classmethod
     def of(cls, values: dict[str, float]) -> Self:

@@ -19,7 +19,7 @@ import aio_pika
 import asyncpg
 from aiobotocore.session import get_session
 
-from chaos import audit, journal
+from chaos import journal, row_changes
 from chaos.evidence import Order, Row, StoredObject, Terms
 from chaos.history import History
 from chaos.load import PICTURE_TYPE, WORDS, Load, picture
@@ -71,7 +71,7 @@ async def gather(installation: Installation, load: Load, history: History) -> No
         for name, statement in _TABLES.items():
             setattr(history, name, [_plain(row) for row in await connection.fetch(statement)])
         history.firings = [row for row in history.run_rows if row["schedule_id"] is not None]
-        history.changes = await audit.changes(connection)
+        history.changes = await row_changes.changes(connection)
     changing = {change.xact for change in history.changes}
     history.in_progress = {xact: installation.transactions.last_seen(int(xact)) for xact in changing}
     diary = load.diary

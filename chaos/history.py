@@ -15,10 +15,10 @@ from itertools import pairwise
 from typing import Any
 
 from chaos.amqp_tap import HintRecord
-from chaos.audit import Change
 from chaos.evidence import Bound, ExternalLease, Operation, Order, Request, Row, StoredObject, Terms
 from chaos.postgres_tap import Session
 from chaos.receiver import Delivery
+from chaos.row_changes import Change
 from chaos.starvation import Starvation, Starved
 from leasehold.domain.states import JOB_TERMINAL, JobState
 
@@ -210,29 +210,36 @@ class History:
                 ended.setdefault(change.row["id"], change.at)
         return ended
 
-    def seconds_held_up(self, since: float, until: float, *, starved: bool = True) -> float:
+    def seconds_held_up(self, since: float, until: float, *, allow_starvation: bool = True) -> float:
         """For how many of the seconds between the two times no worker could end a job: gaps of more than
-        _SILENT_SECONDS between commits and, if `starved`, the time for which some process waited for a processor.
+        _SILENT_SECONDS between commits and, if `allow_starvation`, the time for which some process waited for a
+        processor.
         """
         moments = [since, *self._commits[bisect_right(self._commits, since) : bisect_left(self._commits, until)], until]
-        return sum(
-            gap if gap > _SILENT_SECONDS else min(gap, self.starvation.longest_wait(earlier, later)) if starved else 0.0
-            for earlier, later in pairwise(moments)
-            if (gap := later - earlier) > 0.0
-        )
+        held_up = 0.0
+        for earlier, later in pairwise(moments):
+            gap = later - earlier
+            if gap > _SILENT_SECONDS:
+                held_up += gap
+            elif gap > 0.0 and allow_starvation:
+                held_up += min(gap, self.starvation.longest_wait(earlier, later))
+        return held_up
 
     @cached_property
     def _commits(self) -> list[float]:
         return sorted(change.at for change in self.changes)
 
-    def seconds_worked(self, process: str, since: float, until: float, *, starved: bool = True) -> float:
+    def seconds_worked(self, process: str, since: float, until: float, *, allow_starvation: bool = True) -> float:
         """For how many of the seconds between the two times the journal shows that the process did not stand still. If
-        `starved`, without the time for which it waited for a processor.
+        `allow_starvation`, without the time for which it waited for a processor.
         """
         lines = self._signs_of_life.get(process, [])
         moments = [since, *lines[bisect_right(lines, since) : bisect_left(lines, until)], until]
         return sum(
-            min(max(0.0, gap - (self.starvation.wait_of(process, earlier, later) if starved else 0.0)), _STILL_SECONDS)
+            min(
+                max(0.0, gap - (self.starvation.wait_of(process, earlier, later) if allow_starvation else 0.0)),
+                _STILL_SECONDS,
+            )
             for earlier, later in pairwise(moments)
             if (gap := later - earlier) > 0.0
         )

@@ -1,8 +1,8 @@
 """`python -m chaos.old_process worker|api`: a process of the release. chaos/release.py sets the path on which Python
 finds the release's code first.
 
-It makes one change in that code: its database sessions name their process, so that the audit knows the process of each
-commit. It imports only what the platform had at that release.
+It makes one change in that code: its database sessions name their process, so that the triggers that record changes
+of rows know the process of each commit. It imports only what the platform had at that release.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from leasehold.pipelines import shipped
 #: The text with which a run of `mendable` fails, and the text with which a retry succeeds.
 BROKEN, MENDED = "broken", "mended"
 #: The workflow that is cancelled, and its call that undoes its work (chaos/workflows.py).
-TAKES_BACK, PUT_BACK = "chaos.takes_back", "put_back"
+UNDOING_WORKFLOW, UNDO_CALL = "chaos.takes_back", "put_back"
 #: The queue of the external workers.
 ABROAD_QUEUE = "abroad"
 #: More than SINGLE_PUT_BYTES of chaos/settings.py: the upload is a multipart upload.

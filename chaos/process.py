@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 
 import time_machine
 
-from chaos import audit, journal
+from chaos import journal, row_changes
 from chaos.mutations import MUTATIONS
 from chaos.settings import IN_FLIGHT_SECONDS, SINGLE_PUT_BYTES
 from leasehold.db import database, idempotency
@@ -84,9 +84,9 @@ def fill_memory_on_signal() -> None:
 
 
 def name_sessions() -> None:
-    """Give each PostgreSQL session of this process its name, which the audit's triggers record with each change."""
+    """Give each PostgreSQL session of this process its name, which the triggers record with each change of a row."""
     settings = database._server_settings  # noqa: SLF001 - a URL takes no settings of the server
-    own = {audit.PROCESS: os.environ[journal.PROCESS_VARIABLE]}
+    own = {row_changes.PROCESS: os.environ[journal.PROCESS_VARIABLE]}
     database._server_settings = lambda name: settings(name) | own  # noqa: SLF001 - as above
 
 

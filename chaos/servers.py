@@ -15,7 +15,7 @@ from typing import Self
 
 import asyncpg
 
-from chaos import audit, memory, replicas
+from chaos import memory, replicas, row_changes
 from chaos.catalogue import BROKER, CLOCK, MEMORY, MOUNTS, STANDBY
 from chaos.clock import DatabaseClock, find_library
 from chaos.disk import Volume
@@ -73,7 +73,7 @@ class Servers:
             self.abilities = frozenset(self._abilities())
             await self.administer(f"CREATE DATABASE {_TEMPLATE}")
             await migrate(self.postgres.url_of(_TEMPLATE))
-            await self._install_audit(_TEMPLATE)
+            await self._install_triggers(_TEMPLATE)
             self._open = opening.pop_all()
         return self
 
@@ -154,11 +154,11 @@ class Servers:
             return
         await self.administer(f"CREATE DATABASE {_OF_RELEASE}")
         await (await self.release()).migrate(self.postgres.url_of(_OF_RELEASE))
-        await self._install_audit(_OF_RELEASE)
+        await self._install_triggers(_OF_RELEASE)
         self._has_template_of_release = True
 
-    async def _install_audit(self, database: str) -> None:
-        await self.administer(audit.install(self.clock.file if self.clock else None), database)
+    async def _install_triggers(self, database: str) -> None:
+        await self.administer(row_changes.install(self.clock.file if self.clock else None), database)
 
     async def drop_database(self, name: str) -> None:
         statement = f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"

@@ -1,7 +1,7 @@
 """Samples which transactions of the run's database are in progress.
 
-The audit's triggers know when a row was changed, not when its transaction ended. Until then the row is locked, and
-others see it as it was before. A commit that waits for a standby, or for a processor, may take a second.
+The triggers that record changes of rows know when a row was changed, not when its transaction ended. Until then the row
+is locked, and others see it as it was before. A commit that waits for a standby, or for a processor, may take a second.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ class TransactionWatch:
 
     def __init__(self, url: Callable[[], str]) -> None:
         self._url = url
-        self._last_seen: dict[int, float] = {}  # of transactions beside which a later one had ended
-        # Of each sample, its time and the first transaction of those of which none had ended.
+        #: Transaction -> time of the last sample whose snapshot listed it as in progress.
+        self._last_seen: dict[int, float] = {}
+        # For each sample: its time, and the snapshot's xmax. No transaction from this number on had ended.
         self._times: list[float] = []
-        self._firsts: list[int] = []
+        self._xmaxes: list[int] = []
 
     def last_seen(self, transaction: int) -> float:
         """The time of the last sample, in seconds since 1970, at which the transaction had not ended; 0: there is no
-        such sample. Transactions have ascending numbers, so this is also a time before it began.
+        such sample. A sample from before the transaction began counts, too: its number was then not given yet, so it
+        had not ended.
         """
-        index = bisect_right(self._firsts, transaction)
+        index = bisect_right(self._xmaxes, transaction)
         return max(self._times[index - 1] if index else 0.0, self._last_seen.get(transaction, 0.0))
 
     async def watch(self) -> None:
@@ -53,9 +55,9 @@ class TransactionWatch:
                 before = time.time()
                 async with asyncio.timeout(_PATIENCE_SECONDS):
                     snapshot = await connection.fetchval("SELECT pg_current_snapshot()::text")
-                _, first, in_progress = snapshot.split(":")
+                _, xmax, in_progress = snapshot.split(":")
                 self._times.append(before)
-                self._firsts.append(max(int(first), self._firsts[-1] if self._firsts else 0))
+                self._xmaxes.append(max(int(xmax), self._xmaxes[-1] if self._xmaxes else 0))
                 self._last_seen |= dict.fromkeys(map(int, in_progress.split(",") if in_progress else ()), before)
                 await asyncio.sleep(_SAMPLE_SECONDS)
         finally:

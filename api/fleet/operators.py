@@ -22,7 +22,7 @@ from leasehold.db import run_reads
 from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.errors import NotFound
 from leasehold.domain.json_values import JsonNumber
-from leasehold.limits.bounds import make_room
+from leasehold.limits.bounds import check_room
 from leasehold.transitions import fleet, limits, workers
 
 router = APIRouter(tags=["operators"], prefix="/v1", route_class=AuthenticatedFirst)
@@ -177,7 +177,7 @@ async def set_limit(request: Request, body: Limit, caller: Operator) -> Response
     services = services_of(request)
     async with services.pool.acquire() as connection, connection.transaction():
         if not await limits.is_declared(connection, body.tenant_id, body.key):
-            await make_room(connection, "gate", body.tenant_id, services.settings.limits_per_tenant)
+            await check_room(connection, "gate", body.tenant_id, services.settings.limits_per_tenant)
         limit = ConcurrencyLimit(body.tenant_id, body.key, body.at_most, body.per_minute)
         kind_pipelines = (pipeline for kind in services.kinds for pipeline in kind.pipelines)
         await limits.declare(connection, (*services.templates.pipelines, *kind_pipelines), limit)

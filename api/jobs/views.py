@@ -22,7 +22,7 @@ from leasehold.api.process.services import services_of
 from leasehold.db import saved_views
 from leasehold.domain.errors import NotFound
 from leasehold.domain.job_filter import MAX_CHARACTERS, InvalidFilter, parse
-from leasehold.limits.bounds import make_room
+from leasehold.limits.bounds import check_room
 
 router = APIRouter(tags=["jobs"], prefix="/v1/views", route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(Require(JOBS_READ))]
@@ -84,7 +84,7 @@ async def save_view(request: Request, body: NewView, caller: Operator) -> Respon
     async with services.pool.acquire() as connection, connection.transaction():
         if not await saved_views.exists(connection, caller.tenant_id, body.name):
             at_most = min(services.settings.views_per_tenant, saved_views.MAX_VIEWS)
-            await make_room(connection, "saved_view", caller.tenant_id, at_most)
+            await check_room(connection, "saved_view", caller.tenant_id, at_most)
         row = await saved_views.save(connection, caller.tenant_id, body.name, body.filter, caller.client_id)
         await record(connection, caller, "view.saved", row["id"], name=body.name, filter=body.filter)
     return json_response(dict(row))

@@ -39,7 +39,7 @@ from leasehold.domain import cron
 from leasehold.domain.errors import Conflict, Invalid, NotFound, RequestError, TooMany, Unavailable
 from leasehold.domain.ids import new_id
 from leasehold.domain.json_values import MAX_SMALLINT, Flag, Integer, JsonNumber
-from leasehold.limits.bounds import make_room
+from leasehold.limits.bounds import check_room
 from leasehold.schedules import firing as schedules
 from leasehold.transitions import quarantine
 from leasehold.transitions.runs import CreatedRun
@@ -190,7 +190,7 @@ async def create_schedule(
     async def work(connection: Connection) -> Answer:
         if not is_checked:  # the stored answer expired after `is_repeated`
             raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
-        await make_room(connection, "schedule", caller.tenant_id, services.settings.schedules_per_tenant)
+        await check_room(connection, "schedule", caller.tenant_id, services.settings.schedules_per_tenant)
         # Read the version again: it may have been deleted since the check. From here on, a deletion waits for this
         # transaction.
         await services.templates.find(connection, caller.tenant_id, body.template, body.version)

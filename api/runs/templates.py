@@ -26,7 +26,7 @@ from leasehold.domain.errors import Conflict
 from leasehold.domain.json_values import MAX_SMALLINT, Flag
 from leasehold.domain.template import Template
 from leasehold.evaluation.templates import TemplatePage, TemplateVersion
-from leasehold.limits.bounds import lock_additions, make_room
+from leasehold.limits.bounds import check_room, lock_additions
 
 router = APIRouter(tags=["templates"], prefix="/v1/templates", route_class=AuthenticatedFirst)
 Writer = Annotated[Caller, Depends(Require(TEMPLATES_WRITE))]
@@ -80,7 +80,7 @@ async def create_template(
     async def work(connection: Connection) -> Answer:
         if not is_checked:  # the stored answer expired after `is_repeated`
             raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
-        await make_room(connection, "template", caller.tenant_id, services.settings.templates_per_tenant)
+        await check_room(connection, "template", caller.tenant_id, services.settings.templates_per_tenant)
         await services.templates.write(connection, caller.tenant_id, body)
         await record(connection, caller, "template.written", f"{body.type}/{body.version}", enabled=body.enabled)
         template_version = TemplateVersion(body, body.pipeline(), enabled=body.enabled, in_code=False)

@@ -33,7 +33,7 @@ from leasehold.domain.errors import Conflict, Invalid, NotFound
 from leasehold.domain.ids import new_id
 from leasehold.domain.json_values import Flag
 from leasehold.limits.admission import queues_of
-from leasehold.limits.bounds import make_room
+from leasehold.limits.bounds import check_room
 from leasehold.security.egress import Egress, EgressRefused
 from leasehold.security.sealing import Sealing
 from leasehold.security.signing import new_secret, secret_text
@@ -113,7 +113,7 @@ async def create_webhook(
     async def work(connection: Connection) -> Answer:
         if not is_checked:  # the stored answer expired after `is_repeated`
             raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
-        await make_room(connection, "webhook", caller.tenant_id, services.settings.webhooks_per_tenant)
+        await check_room(connection, "webhook", caller.tenant_id, services.settings.webhooks_per_tenant)
         row = await connection.fetchrow(
             "INSERT INTO webhook (id, tenant_id, url, secrets, events) VALUES ($1, $2, $3, $4, $5) RETURNING *",
             new_id(),

@@ -6,12 +6,12 @@ from bisect import bisect_right
 from collections.abc import Iterator
 
 from chaos.amqp_tap import HintEvent, HintRecord
-from chaos.audit import Change, seconds
 from chaos.checks.verdict import NotApplicable, Observation, observed
 from chaos.evidence import Row
 from chaos.history import History
+from chaos.row_changes import Change, seconds
 
-#: The clocks of the proxy and of the audit's triggers may differ by this many seconds.
+#: The clocks of the proxy and of the triggers that record changes of rows may differ by this many seconds.
 _CLOCK_DIFFERENCE = 0.005
 _RUNNABLE = ("pending", "retry", "waiting")
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chaos.audit import Change
 from chaos.checks.verdict import Observation, observed
 from chaos.history import History
-from chaos.pipelines import PUT_BACK, TAKES_BACK
+from chaos.pipelines import UNDO_CALL, UNDOING_WORKFLOW
+from chaos.row_changes import Change
 
-#: The audit's trigger reads the clock a little before the commit. A claim within this time, in seconds, is not late.
+#: The triggers that record changes of rows read the clock a little before the commit. A claim within this time, in
+#: seconds, is not late.
 _CLOCK_DIFFERENCE = 0.005
 #: If the worker that sweeps stands still, another one takes over within this time (as for I7).
 _SWEEPER_SECONDS = 10.0
 
 
 def i15(history: History) -> Iterator[Observation]:
-    """After a cancel no step starts, and the job ends in lease and grace; if it was immediate, nothing is committed."""
+    """After a cancel no step starts; the job ends within lease time plus grace, or at once without another commit."""
     for cancel in history.requests:
-        if cancel.kind == "cancel" and cancel.answer == "accepted":
+        if cancel.kind == "cancel" and cancel.answer == "accepted":  # the job was cancelled at once
             violations = [
                 *_begun_after(history, cancel.job, cancel.answered_at),
                 *_committed_after(history, cancel.job, cancel.answered_at),
@@ -30,16 +31,16 @@ def i15(history: History) -> Iterator[Observation]:
     for change in history.changes:
         if change.kind == "job" and (change.moved() or ("", ""))[1] == "cancel_requested":
             violations = [*_not_stopped(history, change)]
-            was_starved = not violations and any(_not_stopped(history, change, starved=False))
+            was_starved = not violations and any(_not_stopped(history, change, allow_starvation=False))
             what = "running job, without a processor" if was_starved else "running job"
             yield observed(what, "; ".join(violations), good=not violations)
-            if change.row["pipeline"] == TAKES_BACK and _has_called(history, change):
+            if change.row["pipeline"] == UNDOING_WORKFLOW and _has_called(history, change):
                 yield _undone(history, change.row["id"])
 
 
-def _not_stopped(history: History, request: Change, *, starved: bool = True) -> Iterator[str]:
-    """The evidence that the job did not stop as it must. `starved`: whether to allow for the time for which processes
-    waited for a processor.
+def _not_stopped(history: History, request: Change, *, allow_starvation: bool = True) -> Iterator[str]:
+    """The evidence that the job did not stop as it must. `allow_starvation`: whether to allow for the time for
+    which processes waited for a processor.
     """
     job = request.row
     yield from _begun_after(history, job["id"], request.at + _CLOCK_DIFFERENCE, may_undo=True)
@@ -48,7 +49,7 @@ def _not_stopped(history: History, request: Change, *, starved: bool = True) -> 
     if ended is None:
         yield f"{job['pipeline']} {job['id']} was asked to stop and has not ended"
     elif (
-        ended - request.at - history.seconds_held_up(request.at, ended, starved=starved)
+        ended - request.at - history.seconds_held_up(request.at, ended, allow_starvation=allow_starvation)
         > allowed_seconds + history.terms.sweep_seconds + _SWEEPER_SECONDS
     ):
         lateness = (
@@ -61,7 +62,7 @@ def _not_stopped(history: History, request: Change, *, starved: bool = True) -> 
             continue
         # The worker learns of the request by a heartbeat, and ends the handler after the grace. If no heartbeat gets an
         # answer, the worker ends the handler when its trust in the lease ends.
-        seconds = history.seconds_worked(run.process, request.at, run.last, starved=starved)
+        seconds = history.seconds_worked(run.process, request.at, run.last, allow_starvation=allow_starvation)
         if seconds > allowed_seconds:
             yield f"{history.name_of(run.task)} worked on for {seconds:.1f} s after its job was asked to stop"
 
@@ -87,7 +88,7 @@ def _has_called(history: History, request: Change) -> bool:
     """Whether the workflow had made a call when its cancel was requested."""
     for task in history.tasks_of.get(request.row["id"], ()):
         before = [change for change in history.task_changes.get(task["id"], ()) if change.number < request.number]
-        if not task["contained"] and before:
+        if not task["contained"] and before:  # a contained task is one that the workflow started
             return bool(before[-1].row.get("journaled"))
     return False
 
@@ -97,20 +98,20 @@ def _undone(history: History, job: str) -> Observation:
     workers were lost too often, or its code had ended before it could see the cancel.
     """
     status = history.job_by_id[job]["status"]
-    undone = [
+    undo_calls = [
         change.row for change in history.changes
         if change.kind == "call" and change.row["job_id"] == job
-        and (change.row["name"], change.row["state"]) == (PUT_BACK, "done")
+        and (change.row["name"], change.row["state"]) == (UNDO_CALL, "done")
     ]  # fmt: skip
     if status == "succeeded":
         sentence = f"workflow {job} undid its work and succeeded"
-        return observed("workflow that did not see its cancel", sentence, good=not undone)
-    ends = [event for event in history.events_of.get(job, ()) if event["kind"] == "cancelled"]
-    because = next((event["data"]["because"] for event in ends if event["data"]), "")
+        return observed("workflow that did not see its cancel", sentence, good=not undo_calls)
+    cancel_events = [event for event in history.events_of.get(job, ()) if event["kind"] == "cancelled"]
+    reason = next((event["data"]["because"] for event in cancel_events if event["data"]), "")
     losses = max(task["losses"] for task in history.tasks_of[job])
-    if because == "the grace passed" or (because and losses >= history.terms.max_losses):
+    if reason == "the grace passed" or (reason and losses >= history.terms.max_losses):
         return Observation("workflow that was ended")
     sentence = (
-        f"workflow {job} ended {status} ({because or 'acknowledged'}) and has undone its work {len(undone)} times"
+        f"workflow {job} ended {status} ({reason or 'acknowledged'}) and has undone its work {len(undo_calls)} times"
     )
-    return observed("workflow that saw its cancel", sentence, good=status == "cancelled" and len(undone) == 1)
+    return observed("workflow that saw its cancel", sentence, good=status == "cancelled" and len(undo_calls) == 1)

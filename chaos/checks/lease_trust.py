@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chaos.audit import Change, seconds
 from chaos.checks.verdict import Observation, observed
 from chaos.evidence import Row
 from chaos.history import Claim, History, Run
+from chaos.row_changes import Change, seconds
 
 #: How far apart, in seconds, the proxy and the database may see the same end of a session.
 _SAME_MOMENT = 1.0
@@ -89,7 +89,7 @@ def _check_overrun(history: History, run: Run, tenures: list[_Tenure]) -> Iterat
     allowed_seconds = history.terms.trust_margin_seconds + _LAG_SECONDS
     worked = history.seconds_worked(run.process, end, run.last)
     # It worked on for too long by the clock, but not if the time without a processor is left out.
-    by_clock = history.seconds_worked(run.process, end, run.last, starved=False)
+    by_clock = history.seconds_worked(run.process, end, run.last, allow_starvation=False)
     was_starved = by_clock > allowed_seconds >= worked
     why = "the worker had settled it" if tenure.settled and tenure.until == end else "its trust had ended"
     sentence = (

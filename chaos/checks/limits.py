@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from chaos.audit import seconds
 from chaos.checks.verdict import Observation, observed
 from chaos.evidence import Bound
 from chaos.history import History
+from chaos.row_changes import seconds
 
 _MINUTE = 60.0
 

@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from chaos.amqp_tap import HintEvent, HintRecord
-from chaos.audit import seconds
 from chaos.checks.verdict import Observation, observed
 from chaos.history import History, is_external
+from chaos.row_changes import seconds
 
-#: How far apart, in seconds, the proxy and the audit's triggers may see the same moment.
+#: How far apart, in seconds, the proxy and the triggers that record changes of rows may see the same moment.
 _CLOCK_DIFFERENCE = 0.005
 
 

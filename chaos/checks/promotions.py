@@ -9,9 +9,9 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from chaos.audit import Change
 from chaos.checks.verdict import NotApplicable, Observation, observed
 from chaos.history import History, is_external
+from chaos.row_changes import Change
 
 #: A failover may cause a loss from this long before the promotion on: the primary is silent then.
 _SILENCE_SECONDS = 8.0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chaos.audit import Change
 from chaos.checks.verdict import Observation, observed
 from chaos.evidence import Row
 from chaos.history import Claim, History
+from chaos.row_changes import Change
 
-#: The journal and the audit read one clock. If one event follows another, their times may be in the wrong order by at
-#: most this many seconds.
+#: The journal and the triggers that record changes of rows read one clock. If one event follows another,
+#: their times may be in the wrong order by at most this many seconds.
 _CLOCK_DIFFERENCE = 0.005
 
 

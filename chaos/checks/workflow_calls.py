@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chaos.audit import Change
 from chaos.checks.verdict import Observation, observed
 from chaos.evidence import Row
 from chaos.history import History
+from chaos.row_changes import Change
 
 
 def i25(history: History) -> Iterator[Observation]:

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from chaos import journal
-from chaos.audit import WATCH_CALLS
 from chaos.faults.effects import FaultMaker
 from chaos.plan import Fault
 from chaos.release import migrate_with
+from chaos.row_changes import WATCH_CALLS
 from chaos.slots import Slot
 from chaos.stack import Installation
 from leasehold.runtime.transient import until_answered

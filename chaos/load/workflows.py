@@ -7,7 +7,7 @@ import asyncio
 from chaos.load.client import Client
 from chaos.load.diary import Diary, Sender
 from chaos.load.runs import SCOPE, of_cancel, unknown_if_missing, wait_for_status
-from chaos.pipelines import TAKES_BACK
+from chaos.pipelines import UNDOING_WORKFLOW
 
 _TO_WAIT_SECONDS = 1.0
 #: The share of workflows that are cancelled after they have begun.
@@ -33,7 +33,7 @@ def canceller(diary: Diary) -> Sender:
 
     async def send(tenant: str) -> None:
         client = diary.client(tenant)
-        job = await _workflow(diary, client, tenant, TAKES_BACK)
+        job = await _workflow(diary, client, tenant, UNDOING_WORKFLOW)
         if not job:
             return
         if diary.rng.random() < _CANCELLED_AFTER_BEGIN:

@@ -72,6 +72,7 @@ class App:
     def __repr__(self) -> str:
         return f"<app {self.name}: {', '.join(self.tasks) or 'no tasks'}>"
 
+    # `...`: a function whose parameters all have defaults matches `Callable[[], T]`, too, and takes arguments.
     @overload
     def task(
         self, function: Callable[[], Coroutine[Any, Any, T]], /
@@ -85,7 +86,7 @@ class App:
     @overload
     def task(self, function: Callable[Concatenate[A, Q], T], /) -> PositionalTask[A, Q, T, T]: ...
     @overload
-    def task(  # type: ignore[overload-cannot-match]  # functions with only named parameters match
+    def task(  # type: ignore[overload-cannot-match]  # mypy errs: a function with keyword-only parameters does match here, and not above
         self, function: Callable[P, Coroutine[Any, Any, T]], /
     ) -> KeywordTask[P, T, Coroutine[Any, Any, T]]: ...
     @overload

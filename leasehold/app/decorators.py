@@ -23,6 +23,7 @@ T = TypeVar("T")
 class TaskDecorator(Protocol):
     """The type of the decorator that `@app.task(...)` with options returns."""
 
+    # `...`: a function whose parameters all have defaults matches `Callable[[], T]`, too, and takes arguments.
     @overload
     def __call__(
         self, function: Callable[[], Coroutine[Any, Any, T]], /
@@ -36,7 +37,7 @@ class TaskDecorator(Protocol):
     @overload
     def __call__(self, function: Callable[Concatenate[A, Q], T], /) -> PositionalTask[A, Q, T, T]: ...
     @overload
-    def __call__(  # type: ignore[overload-cannot-match]  # functions with only named parameters match
+    def __call__(  # type: ignore[overload-cannot-match]  # mypy errs: a function with keyword-only parameters does match here, and not above
         self, function: Callable[P, Coroutine[Any, Any, T]], /
     ) -> KeywordTask[P, T, Coroutine[Any, Any, T]]: ...
     @overload

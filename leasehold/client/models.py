@@ -64,6 +64,10 @@ class JobAfterAction(Answer):
 
 
 class RunStep(Answer):
+    """One step of a run. `state`: the state of its task. `status`: the same, but `pending` in place of each state in
+    which the task waits (`blocked`, `retry`, `waiting`).
+    """
+
     id: str
     status: str
     state: str
@@ -281,7 +285,7 @@ class Picture(Answer):
 
 
 class Conversion(Answer):
-    """The conversion of a model: its job, as `POST /api/v1/jobs` answers it."""
+    """The conversion of an ONNX model: its job, as `POST /api/v1/jobs` answers it."""
 
     job_id: UUID
     status: str
@@ -305,6 +309,7 @@ class Generation(Answer):
 
     @property
     def ended(self) -> bool:
+        # unknown: there is no such generation, or its result has expired or was consumed. So nothing follows.
         return self.status_text in ("completed", "failed", "unknown")
 
 

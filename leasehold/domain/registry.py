@@ -69,7 +69,7 @@ class Pipelines:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds that were added as a Kind."""
+        """The kinds that were added. A pipeline that was added by itself belongs to none of them."""
         return tuple(self._kinds.values())
 
     def __getitem__(self, name: str) -> Pipeline:
@@ -124,6 +124,7 @@ class Pipelines:
         that the callable raises.
         """
         registry = object_at(source)
+        # Not of a class: there `pipelines` is a function without its instance.
         is_app = not isinstance(registry, type) and callable(getattr(registry, "pipelines", None))
         if is_app:
             registry = registry.pipelines
@@ -157,14 +158,14 @@ def object_at(source: str) -> Any:
     import_from_current_folder()
     try:
         imported = importlib.import_module(module)
-    except LeaseholdError:
+    except LeaseholdError:  # it says already what is wrong
         raise
     except (Exception, SystemExit) as error:
         # Python did not find the module itself, or a package that contains it.
         is_missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
         if not is_missing and (broken := broken_code(source, error)) is not None:
-            raise broken from error
-        if not isinstance(error, ImportError):
+            raise broken from error  # the module's own code raised the error
+        if not isinstance(error, ImportError):  # the error comes from elsewhere, and needs its own traceback
             raise
         hint = f"; {Path.cwd()} is searched, too" if is_missing else ""
         raise DeclarationError(f"cannot load pipelines from {source!r}: {error}{hint}") from error

@@ -1,4 +1,6 @@
-"""The parent's side of an evaluator's child process: `Process` starts it, sends it questions, and kills it."""
+"""The parent's side of the child process that evaluates clients' JSON Schemas: `Process` starts it, sends it questions,
+and kills it.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ class Process:
         return self._process.returncode is None
 
     async def ask(self, question: bytes, cpu_seconds: float, wall_seconds: float) -> dict[str, Any]:
-        """The child's answer. Raises Died or Late. After these, and after a cancellation, the child is dead."""
+        """The child's answer. Raises Died or Late. After these, and after a cancellation, the child is dead.
+
+        `question`: JSON, a schema and what to check with it (evaluator._Question.encoded).
+        """
         assert self._process.stdin is not None
         try:
             async with asyncio.timeout(wall_seconds):

@@ -185,7 +185,7 @@ class Templates:
             await self._evaluator.check_schema(tenant_id, template.payload_schema)
 
     async def write(self, connection: Connection, tenant_id: str, template: Template) -> None:
-        """Write a template that `check` accepted. Call it in a transaction, after `limits.bounds.make_room` for it.
+        """Write a template that `check` accepted. Call it in a transaction, after `limits.bounds.check_room` for it.
 
         Raises Conflict `template_exists`. Raises Conflict `template_version_used` for a version that was deleted, or
         that is older than a deleted version: runs name their version, and a rerun must not find other content there.

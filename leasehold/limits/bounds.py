@@ -1,7 +1,7 @@
 """Bounds on the number of a tenant's templates, schedules, webhooks, concurrency limits, API keys and people.
 
-The API calls `make_room` in the transaction that inserts a row, before the insert. `make_room` counts the rows under a
-lock.
+The API calls `check_room` in the transaction that inserts a row, before the insert. `check_room` counts the rows
+under a lock.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ async def lock_additions(connection: Connection, thing: Thing, tenant_id: str) -
     await lock_name(connection, f"{thing} of {tenant_id}")
 
 
-async def make_room(connection: Connection, thing: Thing, tenant_id: str, at_most: int) -> None:
+async def check_room(connection: Connection, thing: Thing, tenant_id: str, at_most: int) -> None:
     """Check that the tenant has fewer than `at_most` rows. The caller then inserts one row, in the same transaction.
 
     Another transaction that adds a row for this tenant waits until this one ends. Raises Conflict `too_many_templates`,

@@ -14,7 +14,7 @@ from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 from leasehold.domain.audit import Actor
 from leasehold.domain.errors import NotFound
-from leasehold.limits.bounds import make_room
+from leasehold.limits.bounds import check_room
 from leasehold.security import credentials
 from leasehold.security.credentials import NewKey
 
@@ -44,7 +44,7 @@ async def make(
     Raises Invalid and UniqueViolationError as `create_key` does, and Conflict `too_many_keys`.
     """
     async with connection.transaction():
-        await make_room(connection, "api_key", tenant_id, at_most)
+        await check_room(connection, "api_key", tenant_id, at_most)
         key = await credentials.create_key(
             connection, tenant_id=tenant_id, client_id=client_id, scopes=scopes, expires_at=expires_at, cell=cell,
             seed=seed,
@@ -87,7 +87,7 @@ async def rotate(
     """
     async with connection.transaction():
         row = await find(connection, prefix, tenant_id)
-        await make_room(connection, "api_key", row["tenant_id"], 2 * at_most)
+        await check_room(connection, "api_key", row["tenant_id"], 2 * at_most)
         key = await credentials.rotate_key(connection, prefix, overlap=overlap, cell=cell, seed=seed)
         target = Target("key", prefix, row["tenant_id"])
         seconds = overlap.total_seconds()

@@ -22,7 +22,7 @@ from leasehold.db.job_reads import Row
 from leasehold.domain.audit import Actor
 from leasehold.domain.errors import Conflict, NotFound
 from leasehold.domain.ids import new_id
-from leasehold.limits.bounds import make_room
+from leasehold.limits.bounds import check_room
 from leasehold.security.openid import Identity
 from leasehold.security.roles import PREFIX
 
@@ -144,7 +144,7 @@ async def record_sign_in(
             )  # fmt: skip
             if not has_row:
                 try:
-                    await make_room(connection, "person", tenant_id, at_most)
+                    await check_room(connection, "person", tenant_id, at_most)
                 except Conflict as error:
                     refusal = error
                     log.warning("a tenant has no room for a person who signs in", tenant_id=tenant_id, code=error.code)

@@ -41,6 +41,7 @@ _STORAGE_WAIT, _UNFINISHED_WAIT = 3600.0, 5.0
 _JOBS = "SELECT count(*) FROM (SELECT 1 FROM job WHERE tenant_id = $1 AND finished_at IS NULL LIMIT $2) AS counted"
 
 _MAX_COUNTED = 1_000_000
+# The table `gate` has the concurrency limits.
 _TENANT_COUNTS = """
 -- tenant_things
 SELECT (SELECT count(*) FROM template WHERE tenant_id = $1) AS templates,
@@ -59,7 +60,9 @@ SELECT ((SELECT coalesce(sum(size), 0) FROM output WHERE tenant_id = $1){of_kind
 
 @dataclass(slots=True)
 class _RecentAdmissions:
-    """The number of jobs that were admitted recently: within a time between _COMMIT_SECONDS and twice that.
+    """Counts the jobs admitted in the last _COMMIT_SECONDS, and some that are up to three times as old: it keeps two
+    periods, each at least that long, and drops the older one when a new one begins.
+
     `current`: the jobs since `since`. `earlier`: the jobs of the period before.
     """
 

@@ -37,7 +37,7 @@ _NEXT_URL = re.compile(r",\s*(?=[a-z]+://)")
 
 
 def learn(settings: Settings) -> None:
-    """Let `redact` know the secrets of these settings, and later secrets in their files."""
+    """Let `redact` know the secrets of these settings and, when a secret's file changes, the new secret."""
     for secret in _secret_settings(settings):
         if isinstance(secret, FileSecret | FileSecretOfMapping):
             secret.on_change(lambda: _learn(settings, earlier=_secrets))
@@ -46,10 +46,12 @@ def learn(settings: Settings) -> None:
 
 def _learn(settings: Settings, earlier: Sequence[str] = ()) -> None:
     """Read the secrets. `earlier`: secrets that were replaced. They stay known, because they may still be valid."""
+    # A default is no secret: it stands in the documentation, and innocent text contains it.
     defaults = _secrets_of(Settings.model_construct())
     words = {encoded for secret in _secrets_of(settings) - defaults for encoded in _encodings_of(secret)}
     earlier_words = [word for word in earlier if word not in words][:_MAX_EARLIER]
     global _secrets  # noqa: PLW0603 - one process, one set of secrets
+    # The longest stand first: a secret may contain a shorter one, whose replacement would leave the rest readable.
     _secrets = tuple(sorted([*words, *earlier_words], key=len, reverse=True))
 
 

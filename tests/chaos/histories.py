@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from chaos.amqp_tap import HintEvent, HintRecord
-from chaos.audit import Change
 from chaos.evidence import Bound, Operation, Order, Request, StoredObject, Terms
 from chaos.history import History
-from chaos.pipelines import PUT_BACK, TAKES_BACK
+from chaos.pipelines import UNDO_CALL, UNDOING_WORKFLOW
 from chaos.postgres_tap import Session
 from chaos.receiver import Delivery
+from chaos.row_changes import Change
 
 T0 = 1_800_000_000.0
 ME, OTHER = "worker-0.0", "worker-1.0"
@@ -134,7 +134,7 @@ def sound() -> History:
         gathered=True,
         rested=True,
     )  # fmt: skip
-    for name, pipeline in (("waited", "long"), ("ran", "long"), ("undone", TAKES_BACK)):
+    for name, pipeline in (("waited", "long"), ("ran", "long"), ("undone", UNDOING_WORKFLOW)):
         own = {"id": name, "pipeline": pipeline, "output_prefix": f"jobs/{name}/output"}
         events = sum(event["job_id"] == name for event in history.events)
         history.jobs.append(history.jobs[0] | {"status": "cancelled", "event_seq": events} | own)
@@ -173,7 +173,7 @@ def _stop_running(story: Story) -> None:
 
 def _take_back(story: Story) -> None:
     """Drawn, waited; cancelled; claimed again, put back, acknowledged."""
-    job = {"id": "undone", "pipeline": TAKES_BACK, "status": "pending", "grace_seconds": 30}
+    job = {"id": "undone", "pipeline": UNDOING_WORKFLOW, "status": "pending", "grace_seconds": 30}
     task = task_row("undone", "pending", job_id="undone")
     story.change("job", job, 0, xact="f")
     story.change("task", task, 0, xact="f")
@@ -189,7 +189,7 @@ def _take_back(story: Story) -> None:
     story.change("job", job | {"status": "cancel_requested"}, 2, xact="g")
     story.hint("task-undone", 2, "g", gone_at=2.2)
     story.change("task", task | waiting | running | {"epoch": 2, "attempt": 1}, 2.3, ME)
-    story.change("call", call | {"id": "back", "number": 2, "name": PUT_BACK, "epoch": 2}, 2.4, ME)
+    story.change("call", call | {"id": "back", "number": 2, "name": UNDO_CALL, "epoch": 2}, 2.4, ME)
     story.change("task", task | waiting | {"status": "cancelled", "epoch": 2, "attempt": 1}, 2.5, ME)
     story.change("job", job | {"status": "cancelled"}, 2.5, ME)
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from chaos.amqp_tap import HintEvent, HintRecord
-from chaos.audit import Change, seconds
 from chaos.checker import INVARIANTS, Verdict
 from chaos.checker import judge as judge_by
 from chaos.checks.floors import floors_of
 from chaos.evidence import Request, StoredObject
 from chaos.history import History
-from chaos.pipelines import PUT_BACK
+from chaos.pipelines import UNDO_CALL
 from chaos.plan import DIRECTED, make_plan
 from chaos.receiver import Delivery
+from chaos.row_changes import Change, seconds
 from chaos.starvation import Starved
 from tests.chaos.histories import ME, OTHER, SHA, T0, at, sound, task_row
 
@@ -198,11 +198,11 @@ def the_call(history: History, name: str) -> int:
 
 
 def a_workflow_that_acknowledged_and_undid_nothing(history: History) -> None:
-    del history.changes[the_call(history, PUT_BACK)]
+    del history.changes[the_call(history, UNDO_CALL)]
 
 
 def a_workflow_that_undid_its_work_twice(history: History) -> None:
-    done = history.changes[the_call(history, PUT_BACK)]
+    done = history.changes[the_call(history, UNDO_CALL)]
     history.changes.append(replace(done, after=(done.after or {}) | {"number": 3}))
 
 
@@ -739,7 +739,7 @@ def test_a_message_may_be_missed_whose_delivery_the_faults_have_used_up() -> Non
         assert ("delivery that the faults used up" in i19.observed) is excused
 
 
-def test_a_hint_is_no_younger_than_its_row_if_the_clock_jumps_back_before_the_audit_reads_it() -> None:
+def test_a_hint_is_no_younger_than_its_row_if_the_clock_jumps_back_before_the_trigger_reads_it() -> None:
     """The row has the time of a clock that was ahead; the trigger, a moment later, found it right again."""
     history = sound()
     for index, one in enumerate(history.changes):

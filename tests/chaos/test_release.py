@@ -10,7 +10,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from chaos import audit
+from chaos import row_changes
 from chaos.plan import make_plan, plan_of
 from chaos.release import Release, migrate_with
 from chaos.slots import Slot
@@ -43,11 +43,11 @@ async def test_the_schema_of_the_release_is_brought_up_to_this_code(release: Rel
     connection = await asyncpg.connect(url)
     try:
         before = await state_of(connection, CORE)
-        await connection.execute(audit.install(None))
+        await connection.execute(row_changes.install(None))
         await migrate_with(ROOT, {**os.environ, "LEASEHOLD_DATABASE_URL": url})
         after = await state_of(connection, CORE)
         for _ in range(2):  # the answer of the first may be lost
-            await connection.execute(audit.WATCH_CALLS)
+            await connection.execute(row_changes.WATCH_CALLS)
         watched = await connection.fetchval("SELECT count(*) FROM pg_trigger WHERE tgname = 'call'")
     finally:
         await connection.close()

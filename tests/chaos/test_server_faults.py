@@ -140,7 +140,7 @@ async def test_a_full_disk_fails_statements_and_the_server_is_there_again_once_i
 
 
 @pytest.mark.parametrize("way", ["ahead", "behind"])
-async def test_the_databases_clock_jumps_there_and_back_and_the_audit_keeps_the_true_time(
+async def test_the_databases_clock_jumps_there_and_back_and_the_triggers_keep_the_true_time(
     scene: Scene, way: str
 ) -> None:
     if CLOCK not in scene.servers.abilities:

@@ -30,7 +30,7 @@ def stamped(submitted_at):
 
 if __name__ == "__main__":
     if sys.argv[1] == "prepare":
-        app.backend.ResultSession()
+        app.backend.ResultSession()  # creates the tables of the results
     elif sys.argv[1] == "submit":
         for _ in range(int(sys.argv[2])):
             noop.delay()

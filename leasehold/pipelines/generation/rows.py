@@ -35,7 +35,7 @@ class NewGeneration:
 
 
 @dataclass(frozen=True, slots=True)
-class Purchase:
+class WithdrawnGeneration:
     """The facts of a generation that its withdrawal needs. `submitted`: the value of the submit step, once that step
     has succeeded.
     """
@@ -126,8 +126,8 @@ async def owner(connection: Connection, job_id: UUID) -> Row | None:
     )
 
 
-async def purchase(connection: Connection, job_id: UUID, tenant_id: str) -> Purchase | None:
-    """The purchase of a generation. None: the generation is deleted."""
+async def withdrawn(connection: Connection, job_id: UUID, tenant_id: str) -> WithdrawnGeneration | None:
+    """The generation that a withdrawal is about. None: it is deleted."""
     row = await connection.fetchrow(
         "SELECT j.status, j.params,"
         " (SELECT r.value FROM task t JOIN result r ON r.task_id = t.id WHERE t.job_id = j.id AND t.step = 'submit')"
@@ -135,7 +135,7 @@ async def purchase(connection: Connection, job_id: UUID, tenant_id: str) -> Purc
         job_id,
         tenant_id,
     )
-    return None if row is None else Purchase(row["status"], row["params"], row["submitted"])
+    return None if row is None else WithdrawnGeneration(row["status"], row["params"], row["submitted"])
 
 
 #: The public statuses in which a server is busy.

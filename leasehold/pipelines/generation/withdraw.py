@@ -32,18 +32,19 @@ async def withdraw(attempt: Attempt) -> dict[str, Any] | Snooze:
     params: Withdrawal = attempt.params
     provider_context: ProviderContext = attempt.opened
     async with attempt.connection() as connection:
-        purchase = await generations.purchase(connection, params.job_id, attempt.tenant_id)
-    if purchase is None:
+        generation = await generations.withdrawn(connection, params.job_id, attempt.tenant_id)
+    if generation is None:
         return {"stopped": False, "because": "the generation is deleted"}
-    if purchase.job_status not in JOB_TERMINAL:
+    if generation.job_status not in JOB_TERMINAL:
         return Snooze(_CHECK_AGAIN)
-    ref = (purchase.submitted or {}).get("ref")
+    ref = (generation.submitted or {}).get("ref")
     if ref is None:
         return {"stopped": False, "because": "no order at the provider is known"}
-    order_params = GenerationParams.model_validate(purchase.params)
+    order_params = GenerationParams.model_validate(generation.params)
     provider, credential = provider_context.provider(order_params), provider_context.credential(order_params)
     try:
-        stopped = await provider.cancel(ref, order_of(order_params, params.job_id, 1.0), credential)
+        # A cancel has no deadline, but an order needs one: the least is one second.
+        stopped = await provider.cancel(ref, order_of(order_params, params.job_id, seconds_left=1.0), credential)
     except Rejected as error:
         raise Permanent(error.code, error.message) from None
     except (TryLater, OutcomeUnknown) as error:

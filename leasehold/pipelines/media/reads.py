@@ -35,7 +35,11 @@ class OutputView:
 
 @dataclass(frozen=True, slots=True)
 class MediaView:
-    """A media row with the state of its job. The job's fields are None before the job exists."""
+    """A media row with the state of its job. The job's fields are None before the job exists.
+
+    `job_seq`: the number of the job's last event; 0: there is none. `updated_at`: when the media row changed.
+    `changed_at`: when the row or the job changed last.
+    """
 
     id: UUID
     status: str

@@ -30,9 +30,9 @@ class Operation(BaseModel):
     """The parameters of an operation, as its submission fixed them.
 
     `at`: the operation does not act on jobs that were created later, and ages in the filter count from this time.
-    `of_tenant`: the tenant of the jobs; None: all tenants. `pipelines` and `runs`: the kinds of jobs that the key's
-    scopes allowed. `payer_key`: the quota key that is charged for retries. `canary`: the number of jobs that go first;
-    0: none. `rate`: the largest number of jobs a second.
+    `of_tenant`: the tenant of the jobs; None: all tenants. `pipelines`: the pipelines whose jobs the key's
+    scopes let it act on. `runs`: whether it may act on runs, too. `payer_key`: the quota key that is charged for
+    retries. `canary`: the number of jobs that go first; 0: none. `rate`: the largest number of jobs a second.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -63,6 +63,7 @@ bulk_operation = Pipeline(
             timeout=timedelta(seconds=60),
         )
     ],
+    # Clients order operations through /v1/operations, and not through /v1/runs.
     terms=RunTerms(offered=False, unlimited=True),
 )
 

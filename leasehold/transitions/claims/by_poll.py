@@ -19,7 +19,7 @@ _IS_DUE = """t.status IN ('pending', 'retry', 'waiting')
              AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - x.overdue)"""
 
 #: SQL: the task `t` of `found` is still due. In a job that is being cancelled, only a workflow starts, because its code
-#: must see the cancel.
+#: must see the cancel. `unindexed` keeps the planner from reading a partial index for a condition on a row found by id.
 _IS_STILL_DUE = (
     f"""{unindexed("t.status IN ('pending', 'retry', 'waiting')")} AND (t.journaled OR NOT found.cancelling)"""
 )
@@ -27,14 +27,17 @@ _IS_STILL_DUE = (
 # The tenants take turns: the statement takes the oldest due tasks of each queue, priority and tenant. The first task of
 # each tenant comes before the second task of any tenant. A tenant with many running tasks comes later: so a flood
 # delays its own tenant. After thirty seconds a task counts as one of the next higher priority.
-# $1 queues, $2 owner, $3 duration of the lease, $4 how many tasks.
-# $5 how long a `pending` task must have been due, because its hint comes first; $13 the same for tenants not in $9.
+#
+# $1 queues. $2 owner of the leases. $3 duration of a lease. $4 how many tasks at most.
+# $5 for how long a due `pending` task is left to its hint, if its tenant is in $9; $13 the same for other tenants.
 # $6 the poll window: the statement does not see tasks that have been due for longer.
-# $7 and $8 how many tasks each tenant has running; NULL: the statement counts them.
-# $9 tenants. For each of them: how many tasks run with this worker ($10), and how many more it may get ($11).
-# $12: how many tasks any other tenant may get. NULL: any number.
+# $7 tenants. $8 how many tasks each of them has running. NULL: the statement counts them.
+# $9 tenants. $10 how many tasks each of them runs with this worker. $11 how many more each of them may get.
+# $12 how many tasks any other tenant may get. NULL: any number.
+#
 # The statement passes over jobs that another statement has locked: so it reads more candidates than it claims.
 # It returns at least one row, which has the age of the oldest due task, the counts, and whether tenants were held back.
+# `counted` comes from `mark_claimed`: a row for each claimed task.
 POLL = f"""
 -- look
 WITH RECURSIVE served AS MATERIALIZED (
@@ -71,7 +74,7 @@ WITH RECURSIVE served AS MATERIALIZED (
     SELECT known.tenant_id, known.n FROM unnest($7::text[], $8::bigint[]) AS known(tenant_id, n)
 ), shares AS MATERIALIZED (
     -- For each tenant: how many tasks run with this worker (`running_here`), how many more the worker may claim
-    -- (`room`), and how long a task must have been due because its hint comes first (`overdue`).
+    -- (`room`), and for how long a due `pending` task is left to its hint (`overdue`).
     SELECT x.*, here.n AS running_here, CASE WHEN here.tenant_id IS NULL THEN $12 ELSE here.room END AS room,
            CASE WHEN here.tenant_id IS NULL THEN $13::interval ELSE $5::interval END AS overdue
     FROM tenants x
@@ -158,14 +161,14 @@ async def poll(
 ) -> Polled:
     """pending | retry | waiting (due) -> running, for up to `limit` tasks without any hint; tenants take turns.
 
-    `overdue`: a `pending` task is claimed only after it has been due for this many seconds, because its hint comes
-    first.
+    `overdue`: a `pending` task is left to its hint until it has been due for this many seconds.
     `back`: the poll window in seconds. The poll does not see tasks that have been due for longer. None: it sees all.
     `running`: how many tasks each tenant has running, which decides the order of the tenants. None: PostgreSQL counts,
     if several tenants have work.
     `shares`: for each tenant, how many tasks it runs with this worker, and how many more this poll may claim for it.
     `other_room`: how many tasks this poll may claim for a tenant that is not in `shares`. None: any number.
-    `other_overdue`: `overdue` for a tenant that is not in `shares`.
+    `other_overdue`: `overdue` for a tenant that is not in `shares`; a value above `overdue` has no effect. None: it is
+    `overdue`.
     """
     requested_at = monotonic()
     rows = await connection.fetch(

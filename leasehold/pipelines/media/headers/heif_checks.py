@@ -1,4 +1,4 @@
-"""Checks of the items of a HEIF file that HEIC and AVIF share."""
+"""The checks of a HEIF file's items that are the same for HEIC and AVIF."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from leasehold.pipelines.media.refusals import corrupt_image
 Size = tuple[int, int]
 
 _MAX_COPIED_BYTES = 64 * 1024 * 1024  # of properties and metadata; bytes that two items name count twice
+#: The reference of a metadata item to the items that it describes ("content describes").
+_DESCRIBES = b"cdsc"
+#: Where the width and the height stand in a size property: after the version and the flags.
+_SIZE_OFFSET = 4
 _LONG_SIZES = 0x01
 _MAX_AUXILIARIES = 16  # transparency, depth, portrait and gain maps of one picture
 
@@ -20,16 +24,17 @@ def check_copies(items: Items) -> None:
     """
     copied = sum(end - start for item in items.all.values() for _, start, end in item.properties)
     for item in items.all.values():
-        copied += sum(end - start for start, end in item.pieces) * len(item.references.get(b"cdsc", []))
+        copied += sum(end - start for start, end in item.pieces) * len(item.references.get(_DESCRIBES, []))
     if copied > _MAX_COPIED_BYTES:
-        raise corrupt_image("the items name more bytes than the file has")
+        raise corrupt_image("its items have more than 64 MiB of properties and metadata")
 
 
 def declared_size(item: Item, data: bytes) -> Size:
     size_property = item.property(b"ispe")
     if size_property is None:
         raise corrupt_image("an item has no size")
-    width, height = struct.unpack_from(">II", data, size_property[1] + 4)
+    _, start, _ = size_property
+    width, height = struct.unpack_from(">II", data, start + _SIZE_OFFSET)
     return width, height
 
 
