@@ -204,7 +204,7 @@ async def mine(connection: Connection) -> None:
 
 
 async def counts(connection: Connection) -> tuple[int, ...]:
-    tables = ("mine", "job", "task", "run", "event", "outbox", "idempotency")
+    tables = ("mine", "job", "task", "run", "history", "outbox", "idempotency")
     return tuple([await connection.fetchval(f"SELECT count(*) FROM {table}") for table in tables])
 
 

@@ -232,7 +232,7 @@ async def test_a_form_that_arrives_during_the_whole_move_is_refused_and_leaves_n
                 await asyncio.sleep(0.05)
         await moved(two)
         two.place(acme="b")
-        with pytest.raises(Conflict, match="may still send 1 uploads"):
+        with pytest.raises(Conflict, match="may still send 1 upload of"):
             await clean(settings_of(two.a), settings_of(two.b), MOVE)
         goes_on.set()
         answer = await sending

@@ -24,6 +24,7 @@ ROLES = {
     name: scopes | ({security.OPERATE} if name == "admin" else frozenset())
     for name, scopes in roles_of(SHIPPED).items()
 }
+THEMES = ("light", "dark")
 _TOKEN = re.compile(r'name="token" value="([^"]+)"')
 HTML = {"Accept": "text/html"}
 

@@ -9,6 +9,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from leasehold.embedded.process import EmbeddedError
 from leasehold.security.credentials import NewKey, create_key, revoke_key
 from leasehold.transitions import settlements
 from tests.api.conftest import Running
-from tests.console.conftest import ROLES
+from tests.console.conftest import ROLES, THEMES
 from tests.console.test_roles import furnished
 from tests.jobs.conftest import Maker
 from tests.jobs.test_job_logs import emit, write
@@ -83,7 +84,8 @@ async def visit(browser: Browser, running: Running, rows: Connection) -> AsyncIt
     assert visit.wrong == []
 
 
-@pytest.mark.parametrize(("role", "theme"), [("operator", "light"), ("admin", "dark")])
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("role", ["operator", "admin"])
 async def test_find_the_failed_pictures_of_the_last_hour_and_retry_them(
     visit: Visit, maker: Maker, rows: Connection, role: str, theme: str
 ) -> None:
@@ -109,10 +111,11 @@ async def test_find_the_failed_pictures_of_the_last_hour_and_retry_them(
     assert await rows.fetchval("SELECT count(*) FROM job WHERE id = ANY($1) AND status = 'failed'", failed) == 0
 
 
-async def test_a_viewer_finds_them_and_has_no_button(visit: Visit, maker: Maker) -> None:
+@pytest.mark.parametrize("theme", THEMES)
+async def test_a_viewer_finds_them_and_has_no_button(visit: Visit, maker: Maker, theme: str) -> None:
     job_id = await maker.make("media")
     await maker.fail(job_id)
-    page = await visit("viewer", "/jobs?q=status:failed")
+    page = await visit("viewer", "/jobs?q=status:failed", color_scheme=theme)
     await expect(page.locator("tbody tr")).to_have_count(1)
     await expect(page.locator("tbody input")).to_have_count(0)
     await page.locator("tbody a").first.click()
@@ -125,8 +128,8 @@ async def test_why_does_this_job_wait(visit: Visit, maker: Maker, rows: Connecti
     await rows.execute("INSERT INTO gate (tenant_id, key, at_most, declared) VALUES ('acme', 'tenant', 1, true)")
     await maker.make("run", scope="user", scope_id="1")
     waiting = await maker.make("run", scope="user", scope_id="2")
-    for role in ROLES:
-        page = await visit(role, f"/jobs/{waiting}")
+    for role, theme in product(ROLES, THEMES):
+        page = await visit(role, f"/jobs/{waiting}", color_scheme=theme)
         await expect(page.get_by_label("Why it waits")).to_contain_text(
             "The limit tenant admits 1 job at once, and 1 is running."
         )

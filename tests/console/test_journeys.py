@@ -18,7 +18,7 @@ from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.worker.worker import Worker
 from tests.api.conftest import Running, client_of, serving
-from tests.console.conftest import ROLES
+from tests.console.conftest import ROLES, THEMES
 from tests.console.test_browser import Visit, browser, visit
 from tests.console.test_openid import configured
 from tests.jobs.conftest import Maker
@@ -80,7 +80,10 @@ async def shop(settings: Settings, tmp_path: Path) -> AsyncIterator[Running]:
         yield running
 
 
-async def test_a_waiting_workflow_is_approved_by_its_form(browser: Browser, shop: Running, rows: Connection) -> None:
+@pytest.mark.parametrize("theme", THEMES)
+async def test_a_waiting_workflow_is_approved_by_its_form(
+    browser: Browser, shop: Running, rows: Connection, theme: str
+) -> None:
     """It waits twice. A viewer sees what it waits for, and no form; an operator and an admin approve it."""
     visit = Visit(browser, shop, rows)
     key = await create_key(rows, tenant_id="acme", client_id="maker", scopes=["runs:write", "jobs:read"])
@@ -99,11 +102,11 @@ async def test_a_waiting_workflow_is_approved_by_its_form(browser: Browser, shop
         job = (await client.get(f"/v1{path}")).json()
         assert [step.get("available_at") for step in job["steps"]] == [None]
         assert [sorted(one) for one in job["waits_for"]] == [["queue", "state", "step"]]
-    viewer = await visit("viewer", path)
+    viewer = await visit("viewer", path, color_scheme=theme)
     await expect(viewer.get_by_label("Waits for approved")).to_be_visible()
     assert await viewer.locator("main form").count() == 0
     for role in ("operator", "admin"):
-        page = await visit(role, path)
+        page = await visit(role, path, color_scheme=theme)
         form = page.get_by_label("Waits for approved")
         await form.get_by_label("By").fill(role)
         if role == "operator":  # what is written stays, although the page has news
@@ -126,10 +129,11 @@ async def test_a_waiting_workflow_is_approved_by_its_form(browser: Browser, shop
     assert [act["actor"] for act in acts] == ["operator", "admin"]
 
 
+@pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("role", ROLES)
-async def test_a_queue_is_paused_and_the_audit_says_by_whom(visit: Visit, maker: Maker, role: str) -> None:
+async def test_a_queue_is_paused_and_the_audit_says_by_whom(visit: Visit, maker: Maker, role: str, theme: str) -> None:
     await maker.make("media")
-    page = await visit(role, "/queues" if role == "admin" else "/")
+    page = await visit(role, "/queues" if role == "admin" else "/", color_scheme=theme)
     if role != "admin":  # queues serve all tenants, and the audit is the admin's
         assert await page.get_by_role("link", name="Queues").count() == 0
         assert await page.get_by_role("link", name="Audit").count() == 0

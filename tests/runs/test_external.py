@@ -147,7 +147,7 @@ async def test_a_report_with_a_wrong_lease_is_refused_and_changes_nothing(
 async def everything_of(rows: Connection, run: UUID) -> list[Any]:
     """The rows of a run: its job, tasks, events, lines, chunks, progress, outputs, results and failures."""
     by_job = [await rows.fetch(f"SELECT * FROM {table} WHERE job_id = $1 ORDER BY 1, 2", run)
-              for table in ("event", "job_log", "job_stream", "output", "task")]  # fmt: skip
+              for table in ("history", "job_log", "job_stream", "output", "task")]  # fmt: skip
     by_task = [
         await rows.fetch(f"SELECT x.* FROM {table} x JOIN task t ON t.id = x.task_id WHERE t.job_id = $1", run)
         for table in ("progress", "result", "failure")
