@@ -33,7 +33,7 @@ WITH RECURSIVE served AS MATERIALIZED (
     SELECT known.tenant_id, known.n FROM unnest($7::text[], $8::bigint[]) AS known(tenant_id, n)
 ), shares AS MATERIALIZED (
     -- For each tenant: how many tasks run with this worker (`running_here`), how many more the worker may claim
-    -- (`room`), and how long a task must have been due because its hint comes first (`overdue`).
+    -- (`room`), and for how long a due `pending` task is left to its hint (`overdue`).
     SELECT x.*, here.n AS running_here, CASE WHEN here.tenant_id IS NULL THEN $12 ELSE here.room END AS room,
            CASE WHEN here.tenant_id IS NULL THEN $13::interval ELSE $5::interval END AS overdue
     FROM tenants x

@@ -46,9 +46,9 @@ WITH locked AS MATERIALIZED (
     FROM counted WHERE j.id = counted.id
     RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - counted.n AS seq
 ), events AS (
-    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT r.job_id, a.seq + row_number() OVER (PARTITION BY r.job_id ORDER BY r.position), a.tenant_id, 'replayed',
-           a.status, r.id, r.step, r.status, r.epoch
+           a.status, r.id, r.step, r.status, r.epoch, $9::jsonb
     FROM revived r JOIN advanced a ON a.id = r.job_id
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
