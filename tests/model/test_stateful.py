@@ -253,7 +253,7 @@ class Verbs(RuleBasedStateMachine):
             row = self.row(claimed.lease.task_id)
             assert task in before
             assert (row["status"], row["lease_owner"], row["epoch"]) == ("running", terms.owner, claimed.lease.epoch)
-        return multiple(*(claimed.lease for claimed in nexts.values()))
+        return _so_many(len(some), list(nexts.values()), some[0].task_id)
 
     def _settle(self, how: str, some: Sequence[Lease]) -> None:
         """A lease that is not the task's any more changes nothing at all."""
@@ -311,7 +311,7 @@ class Verbs(RuleBasedStateMachine):
         for claimed in outcome.nexts.values():
             row = self.row(claimed.lease.task_id)
             assert (row["status"], row["lease_owner"], row["epoch"]) == ("running", terms.owner, 1)
-        return multiple(*(claimed.lease for claimed in outcome.nexts.values()))
+        return _so_many(1, list(outcome.nexts.values()), lease.task_id)
 
     def _call(self, number: int) -> Call:
         return Call("", len(self.job_of) + number, "run", "child", child=new_id(),
