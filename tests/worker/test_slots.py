@@ -411,6 +411,19 @@ async def test_attempts_that_end_together_share_a_poll(monkeypatch: pytest.Monke
             await sleepers.until(polls)
 
 
+async def test_attempts_that_one_settlement_ended_are_not_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool that polls would claim only when all that it runs has ended."""
+    monkeypatch.setattr(pools, "_FAIR_SECONDS", NEVER)
+    monkeypatch.setattr(pools, "_ENDS_SECONDS", NEVER)
+    sleepers = Sleepers("waiting", slots=16, count=8)
+    async with sleepers.polling():
+        await sleepers.idle()
+        for end in sleepers.ends[:3]:
+            end.set()
+        await sleepers.idle()
+        assert sleepers.polls == 2
+
+
 async def test_attempts_that_only_wait_lend_no_more_slots_than_a_tenant_may_have() -> None:
     """And an attempt that has two calls that wait lends its slot once."""
     more, ran = [claimed("first"), claimed("second"), claimed("third")], asyncio.Event()

@@ -329,7 +329,10 @@ class SlotPool:
         about as much as a poll for many.
         """
         if await self._wait_for_ends(1, min(_FAIR_SECONDS, self._poll_seconds)):
-            await self._wait_for_ends(self.slots // _SLOTS_PER_END, _ENDS_SECONDS)
+            # One settlement ends many attempts, before this task goes on. To wait for others would be to wait for the
+            # next settlement, while the slots are empty.
+            ended_with_it = -self._ends_awaited
+            await self._wait_for_ends(self.slots // _SLOTS_PER_END - ended_with_it, _ENDS_SECONDS)
 
     async def _wait_for_ends(self, attempts: int, seconds: float) -> bool:
         """Wait until this number of `attempts` has ended, at most `seconds`. Returns whether they have ended."""
