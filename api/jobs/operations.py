@@ -22,6 +22,7 @@ from leasehold.api.jobs.schemas import NewOperation, OperationAnswer, OperationL
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.db import operation_reads
+from leasehold.db.idempotency import check_key
 from leasehold.db.job_reads import Row
 from leasehold.domain.errors import NotFound
 
@@ -53,6 +54,8 @@ async def create_operation(
 ) -> Response:
     services = services_of(request)
     if body.dry_run:
+        if idempotency_key is not None:
+            check_key(idempotency_key)  # a preview does not use it
         return json_response(await preview(services, caller, body))
     submitted = await submit(services, caller, body, idempotency_key, identity_of(request).trace)
     return json_response(submitted.answer.body, submitted.answer.status_code, submitted.fields)

@@ -110,6 +110,12 @@ def _in_flight() -> Conflict:
     return Conflict("idempotency_key_in_flight", "The first request with this key is still running.", retry_after=1)
 
 
+def check_key(key: str) -> None:
+    """Raises Invalid if the text cannot be an Idempotency-Key."""
+    if not _KEY.fullmatch(key):
+        raise Invalid("idempotency_key_malformed", "An Idempotency-Key has 1 to 255 printable ASCII characters.")
+
+
 async def reserve(
     connection: Connection, tenant_id: str, key: str, request_hash: bytes, *, is_held: bool = True
 ) -> Reservation | StoredAnswer:
@@ -118,8 +124,7 @@ async def reserve(
     `is_held`: whether requests with this key call `hold`. If not, nothing shows that the first request has died, so its
     reservation counts for the whole of IN_FLIGHT.
     """
-    if not _KEY.fullmatch(key):
-        raise Invalid("idempotency_key_malformed", "An Idempotency-Key has 1 to 255 printable ASCII characters.")
+    check_key(key)
     grace = _LOCK_GRACE if is_held else IN_FLIGHT
     locked_until = await connection.fetchval(RESERVE, tenant_id, key, request_hash, IN_FLIGHT, KEEP, grace)
     if locked_until is not None:
