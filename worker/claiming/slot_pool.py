@@ -328,22 +328,22 @@ class SlotPool:
         """Wait until an attempt has ended, and then a moment for the ends of other attempts: a poll for one task costs
         about as much as a poll for many.
         """
-        if await self._wait_for_ends(1, min(_FAIR_SECONDS, self._poll_seconds)):
-            # One settlement ends many attempts, before this task goes on. To wait for others would be to wait for the
-            # next settlement, while the slots are empty.
-            ended_with_it = -self._ends_awaited
-            await self._wait_for_ends(self.slots // _SLOTS_PER_END - ended_with_it, _ENDS_SECONDS)
+        if ended := await self._wait_for_ends(1, min(_FAIR_SECONDS, self._poll_seconds)):
+            # To wait for others than those that ended with the first would be to wait for the next settlement, while
+            # the slots are empty.
+            await self._wait_for_ends(1 + self.slots // _SLOTS_PER_END - ended, _ENDS_SECONDS)
 
-    async def _wait_for_ends(self, attempts: int, seconds: float) -> bool:
-        """Wait until this number of `attempts` has ended, at most `seconds`. Returns whether they have ended."""
+    async def _wait_for_ends(self, attempts: int, seconds: float) -> int:
+        """Wait until this number of `attempts` has ended, at most `seconds`. Returns how many have ended. These may be
+        more, because one settlement ends many attempts before this task goes on.
+        """
         self._ends_awaited = attempts
         self._awaited_ended.clear()
-        if attempts <= 0:
-            return True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):  # wait_for loses a cancellation before Python 3.12
-                await self._awaited_ended.wait()
-        return self._awaited_ended.is_set()
+        if attempts > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):  # wait_for loses a cancellation before Python 3.12
+                    await self._awaited_ended.wait()
+        return attempts - self._ends_awaited
 
     def _keep_slot_if_others_wait(self, *, others_wait: bool) -> None:
         """Keep the next free slot for a poll if other tasks have waited for `_FAIR_SECONDS` while no shared slot was
