@@ -9,7 +9,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, RUNS_READ, RUNS_WRITE
-from leasehold.api.console.once import Outcome, act_once, new_form_token
+from leasehold.api.console.once import Outcome, act_once, new_form_token, with_refusals
 from leasehold.api.console.rendering import content_of, page
 from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn
@@ -87,10 +87,7 @@ async def replay_group(request: Request, caller: Writer, fingerprint: str, form:
         if canary and replayed:
             return Outcome(f"/jobs/{replayed[0]}", "This job runs again, as a trial of its group.")
         sentence = f"{counted(len(replayed), 'job runs', 'jobs run')} again."
-        if refused:
-            were_refused = counted(len(refused), "was refused, because", "were refused, the first because")
-            sentence += f" {were_refused}: {refused[0]['detail']}"
-        return Outcome("/dead-letters", sentence, good=not refused, has_acted=bool(replayed))
+        return Outcome("/dead-letters", with_refusals(sentence, refused), good=not refused, has_acted=bool(replayed))
 
     return await act_once(request, caller, form, act)
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Any
 
 import orjson
 from fastapi import Request, Response
@@ -22,6 +23,7 @@ from leasehold.api.console.session import viewer_of
 from leasehold.api.http.idempotent import Answer, once_over_transactions
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
+from leasehold.domain.sentences import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,14 @@ class Outcome:
     sentence: str
     good: bool = True
     has_acted: bool = True
+
+
+def with_refusals(sentence: str, refused: Sequence[Mapping[str, Any]]) -> str:
+    """The sentence of an act on several jobs. If some were refused, it also says how many, and why the first was."""
+    if not refused:
+        return sentence
+    were_refused = counted(len(refused), "was refused, because", "were refused, the first because")
+    return f"{sentence} {were_refused}: {refused[0]['detail']}"
 
 
 def new_form_token() -> str:

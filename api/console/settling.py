@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import ValidationError
 
 from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ
-from leasehold.api.console.once import Outcome, act_once, new_form_token
+from leasehold.api.console.once import Outcome, act_once, new_form_token, with_refusals
 from leasehold.api.console.rendering import content_of, page
 from leasehold.api.console.routes import Fields, Form
 from leasehold.api.console.session import SignedIn
@@ -21,7 +21,7 @@ from leasehold.api.jobs import unsettled as endpoints
 from leasehold.api.jobs.schemas import BulkSettleRequest, SettleItem
 from leasehold.api.process.keyring import Caller
 from leasehold.domain.errors import Invalid
-from leasehold.domain.sentences import counted, full_stop
+from leasehold.domain.sentences import full_stop
 
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
@@ -67,10 +67,7 @@ async def settle(request: Request, caller: Operator, form: Fields) -> Response:
         answer = content_of(await endpoints.settle_jobs(request, body, caller))
         settled, refused = len(answer["settled"]), answer["refused"]
         sentence = f"{settled} of {len(picked)} {_ACTIONS_DONE[action]}."
-        if refused:
-            were_refused = counted(len(refused), "was refused, because", "were refused, the first because")
-            sentence += f" {were_refused}: {refused[0]['detail']}"
-        return Outcome("/to-settle", sentence, good=not refused, has_acted=settled > 0)
+        return Outcome("/to-settle", with_refusals(sentence, refused), good=not refused, has_acted=settled > 0)
 
     return await act_once(request, caller, form, act)
 
