@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import uuid4
 
@@ -20,26 +19,11 @@ from leasehold.client import models
 from leasehold.client.async_client import AsyncClient
 from leasehold.client.external import Task
 from leasehold.domain.errors import Retryable, Unavailable
-from tests.client.endless import endless_store
+from tests.client.stores import endless_store, store_of
 
 SECONDS = 10.0
 BYTES = b"a result"
 SHA256 = hashlib.sha256(BYTES).hexdigest()
-
-
-@asynccontextmanager
-async def _storing(head: str, body: bytes) -> AsyncIterator[str]:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(f"HTTP/1.1 200 OK\r\n{head}Connection: close\r\n\r\n".encode() + body)
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/object"
-    finally:
-        server.close()
 
 
 def _task(store: httpx2.AsyncClient, url: str) -> Task:
@@ -88,15 +72,15 @@ async def test_an_answer_that_does_not_end_is_given_up(read: Read, refusal: type
 @readers
 async def test_bytes_that_unpack_to_more_are_not_unpacked(read: Read, refusal: type[Exception]) -> None:
     head, body = "Content-Encoding: gzip\r\n", gzip.compress(bytes(50_000_000))
-    async with _storing(head, body) as url, httpx2.AsyncClient() as store, asyncio.timeout(SECONDS):
+    async with store_of(head, body) as url, httpx2.AsyncClient() as store, asyncio.timeout(SECONDS):
         with pytest.raises(refusal, match="are not those that were stored"):
             await read(store, url)
 
 
 @readers
 async def test_what_was_stored_is_read(read: Read, refusal: type[Exception]) -> None:
-    async with _storing("", BYTES) as url, httpx2.AsyncClient() as store:
+    async with store_of("", BYTES) as url, httpx2.AsyncClient() as store:
         assert await read(store, url) == BYTES
-    async with _storing("", BYTES[:-1]) as url, httpx2.AsyncClient() as store:
+    async with store_of("", BYTES[:-1]) as url, httpx2.AsyncClient() as store:
         with pytest.raises(refusal, match="are not those that were stored"):
             await read(store, url)

@@ -21,8 +21,8 @@ from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
 from leasehold.transitions import sweeps
 from tests.api.conftest import Running
-from tests.client.endless import endless_store
 from tests.client.front import Front, fronting
+from tests.client.stores import endless_store
 from tests.client.test_typescript import NODE, needs_node
 from tests.factories import Rows, assert_history
 from tests.runs.conftest import Client, client, running, runs_settings, step_of
