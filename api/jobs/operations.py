@@ -54,8 +54,7 @@ async def create_operation(
 ) -> Response:
     services = services_of(request)
     if body.dry_run:
-        if idempotency_key is not None:
-            check_key(idempotency_key)  # a preview does not use it
+        check_key(idempotency_key)  # a preview does not use it
         return json_response(await preview(services, caller, body))
     submitted = await submit(services, caller, body, idempotency_key, identity_of(request).trace)
     return json_response(submitted.answer.body, submitted.answer.status_code, submitted.fields)

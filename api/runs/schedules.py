@@ -33,7 +33,7 @@ from leasehold.api.process.services import Services, services_of
 from leasehold.api.runs.schemas import Instant, Priority, Scope, ScopeId
 from leasehold.broker.base import BANDS
 from leasehold.db.database import Connection
-from leasehold.db.idempotency import fingerprint
+from leasehold.db.idempotency import check_key, fingerprint
 from leasehold.db.job_reads import Row
 from leasehold.domain import cron
 from leasehold.domain.errors import Conflict, Invalid, NotFound, RequestError, TooMany, Unavailable
@@ -412,6 +412,7 @@ async def backfill(
                 "range_too_long", f"The range has more than {schedules.MAX_TICKS} ticks: send several shorter ranges."
             )
         if body.dry_run:
+            check_key(idempotency_key)  # a preview does not use it
             ticks_without_run = await schedules.without_run(connection, schedule_id, ticks)
             return json_response({"ticks": len(ticks), "without_run": ticks_without_run})
     prepared = await _prepared(services, row)

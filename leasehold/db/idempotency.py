@@ -110,9 +110,9 @@ def _in_flight() -> Conflict:
     return Conflict("idempotency_key_in_flight", "The first request with this key is still running.", retry_after=1)
 
 
-def check_key(key: str) -> None:
-    """Raises Invalid if the text cannot be an Idempotency-Key."""
-    if not _KEY.fullmatch(key):
+def check_key(key: str | None) -> None:
+    """Raises Invalid if the text cannot be an Idempotency-Key. None: the request has no key."""
+    if key is not None and not _KEY.fullmatch(key):
         raise Invalid("idempotency_key_malformed", "An Idempotency-Key has 1 to 255 printable ASCII characters.")
 
 

@@ -88,6 +88,8 @@ async def test_a_dry_run_counts_shows_examples_and_changes_nothing(
     assert [job["id"] for job in answer.json()["examples"]] == [str(job_id) for job_id in broken[:1:-1]]
     assert await rows.fetchval("SELECT count(*) FROM job WHERE pipeline = 'bulk_operation'") == 0
     assert set(await statuses(rows, broken)) == {"failed"}
+    refused = await client.post("/v1/operations", json=wish, headers={"Idempotency-Key": "x" * 256})
+    problem(refused, 422, "idempotency_key_malformed")
 
 
 async def test_failed_jobs_of_every_kind_are_retried(

@@ -239,6 +239,11 @@ async def test_a_past_range_is_filled_in_once(client: Client, rows: Connection) 
     asked = {"start": (hour - timedelta(hours=5)).isoformat(), "end": hour.isoformat()}
     preview = await client.post(f"/v1/schedules/{schedule}/backfill", **asked, dry_run=True)
     assert (preview.status_code, preview.json()["ticks"]) == (200, len(preview.json()["without_run"]))
+    wrong = {"Idempotency-Key": "x" * 256}
+    refused = await client.http.post(
+        f"/v1/schedules/{schedule}/backfill", json=asked | {"dry_run": True}, headers=wrong
+    )
+    problem(refused, 422, "idempotency_key_malformed")
     first = await client.post(f"/v1/schedules/{schedule}/backfill", **asked)
     assert len(first.json()["runs"]) == preview.json()["ticks"]
     preview = await client.post(f"/v1/schedules/{schedule}/backfill", **asked, dry_run=True)
