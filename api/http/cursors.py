@@ -65,7 +65,10 @@ def texts_at(cursor: str | None) -> tuple[str, str] | None:
     """The two texts of the cursor. None: there is no cursor. Raises Invalid."""
     if cursor is None:
         return None
-    first, _, second = _unpacked(cursor).decode("utf-8", "ignore").partition("\x00")
+    packed = _unpacked(cursor)
+    if not packed:
+        raise _malformed()
+    first, _, second = packed.decode("utf-8", "ignore").partition("\x00")
     return first, second.replace("\x00", "")
 
 

@@ -17,7 +17,6 @@ from leasehold.api.process.services import services_of
 from leasehold.api.runs.external import Held, Worker, in_time, lease_of, lost
 from leasehold.domain.errors import Invalid
 from leasehold.domain.json_values import MAX_INTEGER, Integer, JsonInstant
-from leasehold.domain.sentences import full_stop
 from leasehold.limits import external_output
 from leasehold.limits.external_output import Line, StoredItems
 from leasehold.telemetry.attempt_logs import MAX_FIELDS, MAX_NAME
@@ -101,8 +100,8 @@ async def add_chunks(request: Request, task_id: UUID, body: NewChunks, caller: W
         if is_in_time:
             try:
                 stored = await external_output.emit(connection, services.settings, lease, body.first, body.chunks)
-            except ValueError as error:
-                raise Invalid("invalid_request", full_stop(f"chunks: {error}")) from None
+            except ValueError:
+                raise Invalid("text_not_storable", "A text contains a NUL character, which cannot be stored.") from None
     return _answer(stored)
 
 

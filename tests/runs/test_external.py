@@ -230,7 +230,7 @@ async def test_an_attempt_outside_has_the_bounds_of_any_attempt(
     chunks = (await client.http.get(f"/v1/runs/{run}/stream")).json()["chunks"]
     assert [item.get("cut", False) for item in chunks] == [False, True]
     nul = await settle(client, await fresh(client), "stream", first=1, chunks=[{"a": "\x00"}])
-    problem(nul, 422, "invalid_request")
+    problem(nul, 422, "text_not_storable")
 
 
 async def fresh(client: Client) -> dict[str, Any]:
