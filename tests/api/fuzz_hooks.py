@@ -69,7 +69,7 @@ def before_call(_context: Any, case: Any, _kwargs: dict[str, Any]) -> None:
     name = _name_of(case)
     if name.startswith("stream") or not _is_led_here(case) or not _answers[name] or _random.random() < _ELSEWHERE:
         _name_something(name, case, positive=positive)
-    if positive and name == "setLimit" and isinstance(case.body, dict):
+    if name == "setLimit" and isinstance(case.body, dict):
         _change(case, "body", _holding_back_nobody(case.body))
     if positive and name == "promoteConversion" and isinstance(case.body, dict):
         _change(case, "body", {"targets": [_apart(target) for target in case.body["targets"]]})
@@ -136,9 +136,15 @@ def _is_id(value: object) -> bool:
 
 
 def _holding_back_nobody(body: dict[str, Any]) -> dict[str, Any]:
-    """A limit for everybody would keep the things of the other requests from getting anywhere."""
+    """A limit for everybody would keep the things of the other requests from getting anywhere. JSON's integers may be
+    written as 354.0; and a request that is wrong elsewhere, in a header that nobody reads, sets its limit.
+    """
     bounds = ("at_most", "per_minute")
-    return {bound: _MUCH for bound in bounds if isinstance(body.get(bound), int) and 0 <= body[bound] < _MUCH}
+    return {bound: _MUCH for bound in bounds if _is_integer(body.get(bound)) and 0 <= body[bound] < _MUCH}
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and float(value).is_integer()
 
 
 @schemathesis.hook
