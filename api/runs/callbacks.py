@@ -43,6 +43,7 @@ async def rotate_callback_secret(request: Request, caller: Owner, idempotency_ke
 
     request_hash = fingerprint(b"POST /v1/callbacks/secret")
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
+    # The secret is read from the row, because a stored answer has no secret.
     async with services.pool.acquire() as connection:
         newest_secret = sealing.open((await callbacks.find(connection, caller.tenant_id))["secrets"][0])
     return json_response(orjson.loads(answer.body) | {"secret": secret_text(newest_secret)}, answer.status_code)

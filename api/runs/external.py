@@ -40,7 +40,8 @@ Worker = Annotated[Caller, Depends(Require(EXTERNAL_WORK))]
 #: The UUID namespace for the owners of leases. An owner is made from the tenant and the worker's id, so that workers of
 #: two tenants with the same id have different owners.
 _OWNER_NAMESPACE = UUID("6f0c8a52-52de-4d2c-9a0e-0f4f4e0b7c11")
-_LOSSES_LIMIT = 5
+#: A task that has lost this many workers is not given to another worker.
+_MAX_LOSSES = 5
 WorkerId: TypeAlias = Annotated[
     str, Field(min_length=1, max_length=100, description="The id of one worker process, new at each of its starts.")
 ]
@@ -61,6 +62,7 @@ class ClaimRequest(_WorkerRequest):
     lease_seconds: Number = Field(60, ge=5, le=3600, description="Seconds until it expires, unless renewed.")
 
 
+# A request about a task that the worker holds. The worker's id and the epoch name its lease.
 class Held(_WorkerRequest):
     epoch: Integer = Field(ge=1, le=MAX_INTEGER)
 
@@ -104,7 +106,11 @@ def _owner(caller: Caller, worker_id: str) -> UUID:
 
 
 def lease_of(caller: Caller, task_id: UUID, held: Held) -> Lease:
-    return Lease(task_id, _owner(caller, held.worker_id), held.epoch, 0, monotonic())
+    """The lease that the request names. Only PostgreSQL decides whether it is valid, so `attempt` and `trusted_until`
+    have no meaning here.
+    """
+    owner = _owner(caller, held.worker_id)
+    return Lease(task_id, owner, held.epoch, attempt=0, trusted_until=monotonic())
 
 
 @router.post(
@@ -117,7 +123,7 @@ def lease_of(caller: Caller, task_id: UUID, held: Held) -> Lease:
 )
 async def claim(request: Request, body: ClaimRequest, caller: Worker) -> Response:
     services = services_of(request)
-    terms = LeaseTerms(_owner(caller, body.worker_id), body.lease_seconds, 0.0, _LOSSES_LIMIT)
+    terms = LeaseTerms(_owner(caller, body.worker_id), ttl=body.lease_seconds, margin=0.0, max_losses=_MAX_LOSSES)
     queues = [external_queue(caller.tenant_id, queue) for queue in body.queues]
     deadline = monotonic() + body.wait
     while True:
@@ -196,6 +202,7 @@ async def in_time(services: Services, connection: Connection, caller: Caller, le
 
 
 def lost() -> Conflict:
+    """The error `lease_lost`."""
     return Conflict("lease_lost", "The lease of this epoch has ended: write nothing more, and stop.")
 
 
@@ -239,7 +246,7 @@ async def complete(request: Request, task_id: UUID, body: Result, caller: Worker
                 outcome = await external_files.complete(connection, caller.tenant_id, completion)
         if not is_in_time or outcome.verdicts[task_id] is Verdict.LOST:
             raise lost()
-    return await _settled_response(services, outcome, task_id, "succeeded")
+    return _settled_response(services, outcome, task_id, "succeeded")
 
 
 @router.post(
@@ -255,12 +262,7 @@ async def fail(request: Request, task_id: UUID, body: Failed, caller: Worker) ->
     async with services.pool.acquire() as connection:
         async with in_time(services, connection, caller, lease) as is_in_time:
             if is_in_time:
-                delay = body.retry_after
-                if delay is None:
-                    backoff = await external.backoff(connection, services.templates, caller.tenant_id, task_id)
-                    delay = backoff.total_seconds()
-                message = body.message.replace("\x00", "")
-                failure = Failure(lease, "error", body.code, message, body.retryable, delay)
+                failure = await _failure(services, connection, caller, lease, body)
                 outcome = await _settled_or_cancelled(connection, await settlements.fail(connection, [failure]), lease)
         if not is_in_time:
             raise lost()
@@ -269,7 +271,17 @@ async def fail(request: Request, task_id: UUID, body: Failed, caller: Worker) ->
                 "SELECT status FROM task WHERE id = $1 AND tenant_id = $2", task_id, caller.tenant_id
             )
             outcome.states[task_id] = status
-    return await _settled_response(services, outcome, task_id, "cancelled")
+    return _settled_response(services, outcome, task_id, "cancelled")
+
+
+async def _failure(services: Services, connection: Connection, caller: Caller, lease: Lease, body: Failed) -> Failure:
+    """The failure that the worker reports. If the worker names no delay, the template's backoff gives it."""
+    delay_seconds = body.retry_after
+    if delay_seconds is None:
+        backoff = await external.backoff(connection, services.templates, caller.tenant_id, lease.task_id)
+        delay_seconds = backoff.total_seconds()
+    message = body.message.replace("\x00", "")  # PostgreSQL stores no NUL character
+    return Failure(lease, "error", body.code, message, body.retryable, delay_seconds)
 
 
 async def _settled_or_cancelled(connection: Connection, outcome: Settled, lease: Lease) -> Settled:
@@ -283,7 +295,7 @@ async def _settled_or_cancelled(connection: Connection, outcome: Settled, lease:
     return outcome
 
 
-async def _settled_response(services: Services, outcome: Settled, task_id: UUID, default_status: str) -> Response:
+def _settled_response(services: Services, outcome: Settled, task_id: UUID, default_status: str) -> Response:
     """Count and announce what the report changed. `default_status`: the answer if the outcome has no state of
     the task.
     """
@@ -305,7 +317,7 @@ async def acknowledge_cancel(request: Request, task_id: UUID, body: Held, caller
         outcome = await settlements.acknowledge_cancel(connection, [lease])
     if outcome.verdicts[task_id] is Verdict.LOST:
         raise lost()
-    return await _settled_response(services, outcome, task_id, "cancelled")
+    return _settled_response(services, outcome, task_id, "cancelled")
 
 
 @router.post(
@@ -326,4 +338,4 @@ async def release(request: Request, task_id: UUID, body: Held, caller: Worker) -
                 outcome = await _settled_or_cancelled(connection, released, lease)
         if not is_in_time:
             raise lost()
-    return await _settled_response(services, outcome, task_id, "cancelled")
+    return _settled_response(services, outcome, task_id, "cancelled")

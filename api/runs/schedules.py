@@ -84,8 +84,7 @@ class Changes(BaseModel):
 
 class NewSchedule(Changes):
     """`overlap`: what a tick does while the schedule's previous run is unfinished. `catch_up`: which missed ticks (more
-    than a minute late) of the last `catch_up_seconds` still start runs. `tags`, `callback_url`: of its
-    runs.
+    than a minute late) of the last `catch_up_seconds` still start runs. `tags`, `callback_url`: of its runs.
     """
 
     template: str = Field(max_length=63)
@@ -258,11 +257,12 @@ async def list_schedules(
             limit + 1,
         )
     next_cursor = cursor_of(rows[limit - 1]["id"]) if len(rows) > limit else None
-    schedules = []
+    answers = []
     for row in rows[:limit]:
-        schedules.append(_answer(row))
-        await asyncio.sleep(0)  # let other requests run: the next ticks of a rare schedule take milliseconds
-    return json_response({"schedules": schedules, "next_cursor": next_cursor})
+        answers.append(_answer(row))
+        # Let other requests run, because it takes milliseconds to compute the next ticks of a rare schedule.
+        await asyncio.sleep(0)
+    return json_response({"schedules": answers, "next_cursor": next_cursor})
 
 
 @router.get("/{schedule_id}", operation_id="getSchedule", summary="See a schedule", responses=problems(_MISSING))
@@ -295,28 +295,38 @@ async def change_schedule(request: Request, schedule_id: UUID, body: Changes, ca
     if body.enabled or body.payload_template is not None:
         await _check_payload(services, caller.tenant_id, row | changes)
     async with services.pool.acquire() as connection, connection.transaction():
-        row = dict(await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")) | changes
-        if {"cron", "timezone"} & changes.keys() or body.enabled:
-            cron.check(row["cron"], row["timezone"])
-        clock_changed = {"cron", "timezone", "enabled"} & changes.keys()
-        next_run_at = _next(row["cron"], row["timezone"]) if row["enabled"] else None
-        changed = await connection.fetchrow(
-            "UPDATE schedule SET enabled = $2, cron = $3, timezone = $4, payload_template = $5, overlap = $6,"
-            " catch_up = $7, catch_up_seconds = $8, pause_after_failures = $9, next_run_at = $10, tags = $11,"
-            " callback_url = $13,"
-            " paused_because = CASE WHEN $2 THEN NULL ELSE paused_because END, failures = 0,"
-            " updated_at = clock_timestamp()"
-            " WHERE id = $1 AND tenant_id = $12 RETURNING *, clock_timestamp() AS now",
-            schedule_id, row["enabled"], row["cron"], row["timezone"], row["payload_template"], row["overlap"],
-            row["catch_up"], row["catch_up_seconds"], row["pause_after_failures"],
-            next_run_at if clock_changed else row["next_run_at"], row["tags"], caller.tenant_id,
-            row["callback_url"],
-        )  # fmt: skip
+        changed_row = await _write_changes(connection, caller.tenant_id, schedule_id, changes)
+        # A worker quarantines a schedule that it cannot fire. After a change, it may be able to.
         await quarantine.release(connection, schedules.DUTY, schedule_id)
         recorded = {name: value for name, value in changes.items() if name not in _UNRECORDED}
         await record(connection, caller, "schedule.changed", schedule_id, changed=sorted(changes), **recorded)
-    assert changed is not None
-    return json_response(_answer(changed))
+    return json_response(_answer(changed_row))
+
+
+async def _write_changes(connection: Connection, tenant_id: str, schedule_id: UUID, changes: dict[str, Any]) -> Row:
+    """Write the changed members of the schedule. Returns the new row. Raises NotFound, and Invalid for a wrong clock.
+
+    If no change concerns the clock, the next tick stays as it is, even if it is due already.
+    """
+    schedule = dict(await _find(connection, tenant_id, schedule_id, "FOR UPDATE")) | changes
+    if {"cron", "timezone"} & changes.keys() or changes.get("enabled"):
+        cron.check(schedule["cron"], schedule["timezone"])
+    next_run_at = schedule["next_run_at"]
+    if {"cron", "timezone", "enabled"} & changes.keys():
+        next_run_at = _next(schedule["cron"], schedule["timezone"]) if schedule["enabled"] else None
+    row = await connection.fetchrow(
+        "UPDATE schedule SET enabled = $2, cron = $3, timezone = $4, payload_template = $5, overlap = $6,"
+        " catch_up = $7, catch_up_seconds = $8, pause_after_failures = $9, next_run_at = $10, tags = $11,"
+        " callback_url = $13,"
+        " paused_because = CASE WHEN $2 THEN NULL ELSE paused_because END, failures = 0,"
+        " updated_at = clock_timestamp()"
+        " WHERE id = $1 AND tenant_id = $12 RETURNING *, clock_timestamp() AS now",
+        schedule_id, schedule["enabled"], schedule["cron"], schedule["timezone"], schedule["payload_template"],
+        schedule["overlap"], schedule["catch_up"], schedule["catch_up_seconds"], schedule["pause_after_failures"],
+        next_run_at, schedule["tags"], tenant_id, schedule["callback_url"],
+    )  # fmt: skip
+    assert row is not None
+    return row
 
 
 @router.delete(
@@ -349,7 +359,7 @@ async def run_now(
     request: Request, schedule_id: UUID, caller: Writer, idempotency_key: IdempotencyKey = None
 ) -> Response:
     services = services_of(request)
-    keep = services.settings.retention_days * 86_400
+    keep_seconds = services.settings.retention_days * 86_400
     async with services.pool.acquire() as connection:
         row = await _find(connection, caller.tenant_id, schedule_id)
     prepared = await _prepared(services, row)
@@ -360,7 +370,7 @@ async def run_now(
         # Lock order: the schedule, then the rates that are charged.
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
         async with services.admission.submitting(connection, caller.payer, {}) as charge:
-            effects = await schedules.submit_now(connection, prepared, row, None, keep)
+            effects = await schedules.submit_now(connection, prepared, row, None, keep_seconds)
             if effects is None:
                 await services.admission.refund(connection, caller.payer)
                 # Nothing is raised, so that the transaction commits: it has written the refusal to the schedule.
@@ -397,20 +407,11 @@ async def backfill(
     request: Request, schedule_id: UUID, body: Backfill, caller: Writer, idempotency_key: IdempotencyKey = None
 ) -> Response:
     services = services_of(request)
-    keep = services.settings.retention_days * 86_400
+    keep_seconds = services.settings.retention_days * 86_400
     created: list[CreatedRun | None] = []  # None: the run of this tick was refused
     async with services.pool.acquire() as connection:
         row = await _find(connection, caller.tenant_id, schedule_id)
-        if body.end > row["now"]:
-            raise Invalid("range_not_past", "The range must lie in the past: later ticks start their runs themselves.")
-        if body.start < row["now"] - timedelta(days=services.settings.backfill_max_days):
-            message = f"A range begins at most {services.settings.backfill_max_days} days ago."
-            raise Invalid("range_too_long", message)
-        ticks = cron.between(row["cron"], row["timezone"], body.start, body.end, schedules.MAX_TICKS + 1)
-        if len(ticks) > schedules.MAX_TICKS:
-            raise Invalid(
-                "range_too_long", f"The range has more than {schedules.MAX_TICKS} ticks: send several shorter ranges."
-            )
+        ticks = _ticks_of_range(services, row, body)
         if body.dry_run:
             check_key(idempotency_key)  # a preview does not use it
             ticks_without_run = await schedules.without_run(connection, schedule_id, ticks)
@@ -425,9 +426,9 @@ async def backfill(
         number = len(ticks_without_run)
         async with services.admission.submitting(connection, caller.payer, {}, number) as charge:
             is_refused = isinstance(prepared, RequestError)
-            # A refusal is the same for every tick: `submit_now` needs to record it only once.
+            # The template refuses every tick for the same reason, so `submit_now` records the refusal of one tick only.
             for tick in ticks_without_run[-1:] if is_refused else ticks_without_run:
-                effects = await schedules.submit_now(connection, prepared, row, tick, keep)
+                effects = await schedules.submit_now(connection, prepared, row, tick, keep_seconds)
                 created.append(effects)
                 if effects is not None:
                     await services.admission.add_queues_of(connection, charge, effects.id)
@@ -447,3 +448,18 @@ async def backfill(
         if effects is not None:
             await publish_and_admit_run(services, effects)
     return json_response(answer.body, answer.status_code, limit_headers)
+
+
+def _ticks_of_range(services: Services, row: Row, body: Backfill) -> list[datetime]:
+    """The ticks of the range. Raises Invalid `range_not_past` or `range_too_long`."""
+    if body.end > row["now"]:
+        raise Invalid("range_not_past", "The range must lie in the past: later ticks start their runs themselves.")
+    if body.start < row["now"] - timedelta(days=services.settings.backfill_max_days):
+        message = f"A range begins at most {services.settings.backfill_max_days} days ago."
+        raise Invalid("range_too_long", message)
+    ticks = cron.between(row["cron"], row["timezone"], body.start, body.end, schedules.MAX_TICKS + 1)
+    if len(ticks) > schedules.MAX_TICKS:
+        raise Invalid(
+            "range_too_long", f"The range has more than {schedules.MAX_TICKS} ticks: send several shorter ranges."
+        )
+    return ticks

@@ -173,6 +173,9 @@ def run_answer(row: Row) -> dict[str, Any]:
 
 
 def _step(step: Mapping[str, Any]) -> dict[str, Any]:
+    """A step of the run. `state` is the task's own state. `status` has one word, `pending`, for all states in which the
+    task waits.
+    """
     shown = ("id", "status", "attempt", "max_attempts", "queue", "started_at", "finished_at", "percent", "summary",
              "error", "result", "task_id")  # fmt: skip
     status = {"blocked": "pending", "retry": "pending", "waiting": "pending"}.get(step["status"], step["status"])

@@ -16,8 +16,7 @@ from leasehold.api.auth.security import RUNS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import problems
-from leasehold.api.http.responses import encoded as encoded_body
-from leasehold.api.http.responses import json_response, publish_and_admit
+from leasehold.api.http.responses import encoded, json_response, publish_and_admit
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.api.runs.runs import find_listed_run
@@ -69,16 +68,16 @@ async def signal_run(
     services = services_of(request)
     await find_listed_run(services, caller, run_id)
     payload = None if body is None else body.payload
-    encoded = encoded_payload({"payload": payload})
+    payload_json = encoded_payload({"payload": payload})  # raises Invalid if it is too large
     hints: list[Announcement] = []  # stays empty if the request repeats an earlier request
 
     async def work(connection: Connection) -> Answer:
         at_most = services.settings.run_signals
         hints.extend(await signals.send(connection, run_id, caller.tenant_id, name, payload, at_most=at_most))
         await record(connection, caller, "job.signalled", run_id, kind="run", name=name)
-        return Answer(HTTPStatus.ACCEPTED, encoded_body({"id": run_id, "name": name}))
+        return Answer(HTTPStatus.ACCEPTED, encoded({"id": run_id, "name": name}))
 
-    request_hash = fingerprint(f"POST /v1/runs/{run_id}/signals/{name}".encode(), encoded)
+    request_hash = fingerprint(f"POST /v1/runs/{run_id}/signals/{name}".encode(), payload_json)
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     await publish_and_admit(services, hints)
     return json_response(answer.body, answer.status_code)

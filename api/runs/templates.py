@@ -181,6 +181,7 @@ async def enable_template(request: Request, kind: str, version: Version, body: E
 async def delete_template(request: Request, kind: str, version: Version, caller: Writer) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection, connection.transaction():
+        # With these locks nobody writes the version again, or adds a schedule that uses it, before the commit.
         await lock_additions(connection, "template", caller.tenant_id)
         await lock_additions(connection, "schedule", caller.tenant_id)
         await services.templates.delete(connection, caller.tenant_id, kind, version)

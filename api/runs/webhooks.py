@@ -81,9 +81,9 @@ def _answer(row: Row) -> dict[str, Any]:
     return {name: row[name] for name in ("id", "url", "events", "enabled", "disabled_because", "created_at")}
 
 
-async def _check(services: Services, url: str) -> None:
-    """Check the URL, so that the client learns immediately that no delivery can reach it. Each delivery checks it
-    again.
+async def _check_url(services: Services, url: str) -> None:
+    """Raise Invalid if the rules for outgoing requests forbid the URL, so that the client learns this immediately. Each
+    delivery checks its URL again.
     """
     try:
         async with Egress.from_settings(services.settings) as egress:
@@ -108,7 +108,7 @@ async def create_webhook(
     sealed = Sealing(services.settings).seal(new_secret())
     is_checked = not await is_repeated(services.pool, caller.tenant_id, idempotency_key)
     if is_checked:
-        await _check(services, body.url)
+        await _check_url(services, body.url)
 
     async def work(connection: Connection) -> Answer:
         if not is_checked:  # the stored answer expired after `is_repeated`
@@ -128,7 +128,7 @@ async def create_webhook(
 
     request_hash = fingerprint(b"POST /v1/webhooks", body.model_dump_json().encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
-    async with services.pool.acquire() as connection:
+    async with services.pool.acquire() as connection:  # jobs that were submitted before the webhook report to it, too
         await webhooks.watch(connection, caller.tenant_id, services.job_kinds.subjects)
     return await _with_secret(services, caller, answer)
 
@@ -159,15 +159,15 @@ async def list_webhooks(request: Request, caller: Owner) -> Response:
 async def change_webhook(request: Request, webhook_id: UUID, body: Changes, caller: Owner) -> Response:
     services = services_of(request)
     if "url" in body.model_fields_set:
-        await _check(services, body.url)
+        await _check_url(services, body.url)
     async with services.pool.acquire() as connection:
-        row = await _changed(connection, caller, webhook_id, body)
+        row = await _write_changes(connection, caller, webhook_id, body)
         if row["enabled"]:
             await webhooks.watch(connection, caller.tenant_id, services.job_kinds.subjects)
     return json_response(_answer(row))
 
 
-async def _changed(connection: Connection, caller: Caller, webhook_id: UUID, body: Changes) -> Row:
+async def _write_changes(connection: Connection, caller: Caller, webhook_id: UUID, body: Changes) -> Row:
     changed_fields = body.model_fields_set
     async with connection.transaction():
         row = _existing(
@@ -194,6 +194,7 @@ def _host(url: str) -> str | None:
 
 
 def _existing(row: Row | None) -> Row:
+    """The row. Raises NotFound `webhook_not_found` if there is none."""
     if row is None:
         raise NotFound("webhook_not_found", "There is no such webhook.")
     return row
@@ -314,6 +315,7 @@ async def redeliver(
         )
         if sent_params is None:
             raise NotFound("delivery_not_found", "There is no such delivery.")
+        # `message` is the id that receivers see as `webhook-id`: the id of the first delivery of the message.
         return {"event": sent_params["event"], "message": sent_params.get("message") or str(delivery_id)}
 
     return await _send(services_of(request), caller, webhook_id, delivery_id.bytes, idempotency_key, params)
